@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The copy engine: between ordinary memory and a CPU mapping of GPU memory.
+ *
+ * What a mapping is made of decides how to copy. Write-combined memory wants whole aligned lines on
+ * the way in, and streaming loads on the way out (a plain load is one bus round trip each); cached
+ * memory wants memcpy; device-type memory takes only naturally aligned accesses.
+ *
+ * None of the copies fences: gdr_store_fence() before telling anybody to look.
+ */
+#ifndef GDRPY_COPY_H
+#define GDRPY_COPY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The numbers of gdrcopy's mapping types. */
+enum gdr_mapping_type {
+	GDR_MAPPING_NONE = 0,
+	GDR_MAPPING_WC = 1,
+	GDR_MAPPING_CACHED = 2,
+	GDR_MAPPING_DEVICE = 3,
+};
+
+typedef void (*gdr_copy_fn)(void *dst, const void *src, size_t nbytes);
+
+struct gdr_copy_routine {
+	const char *name;
+	gdr_copy_fn copy;
+	bool (*supported)(void);
+};
+
+/* Every routine this build has, best first, ended by a NULL name; some may not be supported here. */
+const struct gdr_copy_routine *gdr_routines_to_wc(void);
+const struct gdr_copy_routine *gdr_routines_from_wc(void);
+
+/* Copy with the best routine for the mapping's type, this CPU and the size. Any alignment. */
+void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *host, size_t nbytes);
+void gdr_copy_from_mapping(enum gdr_mapping_type type, void *host, const void *mapping,
+			   size_t nbytes);
+
+/* The name of the routine that a copy of this size to or from write-combined memory takes. */
+const char *gdr_routine_to_wc(size_t nbytes);
+const char *gdr_routine_from_wc(size_t nbytes);
+
+/* All stores before it leave the CPU's write-combining buffers. */
+void gdr_store_fence(void);
+
+#endif

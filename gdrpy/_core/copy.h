@@ -24,22 +24,29 @@ enum gdr_mapping_type {
 
 typedef void (*gdr_copy_fn)(void *dst, const void *src, size_t nbytes);
 
+/* Any routine takes any alignment and any size, zero too, of ranges that do not overlap. */
 struct gdr_copy_routine {
 	const char *name;
 	gdr_copy_fn copy;
 	bool (*supported)(void);
+	size_t best_up_to; /* bytes; larger copies are faster by a later routine of the table */
 };
 
-/* Every routine this build has, best first, ended by a NULL name; some may not be supported here. */
+/* Every routine of this build, best first, ended by a NULL name; some may lack support here. */
 const struct gdr_copy_routine *gdr_routines_to_wc(void);
 const struct gdr_copy_routine *gdr_routines_from_wc(void);
 
-/* Copy with the best routine for the mapping's type, this CPU and the size. Any alignment. */
-void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *host, size_t nbytes);
+/*
+ * Copy with the best routine for the mapping's type, this CPU and the size. Any alignment; one
+ * naturally aligned word of 1, 2, 4 or 8 bytes is one access, so a flag is never seen torn. A read
+ * sees all that the GPU had written by the time this thread's reads before it were answered.
+ */
+void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *host,
+			 size_t nbytes);
 void gdr_copy_from_mapping(enum gdr_mapping_type type, void *host, const void *mapping,
 			   size_t nbytes);
 
-/* The name of the routine that a copy of this size to or from write-combined memory takes. */
+/* The routine that a copy of this size to or from write-combined memory takes, words aside. */
 const char *gdr_routine_to_wc(size_t nbytes);
 const char *gdr_routine_from_wc(size_t nbytes);
 

@@ -1,28 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 #include "copy_private.h"
 
-static const struct gdr_copy_routine portable_to = {
-	"portable",
-	gdr_portable_to_mapping,
-	gdr_always_supported,
-	SIZE_MAX,
-};
-static const struct gdr_copy_routine portable_from = {
-	"portable",
-	gdr_portable_from_mapping,
-	gdr_always_supported,
-	SIZE_MAX,
-};
-
 /* The routine for copies up to small->best_up_to bytes, and the one for those above. */
 struct choice {
 	const struct gdr_copy_routine *small;
 	const struct gdr_copy_routine *large;
 };
 
-/* Right before choose_routines() has run as well, should another constructor copy. */
-static struct choice to_wc = {&portable_to, &portable_to};
-static struct choice from_wc = {&portable_from, &portable_from};
+static struct choice to_wc, from_wc;
 
 static const struct gdr_copy_routine *first_supported(const struct gdr_copy_routine *table,
 						      size_t nbytes)
@@ -32,8 +17,11 @@ static const struct gdr_copy_routine *first_supported(const struct gdr_copy_rout
 	return table;
 }
 
-/* While the library is loaded, so that no copy ever has to look whether it is the first. */
-__attribute__((constructor)) static void choose_routines(void)
+/*
+ * While the library is loaded, so that no copy has to look whether it is the first; 101 is before
+ * every constructor that might copy.
+ */
+__attribute__((constructor(101))) static void choose_routines(void)
 {
 	to_wc.small = first_supported(gdr_routines_to_wc(), 0);
 	to_wc.large = first_supported(gdr_routines_to_wc(), SIZE_MAX);
@@ -50,7 +38,7 @@ static inline bool is_word(const void *mapping, size_t nbytes)
 {
 	bool has_word_size = nbytes == 1 || nbytes == 2 || nbytes == 4 || nbytes == 8;
 
-	return has_word_size && (uintptr_t)mapping % nbytes == 0;
+	return has_word_size && ((uintptr_t)mapping & (nbytes - 1)) == 0;
 }
 
 static inline void put_word(struct gdr_cursor word)

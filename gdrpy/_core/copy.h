@@ -6,7 +6,7 @@
  * the way in, and streaming loads on the way out (a plain load is one bus round trip each); cached
  * memory wants memcpy; device-type memory takes only naturally aligned accesses.
  *
- * None of the copies fences: gdr_store_fence() before telling anybody to look.
+ * No copy to a mapping fences: gdr_store_fence() before telling anybody to look.
  */
 #ifndef GDRPY_COPY_H
 #define GDRPY_COPY_H
@@ -50,7 +50,10 @@ void gdr_copy_from_mapping(enum gdr_mapping_type type, void *host, const void *m
 const char *gdr_routine_to_wc(size_t nbytes);
 const char *gdr_routine_from_wc(size_t nbytes);
 
-/* All stores before it leave the CPU's write-combining buffers. */
+/*
+ * The GPU sees all stores before it ahead of any store after it. On x86 they have also left the
+ * CPU's write-combining buffers when it returns.
+ */
 void gdr_store_fence(void);
 
 #endif

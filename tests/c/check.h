@@ -96,10 +96,12 @@ static inline int check_run(int argc, char **argv, const struct check_test *test
 		tests[i].run();
 		run++;
 	}
-	printf("%s: %zu tests passed\n", argv[0], run);
-	if (!run)
+	if (!run) {
 		fprintf(stderr, "%s: no test has \"%s\" in its name\n", argv[0], argv[1]);
-	return run ? 0 : 1;
+		return 1;
+	}
+	printf("%s: %zu tests passed\n", argv[0], run);
+	return 0;
 }
 
 #define TEST(function) {#function, function}

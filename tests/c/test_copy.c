@@ -11,7 +11,7 @@
 #define MARGIN 64
 #define SPAN (4u << 20) /* bytes between the guard pages of each side */
 #define SHORT 256	/* lengths and alignments up to here are tried one by one */
-#define HOSTS_PER_CASE 4
+#define HOSTS_PER_CASE 8
 #define LONG_COPIES 40
 
 enum direction {

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What is alive, and what was done wrong.
+ *
+ *   client -> device -> memory object -> mapping (RM_MAP_MEMORY) <- view (mmap)
+ *
+ * A violation is something that the driver lets pass and a careful program does not do: an unmap
+ * before the munmap, a free of what is still mapped, a control file closed with a client on it.
+ * Each is also told on stderr.
+ *
+ * All calls with the lock held, except ledger_init.
+ */
+#ifndef FAKERM_LEDGER_H
+#define FAKERM_LEDGER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "memory.h"
+#include "nodes.h"
+
+struct mapping {
+	struct mapping *next;
+	uint64_t linear; /* the driver's name for it */
+	size_t offset;
+	size_t length;
+	struct file_id file; /* the descriptor that mmap takes it from */
+};
+
+struct object {
+	struct object *next;
+	uint32_t handle;
+	struct memory memory;
+	struct mapping *mappings;
+};
+
+struct device {
+	struct device *next;
+	uint32_t handle;
+	uint32_t instance;
+	struct object *objects;
+};
+
+struct client {
+	struct client *next;
+	uint32_t handle;
+	struct file_id file; /* the control file it was made on, and lives on */
+	struct device *devices;
+};
+
+/* After this a forked child starts with an empty ledger: its parent's clients are not its own. */
+void ledger_init(void);
+
+void ledger_lock(void);
+void ledger_unlock(void);
+
+/*
+ * False in a child made without fork handlers (vfork, clone): it may share the parent's memory, and
+ * what it does to its own descriptors and address space is none of the ledger's business.
+ */
+bool ledger_is_of_this_process(void);
+
+/* The makers return NULL when out of memory. */
+struct client *client_add(const struct file_id *file);
+struct client *client_find(uint32_t handle);
+void client_free(struct client *client);
+
+/* A handle that nothing in the client has. */
+uint32_t client_new_handle(const struct client *client);
+bool client_has_handle(const struct client *client, uint32_t handle);
+
+struct device *device_add(struct client *client, uint32_t handle, uint32_t instance);
+struct device *device_find(const struct client *client, uint32_t handle);
+void device_free(struct client *client, struct device *device);
+
+/* Takes over the memory. */
+struct object *object_add(struct device *device, uint32_t handle, const struct memory *memory);
+struct object *object_find(const struct client *client, uint32_t handle, struct device **device);
+void object_free(struct device *device, struct object *object);
+
+struct mapping *mapping_add(struct object *object, size_t offset, size_t length,
+			    const struct file_id *file);
+struct mapping *mapping_find(const struct object *object, uint64_t linear);
+struct mapping *mapping_of_file(const struct file_id *file, const struct object **object);
+void mapping_free(struct object *object, struct mapping *mapping);
+
+/* Views: address ranges that mmap gave out. Removing a range may trim or split them. */
+bool view_add(const struct mapping *mapping, void *address, size_t length);
+void view_remove(void *address, size_t length);
+bool ledger_has_views(void);
+
+/* Free the clients whose control file has been closed. */
+void ledger_reap(void);
+bool ledger_has_clients(void);
+
+/* -1 for a word that is none of the ledger's. */
+int ledger_count(const char *what);
+const char *ledger_violation(int index);
+
+#endif

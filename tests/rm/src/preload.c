@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The library's outside: the C library's functions through which a program reaches the driver's
+ * nodes, for LD_PRELOAD. Whatever is not about a node goes on to the C library.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "abi.h"
+#include "fault.h"
+#include "ledger.h"
+#include "libc.h"
+#include "nodes.h"
+#include "rm.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+__attribute__((constructor)) static void start(void)
+{
+	ledger_init();
+	fault_set(getenv("FAKE_RM_FAULT"));
+}
+
+static int fail(int error)
+{
+	errno = error;
+	return -1;
+}
+
+/* 0, or -1 with errno set, for a path that the driver owns. */
+static int open_node(const struct node *node, const char *path, int flags)
+{
+	int fd, fault;
+
+	ledger_lock();
+	fault = fault_of_open(path);
+	ledger_unlock();
+	if (fault)
+		return fail(fault);
+	fd = node_open(node, flags);
+	return fd < 0 ? fail(-fd) : fd;
+}
+
+static int open_path(int dirfd, const char *path, int flags, mode_t mode)
+{
+	struct node node;
+
+	if (!node_of_path(path, &node))
+		return libc()->openat(dirfd, path, flags, mode);
+	return open_node(&node, path, flags);
+}
+
+/* The mode argument is there only when a file may be created. */
+#define MODE_ARGUMENT(flags, mode)                                                                 \
+	do {                                                                                       \
+		va_list arguments;                                                                 \
+		va_start(arguments, flags);                                                        \
+		if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE)                       \
+			(mode) = va_arg(arguments, mode_t);                                        \
+		va_end(arguments);                                                                 \
+	} while (0)
+
+EXPORT int open(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	MODE_ARGUMENT(flags, mode);
+	return open_path(AT_FDCWD, path, flags, mode);
+}
+
+EXPORT int openat(int dirfd, const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	MODE_ARGUMENT(flags, mode);
+	return open_path(dirfd, path, flags, mode);
+}
+
+EXPORT int open64(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	MODE_ARGUMENT(flags, mode);
+	return open_path(AT_FDCWD, path, flags | O_LARGEFILE, mode);
+}
+
+EXPORT int openat64(int dirfd, const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+
+	MODE_ARGUMENT(flags, mode);
+	return open_path(dirfd, path, flags | O_LARGEFILE, mode);
+}
+
+/* What the calls above become in programs built with _FORTIFY_SOURCE. */
+EXPORT int __open_2(const char *path, int flags);
+EXPORT int __open64_2(const char *path, int flags);
+EXPORT int __openat_2(int dirfd, const char *path, int flags);
+EXPORT int __openat64_2(int dirfd, const char *path, int flags);
+
+int __open_2(const char *path, int flags)
+{
+	return open_path(AT_FDCWD, path, flags, 0);
+}
+
+int __open64_2(const char *path, int flags)
+{
+	return open_path(AT_FDCWD, path, flags | O_LARGEFILE, 0);
+}
+
+int __openat_2(int dirfd, const char *path, int flags)
+{
+	return open_path(dirfd, path, flags, 0);
+}
+
+int __openat64_2(int dirfd, const char *path, int flags)
+{
+	return open_path(dirfd, path, flags | O_LARGEFILE, 0);
+}
+
+static int flags_of_mode(const char *mode)
+{
+	int flags = strchr(mode, 'e') ? O_CLOEXEC : 0;
+
+	if (strchr(mode, '+'))
+		return flags | O_RDWR;
+	return flags | (mode[0] == 'r' ? O_RDONLY : O_WRONLY);
+}
+
+EXPORT FILE *fopen(const char *path, const char *mode)
+{
+	struct node node;
+	FILE *file;
+	int fd;
+
+	if (!node_of_path(path, &node))
+		return libc()->fopen(path, mode);
+	fd = open_node(&node, path, flags_of_mode(mode));
+	if (fd < 0)
+		return NULL;
+	file = fdopen(fd, mode);
+	if (!file)
+		close(fd);
+	return file;
+}
+
+EXPORT FILE *fopen64(const char *path, const char *mode)
+{
+	return fopen(path, mode);
+}
+
+static int stat_path(int dirfd, const char *path, struct stat *st, int flags)
+{
+	struct node node;
+
+	if (!node_of_path(path, &node))
+		return libc()->fstatat(dirfd, path, st, flags);
+	if (node.kind == NODE_ABSENT)
+		return fail(ENOENT);
+	node_stat(&node, st);
+	return 0;
+}
+
+static int stat_fd(int fd, struct stat *st)
+{
+	struct open_node node;
+
+	if (node_of_fd(fd, &node)) {
+		node_stat(&node.node, st);
+		return 0;
+	}
+	return libc()->fstat(fd, st);
+}
+
+/* On 64-bit Linux the two have one layout and two names. */
+static_assert(sizeof(struct stat) == sizeof(struct stat64), "a 64-bit system");
+
+EXPORT int stat(const char *path, struct stat *st)
+{
+	return stat_path(AT_FDCWD, path, st, 0);
+}
+
+EXPORT int stat64(const char *path, struct stat64 *st)
+{
+	return stat_path(AT_FDCWD, path, (struct stat *)st, 0);
+}
+
+EXPORT int lstat(const char *path, struct stat *st)
+{
+	return stat_path(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
+}
+
+EXPORT int lstat64(const char *path, struct stat64 *st)
+{
+	return stat_path(AT_FDCWD, path, (struct stat *)st, AT_SYMLINK_NOFOLLOW);
+}
+
+EXPORT int fstatat(int dirfd, const char *path, struct stat *st, int flags)
+{
+	return stat_path(dirfd, path, st, flags);
+}
+
+EXPORT int fstatat64(int dirfd, const char *path, struct stat64 *st, int flags)
+{
+	return stat_path(dirfd, path, (struct stat *)st, flags);
+}
+
+EXPORT int fstat(int fd, struct stat *st)
+{
+	return stat_fd(fd, st);
+}
+
+EXPORT int fstat64(int fd, struct stat64 *st)
+{
+	return stat_fd(fd, (struct stat *)st);
+}
+
+EXPORT int faccessat(int dirfd, const char *path, int mode, int flags)
+{
+	struct node node;
+
+	if (!node_of_path(path, &node))
+		return libc()->faccessat(dirfd, path, mode, flags);
+	if (node.kind == NODE_ABSENT)
+		return fail(ENOENT);
+	return mode & X_OK || (mode & W_OK && node.kind == NODE_TEXT) ? fail(EACCES) : 0;
+}
+
+EXPORT int access(const char *path, int mode)
+{
+	return faccessat(AT_FDCWD, path, mode, 0);
+}
+
+EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+	struct open_node node;
+	va_list arguments;
+	void *argument;
+	int ret;
+
+	va_start(arguments, request);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	if (_IOC_TYPE(request) != RM_IOCTL_TYPE || !node_of_fd(fd, &node))
+		return libc()->ioctl(fd, request, argument);
+	ret = rm_ioctl(&node, request, (uintptr_t)argument);
+	return ret ? fail(-ret) : 0;
+}
+
+EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	struct open_node node;
+
+	if (flags & MAP_ANONYMOUS || fd < 0 || !node_of_fd(fd, &node))
+		return libc()->mmap(address, length, prot, flags, fd, offset);
+	return rm_mmap(&node, fd, address, length, prot, flags, offset);
+}
+
+EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off_t offset)
+{
+	return mmap(address, length, prot, flags, fd, offset);
+}
+
+EXPORT int munmap(void *address, size_t length)
+{
+	return rm_munmap(address, length);
+}
+
+EXPORT int close(int fd)
+{
+	return rm_close(fd);
+}
+
+/*
+ * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open
+ * descriptors of nodes), violations. -1 for any other word.
+ */
+EXPORT int fakerm_count(const char *what);
+EXPORT const char *fakerm_violation(int index);
+EXPORT int fakerm_set_fault(const char *specification);
+
+int fakerm_count(const char *what)
+{
+	int count;
+
+	ledger_lock();
+	ledger_reap();
+	count = ledger_count(what);
+	ledger_unlock();
+	return count;
+}
+
+/* The text, or NULL; it stays valid. */
+const char *fakerm_violation(int index)
+{
+	const char *text;
+
+	ledger_lock();
+	text = ledger_violation(index);
+	ledger_unlock();
+	return text;
+}
+
+int fakerm_set_fault(const char *specification)
+{
+	int ret;
+
+	ledger_lock();
+	ret = fault_set(specification);
+	ledger_unlock();
+	return ret;
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: MIT */
+#include "rm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "abi.h"
+#include "control.h"
+#include "fault.h"
+#include "ledger.h"
+#include "libc.h"
+#include "machine.h"
+#include "user.h"
+
+static bool page_aligned(uint64_t number)
+{
+	return number % getpagesize() == 0;
+}
+
+struct client *rm_client_on(const struct open_node *node, uint32_t handle)
+{
+	struct client *client = client_find(handle);
+
+	return client && file_is(&client->file, &node->file) ? client : NULL;
+}
+
+uint32_t rm_choose_handle(const struct client *client, uint32_t *handle)
+{
+	if (!*handle)
+		*handle = client_new_handle(client);
+	else if (*handle == client->handle)
+		return RM_INVALID_OBJECT_HANDLE;
+	else if (client_has_handle(client, *handle))
+		return RM_INSERT_DUPLICATE_NAME;
+	return RM_OK;
+}
+
+uint32_t rm_adopt_memory(struct client *client, uint32_t parent, uint32_t *handle,
+			 struct memory *memory)
+{
+	struct device *device = device_find(client, parent);
+	uint32_t status;
+
+	if (!device || device->instance != memory->device_instance)
+		status = RM_INVALID_OBJECT_PARENT;
+	else
+		status = rm_choose_handle(client, handle);
+	if (!status && !object_add(device, *handle, memory))
+		status = RM_NO_MEMORY;
+	if (status)
+		memory_release(memory);
+	return status;
+}
+
+static uint32_t alloc_root_client(const struct open_node *node, struct rm_alloc *alloc)
+{
+	struct client *client;
+	uint32_t status = fault_take("ROOT_CLIENT");
+
+	if (status)
+		return status;
+	if (alloc->root || alloc->parent || alloc->new_handle || alloc->params ||
+	    alloc->params_size)
+		return RM_INVALID_ARGUMENT;
+	client = client_add(&node->file);
+	if (!client)
+		return RM_NO_MEMORY;
+	alloc->new_handle = client->handle;
+	return RM_OK;
+}
+
+static uint32_t alloc_device(const struct open_node *node, struct rm_alloc *alloc)
+{
+	struct client *client = rm_client_on(node, alloc->root);
+	struct rm_device_params params;
+	uint32_t status = fault_take("DEVICE");
+
+	if (status)
+		return status;
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (alloc->parent != client->handle)
+		return RM_INVALID_OBJECT_PARENT;
+	if (alloc->params_size != sizeof(params))
+		return RM_INVALID_ARGUMENT;
+	if (copy_from_user(&params, alloc->params, sizeof(params)))
+		return RM_INVALID_ADDRESS;
+	if (params.device_id >= machine()->devices ||
+	    (params.client_share && params.client_share != client->handle) ||
+	    params.target_client || params.target_device || params.flags || params.va_size ||
+	    params.va_start || params.va_limit || params.va_mode)
+		return RM_INVALID_ARGUMENT;
+	status = rm_choose_handle(client, &alloc->new_handle);
+	if (status)
+		return status;
+	return device_add(client, alloc->new_handle, params.device_id) ? RM_OK : RM_NO_MEMORY;
+}
+
+static uint32_t serve_alloc(const struct open_node *node, void *argument)
+{
+	struct rm_alloc *alloc = argument;
+
+	switch (alloc->class) {
+	case RM_CLASS_ROOT_CLIENT:
+		return alloc_root_client(node, alloc);
+	case RM_CLASS_DEVICE:
+		return alloc_device(node, alloc);
+	default:
+		return RM_INVALID_CLASS;
+	}
+}
+
+static uint32_t serve_alloc_with_rights(const struct open_node *node, void *argument)
+{
+	struct rm_alloc_with_rights *wide = argument;
+	struct rm_alloc alloc = {
+		.root = wide->root,
+		.parent = wide->parent,
+		.new_handle = wide->new_handle,
+		.class = wide->class,
+		.params = wide->params,
+		.params_size = wide->params_size,
+	};
+	uint32_t status;
+
+	if (wide->rights || wide->flags)
+		return RM_INVALID_ARGUMENT;
+	status = serve_alloc(node, &alloc);
+	wide->new_handle = alloc.new_handle;
+	return status;
+}
+
+static uint32_t serve_free(const struct open_node *node, void *argument)
+{
+	const struct rm_free *call = argument;
+	struct client *client = rm_client_on(node, call->root);
+	struct device *device;
+	struct object *object;
+
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (call->old == client->handle) {
+		if (call->parent && call->parent != client->handle)
+			return RM_INVALID_OBJECT_PARENT;
+		client_free(client);
+		return RM_OK;
+	}
+	device = device_find(client, call->old);
+	if (device) {
+		if (call->parent != client->handle)
+			return RM_INVALID_OBJECT_PARENT;
+		device_free(client, device);
+		return RM_OK;
+	}
+	object = object_find(client, call->old, &device);
+	if (!object)
+		return RM_OBJECT_NOT_FOUND;
+	if (call->parent != device->handle)
+		return RM_INVALID_OBJECT_PARENT;
+	object_free(device, object);
+	return RM_OK;
+}
+
+static uint32_t serve_dup_object(const struct open_node *node, void *argument)
+{
+	struct rm_dup_object *call = argument;
+	struct client *client = rm_client_on(node, call->client);
+	struct memory memory;
+	uint32_t status;
+
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (call->flags)
+		return RM_INVALID_FLAGS;
+	status = memory_hold_by_ipc(call->source_client, call->source_object, &memory);
+	if (status)
+		return status;
+	return rm_adopt_memory(client, call->parent, &call->new_handle, &memory);
+}
+
+/*
+ * A descriptor serves one mapping in its life, as the driver never takes the mapping off an open
+ * file again. The mark must live as long as the file does, so it is kept there: the sticky bit of a
+ * node means nothing else.
+ */
+static uint32_t claim_mapping_fd(int fd, uint32_t minor, struct file_id *file)
+{
+	struct open_node node;
+	struct stat st;
+
+	if (!node_of_fd(fd, &node) || node.node.kind != NODE_DEVICE || node.node.minor != minor)
+		return RM_INVALID_ARGUMENT;
+	*file = node.file;
+	if (libc()->fstat(fd, &st))
+		return RM_INVALID_ARGUMENT;
+	if (st.st_mode & S_ISVTX)
+		return RM_STATE_IN_USE;
+	return fchmod(fd, st.st_mode | S_ISVTX) ? RM_INVALID_ARGUMENT : RM_OK;
+}
+
+static uint32_t serve_map_memory(const struct open_node *node, void *argument)
+{
+	struct rm_map_memory *call = argument;
+	struct client *client = rm_client_on(node, call->client);
+	struct device *device = client ? device_find(client, call->device) : NULL;
+	struct device *parent = NULL;
+	struct object *object = device ? object_find(client, call->memory, &parent) : NULL;
+	struct mapping *mapping;
+	struct file_id file;
+	uint32_t status;
+
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (!object)
+		return RM_OBJECT_NOT_FOUND;
+	if (parent != device)
+		return RM_INVALID_OBJECT_PARENT;
+	if (call->flags)
+		return RM_INVALID_FLAGS;
+	if (call->offset >= object->memory.size || !page_aligned(call->offset))
+		return RM_INVALID_BASE;
+	if (!call->length || !page_aligned(call->length) ||
+	    call->length > object->memory.size - call->offset)
+		return RM_INVALID_LIMIT;
+	status = claim_mapping_fd(call->fd, machine_mirror(device->instance), &file);
+	if (status)
+		return status;
+	mapping = mapping_add(object, call->offset, call->length, &file);
+	if (!mapping)
+		return RM_NO_MEMORY;
+	call->linear = mapping->linear;
+	return RM_OK;
+}
+
+static uint32_t serve_unmap_memory(const struct open_node *node, void *argument)
+{
+	const struct rm_unmap_memory *call = argument;
+	struct client *client = rm_client_on(node, call->client);
+	struct device *parent = NULL;
+	struct object *object = client ? object_find(client, call->memory, &parent) : NULL;
+	struct mapping *mapping = object ? mapping_find(object, call->linear) : NULL;
+
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (!mapping)
+		return RM_OBJECT_NOT_FOUND;
+	if (call->device != parent->handle)
+		return RM_INVALID_OBJECT_PARENT;
+	if (call->flags)
+		return RM_INVALID_FLAGS;
+	mapping_free(object, mapping);
+	return RM_OK;
+}
+
+static uint32_t serve_card_info(const struct open_node *node, void *argument)
+{
+	struct rm_card_info *info = argument;
+
+	(void)node;
+	memset(info, 0, sizeof(*info));
+	for (uint32_t minor = 0; minor < machine()->devices; minor++) {
+		uint32_t instance = machine_mirror(minor);
+
+		info->cards[minor] = (struct rm_card){
+			.valid = 1,
+			.bus = machine_pci_bus(instance),
+			.vendor = 0x10de,
+			.gpu_id = machine_gpu_id(instance),
+			.minor = minor,
+		};
+	}
+	return RM_OK;
+}
+
+static uint32_t serve_check_version(const struct open_node *node, void *argument)
+{
+	struct rm_version *call = argument;
+	bool same = !strncmp(call->text, machine()->version, sizeof(call->text));
+
+	(void)node;
+	call->reply = RM_VERSION_RECOGNIZED;
+	memset(call->text, 0, sizeof(call->text));
+	memcpy(call->text, machine()->version, strlen(machine()->version));
+	return same || call->command == RM_VERSION_QUERY ? RM_OK : RM_INVALID_ARGUMENT;
+}
+
+struct call {
+	const char *name;
+	unsigned int number;
+	size_t size;
+	size_t status; /* where in the structure; 0 for a call that has none */
+	uint32_t (*serve)(const struct open_node *node, void *argument);
+};
+
+#define CALL(type, number, name, serve)                                                            \
+	{name, number, sizeof(struct type), offsetof(struct type, status), serve}
+
+static const struct call calls[] = {
+	CALL(rm_alloc, RM_NR_ALLOC, "RM_ALLOC", serve_alloc),
+	CALL(rm_alloc_with_rights, RM_NR_ALLOC, "RM_ALLOC", serve_alloc_with_rights),
+	CALL(rm_free, RM_NR_FREE, "RM_FREE", serve_free),
+	CALL(rm_control, RM_NR_CONTROL, "RM_CONTROL", serve_control),
+	CALL(rm_dup_object, RM_NR_DUP_OBJECT, "RM_DUP_OBJECT", serve_dup_object),
+	CALL(rm_map_memory, RM_NR_MAP_MEMORY, "RM_MAP_MEMORY", serve_map_memory),
+	CALL(rm_unmap_memory, RM_NR_UNMAP_MEMORY, "RM_UNMAP_MEMORY", serve_unmap_memory),
+	{"CARD_INFO", RM_NR_CARD_INFO, sizeof(struct rm_card_info), 0, serve_card_info},
+	{"CHECK_VERSION", RM_NR_CHECK_VERSION, sizeof(struct rm_version), 0, serve_check_version},
+};
+
+static const struct call *find_call(unsigned long request)
+{
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+		if (request ==
+		    _IOC(_IOC_READ | _IOC_WRITE, RM_IOCTL_TYPE, calls[i].number, calls[i].size))
+			return &calls[i];
+	return NULL;
+}
+
+/* 0, or a negative errno. */
+static int serve_call(const struct call *call, const struct open_node *node, char *argument)
+{
+	uint32_t status = fault_take("ioctl");
+
+	if (status)
+		return -status;
+	status = fault_take(call->name);
+	if (status && !call->status)
+		return -status;
+	if (!status)
+		status = call->serve(node, argument);
+	if (!call->status)
+		return status ? -EINVAL : 0;
+	memcpy(argument + call->status, &status, sizeof(status));
+	return 0;
+}
+
+int rm_ioctl(const struct open_node *node, unsigned long request, uint64_t argument)
+{
+	const struct call *call = find_call(request);
+	union {
+		struct rm_card_info largest;
+		char bytes[sizeof(struct rm_card_info)];
+	} copy;
+	int ret;
+
+	if (!call || node->node.kind != NODE_CONTROL || !ledger_is_of_this_process())
+		return -EINVAL;
+	if (copy_from_user(copy.bytes, argument, call->size))
+		return -EFAULT;
+
+	ledger_lock();
+	ret = serve_call(call, node, copy.bytes);
+	ledger_unlock();
+
+	/* As in the driver, a refused call hands its structure back too. */
+	if (copy_to_user(argument, copy.bytes, call->size))
+		return -EFAULT;
+	return ret;
+}
+
+static int check_mmap(const struct mapping *mapping, int fd, size_t length, int prot, int flags,
+		      off_t offset)
+{
+	size_t page = getpagesize();
+	int mode = fcntl(fd, F_GETFL) & O_ACCMODE;
+	int fault = fault_take("mmap");
+
+	if (fault)
+		return fault;
+	if (mode == O_WRONLY || (prot & PROT_WRITE && mode != O_RDWR))
+		return EACCES;
+	if (!mapping || offset || (flags & MAP_TYPE) == MAP_PRIVATE)
+		return EINVAL;
+	if (((length + page - 1) & ~(page - 1)) != mapping->length)
+		return ENXIO;
+	return 0;
+}
+
+void *rm_mmap(const struct open_node *node, int fd, void *address, size_t length, int prot,
+	      int flags, off_t offset)
+{
+	const struct object *object;
+	struct mapping *mapping;
+	void *view = MAP_FAILED;
+
+	ledger_lock();
+	mapping = mapping_of_file(&node->file, &object);
+	errno = check_mmap(mapping, fd, length, prot, flags, offset);
+	if (!errno)
+		view = memory_map(&object->memory, address, mapping->length, prot, flags,
+				  mapping->offset);
+	if (view != MAP_FAILED && !view_add(mapping, view, mapping->length)) {
+		libc()->munmap(view, mapping->length);
+		view = MAP_FAILED;
+		errno = ENOMEM;
+	}
+	ledger_unlock();
+	return view;
+}
+
+int rm_munmap(void *address, size_t length)
+{
+	int ret;
+
+	if (!ledger_has_views() || !ledger_is_of_this_process())
+		return libc()->munmap(address, length);
+
+	/* Under the lock, or a view that appears at this address meanwhile would be forgotten. */
+	ledger_lock();
+	ret = fault_take("munmap");
+	if (ret) {
+		errno = ret;
+		ret = -1;
+	} else {
+		ret = libc()->munmap(address, length);
+		if (!ret)
+			view_remove(address, length);
+	}
+	ledger_unlock();
+	return ret;
+}
+
+int rm_close(int fd)
+{
+	struct open_node node;
+	int ret, saved_errno;
+
+	if (!ledger_has_clients() || !ledger_is_of_this_process() || !node_of_fd(fd, &node) ||
+	    node.node.kind != NODE_CONTROL)
+		return libc()->close(fd);
+
+	ret = libc()->close(fd);
+	saved_errno = errno;
+	ledger_lock();
+	ledger_reap();
+	ledger_unlock();
+	errno = saved_errno;
+	return ret;
+}

@@ -1,0 +1,94 @@
+"""Builds gdrpy._core._ffi: the C core's cold calls, seen from Python through cffi in API mode."""
+
+from pathlib import Path
+
+import cffi
+
+HERE = Path(__file__).parent
+
+CDEF = """
+static const char *const GDR_NVRM_TESTED_MIN;
+static const char *const GDR_NVRM_TESTED_MAX;
+
+/* map.h */
+struct gdr_map {
+    void *address;
+    size_t nbytes;
+    ...;
+};
+uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly);
+int gdr_map_undo(struct gdr_map *map);
+
+/* nvrm.h */
+struct gdr_nvrm_error {
+    const char *call;
+    int error;
+    uint32_t status;
+};
+struct gdr_nvrm_gpu {
+    uint32_t pci_domain;
+    uint8_t pci_bus;
+    uint8_t pci_slot;
+    uint32_t minor;
+};
+struct gdr_nvrm_memory {
+    struct gdr_nvrm_gpu gpu;
+    uint64_t nbytes;
+    ...;
+};
+struct gdr_nvrm_mapping {
+    struct gdr_map map;
+    ...;
+};
+struct gdr_ipc_info {
+    uint32_t pid;
+    uint64_t nbytes;
+    uint64_t block_nbytes;
+    uint64_t block_offset;
+    uint32_t client;
+    uint32_t object;
+};
+struct gdr_nvrm;
+int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_nvrm_error *error);
+int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
+                    struct gdr_nvrm_error *error);
+int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
+                       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
+                       struct gdr_nvrm_error *error);
+int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
+                     struct gdr_nvrm_error *error);
+int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
+                 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
+                 struct gdr_nvrm_error *error);
+int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
+                   struct gdr_nvrm_error *error);
+void gdr_nvrm_close(struct gdr_nvrm *client);
+void gdr_nvrm_abandon(struct gdr_nvrm *client);
+int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
+                      struct gdr_nvrm_error *error);
+void gdr_ipc_parse(const uint8_t *handle, struct gdr_ipc_info *info);
+
+/* copy.h */
+struct gdr_copy_routine {
+    const char *name;
+    void (*copy)(void *dst, const void *src, size_t nbytes);
+    bool (*supported)(void);
+};
+const struct gdr_copy_routine *gdr_routines_to_wc(void);
+const struct gdr_copy_routine *gdr_routines_from_wc(void);
+const char *gdr_routine_to_wc(size_t nbytes);
+const char *gdr_routine_from_wc(size_t nbytes);
+"""
+
+ffi = cffi.FFI()
+ffi.cdef(CDEF)
+ffi.set_source(
+    "gdrpy._core._ffi",
+    '#include "copy.h"\n#include "map.h"\n#include "nvrm.h"\n#include "nvrm_abi.h"\n',
+    sources=[f"gdrpy/_core/{name}" for name in ("map.c", "nvrm.c")]
+    + sorted(f"gdrpy/_core/{path.name}" for path in HERE.glob("copy*.c")),
+    include_dirs=["gdrpy/_core"],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],
+    py_limited_api=True,
+)

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+/* gdrpy._core._mapping.Flag: one aligned word of a mapping, for signalling. */
+#include "mapping.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <structmember.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define cpu_relax() _mm_pause()
+#elif defined(__aarch64__)
+#define cpu_relax() __asm__ volatile("yield")
+#else
+#define cpu_relax() ((void)0)
+#endif
+
+/*
+ * A load from a mapping of real GPU memory takes 1 us, so this many looks are up to about 1 ms:
+ * then look for signals, and let others have the CPU.
+ */
+#define SPINS_PER_ROUND 1000
+
+struct flag {
+	PyObject_HEAD struct mapping *mapping;
+	Py_ssize_t offset;
+	Py_ssize_t width;
+};
+
+/* The waits of cuStreamWaitValue, with its numbers. */
+enum condition {
+	AT_LEAST = 0,
+	EQUAL = 1,
+	ANY_BIT = 2,
+	NOR = 3
+};
+
+static const char *const condition_names[] = {">=", "==", "&", "nor", NULL};
+
+static bool holds(enum condition condition, Py_ssize_t width, uint64_t now, uint64_t value)
+{
+	switch (condition) {
+	case AT_LEAST: /* cyclic, so that a counter may wrap */
+		return width == 4 ? (int32_t)((uint32_t)now - (uint32_t)value) >= 0
+				  : (int64_t)(now - value) >= 0;
+	case EQUAL:
+		return now == value;
+	case ANY_BIT:
+		return (now & value) != 0;
+	default:
+		return ~(now | value) << (64 - 8 * width) != 0;
+	}
+}
+
+/* A value that fits the word, or false with an exception set. */
+static bool flag_value(struct flag *self, const char *method, PyObject *object, uint64_t *value)
+{
+	PyObject *number = PyNumber_Index(object);
+
+	if (!number)
+		return false;
+	*value = PyLong_AsUnsignedLongLong(number);
+	Py_DECREF(number);
+	if (PyErr_Occurred() || (self->width == 4 && *value > UINT32_MAX)) {
+		PyErr_Format(PyExc_ValueError, "%s: %R does not fit %zd unsigned bits", method,
+			     object, self->width * 8);
+		return false;
+	}
+	return true;
+}
+
+static char *flag_word(struct flag *self)
+{
+	return self->mapping->address + self->offset;
+}
+
+static PyObject *flag_set(struct flag *self, PyObject *object)
+{
+	uint64_t value;
+
+	if (!flag_value(self, "Flag.set", object, &value) ||
+	    !gdr_mapping_writable(self->mapping, "Flag.set"))
+		return NULL;
+
+	/* What was written before the flag must be there when the flag is seen. */
+	gdr_store_fence();
+	gdr_word_store(flag_word(self), self->width, value);
+	gdr_store_fence();
+	Py_RETURN_NONE;
+}
+
+static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
+{
+	if (!gdr_mapping_usable(self->mapping, "Flag.get"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(gdr_word_load(flag_word(self), self->width));
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static bool parse_condition(PyObject *object, enum condition *condition)
+{
+	int i;
+
+	*condition = AT_LEAST;
+	if (!object)
+		return true;
+	for (i = 0; PyUnicode_Check(object) && condition_names[i]; i++) {
+		if (PyUnicode_CompareWithASCIIString(object, condition_names[i]) == 0) {
+			*condition = i;
+			return true;
+		}
+	}
+	PyErr_Format(PyExc_ValueError, "Flag.wait: op must be '>=', '==', '&' or 'nor', and is %R",
+		     object);
+	return false;
+}
+
+/* The deadline in CLOCK_MONOTONIC ns, INT64_MAX for none; false with an exception set. */
+static bool parse_deadline(PyObject *object, int64_t *deadline)
+{
+	double seconds;
+
+	*deadline = INT64_MAX;
+	if (!object || object == Py_None)
+		return true;
+	seconds = PyFloat_AsDouble(object);
+	if (PyErr_Occurred())
+		return false;
+	if (!(seconds >= 0)) {
+		PyErr_Format(PyExc_ValueError,
+			     "Flag.wait: timeout must be seconds >= 0 or None, and is %R", object);
+		return false;
+	}
+	if (seconds < 9e9)
+		*deadline = now_ns() + (int64_t)(seconds * 1e9);
+	return true;
+}
+
+static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t nargs,
+			   PyObject *kwnames)
+{
+	static const char *const names[] = {"value", "timeout", "op", NULL};
+	enum condition condition;
+	uint64_t value, now;
+	bool held = false;
+	int64_t deadline;
+	PyObject *arg[3];
+	bool late;
+
+	if (!gdr_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
+	    !flag_value(self, "Flag.wait", arg[0], &value) || !parse_deadline(arg[1], &deadline) ||
+	    !parse_condition(arg[2], &condition) || !gdr_mapping_usable(self->mapping, "Flag.wait"))
+		return NULL;
+
+	self->mapping->users++;
+	do {
+		Py_BEGIN_ALLOW_THREADS int spins = SPINS_PER_ROUND;
+
+		/* At least one look, whatever the deadline. */
+		do {
+			now = gdr_word_load(flag_word(self), self->width);
+			held = holds(condition, self->width, now, value);
+			late = now_ns() >= deadline;
+			cpu_relax();
+		} while (!held && !late && --spins);
+		if (!held && !late)
+			sched_yield();
+		Py_END_ALLOW_THREADS
+	} while (!held && !late && !PyErr_CheckSignals());
+	self->mapping->users--;
+
+	if (held)
+		return PyLong_FromUnsignedLongLong(now);
+	if (!PyErr_Occurred())
+		PyErr_Format(gdr_error_timeout,
+			     "Flag.wait: the word at offset %zd is %llu, and not %s %llu in time",
+			     self->offset, (unsigned long long)now, condition_names[condition],
+			     (unsigned long long)value);
+	return NULL;
+}
+
+static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"mapping", "offset", "width", NULL};
+	PyObject *mapping, *offset_object = NULL, *width_object = NULL;
+	Py_ssize_t offset, width;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names, gdr_mapping_type_object,
+					 &mapping, &offset_object, &width_object))
+		return -1;
+	offset = gdr_as_size("Flag", "offset", offset_object, 0);
+	if (offset < 0)
+		return -1;
+	width = gdr_as_size("Flag", "width", width_object, 4);
+	if (width < 0)
+		return -1;
+	if (!gdr_mapping_usable((struct mapping *)mapping, "Flag") ||
+	    !gdr_mapping_word((struct mapping *)mapping, "Flag", offset, width))
+		return -1;
+
+	Py_XDECREF((PyObject *)self->mapping);
+	self->mapping = (struct mapping *)Py_NewRef(mapping);
+	self->offset = offset;
+	self->width = width;
+	return 0;
+}
+
+static int flag_traverse(struct flag *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->mapping);
+	return 0;
+}
+
+static int flag_clear(struct flag *self)
+{
+	Py_CLEAR(self->mapping);
+	return 0;
+}
+
+static void flag_dealloc(struct flag *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	PyObject_GC_UnTrack(self);
+	flag_clear(self);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef flag_methods[] = {
+	{"set", (PyCFunction)flag_set, METH_O,
+	 "set(value)\n--\n\n"
+	 "Store the word. Everything written to the mapping before is visible before it is,\n"
+	 "and it leaves the CPU before set() returns. Raises ValueError if it does not fit."},
+	{"get", (PyCFunction)flag_get, METH_NOARGS, "get()\n--\n\nLoad the word."},
+	{"wait", GDR_FASTCALL(flag_wait),
+	 "wait(value, timeout=None, op='>=')\n--\n\n"
+	 "Wait until the word meets the condition, and return it.\n\n"
+	 "op is that of cuStreamWaitValue: '>=' (cyclic: the signed difference is not negative),\n"
+	 "'==', '&' (a common bit) or 'nor' (a bit that is set in neither). timeout is in "
+	 "seconds;\n"
+	 "None waits for ever. Other Python threads run meanwhile, and signals are answered.\n\n"
+	 "Raises Timeout."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef flag_members[] = {
+	{"offset", T_PYSSIZET, offsetof(struct flag, offset), READONLY,
+	 "Byte offset of the word in its mapping."},
+	{"width", T_PYSSIZET, offsetof(struct flag, width), READONLY, "4 or 8 bytes."},
+	{"mapping", T_OBJECT_EX, offsetof(struct flag, mapping), READONLY,
+	 "The mapping that the word lies in."},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot flag_slots[] = {
+	{Py_tp_doc, "Flag(mapping, offset=0, width=4)\n--\n\n"
+		    "One aligned 32- or 64-bit word of a mapping, used for signalling."},
+	{Py_tp_init, flag_init},
+	{Py_tp_dealloc, flag_dealloc},
+	{Py_tp_traverse, flag_traverse},
+	{Py_tp_clear, flag_clear},
+	{Py_tp_methods, flag_methods},
+	{Py_tp_members, flag_members},
+	{0, NULL},
+};
+
+PyType_Spec gdr_flag_spec = {
+	.name = "gdrpy._core._mapping.Flag",
+	.basicsize = sizeof(struct flag),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = flag_slots,
+};

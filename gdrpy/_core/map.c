@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+#include "map.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t first = offset & ~(page - 1);
+
+	map->nbytes = nbytes;
+	map->length = ((offset + nbytes + page - 1) & ~(page - 1)) - first;
+	return first;
+}
+
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly)
+{
+	int protection = readonly ? PROT_READ : PROT_READ | PROT_WRITE;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	int error;
+
+	map->base = mmap(NULL, map->length, protection, MAP_SHARED, fd, (off_t)file_offset);
+	if (map->base == MAP_FAILED)
+		return -errno;
+
+	if (madvise(map->base, map->length, MADV_DONTFORK)) {
+		error = -errno;
+		munmap(map->base, map->length);
+		return error;
+	}
+
+	map->address = (char *)map->base + (offset & (page - 1));
+	return 0;
+}
+
+int gdr_map_undo(struct gdr_map *map)
+{
+	return munmap(map->base, map->length) ? -errno : 0;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* Shared mappings of a file descriptor: what every backend's CPU view ends in. */
+#ifndef GDRPY_MAP_H
+#define GDRPY_MAP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* A byte range of some memory, and the whole pages around it that are mapped. */
+struct gdr_map {
+	void *address; /* the first byte asked for */
+	size_t nbytes; /* bytes asked for */
+	void *base;    /* page-aligned start of what is mapped */
+	size_t length; /* whole pages */
+};
+
+/* The page-aligned file offset of a byte range, with map->length set to the pages it needs. */
+uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
+
+/*
+ * Map the pages chosen by gdr_map_pages() at a file offset. The mapping is not inherited by fork:
+ * a child has no right to it, and its driver objects belong to the parent. 0 or -errno.
+ */
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly);
+int gdr_map_undo(struct gdr_map *map);
+
+#endif

@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gdrpy._core._mapping.Mapping: a CPU view of memory, with the hot path in C.
+ *
+ * The address is given up only when nobody can still use it: an exported buffer and a copy that
+ * runs without the GIL each count as a user, and close() refuses while there is one.
+ */
+#include "mapping.h"
+
+#include <structmember.h>
+
+/* Copies that take longer than about 4 us let other Python threads run meanwhile. */
+#define UNLOCKED_WRITE (64 * 1024)
+#define UNLOCKED_READ (4 * 1024)
+
+bool gdr_mapping_usable(struct mapping *self, const char *method)
+{
+	if (self->generation != gdr_fork_generation) {
+		PyErr_Format(gdr_error_forked,
+			     "%s: this mapping belongs to the parent process; a forked child maps "
+			     "the region again, from its file descriptor",
+			     method);
+		return false;
+	}
+	if (!self->address) {
+		PyErr_Format(gdr_error_closed, "%s: the mapping is closed", method);
+		return false;
+	}
+	return true;
+}
+
+bool gdr_mapping_writable(struct mapping *self, const char *method)
+{
+	if (!gdr_mapping_usable(self, method))
+		return false;
+	if (self->readonly) {
+		PyErr_Format(gdr_error_readonly,
+			     "%s: the mapping is read-only; map the region with readonly=False",
+			     method);
+		return false;
+	}
+	return true;
+}
+
+bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
+		       Py_ssize_t nbytes)
+{
+	if (offset <= self->nbytes && nbytes <= self->nbytes - offset)
+		return true;
+
+	PyErr_Format(PyExc_ValueError,
+		     "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method, offset,
+		     nbytes, self->nbytes);
+	return false;
+}
+
+bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset, Py_ssize_t width)
+{
+	if (width != 4 && width != 8) {
+		PyErr_Format(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd", method,
+			     width);
+		return false;
+	}
+	if (!gdr_mapping_range(self, method, offset, width))
+		return false;
+	if ((uintptr_t)(self->address + offset) % (uintptr_t)width) {
+		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to the %zd-byte word",
+			     method, offset, width);
+		return false;
+	}
+	return true;
+}
+
+void gdr_word_store(char *address, Py_ssize_t width, uint64_t value)
+{
+	if (width == 4)
+		*(volatile uint32_t *)address = (uint32_t)value;
+	else
+		*(volatile uint64_t *)address = value;
+}
+
+uint64_t gdr_word_load(const char *address, Py_ssize_t width)
+{
+	return width == 4 ? *(const volatile uint32_t *)address
+			  : *(const volatile uint64_t *)address;
+}
+
+static void copy_in(struct mapping *self, Py_ssize_t offset, const void *data, Py_ssize_t nbytes)
+{
+	gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
+	if (!self->batch)
+		gdr_store_fence();
+}
+
+static void copy_out(struct mapping *self, Py_ssize_t offset, void *data, Py_ssize_t nbytes)
+{
+	gdr_copy_from_mapping(self->type, data, self->address + offset, (size_t)nbytes);
+}
+
+static PyObject *mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
+{
+	static const char *const names[] = {"data", "offset", NULL};
+	static const char method[] = "Mapping.write";
+	Py_ssize_t offset;
+	PyObject *arg[2];
+	Py_buffer data;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !gdr_mapping_writable(self, method))
+		return NULL;
+	if (PyObject_GetBuffer(arg[0], &data, PyBUF_SIMPLE))
+		return NULL;
+	if (!gdr_mapping_usable(self, method) || !gdr_mapping_range(self, method, offset, data.len))
+		goto release_data;
+
+	if (data.len < UNLOCKED_WRITE) {
+		copy_in(self, offset, data.buf, data.len);
+	} else {
+		self->users++;
+		Py_BEGIN_ALLOW_THREADS copy_in(self, offset, data.buf, data.len);
+		Py_END_ALLOW_THREADS self->users--;
+	}
+	PyBuffer_Release(&data);
+	Py_RETURN_NONE;
+
+release_data:
+	PyBuffer_Release(&data);
+	return NULL;
+}
+
+static void read_into(struct mapping *self, Py_ssize_t offset, void *data, Py_ssize_t nbytes)
+{
+	if (nbytes < UNLOCKED_READ) {
+		copy_out(self, offset, data, nbytes);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS copy_out(self, offset, data, nbytes);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
+static PyObject *mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			      PyObject *kwnames)
+{
+	static const char *const names[] = {"nbytes", "offset", NULL};
+	static const char method[] = "Mapping.read";
+	Py_ssize_t offset, nbytes;
+	PyObject *arg[2], *bytes;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !gdr_mapping_usable(self, method))
+		return NULL;
+	if (arg[0] == Py_None)
+		arg[0] = NULL;
+	nbytes = gdr_as_size(method, "nbytes", arg[0],
+			     offset < self->nbytes ? self->nbytes - offset : 0);
+	if (nbytes < 0 || !gdr_mapping_usable(self, method) ||
+	    !gdr_mapping_range(self, method, offset, nbytes))
+		return NULL;
+
+	bytes = PyBytes_FromStringAndSize(NULL, nbytes);
+	if (bytes)
+		read_into(self, offset, PyBytes_AsString(bytes), nbytes);
+	return bytes;
+}
+
+static PyObject *mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				  PyObject *kwnames)
+{
+	static const char *const names[] = {"buffer", "offset", NULL};
+	static const char method[] = "Mapping.readinto";
+	PyObject *arg[2], *result = NULL;
+	Py_ssize_t offset;
+	Py_buffer data;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0)
+		return NULL;
+	if (PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
+		return NULL;
+	if (gdr_mapping_usable(self, method) && gdr_mapping_range(self, method, offset, data.len)) {
+		read_into(self, offset, data.buf, data.len);
+		result = PyLong_FromSsize_t(data.len);
+	}
+	PyBuffer_Release(&data);
+	return result;
+}
+
+static PyObject *mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
+{
+	static const char *const names[] = {"offset", "value", "width", NULL};
+	static const char method[] = "Mapping.store";
+	Py_ssize_t offset, width;
+	PyObject *arg[3];
+	uint64_t value;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[0], 0);
+	if (offset < 0)
+		return NULL;
+	width = gdr_as_size(method, "width", arg[2], 4);
+	if (width < 0)
+		return NULL;
+	value = PyLong_AsUnsignedLongLongMask(arg[1]);
+	if (value == (uint64_t)-1 && PyErr_Occurred())
+		return NULL;
+	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width))
+		return NULL;
+
+	gdr_word_store(self->address + offset, width, value);
+	if (!self->batch)
+		gdr_store_fence();
+	Py_RETURN_NONE;
+}
+
+static PyObject *mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			      PyObject *kwnames)
+{
+	static const char *const names[] = {"offset", "width", NULL};
+	static const char method[] = "Mapping.load";
+	Py_ssize_t offset, width;
+	PyObject *arg[2];
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[0], 0);
+	if (offset < 0)
+		return NULL;
+	width = gdr_as_size(method, "width", arg[1], 4);
+	if (width < 0)
+		return NULL;
+	if (!gdr_mapping_usable(self, method) || !gdr_mapping_word(self, method, offset, width))
+		return NULL;
+
+	return PyLong_FromUnsignedLongLong(gdr_word_load(self->address + offset, width));
+}
+
+static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
+{
+	if (!gdr_mapping_usable(self, "Mapping.flush"))
+		return NULL;
+	gdr_store_fence();
+	Py_RETURN_NONE;
+}
+
+static PyObject *mapping_begin_batch(struct mapping *self, PyObject *Py_UNUSED(unused))
+{
+	if (!gdr_mapping_usable(self, "Mapping.batch"))
+		return NULL;
+	self->batch++;
+	Py_RETURN_NONE;
+}
+
+static PyObject *mapping_end_batch(struct mapping *self, PyObject *Py_UNUSED(unused))
+{
+	self->batch--;
+	gdr_store_fence();
+	Py_RETURN_NONE;
+}
+
+static PyObject *release_once(struct mapping *self)
+{
+	PyObject *release = self->release;
+	PyObject *result;
+
+	self->address = NULL;
+	self->release = NULL;
+	result = PyObject_CallNoArgs(release);
+	Py_DECREF(release);
+	return result;
+}
+
+static PyObject *mapping_close(struct mapping *self, PyObject *Py_UNUSED(unused))
+{
+	if (!self->address)
+		Py_RETURN_NONE;
+	if (self->generation != gdr_fork_generation) {
+		self->address = NULL; /* The pages were never mapped here. */
+		Py_RETURN_NONE;
+	}
+	if (self->users) {
+		PyErr_Format(PyExc_BufferError,
+			     "Mapping.close: %zd views or running copies still use the mapping; "
+			     "delete the numpy arrays and memoryviews made from it first",
+			     self->users);
+		return NULL;
+	}
+	return release_once(self);
+}
+
+static int mapping_getbuffer(struct mapping *self, Py_buffer *view, int flags)
+{
+	if (!gdr_mapping_usable(self, "memoryview(Mapping)") ||
+	    PyBuffer_FillInfo(view, (PyObject *)self, self->address, self->nbytes, self->readonly,
+			      flags)) {
+		view->obj = NULL;
+		return -1;
+	}
+	self->users++;
+	return 0;
+}
+
+static void mapping_releasebuffer(struct mapping *self, Py_buffer *Py_UNUSED(view))
+{
+	self->users--;
+}
+
+static Py_ssize_t mapping_length(struct mapping *self)
+{
+	return self->nbytes;
+}
+
+static PyObject *mapping_closed(struct mapping *self, void *Py_UNUSED(unused))
+{
+	return PyBool_FromLong(!self->address);
+}
+
+static PyObject *mapping_address(struct mapping *self, void *Py_UNUSED(unused))
+{
+	if (!gdr_mapping_usable(self, "Mapping.address"))
+		return NULL;
+	return PyLong_FromVoidPtr(self->address);
+}
+
+static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"address", "nbytes", "type", "readonly", "release", NULL};
+	unsigned long long address;
+	PyObject *release;
+	int type, readonly;
+	Py_ssize_t nbytes;
+
+	if (self->release) {
+		PyErr_SetString(PyExc_TypeError, "a Mapping is made once");
+		return -1;
+	}
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO:Mapping", names, &address, &nbytes,
+					 &type, &readonly, &release))
+		return -1;
+	if (!address || nbytes <= 0 || type <= GDR_MAPPING_NONE || type > GDR_MAPPING_DEVICE ||
+	    !PyCallable_Check(release)) {
+		PyErr_SetString(PyExc_ValueError,
+				"Mapping: address, nbytes, type or release is out of range");
+		return -1;
+	}
+
+	self->address = (char *)(uintptr_t)address;
+	self->nbytes = nbytes;
+	self->type = type;
+	self->readonly = readonly;
+	self->generation = gdr_fork_generation;
+	self->release = Py_NewRef(release);
+	return 0;
+}
+
+static void mapping_finalize(struct mapping *self)
+{
+	PyObject *type, *value, *traceback, *result;
+
+	/* A buffer holds a reference, so nobody uses the address any more. */
+	if (!self->address || self->generation != gdr_fork_generation)
+		return;
+
+	PyErr_Fetch(&type, &value, &traceback);
+	result = release_once(self);
+	if (!result)
+		PyErr_WriteUnraisable(NULL); /* self may have no references left */
+	Py_XDECREF(result);
+	PyErr_Restore(type, value, traceback);
+}
+
+static int mapping_traverse(struct mapping *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->release);
+	return 0;
+}
+
+static int mapping_clear(struct mapping *self)
+{
+	Py_CLEAR(self->release);
+	return 0;
+}
+
+static void mapping_dealloc(struct mapping *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	PyObject_GC_UnTrack(self);
+	mapping_finalize(self);
+	mapping_clear(self);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef mapping_methods[] = {
+	{"write", GDR_FASTCALL(mapping_write),
+	 "write(data, offset=0)\n--\n\n"
+	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
+	 "Raises ValueError outside the mapping, ReadOnly, Closed, Forked."},
+	{"read", GDR_FASTCALL(mapping_read),
+	 "read(nbytes=None, offset=0)\n--\n\n"
+	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes."},
+	{"readinto", GDR_FASTCALL(mapping_readinto),
+	 "readinto(buffer, offset=0)\n--\n\n"
+	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes."},
+	{"store", GDR_FASTCALL(mapping_store),
+	 "store(offset, value, width=4)\n--\n\n"
+	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"
+	 "Higher bits of value are cut off."},
+	{"load", GDR_FASTCALL(mapping_load),
+	 "load(offset, width=4)\n--\n\n"
+	 "Load one aligned word of 4 or 8 bytes, atomically, as a non-negative int."},
+	{"flush", (PyCFunction)mapping_flush, METH_NOARGS,
+	 "flush()\n--\n\n"
+	 "All stores made so far leave the CPU before any store that follows."},
+	{"close", (PyCFunction)mapping_close, METH_NOARGS,
+	 "close()\n--\n\n"
+	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
+	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
+	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef mapping_members[] = {
+	{"nbytes", T_PYSSIZET, offsetof(struct mapping, nbytes), READONLY, "Size in bytes."},
+	{"readonly", T_BOOL, offsetof(struct mapping, readonly), READONLY,
+	 "Whether stores are refused."},
+	{"type", T_INT, offsetof(struct mapping, type), READONLY,
+	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef mapping_getset[] = {
+	{"closed", (getter)mapping_closed, NULL, "Whether close() has been called.", NULL},
+	{"address", (getter)mapping_address, NULL,
+	 "Virtual address of the first byte in this process.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot mapping_slots[] = {
+	{Py_tp_doc, "A CPU view of a range of memory. Made by Region and Pin."},
+	{Py_tp_init, mapping_init},
+	{Py_tp_finalize, mapping_finalize},
+	{Py_tp_dealloc, mapping_dealloc},
+	{Py_tp_traverse, mapping_traverse},
+	{Py_tp_clear, mapping_clear},
+	{Py_tp_methods, mapping_methods},
+	{Py_tp_members, mapping_members},
+	{Py_tp_getset, mapping_getset},
+	{Py_sq_length, mapping_length},
+	{Py_bf_getbuffer, mapping_getbuffer},
+	{Py_bf_releasebuffer, mapping_releasebuffer},
+	{0, NULL},
+};
+
+PyType_Spec gdr_mapping_spec = {
+	.name = "gdrpy._core._mapping.Mapping",
+	.basicsize = sizeof(struct mapping),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = mapping_slots,
+};

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT */
+/* The Mapping type's C side, for the types that work on a mapping (Flag). */
+#ifndef GDRPY_MAPPING_H
+#define GDRPY_MAPPING_H
+
+#include "copy.h"
+#include "pyhelp.h"
+
+struct mapping {
+	PyObject_HEAD char *address; /* NULL once closed */
+	Py_ssize_t nbytes;
+	enum gdr_mapping_type type;
+	bool readonly;
+	unsigned int generation;
+	Py_ssize_t users;  /* buffers exported, and calls running without the GIL */
+	int batch;	   /* depth of batch() blocks: writes are not fenced */
+	PyObject *release; /* called once with no arguments, after the last use */
+};
+
+extern PyTypeObject *gdr_mapping_type_object;
+
+/* Checks that a call makes before it touches the memory; false with an exception set. */
+bool gdr_mapping_usable(struct mapping *self, const char *method);
+bool gdr_mapping_writable(struct mapping *self, const char *method);
+bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
+		       Py_ssize_t nbytes);
+
+bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
+		      Py_ssize_t width);
+
+/* One aligned word of 4 or 8 bytes, in one access that the compiler cannot split or move. */
+void gdr_word_store(char *address, Py_ssize_t width, uint64_t value);
+uint64_t gdr_word_load(const char *address, Py_ssize_t width);
+
+extern PyType_Spec gdr_mapping_spec;
+extern PyType_Spec gdr_flag_spec;
+
+#endif

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/* The extension module gdrpy._core._mapping. */
+#include "mapping.h"
+
+#include <pthread.h>
+
+PyTypeObject *gdr_mapping_type_object;
+
+static void count_fork(void)
+{
+	gdr_fork_generation++;
+}
+
+static PyObject *fork_generation(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+	return PyLong_FromUnsignedLong(gdr_fork_generation);
+}
+
+static int import_errors(void)
+{
+	const struct {
+		const char *name;
+		PyObject **where;
+	} errors[] = {
+		{"Closed", &gdr_error_closed},
+		{"Forked", &gdr_error_forked},
+		{"ReadOnly", &gdr_error_readonly},
+		{"Timeout", &gdr_error_timeout},
+	};
+	PyObject *module = PyImport_ImportModule("gdrpy.errors");
+	size_t i;
+
+	for (i = 0; module && i < sizeof(errors) / sizeof(errors[0]); i++) {
+		*errors[i].where = PyObject_GetAttrString(module, errors[i].name);
+		if (!*errors[i].where)
+			Py_CLEAR(module);
+	}
+	if (!module)
+		return -1;
+	Py_DECREF(module);
+	return 0;
+}
+
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+{
+	PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+
+	if (!type || PyModule_AddType(module, (PyTypeObject *)type))
+		return NULL;
+	return (PyTypeObject *)type;
+}
+
+static PyMethodDef functions[] = {
+	{"fork_generation", fork_generation, METH_NOARGS,
+	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
+	{NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "gdrpy._core._mapping",
+	.m_doc = "The types of the hot path: Mapping and Flag.",
+	.m_size = -1,
+	.m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__mapping(void);
+
+PyMODINIT_FUNC PyInit__mapping(void)
+{
+	PyObject *module;
+
+	if (import_errors())
+		return NULL;
+
+	module = PyModule_Create(&definition);
+	if (!module)
+		return NULL;
+
+	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
+	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec))
+		goto drop_module;
+
+	if (pthread_atfork(NULL, NULL, count_fork)) {
+		PyErr_NoMemory();
+		goto drop_module;
+	}
+	return module;
+
+drop_module:
+	Py_DECREF(module);
+	return NULL;
+}

@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: MIT */
+#include "nvrm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "nvrm_abi.h"
+
+#define HANDLE_BASE 0x67640000u /* any number of ours: RM wants handles unique in the client */
+
+/* A GPU in the client. Made on first use, since it costs ten times what a mapping costs. */
+struct device {
+	int node; /* /dev/nvidia<minor>, held open so that the GPU stays initialized; -1: not made
+		   */
+	uint32_t handle;
+	struct gdr_nvrm_gpu gpu;
+};
+
+struct gdr_nvrm {
+	int control; /* /dev/nvidiactl */
+	uint32_t handle;
+	uint32_t last_handle;
+	pthread_mutex_t lock; /* devices and last_handle */
+	struct device devices[NVRM_MAX_CARDS];
+};
+
+static int fail(struct gdr_nvrm_error *error, const char *call, int number, uint32_t status)
+{
+	error->call = call;
+	error->error = number;
+	error->status = status;
+	return -1;
+}
+
+/* The one place where an RM status becomes an errno. */
+static int status_errno(uint32_t status)
+{
+	switch (status) {
+	case 0x1a: /* INSUFFICIENT_RESOURCES: BAR1 is full */
+	case 0x51: /* NO_MEMORY */
+		return ENOMEM;
+	case 0x1b: /* INSUFFICIENT_PERMISSIONS */
+		return EACCES;
+	case 0x1f: /* INVALID_ARGUMENT */
+	case 0x33: /* INVALID_OBJECT_HANDLE */
+	case 0x57: /* OBJECT_NOT_FOUND */
+		return EINVAL;
+	case 0x56: /* NOT_SUPPORTED */
+		return EOPNOTSUPP;
+	default:
+		return EIO;
+	}
+}
+
+static int rm_ioctl(struct gdr_nvrm *client, const char *call, unsigned long request,
+		    void *argument, const uint32_t *status, struct gdr_nvrm_error *error)
+{
+	int ret;
+
+	do {
+		ret = ioctl(client->control, request, argument);
+	} while (ret < 0 && errno == EINTR);
+
+	if (ret < 0)
+		return fail(error, call, errno, 0);
+	if (*status)
+		return fail(error, call, status_errno(*status), *status);
+	return 0;
+}
+
+static int rm_alloc(struct gdr_nvrm *client, const char *call, struct nvrm_alloc *alloc,
+		    struct gdr_nvrm_error *error)
+{
+	return rm_ioctl(client, call, NVRM_IOCTL_ALLOC, alloc, &alloc->status, error);
+}
+
+static int rm_free(struct gdr_nvrm *client, uint32_t parent, uint32_t object,
+		   struct gdr_nvrm_error *error)
+{
+	struct nvrm_free arg = {.root = client->handle, .parent = parent, .object = object};
+
+	return rm_ioctl(client, "RM_FREE", NVRM_IOCTL_FREE, &arg, &arg.status, error);
+}
+
+static int rm_control(struct gdr_nvrm *client, const char *call, uint32_t object, uint32_t command,
+		      void *params, uint32_t params_size, struct gdr_nvrm_error *error)
+{
+	struct nvrm_control arg = {
+		.client = client->handle,
+		.object = object,
+		.command = command,
+		.params = (uintptr_t)params,
+		.params_size = params_size,
+	};
+
+	return rm_ioctl(client, call, NVRM_IOCTL_CONTROL, &arg, &arg.status, error);
+}
+
+static uint32_t new_handle(struct gdr_nvrm *client)
+{
+	uint32_t handle;
+
+	pthread_mutex_lock(&client->lock);
+	handle = HANDLE_BASE + ++client->last_handle;
+	pthread_mutex_unlock(&client->lock);
+	return handle;
+}
+
+int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_nvrm_error *error)
+{
+	struct nvrm_alloc alloc = {.class_id = NVRM_CLASS_ROOT_CLIENT};
+	struct gdr_nvrm *client = calloc(1, sizeof(*client));
+	int i;
+
+	if (!client)
+		return fail(error, "malloc", ENOMEM, 0);
+	for (i = 0; i < NVRM_MAX_CARDS; i++)
+		client->devices[i].node = -1;
+
+	client->control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	if (client->control < 0) {
+		fail(error, "open /dev/nvidiactl", errno, 0);
+		goto free_client;
+	}
+
+	if (rm_alloc(client, "RM_ALLOC (client)", &alloc, error))
+		goto close_control;
+
+	client->handle = alloc.object;
+	pthread_mutex_init(&client->lock, NULL);
+	*result = client;
+	return 0;
+
+close_control:
+	close(client->control);
+free_client:
+	free(client);
+	return -1;
+}
+
+void gdr_nvrm_close(struct gdr_nvrm *client)
+{
+	struct gdr_nvrm_error ignored;
+
+	/* Freeing the client frees all that is in it; closing the descriptor would, too. */
+	rm_free(client, 0, client->handle, &ignored);
+	gdr_nvrm_abandon(client);
+}
+
+void gdr_nvrm_abandon(struct gdr_nvrm *client)
+{
+	int i;
+
+	for (i = 0; i < NVRM_MAX_CARDS; i++)
+		if (client->devices[i].node >= 0)
+			close(client->devices[i].node);
+	close(client->control);
+	pthread_mutex_destroy(&client->lock);
+	free(client);
+}
+
+static int instance_of(struct gdr_nvrm *client, uint32_t gpu_id, uint32_t *instance,
+		       struct gdr_nvrm_error *error)
+{
+	struct nvrm_gpu_id_info info = {.gpu_id = gpu_id};
+
+	if (rm_control(client, "GPU_GET_ID_INFO_V2", client->handle, NVRM_CTRL_GPU_GET_ID_INFO_V2,
+		       &info, sizeof(info), error))
+		return -1;
+
+	*instance = info.device_instance;
+	return 0;
+}
+
+/*
+ * Find a GPU by its RM device instance, or, where wanted is given, by its PCI address. Minor,
+ * instance and PCI address are three independent numberings, which only the card list joins.
+ */
+static int find_card(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted, uint32_t *instance,
+		     struct gdr_nvrm_gpu *gpu, struct gdr_nvrm_error *error)
+{
+	struct nvrm_card_list list = {0};
+	const uint32_t no_status = 0;
+	int i;
+
+	if (rm_ioctl(client, "CARD_INFO", NVRM_IOCTL_CARD_INFO, &list, &no_status, error))
+		return -1;
+
+	for (i = 0; i < NVRM_MAX_CARDS; i++) {
+		const struct nvrm_card_info *card = &list.card[i];
+		uint32_t found;
+
+		if (!card->valid)
+			continue;
+		if (wanted && (card->domain != wanted->pci_domain || card->bus != wanted->pci_bus ||
+			       card->slot != wanted->pci_slot))
+			continue;
+		/* A GPU that this container may not use is listed all the same: pass over it. */
+		if (instance_of(client, card->gpu_id, &found, error)) {
+			if (wanted)
+				return -1;
+			continue;
+		}
+		if (!wanted && found != *instance)
+			continue;
+
+		*instance = found;
+		gpu->pci_domain = card->domain;
+		gpu->pci_bus = card->bus;
+		gpu->pci_slot = card->slot;
+		gpu->minor = card->minor;
+		return 0;
+	}
+
+	return fail(error, "CARD_INFO (this GPU is not listed)", ENODEV, 0);
+}
+
+int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
+		      struct gdr_nvrm_error *error)
+{
+	uint32_t instance;
+
+	return find_card(client, gpu, &instance, gpu, error);
+}
+
+static int open_node(uint32_t minor, struct gdr_nvrm_error *error)
+{
+	char path[32];
+	int fd;
+
+	snprintf(path, sizeof(path), "/dev/nvidia%u", minor);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return fail(error, "open /dev/nvidia<minor>", errno, 0);
+	return fd;
+}
+
+/* Called with the client's lock held. */
+static int device_add(struct gdr_nvrm *client, struct device *slot, uint32_t instance,
+		      const struct gdr_nvrm_gpu *gpu, struct gdr_nvrm_error *error)
+{
+	struct nvrm_device_params params = {
+		.device_instance = instance,
+		.client_share = client->handle,
+	};
+	struct nvrm_alloc alloc = {
+		.root = client->handle,
+		.parent = client->handle,
+		.object = HANDLE_BASE + ++client->last_handle,
+		.class_id = NVRM_CLASS_DEVICE,
+		.params = (uintptr_t)&params,
+		.params_size = sizeof(params),
+	};
+	int node = open_node(gpu->minor, error);
+
+	if (node < 0)
+		return -1;
+	if (rm_alloc(client, "RM_ALLOC (device)", &alloc, error)) {
+		close(node);
+		return -1;
+	}
+
+	slot->node = node;
+	slot->handle = alloc.object;
+	slot->gpu = *gpu;
+	return 0;
+}
+
+/* The client's device of this instance, made if need be; NULL with *error filled in. */
+static const struct device *device_get(struct gdr_nvrm *client, uint32_t instance,
+				       const struct gdr_nvrm_gpu *known,
+				       struct gdr_nvrm_error *error)
+{
+	struct gdr_nvrm_gpu gpu;
+	struct device *slot;
+
+	if (instance >= NVRM_MAX_CARDS) {
+		fail(error, "device instance out of range", ENODEV, 0);
+		return NULL;
+	}
+
+	pthread_mutex_lock(&client->lock);
+	slot = &client->devices[instance];
+	if (slot->node < 0) {
+		if (known)
+			gpu = *known;
+		else if (find_card(client, NULL, &instance, &gpu, error))
+			goto none;
+		if (device_add(client, slot, instance, &gpu, error))
+			goto none;
+	}
+	pthread_mutex_unlock(&client->lock);
+	return slot;
+
+none:
+	pthread_mutex_unlock(&client->lock);
+	return NULL;
+}
+
+static int object_nbytes(struct gdr_nvrm *client, uint32_t object, uint64_t *nbytes,
+			 struct gdr_nvrm_error *error)
+{
+	struct nvrm_surface_entry entries[] = {
+		{.index = NVRM_SURFACE_PHYS_SIZE_LO},
+		{.index = NVRM_SURFACE_PHYS_SIZE_HI},
+	};
+	struct nvrm_surface_info info = {.count = 2, .entries = (uintptr_t)entries};
+
+	if (rm_control(client, "GET_SURFACE_INFO", object, NVRM_CTRL_GET_SURFACE_INFO, &info,
+		       sizeof(info), error))
+		return -1;
+
+	*nbytes = (uint64_t)entries[1].value << 32 | entries[0].value;
+	return 0;
+}
+
+/* The last step of import and duplicate: the object is in the client, so learn its size. */
+static int memory_finish(struct gdr_nvrm *client, const struct device *device, uint32_t object,
+			 struct gdr_nvrm_memory *memory, struct gdr_nvrm_error *error)
+{
+	struct gdr_nvrm_error ignored;
+
+	memory->gpu = device->gpu;
+	memory->device = device->handle;
+	memory->object = object;
+
+	if (object_nbytes(client, object, &memory->nbytes, error)) {
+		rm_free(client, device->handle, object, &ignored);
+		return -1;
+	}
+	return 0;
+}
+
+int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
+		    struct gdr_nvrm_error *error)
+{
+	struct nvrm_export_info info = {.fd = fd};
+	struct nvrm_import import = {.fd = fd, .count = 1};
+	const struct device *device;
+	struct gdr_nvrm_error ignored;
+
+	if (rm_control(client, "GET_EXPORT_OBJECT_INFO", client->handle,
+		       NVRM_CTRL_GET_EXPORT_OBJECT_INFO, &info, sizeof(info), error))
+		return -1;
+
+	device = device_get(client, info.device_instance, NULL, error);
+	if (!device)
+		return -1;
+
+	import.parent = device->handle;
+	import.objects[0] = new_handle(client);
+	if (rm_control(client, "IMPORT_OBJECTS_FROM_FD", client->handle,
+		       NVRM_CTRL_IMPORT_OBJECTS_FROM_FD, &import, sizeof(import), error))
+		return -1;
+
+	if (import.types[0] != NVRM_OBJECT_VIDEO_MEMORY) {
+		rm_free(client, device->handle, import.objects[0], &ignored);
+		return fail(error, "IMPORT_OBJECTS_FROM_FD (not GPU memory)", EOPNOTSUPP, 0);
+	}
+	return memory_finish(client, device, import.objects[0], memory, error);
+}
+
+int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted,
+		       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
+		       struct gdr_nvrm_error *error)
+{
+	struct nvrm_dup dup = {
+		.client = client->handle,
+		.source_client = source->client,
+		.source_object = source->object,
+	};
+	const struct device *device;
+	struct gdr_nvrm_gpu gpu;
+	uint32_t instance;
+
+	if (find_card(client, wanted, &instance, &gpu, error))
+		return -1;
+
+	device = device_get(client, instance, &gpu, error);
+	if (!device)
+		return -1;
+
+	dup.parent = device->handle;
+	dup.object = new_handle(client);
+	if (rm_ioctl(client, "RM_DUP_OBJECT", NVRM_IOCTL_DUP, &dup, &dup.status, error))
+		return -1;
+
+	return memory_finish(client, device, dup.object, memory, error);
+}
+
+int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
+		     struct gdr_nvrm_error *error)
+{
+	return rm_free(client, memory->device, memory->object, error);
+}
+
+static int rm_unmap(struct gdr_nvrm *client, const struct gdr_nvrm_mapping *mapping,
+		    struct gdr_nvrm_error *error)
+{
+	struct nvrm_unmap arg = {
+		.client = client->handle,
+		.device = mapping->device,
+		.memory = mapping->object,
+		.linear = mapping->linear,
+	};
+
+	return rm_ioctl(client, "RM_UNMAP_MEMORY", NVRM_IOCTL_UNMAP, &arg, &arg.status, error);
+}
+
+int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
+		 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
+		 struct gdr_nvrm_error *error)
+{
+	struct gdr_nvrm_error ignored;
+	struct nvrm_map arg = {
+		.client = client->handle,
+		.device = memory->device,
+		.memory = memory->object,
+		.offset = gdr_map_pages(&mapping->map, offset, nbytes),
+		.length = mapping->map.length,
+		.flags = readonly ? NVRM_MAP_READ_ONLY : 0,
+	};
+	int ret;
+
+	/* A descriptor carries one mapping, and may be closed once mmap has it. */
+	arg.fd = open_node(memory->gpu.minor, error);
+	if (arg.fd < 0)
+		return -1;
+
+	ret = rm_ioctl(client, "RM_MAP_MEMORY", NVRM_IOCTL_MAP, &arg, &arg.status, error);
+	if (ret)
+		goto close_node;
+
+	mapping->device = memory->device;
+	mapping->object = memory->object;
+	mapping->linear = arg.linear;
+
+	ret = gdr_map_fd(&mapping->map, arg.fd, 0, offset, readonly);
+	if (ret) {
+		ret = fail(error, "mmap of /dev/nvidia<minor>", -ret, 0);
+		rm_unmap(client, mapping, &ignored);
+	}
+
+close_node:
+	close(arg.fd);
+	return ret;
+}
+
+int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
+		   struct gdr_nvrm_error *error)
+{
+	/* RM leaves the page tables alone: pages still mapped here would outlive the object. */
+	int ret = gdr_map_undo(&mapping->map);
+
+	if (ret)
+		return fail(error, "munmap", -ret, 0);
+	return rm_unmap(client, mapping, error);
+}
+
+void gdr_ipc_parse(const uint8_t handle[GDR_IPC_HANDLE_SIZE], struct gdr_ipc_info *info)
+{
+	uint32_t word[GDR_IPC_HANDLE_SIZE / 4];
+
+	memcpy(word, handle, GDR_IPC_HANDLE_SIZE);
+	info->pid = word[2];
+	info->nbytes = (uint64_t)word[5] << 32 | word[4];
+	info->block_nbytes = (uint64_t)word[6] * 4096;
+	info->block_offset = word[7];
+	info->client = word[12];
+	info->object = word[13];
+}

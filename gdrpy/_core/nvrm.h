@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CPU mappings of GPU memory on the stock NVIDIA driver: no kernel module, no root, no CUDA.
+ *
+ * A client belongs to the process that opened it (a forked child must open its own) and serves all
+ * its threads. Memory is taken into the client from an exported allocation's descriptor, or from
+ * the legacy IPC handle of a cuMemAlloc pointer, and mapped by byte ranges. What was taken in stays
+ * alive, whatever its first owner does, until it is released.
+ */
+#ifndef GDRPY_NVRM_H
+#define GDRPY_NVRM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "map.h"
+
+/* What failed: the call, the errno that the caller gets, and RM's own status if it came from RM. */
+struct gdr_nvrm_error {
+	const char *call;
+	int error;
+	uint32_t status;
+};
+
+/* How a GPU is known outside RM. */
+struct gdr_nvrm_gpu {
+	uint32_t pci_domain;
+	uint8_t pci_bus;
+	uint8_t pci_slot;
+	uint32_t minor; /* of /dev/nvidia<minor> */
+};
+
+struct gdr_nvrm_memory {
+	struct gdr_nvrm_gpu gpu;
+	uint64_t nbytes; /* of the whole physical block */
+	uint32_t device; /* handles in the client */
+	uint32_t object;
+};
+
+struct gdr_nvrm_mapping {
+	struct gdr_map map;
+	uint32_t device;
+	uint32_t object;
+	uint64_t linear;
+};
+
+/* What the legacy IPC handle of a cuMemAlloc pointer says about its allocation. */
+#define GDR_IPC_HANDLE_SIZE 64
+
+struct gdr_ipc_info {
+	uint32_t pid;	       /* the owner */
+	uint64_t nbytes;       /* of the allocation */
+	uint64_t block_nbytes; /* of the physical block that it is a part of */
+	uint64_t block_offset;
+	uint32_t client; /* the owner's names for the block */
+	uint32_t object;
+};
+
+struct gdr_nvrm;
+
+/* All of these return 0, or -1 with *error filled in and nothing left behind. */
+int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_nvrm_error *error);
+int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
+		    struct gdr_nvrm_error *error);
+int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
+		       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
+		       struct gdr_nvrm_error *error);
+int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
+		     struct gdr_nvrm_error *error);
+int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
+		 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
+		 struct gdr_nvrm_error *error);
+int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
+		   struct gdr_nvrm_error *error);
+
+/* Frees the client's RM objects and closes its descriptor. Unmap everything first. */
+void gdr_nvrm_close(struct gdr_nvrm *client);
+
+/* In a forked child: drop the parent's client without touching what is the parent's in RM. */
+void gdr_nvrm_abandon(struct gdr_nvrm *client);
+
+/* Fill *gpu's minor from its PCI address. */
+int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
+		      struct gdr_nvrm_error *error);
+
+void gdr_ipc_parse(const uint8_t handle[GDR_IPC_HANDLE_SIZE], struct gdr_ipc_info *info);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: MIT */
+/* What the extension's types share: argument parsing, and the errors that they raise. */
+#ifndef GDRPY_PYHELP_H
+#define GDRPY_PYHELP_H
+
+#define PY_SSIZE_T_CLEAN
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030b0000
+#endif
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Classes of gdrpy.errors, imported once. */
+extern PyObject *gdr_error_closed;
+extern PyObject *gdr_error_forked;
+extern PyObject *gdr_error_readonly;
+extern PyObject *gdr_error_timeout;
+
+/* Counts the forks behind this process: an object made before the last one is its parent's. */
+extern unsigned int gdr_fork_generation;
+
+/*
+ * Sort a vectorcall's arguments into out[], one slot a name, NULL where absent. names ends with
+ * NULL; the first `required` must be there. Returns false with an exception set.
+ */
+bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+	       const char *const *names, int required, PyObject **out);
+
+/* A non-negative size or offset; `absent` where the object is NULL. -1 with an exception set. */
+Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent);
+
+/* Functions that take fast-call arguments, in a method table. */
+#define GDR_FASTCALL(function)                                                                     \
+	((PyCFunction)(void (*)(void))(function)), METH_FASTCALL | METH_KEYWORDS
+
+#endif

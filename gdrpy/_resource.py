@@ -1,0 +1,79 @@
+"""What everything that must be given back has in common."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from gdrpy._core._mapping import fork_generation
+from gdrpy.errors import Closed, Forked
+
+
+class Resource:
+    """Closes once, is a context manager, and is its process's own."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._generation = fork_generation()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._closed
+
+    def _forked(self) -> bool:
+        return self._generation != fork_generation()
+
+    def _check(self, call: str) -> None:
+        """Raise unless the object may be used here and now."""
+        if self._forked():
+            raise Forked(
+                f"{call}: this {type(self).__name__} belongs to the parent process; in a forked "
+                f"child open it again, from its file descriptor"
+            )
+        if self._closed:
+            raise Closed(f"{call}: the {type(self).__name__} is closed")
+
+    def close(self) -> None:
+        """Give everything back. May be called again, and does nothing in a forked child."""
+        if self._closed:
+            return
+        if not self._forked():
+            self._release()
+        self._closed = True
+
+    def _release(self) -> None:
+        """Give back what this object holds; what raises leaves the object open."""
+
+    def __enter__(self) -> Self:
+        self._check(f"with {type(self).__name__}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Owner(Resource):
+    """A resource that is given back, at the latest, when nobody refers to it any more.
+
+    ``undo`` holds what gives it back, latest first.
+    """
+
+    def __init__(self, undo: ExitStack) -> None:
+        super().__init__()
+        self._undo = undo
+
+    def _release(self) -> None:
+        self._undo.close()
+
+    def __del__(self) -> None:
+        # At interpreter exit the process gives everything back, and CUDA may be gone already.
+        if not sys.is_finalizing() and hasattr(self, "_undo"):
+            self.close()

@@ -1,0 +1,90 @@
+"""The ways to get a CPU mapping of GPU memory, and the choice among them.
+
+``GDRPY_BACKEND``, or ``backend=`` where a function takes it, forces one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from gdrpy import cuda
+from gdrpy._fd import simulated_device
+from gdrpy.backends.base import Backend, Memory, Status
+from gdrpy.backends.dmabuf import DmabufBackend
+from gdrpy.backends.nvrm import NvrmBackend
+from gdrpy.backends.sim import SimBackend
+from gdrpy.errors import BackendUnavailable, InvalidHandle
+from gdrpy.vmm import Allocation
+
+__all__ = ["ALL", "Backend", "Memory", "Status", "take_allocation", "take_export", "take_pointer"]
+
+#: Every backend, in the order of choice on a real GPU.
+ALL: dict[str, Backend] = {
+    backend.name: backend for backend in (DmabufBackend(), NvrmBackend(), SimBackend())
+}
+
+
+def _forced(backend: str | None) -> Backend | None:
+    name = backend or os.environ.get("GDRPY_BACKEND")
+    if not name:
+        return None
+    if name not in ALL:
+        raise ValueError(f"there is no backend {name!r}: choose one of {', '.join(ALL)}")
+    return ALL[name]
+
+
+def _candidates(backend: str | None) -> Iterable[Backend]:
+    forced = _forced(backend)
+    if forced:
+        return [forced]
+    if cuda.simulated():
+        return [ALL["sim"]]
+    return [one for one in ALL.values() if one.name != "sim"]
+
+
+def _first(backend: str | None, device: int, take: Callable[[Backend], Memory]) -> Memory:
+    """What the first backend that can gives; else the reason and the remedy of each."""
+    refusals: list[str] = []
+    invalid: InvalidHandle | None = None
+    for one in _candidates(backend):
+        status = one.status(device)
+        if not status.usable:
+            refusals.append(f"{one.name}: {status.reason} ({status.remedy})")
+            continue
+        try:
+            return take(one)
+        except InvalidHandle as error:
+            invalid = error
+            refusals.append(f"{one.name}: {error}")
+        except BackendUnavailable as error:
+            refusals.append(f"{one.name}: {error}")
+    if invalid is not None:
+        raise InvalidHandle("; ".join(refusals)) from invalid
+    raise BackendUnavailable("no backend can map this memory: " + "; ".join(refusals))
+
+
+def take_allocation(allocation: Allocation, backend: str | None = None) -> Memory:
+    """Take in a VMM allocation of this process, which stays alive as long as the memory."""
+    device = allocation.device
+    assert device is not None
+    memory = _first(
+        backend,
+        device,
+        lambda one: one.from_allocation(allocation.fd, allocation.ptr, allocation.size, device),
+    )
+    memory.source = allocation
+    return memory
+
+
+def take_export(fd: int, backend: str | None = None) -> Memory:
+    """Take in an exported allocation by its descriptor alone, without CUDA."""
+    forced = _forced(backend)
+    if forced and forced.takes_exports:
+        return forced.from_export(fd)
+    return ALL["nvrm" if simulated_device(fd) is None else "sim"].from_export(fd)
+
+
+def take_pointer(ptr: int, nbytes: int, device: int, backend: str | None = None) -> Memory:
+    """Take in a range at a device pointer of this process."""
+    return _first(backend, device, lambda one: one.from_pointer(ptr, nbytes, device))

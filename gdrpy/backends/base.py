@@ -1,0 +1,128 @@
+"""What a backend is: one way to get a CPU mapping of GPU memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gdrpy._core import _ffi
+from gdrpy._resource import Owner
+from gdrpy.errors import DriverError, Error, OutOfMemory, PermissionDenied
+from gdrpy.mapping import Mapping, MappingType
+
+ffi = _ffi.ffi
+lib = _ffi.lib
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a backend can serve here; if not, why, and what would change it."""
+
+    usable: bool
+    reason: str
+    remedy: str = ""
+
+
+class Memory(Owner, ABC):
+    """GPU memory that a backend has taken into this process, alive until it is closed.
+
+    ``nbytes`` can be mapped; ``location`` says on which GPU, in words. Its mappings keep it alive,
+    and it keeps ``source`` alive.
+    """
+
+    backend: ClassVar[str]
+    source: object = None
+
+    def __init__(self, undo: ExitStack, nbytes: int, location: str) -> None:
+        super().__init__(undo)
+        self.nbytes = nbytes
+        self.location = location
+
+    def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
+        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR)."""
+        self._check("map")
+        mapping = self._map(offset, nbytes, readonly)
+        mapping.memory = self
+        return mapping
+
+    @abstractmethod
+    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        """What map() does, in the backend's way."""
+
+
+class Backend(ABC):
+    """One way to CPU-map GPU memory. Stateless but for what it caches for the process."""
+
+    name: ClassVar[str]
+    #: Bytes that a pin is rounded out to.
+    page_size: ClassVar[int] = os.sysconf("SC_PAGESIZE")
+    #: Whether a descriptor alone is enough, without CUDA.
+    takes_exports: ClassVar[bool] = True
+
+    @abstractmethod
+    def status(self, device: int | None = None) -> Status:
+        """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
+
+    @abstractmethod
+    def from_export(self, fd: int) -> Memory:
+        """Take in an exported allocation; ``fd`` stays the caller's. Raises InvalidHandle."""
+
+    def from_allocation(self, fd: int, ptr: int | None, size: int, device: int) -> Memory:
+        """Take in a VMM allocation of this process, by its descriptor or its GPU address."""
+        del ptr, size, device
+        return self.from_export(fd)
+
+    @abstractmethod
+    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+        """Take in the range at a device pointer. Byte 0 of the memory is at ``ptr``."""
+
+
+def status_error(number: int, message: str, status: int = 0) -> Error:
+    """The exception for an errno that a backend's call gave: the one place that chooses it."""
+    if number in (errno.ENOMEM, errno.ENOSPC):
+        return OutOfMemory(f"{message}: no room left (GPU memory, BAR or address space)")
+    if number in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(number, f"{message}: {os.strerror(number)}")
+    detail = f"{os.strerror(number)}" + (f" (driver status {status:#x})" if status else "")
+    return DriverError(number, f"{message}: {detail}", status)
+
+
+def map_fd(
+    fd: int,
+    offset: int,
+    nbytes: int,
+    *,
+    readonly: bool,
+    mapping_type: MappingType,
+    backend: str,
+) -> Mapping:
+    """Map a byte range of a descriptor whose byte 0 is the memory's. For memfds and dma-bufs."""
+    view = ffi.new("struct gdr_map *")
+    file_offset = lib.gdr_map_pages(view, offset, nbytes)
+    error = lib.gdr_map_fd(view, fd, file_offset, offset, readonly)
+    if error:
+        raise status_error(-error, f"mmap of {nbytes} bytes at offset {offset}")
+    return mapping_of(view, readonly, mapping_type, backend, lambda: _unmap(view))
+
+
+def mapping_of(
+    view: Any,
+    readonly: bool,
+    mapping_type: MappingType,
+    backend: str,
+    release: Callable[[], object],
+) -> Mapping:
+    """The Mapping over a ``struct gdr_map``."""
+    address = int(ffi.cast("uintptr_t", view.address))
+    return Mapping(address, view.nbytes, mapping_type, readonly, release, backend)
+
+
+def _unmap(view: Any) -> None:
+    error = lib.gdr_map_undo(view)
+    if error:
+        raise status_error(-error, "munmap")

@@ -1,0 +1,114 @@
+"""Backend ``dmabuf``: the dma-buf of a device range, which drivers from CUDA 13.3 on let be mapped.
+
+Source: CUDA driver API, cuMemGetHandleForAddressRange and
+CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import ExitStack
+
+from gdrpy import cuda
+from gdrpy._fd import describe
+from gdrpy.backends import pointer
+from gdrpy.backends.base import Backend, Memory, Status, map_fd
+from gdrpy.errors import CudaError, InvalidHandle
+from gdrpy.mapping import Mapping, MappingType
+
+#: CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED: by number, since older bindings lack the name.
+_MMAP_SUPPORTED = 152
+
+
+class DmabufMemory(Memory):
+    """A page-aligned device range behind a dma-buf, of which a part was asked for."""
+
+    backend = "dmabuf"
+
+    def __init__(
+        self, undo: ExitStack, fd: int, offset: int, nbytes: int, kind: MappingType, location: str
+    ) -> None:
+        super().__init__(undo, nbytes, location)
+        self._fd = fd
+        self._offset = offset
+        self._kind = kind
+
+    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        return map_fd(
+            self._fd,
+            self._offset + offset,
+            nbytes,
+            readonly=readonly,
+            mapping_type=self._kind,
+            backend=self.backend,
+        )
+
+
+class DmabufBackend(Backend):
+    """Maps any device pointer, and needs nothing but a driver new enough."""
+
+    name = "dmabuf"
+    takes_exports = False
+
+    def status(self, device: int | None = None) -> Status:
+        if device is None:
+            return Status(False, "needs a CUDA device in this process", "open it with gpu=True")
+        try:
+            supported = int(
+                cuda.call("cuDeviceGetAttribute", _attribute_key(), cuda.device(device))
+            )
+        except (CudaError, ValueError):
+            supported = 0
+        if supported:
+            return Status(True, "the driver lets dma-bufs be mapped")
+        return Status(
+            False,
+            "this CUDA driver does not let the CPU map a dma-buf",
+            "use a driver of CUDA 13.3 or newer",
+        )
+
+    def from_export(self, fd: int) -> Memory:
+        raise InvalidHandle(
+            f"file descriptor {fd} is {describe(fd)}: the dmabuf backend maps device pointers only"
+        )
+
+    def from_allocation(self, fd: int, ptr: int | None, size: int, device: int) -> Memory:
+        del fd
+        if ptr is None:
+            raise InvalidHandle("the dmabuf backend needs the GPU view: open it with gpu=True")
+        return self.from_pointer(ptr, size, device)
+
+    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+        found = pointer.allocation_range(ptr, nbytes, device)
+        start = ptr - ptr % self.page_size
+        end = -(-(ptr + nbytes) // self.page_size) * self.page_size
+        if start < found.base:
+            raise InvalidHandle(
+                f"the allocation at {found.base:#x} does not begin on a page of {self.page_size} "
+                f"bytes, as a dma-buf must"
+            )
+        kind = cuda.driver().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+        with ExitStack() as undo, cuda.context(device):
+            try:
+                fd = int(cuda.call("cuMemGetHandleForAddressRange", start, end - start, kind, 0))
+            except CudaError as error:
+                raise InvalidHandle(
+                    f"the driver gives no dma-buf for {nbytes} bytes at {ptr:#x} ({error.name})"
+                ) from error
+            undo.callback(os.close, fd)
+            location = cuda.pci_name(*cuda.pci_address(device))
+            return DmabufMemory(
+                undo.pop_all(), fd, ptr - start, nbytes, _mapping_type(), location
+            )
+
+
+def _attribute_key() -> object:
+    return cuda.driver().CUdevice_attribute(_MMAP_SUPPORTED)
+
+
+def _mapping_type() -> MappingType:
+    """Cached where CPU and GPU memory are coherent, as on Grace; else write-combined."""
+    if cuda.simulated() or platform.machine() == "aarch64":
+        return MappingType.CACHED
+    return MappingType.WRITE_COMBINED

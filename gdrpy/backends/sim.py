@@ -1,0 +1,84 @@
+"""Backend ``sim``: memory of the simulated GPU, whose allocations are memfds."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import ExitStack
+
+from gdrpy import cuda
+from gdrpy._core import _ffi
+from gdrpy._fd import describe, duplicate, simulated_device
+from gdrpy.backends import pointer
+from gdrpy.backends.base import Backend, Memory, Status, map_fd
+from gdrpy.errors import InvalidHandle
+from gdrpy.mapping import Mapping, MappingType
+
+#: A peer that could shrink the memory could kill its users by SIGBUS.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+class SimMemory(Memory):
+    """A range of a simulated allocation."""
+
+    backend = "sim"
+
+    def __init__(self, undo: ExitStack, fd: int, offset: int, nbytes: int, location: str) -> None:
+        super().__init__(undo, nbytes, location)
+        self._fd = fd
+        self._offset = offset
+
+    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        return map_fd(
+            self._fd,
+            self._offset + offset,
+            nbytes,
+            readonly=readonly,
+            mapping_type=MappingType.CACHED,
+            backend=self.backend,
+        )
+
+
+class SimBackend(Backend):
+    """Maps simulated GPU memory: ordinary cached memory."""
+
+    name = "sim"
+
+    def status(self, device: int | None = None) -> Status:
+        del device
+        if cuda.simulated():
+            return Status(True, "the simulated GPU is in use")
+        return Status(False, "a real GPU is in use", "set GDRPY_SIM=1 to use the simulated one")
+
+    def from_export(self, fd: int) -> Memory:
+        device = simulated_device(fd)
+        if device is None:
+            raise InvalidHandle(
+                f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
+                f"pass one that Region.export() gave"
+            )
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise InvalidHandle(
+                f"file descriptor {fd} bears the name of simulated GPU memory but can be resized: "
+                f"it was not made by the simulated driver"
+            )
+        with ExitStack() as undo:
+            own = duplicate(fd)
+            undo.callback(os.close, own)
+            return SimMemory(
+                undo.pop_all(), own, 0, os.fstat(own).st_size, f"simulated GPU {device}"
+            )
+
+    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+        found = pointer.allocation_range(ptr, nbytes, device)
+        with ExitStack() as undo:
+            fd = pointer.export_of(undo, ptr)
+            offset = ptr - found.base
+            if fd is None:
+                info = _ffi.ffi.new("struct gdr_ipc_info *")
+                _ffi.lib.gdr_ipc_parse(pointer.ipc_handle(ptr, device), info)
+                # In the simulated driver a block's name is its memfd in the owner, this process.
+                fd = duplicate(info.object)
+                undo.callback(os.close, fd)
+                offset += info.block_offset
+            return SimMemory(undo.pop_all(), fd, offset, nbytes, f"simulated GPU {device}")

@@ -1,0 +1,230 @@
+"""The one door to CUDA: ``cuda.bindings`` on a real driver, or on the simulated one.
+
+``GDRPY_SIM=1`` takes the simulated driver, ``GDRPY_SIM=0`` insists on a real one; by default the
+real one is taken where a GPU and its ``libcuda.so.1`` are found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gdrpy import sim
+from gdrpy._core._mapping import fork_generation
+from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
+
+#: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
+_KERNEL_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+
+def simulated() -> bool:
+    """Whether CUDA calls of this process go to the simulated GPU."""
+    _driver()
+    return sim.loaded()
+
+
+def _want_simulated() -> bool:
+    choice = os.environ.get("GDRPY_SIM", "")
+    if choice not in ("", "0", "1"):
+        raise ValueError(f"GDRPY_SIM must be 0 or 1, and is {choice!r}")
+    if choice:
+        return choice == "1"
+    if sim.loaded():
+        return True
+    if not any(node.exists() for node in _KERNEL_NODES):
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        warnings.warn(
+            f"an NVIDIA kernel driver runs here, but its libcuda.so.1 does not load ({error}); "
+            f"using the simulated GPU. Put libcuda's folder on LD_LIBRARY_PATH to use the real one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return True
+    return False
+
+
+@functools.cache
+def _driver() -> Any:
+    """``cuda.bindings.driver``, initialized."""
+    if _want_simulated():
+        sim.load()
+    from cuda.bindings import driver
+
+    try:
+        (result,) = driver.cuInit(0)
+    except RuntimeError as error:  # cuda.pathfinder found no libcuda
+        raise BackendUnavailable(
+            f"CUDA cannot be loaded: {error}. Install the NVIDIA driver, or unset GDRPY_SIM to "
+            f"run on the simulated GPU"
+        ) from error
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError("cuInit", result.name, _explain(driver, result))
+    return driver
+
+
+_generation_of_init = 0
+
+
+def driver() -> Any:
+    """The initialized module ``cuda.bindings.driver``.
+
+    Raises BackendUnavailable, CudaError, and Forked in a child of the process that initialized
+    CUDA.
+    """
+    global _generation_of_init
+    if _driver.cache_info().currsize == 0:
+        _driver()
+        _generation_of_init = fork_generation()
+    elif _generation_of_init != fork_generation():
+        raise Forked(
+            "CUDA was initialized before this process was forked and cannot be used in it; start "
+            "processes that use the GPU by multiprocessing's 'spawn' or 'forkserver' method"
+        )
+    return _driver()
+
+
+def _explain(driver: Any, result: Any) -> str:
+    _, text = driver.cuGetErrorString(result)
+    return text.decode() if text else "unknown error"
+
+
+def call(name: str, *args: Any) -> Any:
+    """Call a driver function; its outputs (None, one, or a tuple), or the error it answered.
+
+    Raises OutOfMemory or CudaError.
+    """
+    module = driver()
+    result, *outputs = getattr(module, name)(*args)
+    if result == module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemory(f"{name}: the GPU is out of memory")
+    if result != module.CUresult.CUDA_SUCCESS:
+        raise CudaError(name, result.name, _explain(module, result))
+    if len(outputs) > 1:
+        return tuple(outputs)
+    return outputs[0] if outputs else None
+
+
+def device_count() -> int:
+    """How many CUDA devices there are."""
+    return int(call("cuDeviceGetCount"))
+
+
+def device(ordinal: int) -> Any:
+    """The CUdevice of an ordinal. Raises NotFound."""
+    count = device_count()
+    if not 0 <= ordinal < count:
+        raise NotFound(
+            f"there is no CUDA device {ordinal}: this process sees {count}, numbered from 0"
+        )
+    return call("cuDeviceGet", ordinal)
+
+
+def attribute(ordinal: int, name: str) -> int:
+    """A device attribute by its name without the common prefix; 0 where the driver lacks it."""
+    key = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+    if key is None:
+        return 0
+    try:
+        return int(call("cuDeviceGetAttribute", key, device(ordinal)))
+    except CudaError:
+        return 0
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device is. ``memory`` in bytes, ``bar1`` too, None where it cannot be known."""
+
+    ordinal: int
+    name: str
+    simulated: bool
+    pci: str
+    memory: int
+    bar1: int | None
+    compute_capability: tuple[int, int]
+
+
+def pci_address(ordinal: int) -> tuple[int, int, int]:
+    """PCI domain, bus and slot of a device."""
+    return (
+        attribute(ordinal, "PCI_DOMAIN_ID"),
+        attribute(ordinal, "PCI_BUS_ID"),
+        attribute(ordinal, "PCI_DEVICE_ID"),
+    )
+
+
+def pci_name(domain: int, bus: int, slot: int) -> str:
+    """A PCI address as the kernel writes it."""
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+def bar1_size(pci: str) -> int | None:
+    """Bytes of the BAR through which the CPU reaches GPU memory, as the kernel's sysfs tells it."""
+    try:
+        lines = Path(f"/sys/bus/pci/devices/{pci}/resource").read_text().splitlines()
+        first, last = (int(word, 16) for word in lines[1].split()[:2])
+    except (OSError, IndexError, ValueError):
+        return None
+    return last - first + 1 if last else None
+
+
+def device_info(ordinal: int) -> DeviceInfo:
+    """Describe a device. Raises NotFound."""
+    handle = device(ordinal)
+    pci = pci_name(*pci_address(ordinal))
+    name = call("cuDeviceGetName", 128, handle)
+    return DeviceInfo(
+        ordinal=ordinal,
+        name=name.split(b"\0")[0].decode(),
+        simulated=simulated(),
+        pci=pci,
+        memory=int(call("cuDeviceTotalMem", handle)),
+        bar1=None if simulated() else bar1_size(pci),
+        compute_capability=(
+            attribute(ordinal, "COMPUTE_CAPABILITY_MAJOR"),
+            attribute(ordinal, "COMPUTE_CAPABILITY_MINOR"),
+        ),
+    )
+
+
+@functools.cache
+def primary_context(ordinal: int) -> Any:
+    """The device's primary context, retained until the process ends: others share it."""
+    return call("cuDevicePrimaryCtxRetain", device(ordinal))
+
+
+@contextmanager
+def context(ordinal: int) -> Iterator[None]:
+    """Run CUDA calls in the device's primary context, and leave the caller's as it was."""
+    wanted = primary_context(ordinal)
+    if int(call("cuCtxGetCurrent")) == int(wanted):
+        yield
+        return
+    call("cuCtxPushCurrent", wanted)
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def stream_handle(stream: Any) -> Any:
+    """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core."""
+    if stream is None:
+        return driver().CUstream(0)
+    if hasattr(stream, "__cuda_stream__"):
+        _, stream = stream.__cuda_stream__()
+    else:
+        for name in ("cuda_stream", "ptr", "handle"):
+            if hasattr(stream, name):
+                stream = getattr(stream, name)
+                break
+    return driver().CUstream(int(getattr(stream, "value", stream)))

@@ -1,0 +1,76 @@
+"""What can go wrong, one class for each thing that a caller can act on.
+
+Every class is a :class:`Error` and also the builtin exception that fits, so that code which already
+catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong arguments raise plain
+``ValueError`` or ``TypeError`` before anything is touched.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of every error that gdrpy raises on its own account."""
+
+
+class BackendUnavailable(Error, OSError):
+    """No backend can do what was asked; the message gives each one's reason and the remedy."""
+
+
+class Closed(Error, ValueError):
+    """The object was closed."""
+
+
+class Forked(Error, RuntimeError):
+    """The object belongs to the parent process and cannot be used in a forked child."""
+
+
+class CudaError(Error, RuntimeError):
+    """A CUDA driver call failed. ``name`` is the CUresult's, ``call`` the function's."""
+
+    def __init__(self, call: str, name: str, explanation: str) -> None:
+        super().__init__(f"{call}: {name}: {explanation}")
+        self.call = call
+        self.name = name
+
+
+class DriverError(Error, OSError):
+    """The kernel driver refused a call. ``status`` is its own code, 0 if it gave none."""
+
+    def __init__(self, errno: int, message: str, status: int = 0) -> None:
+        super().__init__(errno, message)
+        self.status = status
+
+
+class InvalidHandle(Error, ValueError):
+    """The file descriptor or pointer is not GPU memory that can be taken in."""
+
+
+class MissingView(Error, ValueError):
+    """The region was opened without the view that the call needs."""
+
+
+class NotFound(Error, KeyError):
+    """There is no device of this number."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class OutOfMemory(Error, MemoryError):
+    """GPU memory, or the BAR that maps it, is used up."""
+
+
+class PermissionDenied(Error, PermissionError):
+    """The process may not open the device."""
+
+
+class ReadOnly(Error, TypeError):
+    """A store to a mapping that was made read-only."""
+
+
+class SizeMismatch(Error, ValueError):
+    """The size given and the size of the memory disagree."""
+
+
+class Timeout(Error, TimeoutError):
+    """What was waited for did not happen in time."""

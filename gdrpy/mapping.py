@@ -1,0 +1,172 @@
+"""The CPU view: a mapping, and a flag in it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gdrpy import cuda
+from gdrpy._core import _mapping
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+
+class MappingType(enum.IntEnum):
+    """How the CPU caches a mapping: decides how copies to and from it are made."""
+
+    WRITE_COMBINED = 1
+    CACHED = 2
+    DEVICE = 3
+
+
+class Mapping(_mapping.Mapping):
+    """A range of GPU memory in this process's address space.
+
+    Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
+    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. A mapping
+    may be used by several threads at once; what two of them write to one place is undefined.
+
+    Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
+    byte, None in a process that has only the CPU view.
+    """
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        mapping_type: MappingType,
+        readonly: bool,
+        release: Callable[[], object],
+        backend: str,
+    ) -> None:
+        super().__init__(address, nbytes, int(mapping_type), readonly, release)
+        self.backend = backend
+        self.memory: object = None
+        self.device: int | None = None
+        self.ptr: int | None = None
+
+    @property
+    def mapping_type(self) -> MappingType:
+        """How the CPU caches it."""
+        return MappingType(self._type)
+
+    def numpy(
+        self,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """An array over the mapping's bytes, without a copy; by default all from ``offset`` on.
+
+        Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
+        than a few bytes. Raises ValueError if the array does not fit or is not aligned.
+        """
+        import numpy as np
+
+        kind = np.dtype(dtype)
+        room = self.nbytes - offset
+        if offset < 0 or room < 0 or offset % kind.alignment:
+            raise ValueError(
+                f"Mapping.numpy: offset {offset} is negative, outside the {self.nbytes}-byte "
+                f"mapping, or not aligned to {kind.alignment} bytes for {kind}"
+            )
+        if shape is None:
+            shape = room // kind.itemsize
+        count = shape if isinstance(shape, int) else math.prod(shape)
+        if count < 0 or count * kind.itemsize > room:
+            raise ValueError(
+                f"Mapping.numpy: {shape} elements of {kind} at offset {offset} lie outside the "
+                f"{self.nbytes}-byte mapping"
+            )
+        view = memoryview(self)[offset : offset + count * kind.itemsize]
+        return np.frombuffer(view, dtype=kind).reshape(shape)
+
+    def flag(self, offset: int = 0, width: int = 4) -> Flag:
+        """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
+        return Flag(self, offset, width)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Inside the block writes and stores are not fenced one by one; one fence ends it.
+
+        Of a mapping, not of a thread: batch in one thread only.
+        """
+        self._begin_batch()
+        try:
+            yield
+        finally:
+            self._end_batch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Mapping CLOSED>"
+        access = "read-only, " if self.readonly else ""
+        kind = self.mapping_type.name.lower().replace("_", "-")
+        return f"<Mapping of {self.nbytes} bytes, {access}{kind}, {self.backend}>"
+
+
+#: CUDA's numbers of the conditions that a flag can be waited for with.
+_WAIT_FLAGS = {">=": 0, "==": 1, "&": 2, "nor": 3}
+
+
+class Flag(_mapping.Flag):
+    """One aligned word of a mapping, used for signalling between CPU and GPU.
+
+    The CPU side is :meth:`set`, :meth:`get` and :meth:`wait`; the GPU side is what kernels do with
+    the word at ``ptr``, or :meth:`stream_wait` and :meth:`stream_write`.
+    """
+
+    mapping: Mapping
+
+    @property
+    def ptr(self) -> int:
+        """GPU address of the word. Raises ValueError in a process without the GPU view."""
+        if self.mapping.ptr is None:
+            raise ValueError(
+                "Flag.ptr: this process has only the CPU view; open the region with gpu=True"
+            )
+        return self.mapping.ptr + self.offset
+
+    def stream_wait(self, stream: Any, value: int, op: str = ">=") -> None:
+        """Work queued on ``stream`` from now on waits until the word meets the condition.
+
+        ``op`` as in :meth:`wait`. Raises CudaError where the device cannot wait so ('nor').
+        """
+        self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
+
+    def stream_write(self, stream: Any, value: int) -> None:
+        """Queue a store of the word on ``stream``, after what is queued there already."""
+        self._stream_call("cuStreamWriteValue", stream, value, 0)
+
+    def _stream_call(self, name: str, stream: Any, value: int, flags: int) -> None:
+        if not 0 <= value < 1 << 8 * self.width:
+            raise ValueError(f"{name}: {value} does not fit {8 * self.width} unsigned bits")
+        ptr = self.ptr
+        device = self.mapping.device
+        assert device is not None
+        with cuda.context(device):
+            cuda.call(f"{name}{8 * self.width}", cuda.stream_handle(stream), ptr, value, flags)
+
+
+def _wait_flag(op: str) -> int:
+    try:
+        return _WAIT_FLAGS[op]
+    except KeyError:
+        raise ValueError(f"op must be '>=', '==', '&' or 'nor', and is {op!r}") from None

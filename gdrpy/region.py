@@ -1,0 +1,208 @@
+"""A region: one allocation of GPU memory with a GPU view, a CPU view, or both."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from gdrpy._fd import duplicate
+from gdrpy._mappable import Mappable, check_range
+from gdrpy.backends import Memory, take_allocation, take_export
+from gdrpy.errors import MissingView, SizeMismatch
+from gdrpy.mapping import Flag, Mapping
+from gdrpy.transfer import Views
+from gdrpy.vmm import Allocation
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+
+def alloc(
+    nbytes: int,
+    device: int = 0,
+    *,
+    gpu: bool = True,
+    cpu: bool = True,
+    backend: str | None = None,
+) -> Region:
+    """Allocate a region of ``nbytes`` bytes on a device.
+
+    ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
+    CPU view. ``backend`` forces the way in which the CPU view is made. The memory taken is
+    ``nbytes`` rounded up to the granularity; do not rely on what it holds at first.
+
+    Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
+    """
+    _check_nbytes("alloc", nbytes)
+    _check_views("alloc", gpu, cpu)
+    with ExitStack() as undo:
+        allocation = undo.enter_context(Allocation.create(nbytes, device, gpu=gpu))
+        memory = undo.enter_context(take_allocation(allocation, backend)) if cpu else None
+        region = Region(allocation, memory, nbytes, readonly=False)
+        undo.pop_all()
+        return region
+
+
+class Region(Mappable):
+    """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
+
+    ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
+    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view;
+    ``location`` says in words where the memory lies. Threads may share a region.
+
+    Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
+    its memory alive when only the Region object is dropped.
+    """
+
+    def __init__(
+        self, allocation: Allocation, memory: Memory | None, nbytes: int, *, readonly: bool
+    ) -> None:
+        super().__init__(memory, nbytes, allocation.ptr, allocation.device)
+        self.location = memory.location if memory else f"device {allocation.device}"
+        self._allocation = allocation
+        self._cpu = self.map(readonly=readonly) if memory else None
+        self._views = Views(nbytes, self._cpu, allocation.ptr, allocation.device)
+
+    @classmethod
+    def from_fd(
+        cls,
+        fd: int,
+        nbytes: int | None = None,
+        *,
+        gpu: bool = True,
+        cpu: bool = True,
+        readonly: bool = False,
+        backend: str | None = None,
+    ) -> Region:
+        """Open a region that :meth:`export` gave a descriptor of, in this or another process.
+
+        ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
+        allocation. With ``gpu=False`` neither CUDA nor a context is needed. ``readonly`` makes the
+        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import.
+
+        Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
+        """
+        _check_views("Region.from_fd", gpu, cpu)
+        if nbytes is not None:
+            _check_nbytes("Region.from_fd", nbytes)
+        with ExitStack() as undo:
+            memory = undo.enter_context(take_export(fd, backend))
+            size = memory.nbytes
+            if nbytes is not None and nbytes > size:
+                raise SizeMismatch(
+                    f"Region.from_fd: {nbytes} bytes were asked for, and the allocation has {size}"
+                )
+            take = Allocation.from_fd if gpu else Allocation.hold
+            allocation = undo.enter_context(take(fd, size))
+            memory.source = allocation
+            region = cls(allocation, memory if cpu else None, nbytes or size, readonly=readonly)
+            if cpu:
+                undo.pop_all()
+            else:
+                undo.pop_all().callback(memory.close)
+            return region
+
+    @property
+    def ptr(self) -> int:
+        """The GPU address of the first byte. Raises MissingView in a process without it."""
+        self._check("Region.ptr")
+        if self._ptr is None:
+            raise MissingView("this region was opened without a GPU view: open it with gpu=True")
+        return self._ptr
+
+    @property
+    def cpu(self) -> Mapping:
+        """The CPU view of the whole region. Raises MissingView if it was opened without."""
+        self._check("Region.cpu")
+        if self._cpu is None:
+            raise MissingView("this region was opened without a CPU view: open it with cpu=True")
+        return self._cpu
+
+    @property
+    def allocation_size(self) -> int:
+        """Bytes of GPU memory held: ``nbytes`` rounded up to the granularity."""
+        return self._allocation.size
+
+    def numpy(
+        self,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """An array over the CPU view: see :meth:`Mapping.numpy`."""
+        return self.cpu.numpy(dtype, shape, offset)
+
+    def flag(self, offset: int = 0, width: int = 4) -> Flag:
+        """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
+        return self.cpu.flag(offset, width)
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """Copy a contiguous buffer's bytes into the region, by CPU stores or by DMA.
+
+        The bytes are on their way to the GPU when it returns, ahead of anything written later.
+        Raises ValueError outside the region, ReadOnly, Closed.
+        """
+        self._check("Region.write")
+        self._views.write(data, offset)
+
+    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
+        """The ``nbytes`` bytes at ``offset`` (None: all from there on), by CPU loads or by DMA."""
+        self._check("Region.read")
+        if nbytes is None:
+            nbytes = self.nbytes - offset
+        check_range("Region.read", offset, nbytes, self.nbytes)
+        buffer = bytearray(nbytes)
+        self._views.readinto(buffer, offset)
+        return bytes(buffer)
+
+    def readinto(self, buffer: Any, offset: int = 0) -> int:
+        """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
+        self._check("Region.readinto")
+        return self._views.readinto(buffer, offset)
+
+    def export(self) -> int:
+        """A new file descriptor of the memory: hand it to another process, and close it.
+
+        Whoever holds it can open the region, read and write, as long as it is open; it keeps the
+        memory alive. It is not inherited over exec.
+        """
+        self._check("Region.export")
+        return duplicate(self._allocation.fd)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The GPU view as bytes (version 3), for torch, cupy, numba and others."""
+        return {
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.ptr, False),
+            "version": 3,
+        }
+
+    def _release(self) -> None:
+        super()._release()
+        self._allocation.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Region CLOSED>"
+        views = " and ".join(
+            name
+            for name, there in (("GPU", self._allocation.ptr), ("CPU", self._cpu))
+            if there is not None
+        )
+        backend = f", {self._cpu.backend}" if self._cpu else ""
+        return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
+
+
+def _check_nbytes(call: str, nbytes: int) -> None:
+    if not isinstance(nbytes, int) or isinstance(nbytes, bool):
+        raise TypeError(f"{call}: nbytes must be an int, and is {nbytes!r}")
+    if not 0 < nbytes < 1 << 62:
+        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), and is {nbytes}")
+
+
+def _check_views(call: str, gpu: bool, cpu: bool) -> None:
+    if not gpu and not cpu:
+        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")

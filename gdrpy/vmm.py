@@ -1,0 +1,140 @@
+"""GPU memory by CUDA's virtual memory management: allocations that other processes can import."""
+
+from __future__ import annotations
+
+import functools
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from gdrpy import cuda
+from gdrpy._fd import describe, duplicate
+from gdrpy._resource import Owner
+from gdrpy.errors import CudaError, InvalidHandle
+
+
+def _properties(device: int) -> Any:
+    driver = cuda.driver()
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = device
+    properties.requestedHandleTypes = (
+        driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    )
+    if cuda.attribute(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
+        properties.allocFlags.gpuDirectRDMACapable = 1
+    return properties
+
+
+@functools.cache
+def granularity(device: int = 0) -> int:
+    """The bytes of which every allocation's size is a multiple. Raises NotFound."""
+    cuda.device(device)
+    minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(cuda.call("cuMemGetAllocationGranularity", _properties(device), minimum))
+
+
+def rounded_size(nbytes: int, device: int = 0) -> int:
+    """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
+    unit = granularity(device)
+    return -(-nbytes // unit) * unit
+
+
+class Allocation(Owner):
+    """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
+
+    Made by :meth:`create`, :meth:`from_fd` and, where no CUDA is wanted, :meth:`hold`. ``size`` is
+    in bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view.
+    """
+
+    def __init__(
+        self, undo: ExitStack, fd: int, size: int, device: int | None, ptr: int | None
+    ) -> None:
+        super().__init__(undo)
+        self._fd = fd
+        self.device = device
+        self.size = size
+        self.ptr = ptr
+
+    @classmethod
+    def create(cls, nbytes: int, device: int = 0, *, gpu: bool = True) -> Allocation:
+        """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
+
+        Without ``gpu`` no CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
+        """
+        size = rounded_size(nbytes, device)
+        with ExitStack() as undo:
+            handle = cuda.call("cuMemCreate", size, _properties(device), 0)
+            undo.callback(cuda.call, "cuMemRelease", handle)
+            fd = export(handle)
+            undo.callback(os.close, fd)
+            ptr = _map(undo, handle, size, device) if gpu else None
+            return cls(undo.pop_all(), fd, size, device, ptr)
+
+    @classmethod
+    def from_fd(cls, fd: int, size: int) -> Allocation:
+        """Import an exported allocation of ``size`` bytes and map it for the GPU it lies on.
+
+        ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
+        """
+        with ExitStack() as undo:
+            fd = duplicate(fd)
+            undo.callback(os.close, fd)
+            handle = import_handle(fd)
+            undo.callback(cuda.call, "cuMemRelease", handle)
+            device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
+            ptr = _map(undo, handle, size, device)
+            return cls(undo.pop_all(), fd, size, device, ptr)
+
+    @classmethod
+    def hold(cls, fd: int, size: int) -> Allocation:
+        """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
+        with ExitStack() as undo:
+            fd = duplicate(fd)
+            undo.callback(os.close, fd)
+            return cls(undo.pop_all(), fd, size, None, None)
+
+    @property
+    def fd(self) -> int:
+        """The allocation's own descriptor, closed with it: duplicate it to keep it."""
+        self._check("Allocation.fd")
+        return self._fd
+
+
+def export(handle: Any) -> int:
+    """A new file descriptor of an allocation's handle, closed on exec."""
+    kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    fd = int(cuda.call("cuMemExportToShareableHandle", handle, kind, 0))
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def import_handle(fd: int) -> Any:
+    """The handle of an exported allocation. Raises InvalidHandle."""
+    kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    try:
+        return cuda.call("cuMemImportFromShareableHandle", fd, kind)
+    except CudaError as error:
+        raise InvalidHandle(
+            f"file descriptor {fd} is {describe(fd)}, which CUDA does not import "
+            f"({error.name}): pass one that Region.export() gave"
+        ) from error
+
+
+def _map(undo: ExitStack, handle: Any, size: int, device: int) -> int:
+    """Map an allocation at a fresh GPU address that its device may read and write."""
+    driver = cuda.driver()
+    cuda.primary_context(device)
+
+    address = cuda.call("cuMemAddressReserve", size, 0, 0, 0)
+    undo.callback(cuda.call, "cuMemAddressFree", address, size)
+    cuda.call("cuMemMap", address, size, 0, handle, 0)
+    undo.callback(cuda.call, "cuMemUnmap", address, size)
+
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    cuda.call("cuMemSetAccess", address, size, [access], 1)
+    return int(address)

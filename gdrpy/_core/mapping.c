@@ -434,9 +434,11 @@ static PyMethodDef mapping_methods[] = {
 
 static PyMemberDef mapping_members[] = {
 	{"nbytes", T_PYSSIZET, offsetof(struct mapping, nbytes), READONLY, "Size in bytes."},
+	{"_users", T_PYSSIZET, offsetof(struct mapping, users), READONLY,
+	 "Views and running copies that close() waits for."},
 	{"readonly", T_BOOL, offsetof(struct mapping, readonly), READONLY,
 	 "Whether stores are refused."},
-	{"type", T_INT, offsetof(struct mapping, type), READONLY,
+	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},
 };

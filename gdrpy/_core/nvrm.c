@@ -49,6 +49,7 @@ static int status_errno(uint32_t status)
 		return EACCES;
 	case 0x1f: /* INVALID_ARGUMENT */
 	case 0x33: /* INVALID_OBJECT_HANDLE */
+	case 0x3b: /* INVALID_PARAMETER: also a descriptor that is no export */
 	case 0x57: /* OBJECT_NOT_FOUND */
 		return EINVAL;
 	case 0x56: /* NOT_SUPPORTED */

@@ -1,4 +1,12 @@
-"""Build the simulated resource manager, a library for LD_PRELOAD."""
+"""Build the simulated resource manager (RM), a library for LD_PRELOAD.
+
+In front of the C library it serves /dev/nvidiactl, /dev/nvidia<minor> and the files of
+/proc/driver/nvidia as the stock NVIDIA kernel driver would, over the memory of the simulated GPU.
+
+Environment: FAKE_RM_DEVICES, FAKE_RM_VERSION and FAKE_RM_NO_NODES (src/machine.h) and
+FAKE_RM_FAULT (src/fault.h). Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count,
+fakerm_violation and fakerm_set_fault (the end of src/preload.c).
+"""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +14,6 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCES = sorted((HERE / "src").glob("*.c"))
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE"]
-SANITIZER_STOPS = "-fno-sanitize-recover=all"
 
 
 def build(directory: Path) -> Path:
@@ -20,16 +27,21 @@ def build(directory: Path) -> Path:
     return library
 
 
+def build_fuzzer(directory: Path) -> Path:
+    """Build fuzz.c and all but the interposers, to be run without LD_PRELOAD, under ASan and UBSan.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refused.
+    """
+    fuzzer = directory / "fuzz"
+    sources = [HERE / "fuzz.c", *(path for path in SOURCES if path.name != "preload.c")]
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    compile_c(fuzzer, sources, ["-O1", "-g", *sanitizers])
+    return fuzzer
+
+
 def compile_c(output: Path, sources: list[Path], options: list[str]) -> None:
     """Compile and link C sources with the warnings that this project's C is held to."""
     subprocess.run(
         ["gcc", *WARNINGS, *options, "-o", output, *sources, "-ldl", "-pthread"], check=True
     )
-
-
-def build_fuzzer(directory: Path) -> Path:
-    """Build the fuzzer of the protocol, with the address and undefined behaviour sanitizers."""
-    fuzzer = directory / "fuzz"
-    sources = [HERE / "fuzz.c", *(path for path in SOURCES if path.name != "preload.c")]
-    compile_c(fuzzer, sources, ["-O1", "-g", "-fsanitize=address,undefined", SANITIZER_STOPS])
-    return fuzzer

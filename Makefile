@@ -6,16 +6,20 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
-	benchmarks/*.[ch] driver/uapi/*.h)
+	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/uapi/*.h)
+BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py \
+	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 
-.PHONY: help demo test test-c test-py lint format bench build clean
+.PHONY: help build tools demo test lint format test-c test-py bench clean
 
 help:
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
-	@echo "make test    lint, C tests under sanitizers, Python tests"
-	@echo "make lint    formatting, types, warnings as errors"
-	@echo "make bench   every benchmark; writes benchmarks/results"
+	@echo "make test    everything: lint, C tests under sanitizers, Python tests"
+	@echo "make lint    formatting, types, compiler warnings as errors"
+	@echo "make format  put the formatting right"
+	@echo "make bench   every benchmark, into benchmarks/results"
 	@echo "make clean   remove what the build made"
 
 demo: build
@@ -25,27 +29,44 @@ demo: build
 
 test: lint test-c test-py
 
-test-c: build
-	@$(MAKE) --no-print-directory -C tests/c check
-
-test-py: build
-	@$(BIN)/pytest -q
-
-bench: build
-	@$(BIN)/python benchmarks/run.py
-
-lint: $(VENV)/.lint
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+lint: tools
+	@$(BIN)/ruff check -q .
+	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
 
-format: $(VENV)/.lint
-	@$(BIN)/ruff check --fix .
-	@$(BIN)/ruff format .
+format: tools
+	@$(BIN)/ruff check -q --fix .
+	@$(BIN)/ruff format -q .
 	@$(BIN)/clang-format -i $(C_SOURCES)
 
+test-c:
+	@$(MAKE) --no-print-directory -C tests/c check
+
+test-py: tools
+	@$(BIN)/pytest -q
+
+bench: tools
+	@$(BIN)/python benchmarks/run.py
+
 build: $(VENV)/.built
+tools: $(VENV)/.tools
+
+# The package as a link to the checkout, its C parts in place, and what it needs.
+$(VENV)/.built: $(BUILT_FROM)
+	@command -v gcc > /dev/null || { echo "gdrpy's C parts need gcc: apt install gcc"; exit 1; }
+	@echo "setting up $(VENV) (packages from PyPI) and building the C parts"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) "setuptools>=77" "cffi>=1.17"
+	@CFLAGS="$$CFLAGS -Werror" $(PIP) --no-build-isolation -e .
+	@touch $@
+
+# What tests, lint and plots need besides.
+$(VENV)/.tools: $(VENV)/.built
+	@echo "installing the tools for tests and lint into $(VENV) (packages from PyPI)"
+	@$(PIP) --no-build-isolation -e ".[test,lint,plot]"
+	@touch $@
 
 clean:
-	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/sim/libcuda.so.1 tests/c/build $(VENV)/.built
+	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
+		tests/c/build $(VENV)/.built $(VENV)/.tools

@@ -23,9 +23,7 @@ class Mappable(Resource):
         self._ptr = ptr
         self._mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
 
-    def map(
-        self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False
-    ) -> Mapping:
+    def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
         """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
 
         Raises ValueError outside the memory, OutOfMemory when the BAR is full.

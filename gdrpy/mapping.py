@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
+from gdrpy.errors import MissingView
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,9 +138,9 @@ class Flag(_mapping.Flag):
 
     @property
     def ptr(self) -> int:
-        """GPU address of the word. Raises ValueError in a process without the GPU view."""
+        """GPU address of the word. Raises MissingView in a process without the GPU view."""
         if self.mapping.ptr is None:
-            raise ValueError(
+            raise MissingView(
                 "Flag.ptr: this process has only the CPU view; open the region with gpu=True"
             )
         return self.mapping.ptr + self.offset

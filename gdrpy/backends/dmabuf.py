@@ -98,9 +98,7 @@ class DmabufBackend(Backend):
                 ) from error
             undo.callback(os.close, fd)
             location = cuda.pci_name(*cuda.pci_address(device))
-            return DmabufMemory(
-                undo.pop_all(), fd, ptr - start, nbytes, _mapping_type(), location
-            )
+            return DmabufMemory(undo.pop_all(), fd, ptr - start, nbytes, _mapping_type(), location)
 
 
 def _attribute_key() -> object:

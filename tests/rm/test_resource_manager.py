@@ -366,7 +366,7 @@ class TestWrongCall:
             assert ask(0, PAGE, device=99) == rm.OBJECT_NOT_FOUND
             assert ask(0, PAGE, memory=99) == rm.OBJECT_NOT_FOUND
             assert ask(0, PAGE, mfd=99) == rm.INVALID_ARGUMENT
-            assert ask(0, PAGE, flags=1) == rm.INVALID_FLAGS
+            assert ask(0, PAGE, flags=2) == rm.INVALID_FLAGS
             assert ask(BLOCK, PAGE) == rm.INVALID_BASE
             assert ask(8, PAGE) == rm.INVALID_BASE
             assert ask(0, 0) == rm.INVALID_LIMIT

@@ -220,7 +220,7 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 		return RM_OBJECT_NOT_FOUND;
 	if (parent != device)
 		return RM_INVALID_OBJECT_PARENT;
-	if (call->flags)
+	if (call->flags & ~RM_MAP_READ_ONLY)
 		return RM_INVALID_FLAGS;
 	if (call->offset >= object->memory.size || !page_aligned(call->offset))
 		return RM_INVALID_BASE;
@@ -230,7 +230,8 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 	status = claim_mapping_fd(call->fd, machine_mirror(device->instance), &file);
 	if (status)
 		return status;
-	mapping = mapping_add(object, call->offset, call->length, &file);
+	mapping = mapping_add(object, call->offset, call->length, &file,
+			      call->flags & RM_MAP_READ_ONLY);
 	if (!mapping)
 		return RM_NO_MEMORY;
 	call->linear = mapping->linear;
@@ -391,6 +392,9 @@ void *rm_mmap(const struct open_node *node, int fd, void *address, size_t length
 	ledger_lock();
 	mapping = mapping_of_file(&node->file, &object);
 	errno = check_mmap(mapping, fd, length, prot, flags, offset);
+	/* The driver takes the right to write away in silence. */
+	if (!errno && mapping->readonly)
+		prot &= ~PROT_WRITE;
 	if (!errno)
 		view = memory_map(&object->memory, address, mapping->length, prot, flags,
 				  mapping->offset);

@@ -1,0 +1,121 @@
+"""Which GPU the tests run on, and what every test must leave as it found it.
+
+By default everything runs on the simulated GPU. ``pytest -m gpu`` runs the tests so marked on a
+real one; they are the same tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import open_descriptors
+
+SIMULATED_BACKENDS = "sim,dmabuf"
+
+
+def on_real_gpu(config: pytest.Config) -> bool:
+    return config.getoption("markexpr") == "gpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["GDRPY_SIM"] = "0" if on_real_gpu(config) else "1"
+
+
+def backends(config: pytest.Config) -> list[str]:
+    """The backends to hold against the contract: on a real GPU all that can serve there."""
+    if not on_real_gpu(config):
+        return os.environ.get("GDRPY_TEST_BACKENDS", SIMULATED_BACKENDS).split(",")
+    from gdrpy.backends import ALL
+
+    return [name for name, backend in ALL.items() if backend.status(0).usable]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", backends(metafunc.config), indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A backend that this machine has, forced for the test."""
+    name: str = request.param
+    monkeypatch.setenv("GDRPY_BACKEND", name)
+    return name
+
+
+@pytest.fixture
+def driver() -> Any:
+    """``cuda.bindings.driver`` on the GPU under test, its primary context current."""
+    from gdrpy import cuda
+
+    module = cuda.driver()
+    with cuda.context(0):
+        yield module
+
+
+@pytest.fixture
+def nothing_leaks(backend: str) -> Iterator[None]:
+    """Descriptors and GPU memory are back where they were when the test ends."""
+    import gdrpy
+    from gdrpy import cuda
+
+    # What a process makes once and keeps: contexts, the backend's client, the DMA stream.
+    with gdrpy.alloc(1) as warm:
+        warm._views.dma_write(b"x", 0)
+
+    def in_use() -> tuple[int, int]:
+        gc.collect()
+        with cuda.context(0):
+            free, _ = cuda.call("cuMemGetInfo")
+        return len(open_descriptors()), free
+
+    before = in_use()
+    yield
+    assert in_use() == before, open_descriptors()
+
+
+@pytest.fixture
+def gpu_read() -> Callable[[int, int], bytes]:
+    """What the driver's own copy finds at a GPU address: (address, nbytes) to bytes."""
+    from gdrpy import cuda
+
+    def read(ptr: int, nbytes: int) -> bytes:
+        buffer = bytearray(nbytes)
+        with cuda.context(0):
+            cuda.call("cuMemcpyDtoH", buffer, ptr, nbytes)
+        return bytes(buffer)
+
+    return read
+
+
+@pytest.fixture
+def gpu_write() -> Callable[[int, bytes], None]:
+    """The driver's own copy of bytes to a GPU address, done when it returns."""
+    from gdrpy import cuda
+
+    def write(ptr: int, data: bytes) -> None:
+        with cuda.context(0):
+            cuda.call("cuMemcpyHtoD", ptr, data, len(data))
+            cuda.call("cuCtxSynchronize")
+
+    return write
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skip is a failure: what a machine cannot run must not look as if it had passed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter else []
+    if os.environ.get("CI") and skipped and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(skipped)} skipped: in CI every test must run", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def checkout() -> Path:
+    """The project's top folder."""
+    return Path(__file__).parent.parent

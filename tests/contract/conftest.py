@@ -1,0 +1,25 @@
+"""The contract: what holds for regions, pins and flags whatever backend maps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import gdrpy
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def contract(nothing_leaks: None) -> None:
+    """Every test of the contract also proves that nothing leaks."""
+
+
+@pytest.fixture
+def region(contract: None) -> Iterator[gdrpy.Region]:
+    with gdrpy.alloc(1 << 20) as region:
+        yield region

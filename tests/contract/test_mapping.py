@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+import gdrpy
+
+EDGE = 70  # past one cache line
+
+
+@pytest.fixture
+def mapping(region: gdrpy.Region) -> gdrpy.Mapping:
+    return region.cpu
+
+
+class TestCopies:
+    def test_every_offset_and_length_leaves_the_neighbours_alone(self, region, gpu_read):
+        chance = random.Random(7)
+        for offset in range(0, EDGE, 3):
+            for length in range(EDGE):
+                background, data = chance.randbytes(3 * EDGE), chance.randbytes(length)
+                region.cpu.write(background)
+                region.cpu.write(data, offset)
+                expected = background[:offset] + data + background[offset + length :]
+                assert region.cpu.read(3 * EDGE) == expected
+                assert region.cpu.read(length, offset) == data
+        assert gpu_read(region.ptr, 3 * EDGE) == expected
+
+    @pytest.mark.parametrize("nbytes", [4095, 4096, 65535, 65536, 65537, 1 << 20])
+    def test_large_ones_arrive_whole(self, region, gpu_read, nbytes):
+        data = random.Random(nbytes).randbytes(nbytes)
+        region.cpu.write(data)
+        assert gpu_read(region.ptr, nbytes) == data
+        buffer = bytearray(nbytes)
+        assert region.cpu.readinto(buffer) == nbytes
+        assert buffer == data
+
+    def test_take_any_contiguous_buffer(self, mapping):
+        mapping.write(np.arange(4, dtype=np.uint16))
+        assert mapping.read(8) == np.arange(4, dtype=np.uint16).tobytes()
+        target = np.empty(4, np.uint16)
+        assert mapping.readinto(target) == 8
+        assert target.tolist() == [0, 1, 2, 3]
+
+    def test_of_nothing_do_nothing(self, mapping):
+        mapping.write(b"")
+        mapping.write(b"", mapping.nbytes)
+        assert mapping.read(0) == b""
+        assert mapping.read(None, mapping.nbytes) == b""
+        assert mapping.readinto(bytearray()) == 0
+
+    def test_in_a_batch_are_there_after_it(self, region, gpu_read):
+        with region.cpu.batch():
+            for index in range(100):
+                region.cpu.store(4 * index, index)
+        assert gpu_read(region.ptr, 400) == np.arange(100, dtype=np.uint32).tobytes()
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda one: one.write(b"xy", one.nbytes - 1),
+            lambda one: one.read(2, one.nbytes - 1),
+            lambda one: one.readinto(bytearray(2), one.nbytes - 1),
+            lambda one: one.read(1, one.nbytes + 1),
+            lambda one: one.read(one.nbytes + 1),
+            lambda one: one.load(one.nbytes),
+            lambda one: one.store(one.nbytes - 3, 1),
+            lambda one: one.flag(one.nbytes),
+            lambda one: one.read(1 << 62),
+        ],
+    )
+    def test_outside_the_mapping_are_refused(self, mapping, call):
+        with pytest.raises(ValueError, match=r"lies outside the \d+-byte mapping"):
+            call(mapping)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda one: one.write(b"x", -1),
+            lambda one: one.read(-1),
+            lambda one: one.read(1, -1),
+            lambda one: one.readinto(bytearray(1), -1),
+            lambda one: one.load(-4),
+        ],
+    )
+    def test_with_negative_numbers_are_refused(self, mapping, call):
+        with pytest.raises(ValueError, match="must not be negative, and is -"):
+            call(mapping)
+
+    @pytest.mark.parametrize(
+        ("call", "error"),
+        [
+            (lambda one: one.write(), "needs the argument 'data'"),
+            (lambda one: one.write(b"", 0, 0), "takes at most 2 arguments, not 3"),
+            (lambda one: one.write(b"", of=0), "unexpected or repeated argument 'of'"),
+            (lambda one: one.write(b"", data=b""), "unexpected or repeated argument 'data'"),
+            (lambda one: one.write("text"), "bytes-like object is required"),
+            (lambda one: one.read(1.5), "cannot be interpreted as an integer"),
+            (lambda one: one.store(0, "1"), "integer"),
+        ],
+    )
+    def test_with_wrong_arguments_are_refused(self, mapping, call, error):
+        with pytest.raises(TypeError, match=error):
+            call(mapping)
+
+    def test_into_read_only_buffers_are_refused(self, mapping):
+        with pytest.raises(BufferError):
+            mapping.readinto(b"fixed")
+
+    def test_of_scattered_arrays_are_refused(self, mapping):
+        with pytest.raises(ValueError, match="not C-contiguous"):
+            mapping.write(np.zeros((4, 4))[:, 1])
+
+
+class TestWords:
+    @pytest.mark.parametrize(("width", "value"), [(4, 0xFFFFFFFF), (8, (1 << 64) - 2)])
+    def test_are_stored_and_loaded_whole(self, mapping, width, value):
+        mapping.store(16, value, width)
+        assert mapping.load(16, width) == value
+        assert mapping.read(width, 16) == value.to_bytes(width, "little")
+
+    def test_keep_the_low_bits_of_larger_values(self, mapping):
+        mapping.store(0, -1)
+        assert mapping.load(0) == 0xFFFFFFFF
+
+    @pytest.mark.parametrize("width", [0, 1, 3, 16])
+    def test_of_other_widths_are_refused(self, mapping, width):
+        with pytest.raises(ValueError, match=f"width must be 4 or 8 bytes, and is {width}"):
+            mapping.load(0, width)
+
+    def test_off_their_alignment_are_refused(self, mapping):
+        with pytest.raises(ValueError, match="offset 4 is not aligned to the 8-byte word"):
+            mapping.load(4, 8)
+
+
+class TestArrays:
+    def test_are_views_of_the_same_bytes(self, mapping):
+        array = mapping.numpy(np.int32, (2, 3), offset=8)
+        array[:] = [[1, 2, 3], [4, 5, 6]]
+        assert mapping.read(24, 8) == np.arange(1, 7, dtype=np.int32).tobytes()
+
+    def test_cover_whole_elements_by_default(self, region):
+        with region.map(0, 1001) as mapping:
+            assert mapping.numpy(np.float64).shape == (125,)
+
+    def test_of_a_scalar_shape_have_one_element(self, mapping):
+        assert mapping.numpy(np.int64, ()).shape == ()
+
+    @pytest.mark.parametrize(
+        ("dtype", "shape", "offset"),
+        [
+            ("f4", None, 2),
+            ("f4", None, -4),
+            ("u1", 2, (1 << 20) - 1),
+            ("u1", -1, 0),
+            ("u1", None, 1 << 21),
+        ],
+    )
+    def test_that_do_not_fit_are_refused(self, mapping, dtype, shape, offset):
+        with pytest.raises(ValueError, match=r"Mapping\.numpy"):
+            mapping.numpy(dtype, shape, offset)
+
+
+class TestThreads:
+    def test_write_and_read_their_own_parts_at_once(self, mapping):
+        failures = []
+
+        def work(number: int) -> None:
+            chance = random.Random(number)
+            start = number * (128 << 10)
+            for _ in range(20):
+                data = chance.randbytes(chance.randrange(1, 128 << 10))
+                mapping.write(data, start)
+                if mapping.read(len(data), start) != data:
+                    failures.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+    def test_closing_under_a_waiting_thread_is_refused(self, region):
+        mapping = region.map()
+        flag = mapping.flag()
+        flag.set(0)
+        entered = threading.Event()
+
+        def wait() -> None:
+            entered.set()
+            flag.wait(1, timeout=60)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        entered.wait()
+        while not mapping._users:  # the thread is between the event and the wait
+            pass
+        with pytest.raises(BufferError, match="running copies"):
+            mapping.close()
+        flag.set(1)
+        thread.join()
+        mapping.close()
+        with pytest.raises(gdrpy.Closed):
+            flag.get()

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import gdrpy
+from gdrpy import cuda
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def gdr(contract: None) -> Iterator[gdrpy.Gdr]:
+    with gdrpy.open() as gdr:
+        yield gdr
+
+
+@pytest.fixture
+def allocate(contract: None, driver) -> Iterator[Callable[[int], int]]:
+    """cuMemAlloc, freed at the end."""
+    pointers = []
+
+    def allocate(nbytes: int) -> int:
+        pointers.append(cuda.call("cuMemAlloc", nbytes))
+        return int(pointers[-1])
+
+    yield allocate
+    for pointer in pointers:
+        cuda.call("cuMemFree", pointer)
+
+
+def fill(pointer: int, byte: int, nbytes: int) -> None:
+    cuda.call("cuMemsetD8", pointer, byte, nbytes)
+    cuda.call("cuCtxSynchronize")
+
+
+@pytest.fixture
+def one_of_a_kind(backend: str, driver) -> None:
+    """A dma-buf of the simulated GPU can only begin where a physical block does."""
+    if backend == "dmabuf" and cuda.simulated():
+        pytest.xfail("the simulated driver gives no dma-buf of a part of a block")
+
+
+class TestPinOfAllocatedMemory:
+    @pytest.mark.parametrize("nbytes", [2 * MIB, 5 * MIB, 64 * MIB])
+    def test_large_is_read_and_written(self, gdr, allocate, gpu_read, nbytes):
+        pointer = allocate(nbytes)
+        fill(pointer, 0x5A, nbytes)
+        with gdr.pin(pointer, nbytes) as pin, pin.map() as mapping:
+            assert mapping.read(1000, nbytes - 1000) == b"\x5a" * 1000
+            mapping.write(b"the end", nbytes - 7)
+        assert gpu_read(pointer + nbytes - 8, 8) == b"\x5athe end"
+
+    def test_small_ones_sharing_a_block_are_told_apart(
+        self, one_of_a_kind, gdr, allocate, gpu_read
+    ):
+        sizes = (4, 100, 4096, 8192, 70000)
+        pointers = [allocate(size) for size in sizes]
+        for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True), 1):
+            fill(pointer, number, size)
+        for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True), 1):
+            with gdr.pin(pointer, size) as pin, pin.map() as mapping:
+                assert mapping.read() == bytes([number]) * size
+                mapping.write(b"\xff", size - 1)
+            assert gpu_read(pointer, size) == bytes([number]) * (size - 1) + b"\xff"
+
+    def test_interior_pointer_begins_there(self, one_of_a_kind, gdr, allocate, gpu_read):
+        pointer = allocate(8 * MIB)
+        fill(pointer, 7, 8 * MIB)
+        inside = pointer + 3 * MIB + 12345
+        with gdr.pin(inside, 1000) as pin, pin.map(10, 20) as mapping:
+            assert pin.ptr == inside
+            assert mapping.ptr == inside + 10
+            mapping.write(b"inside")
+        assert gpu_read(inside + 9, 8) == b"\x07inside\x07"
+
+    def test_of_a_region_shows_its_bytes(self, gdr):
+        with gdrpy.alloc(MIB) as region, gdr.pin(region.ptr + 4096, 100) as pin:
+            region.write(b"vmm memory", 4096)
+            with pin.map() as mapping:
+                assert mapping.read(10) == b"vmm memory"
+
+    def test_of_a_cuda_array_needs_no_size(self, gdr):
+        with gdrpy.alloc(MIB) as region, gdr.pin(region) as pin:
+            assert (pin.ptr, pin.nbytes) == (region.ptr, MIB)
+            with pytest.raises(gdrpy.SizeMismatch, match="the array has 1048576"):
+                gdr.pin(region, MIB + 1)
+
+    def test_info_is_rounded_out_to_pages(self, gdr, allocate, backend):
+        pointer = allocate(2 * MIB)
+        with gdr.pin(pointer, 5000) as pin:
+            assert pin.info == gdrpy.PinInfo(pointer, 8192, 4096, False, None)
+            with pin.map() as mapping:
+                assert pin.info == gdrpy.PinInfo(pointer, 8192, 4096, True, mapping.mapping_type)
+            assert not pin.info.mapped
+            assert pin.attributes == gdrpy.Attributes(backend, True, 4096)
+
+    def test_two_pins_of_one_allocation_agree(self, gdr, allocate):
+        pointer = allocate(2 * MIB)
+        with gdr.pin(pointer, MIB) as one, gdr.pin(pointer, 2 * MIB) as other:
+            with one.map() as first, other.map() as second:
+                first.write(b"twice pinned", 1000)
+                assert second.read(12, 1000) == b"twice pinned"
+
+    def test_outlives_the_allocation(self, gdr, driver, contract):
+        pointer = cuda.call("cuMemAlloc", 32 * MIB)
+        fill(pointer, 9, 32 * MIB)
+        with gdr.pin(int(pointer), 32 * MIB) as pin, pin.map() as mapping:
+            cuda.call("cuMemFree", pointer)
+            assert mapping.read(100, 16 * MIB) == b"\x09" * 100
+
+    def test_closing_the_gdr_closes_pins_and_mappings(self, gdr, allocate):
+        pin = gdr.pin(allocate(2 * MIB), MIB)
+        mapping = pin.map()
+        gdr.close()
+        assert (pin.closed, mapping.closed) == (True, True)
+        assert (repr(gdr), repr(pin), repr(mapping)) == (
+            "<Gdr CLOSED>",
+            "<Pin CLOSED>",
+            "<Mapping CLOSED>",
+        )
+        for use in (lambda: pin.map(), lambda: pin.info, lambda: gdr.pin(1, 1)):
+            with pytest.raises(gdrpy.Closed):
+                use()
+
+
+class TestPointerThatCannotBePinned:
+    def test_past_the_end_of_the_allocation_is_refused(self, gdr, allocate):
+        pointer = allocate(2 * MIB)
+        with pytest.raises(gdrpy.SizeMismatch, match="run past the end .* has 2097152 bytes"):
+            gdr.pin(pointer, 2 * MIB + 1)
+
+    def test_host_memory_is_refused(self, gdr):
+        host = np.zeros(100, np.uint8)
+        with pytest.raises(gdrpy.InvalidHandle, match="no memory that CUDA knows"):
+            gdr.pin(host.ctypes.data, 100)
+
+    def test_pinned_host_memory_is_refused(self, gdr, driver):
+        host = cuda.call("cuMemAllocHost", 4096)
+        with pytest.raises(gdrpy.InvalidHandle):
+            gdr.pin(int(host), 4096)
+        cuda.call("cuMemFreeHost", host)
+
+    @pytest.mark.parametrize(
+        ("pointer", "nbytes"), [(0, 1), (-1, 1), (1 << 40, 0), (1 << 40, -1), ((1 << 64) - 1, 2)]
+    )
+    def test_wrong_range_is_refused(self, gdr, pointer, nbytes):
+        with pytest.raises(ValueError, match=r"Gdr\.pin"):
+            gdr.pin(pointer, nbytes)
+
+    def test_object_that_is_no_array_is_refused(self, gdr):
+        with pytest.raises(TypeError, match="no __cuda_array_interface__"):
+            gdr.pin("0x1000", 1)
+        with pytest.raises(TypeError, match="needs nbytes"):
+            gdr.pin(4096)

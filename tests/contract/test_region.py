@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gdrpy
+from gdrpy import cuda
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+CPU_ONLY_CHILD = """
+import sys
+import gdrpy
+with gdrpy.Region.from_fd(int(sys.argv[1]), gpu=False) as region:
+    assert region.read(5, 3) == b"hello", region.read(5, 3)
+    region.write(b"from the child", 100)
+    assert region.device is None
+    print(region.nbytes, sorted(name for name in sys.modules if name.startswith("cuda")))
+"""
+
+
+class TestAllocatedRegion:
+    def test_stores_of_the_cpu_are_seen_by_the_gpu(self, region, gpu_read):
+        region.numpy(np.float32)[:4] = [1, 2, 3, 4]
+        region.cpu.flush()
+        assert gpu_read(region.ptr, 16) == np.array([1, 2, 3, 4], np.float32).tobytes()
+
+    def test_writes_of_the_gpu_are_seen_by_the_cpu(self, region, driver):
+        cuda.call("cuMemsetD32", region.ptr + 64, 0xDEADBEEF, 4)
+        cuda.call("cuCtxSynchronize")
+        assert region.cpu.read(20, 62) == region.read(
+            2, 62
+        ) + b"\xef\xbe\xad\xde" * 4 + region.read(2, 80)
+        assert region.cpu.read(16, 64) == b"\xef\xbe\xad\xde" * 4
+
+    def test_copies_of_the_driver_are_seen_by_the_cpu(self, region, gpu_write):
+        gpu_write(region.ptr + 7, b"by the copy engine")
+        assert region.cpu.read(18, 7) == b"by the copy engine"
+
+    def test_holds_a_multiple_of_the_granularity(self, backend):
+        with gdrpy.alloc(1) as region:
+            assert region.nbytes == 1
+            assert (
+                region.allocation_size == gdrpy.granularity(0) == gdrpy.rounded_size(1) == 2 * MIB
+            )
+
+    def test_is_described_by_its_repr(self, region, backend):
+        where = region.location
+        assert repr(region) == f"<Region of 1048576 bytes on {where}, GPU and CPU view, {backend}>"
+        region.close()
+        assert repr(region) == "<Region CLOSED>"
+
+    def test_several_regions_hold_their_own_bytes(self, backend):
+        regions = [gdrpy.alloc(4096) for _ in range(5)]
+        for number, region in enumerate(regions):
+            region.write(bytes([number]) * 4096)
+        assert [region.read(1, 4095) for region in regions] == [bytes([n]) for n in range(5)]
+        for region in regions:
+            region.close()
+
+    def test_larger_than_4_gib_is_addressed_at_both_ends(self, backend, gpu_read):
+        nbytes = 4 * GIB + 4 * MIB
+        with gdrpy.alloc(nbytes) as region:
+            region.cpu.write(b"last", nbytes - 4)
+            region.cpu.write(b"first", 0)
+            assert gpu_read(region.ptr + nbytes - 4, 4) == b"last"
+            assert gpu_read(region.ptr, 5) == b"first"
+            assert region.cpu.read(4, nbytes - 4) == b"last"
+
+    def test_speaks_the_cuda_array_interface(self, region):
+        interface = region.__cuda_array_interface__
+        assert interface["data"] == (region.ptr, False)
+        assert (interface["shape"], interface["typestr"]) == ((1 << 20,), "|u1")
+
+    def test_without_cpu_view_is_read_and_written_by_dma(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            region.write(b"dma", 1)
+            assert region.read(3, 1) == b"dma"
+            with pytest.raises(gdrpy.MissingView, match="cpu=True"):
+                _ = region.cpu
+
+    def test_without_gpu_view_is_read_and_written_by_the_cpu(self, backend):
+        if backend == "dmabuf":
+            with pytest.raises(gdrpy.InvalidHandle, match="gpu=True"):
+                gdrpy.alloc(4096, gpu=False)
+            return
+        with gdrpy.alloc(4096, gpu=False) as region:
+            region.write(b"cpu", 1)
+            assert region.read(3, 1) == b"cpu"
+            with pytest.raises(gdrpy.MissingView, match="gpu=True"):
+                _ = region.ptr
+
+
+class TestMappingOfARegion:
+    @pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 4097, 65536 + 3])
+    def test_begins_at_any_byte(self, region, gpu_read, offset):
+        with region.map(offset, 100) as mapping:
+            mapping.write(bytes(range(100)))
+        assert gpu_read(region.ptr + offset, 100) == bytes(range(100))
+
+    def test_reaches_to_the_last_byte(self, region):
+        with region.map(MIB - 1) as mapping:
+            assert mapping.nbytes == 1
+            mapping.write(b"z")
+        assert region.read(1, MIB - 1) == b"z"
+
+    def test_two_of_them_agree(self, region):
+        with region.map(100) as one, region.map(50, 1000) as other:
+            one.write(b"same bytes")
+            assert other.read(10, 50) == b"same bytes"
+
+    def test_read_only_refuses_every_store(self, region):
+        with region.map(readonly=True) as mapping:
+            region.write(b"seen")
+            assert mapping.read(4) == b"seen"
+            for store in (lambda: mapping.write(b"x"), lambda: mapping.store(0, 1)):
+                with pytest.raises(gdrpy.ReadOnly, match="readonly=False"):
+                    store()
+            with pytest.raises(gdrpy.ReadOnly):
+                mapping.flag().set(1)
+            with pytest.raises(ValueError, match="read-only"):
+                mapping.numpy()[0] = 1
+            assert memoryview(mapping).readonly
+
+    @pytest.mark.parametrize(
+        ("offset", "nbytes"), [(-1, 1), (0, 0), (0, -1), (0, MIB + 1), (MIB, 1), (MIB + 1, None)]
+    )
+    def test_outside_the_region_is_refused(self, region, offset, nbytes):
+        with pytest.raises(ValueError, match=r"Region\.map"):
+            region.map(offset, nbytes)
+
+    def test_keeps_the_memory_alive_when_the_region_object_is_dropped(self, backend):
+        array = gdrpy.alloc(4096).numpy()
+        array[:3] = [1, 2, 3]
+        assert array[:3].tolist() == [1, 2, 3]
+
+
+class TestImportedRegion:
+    def test_shows_the_same_bytes_in_both_views(self, region, gpu_read):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd) as other:
+            os.close(fd)
+            assert other.nbytes == region.allocation_size
+            assert other.device == 0
+            other.write(b"through the other", 10)
+            assert region.read(17, 10) == b"through the other"
+            assert gpu_read(other.ptr + 10, 17) == b"through the other"
+
+    def test_outlives_the_region_that_it_came_from(self, backend):
+        with gdrpy.alloc(4096) as region:
+            region.write(b"still here")
+            fd = region.export()
+        with gdrpy.Region.from_fd(fd) as other:
+            os.close(fd)
+            assert other.read(10) == b"still here"
+
+    def test_can_be_exported_again(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd) as second:
+            os.close(fd)
+            again = second.export()
+        with gdrpy.Region.from_fd(again, gpu=False) as third:
+            os.close(again)
+            third.write(b"third")
+        assert region.read(5) == b"third"
+
+    def test_shows_as_many_bytes_as_asked_for(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, 1000, gpu=False) as other:
+            assert other.nbytes == 1000
+            with pytest.raises(ValueError, match="outside"):
+                other.write(b"xy", 999)
+        os.close(fd)
+
+    def test_refuses_more_bytes_than_there_are(self, region):
+        fd = region.export()
+        with pytest.raises(gdrpy.SizeMismatch, match="2097153 bytes .* has 2097152"):
+            gdrpy.Region.from_fd(fd, 2 * MIB + 1)
+        os.close(fd)
+
+    def test_read_only_sees_the_writers_bytes(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, gpu=False, readonly=True) as reader:
+            region.write(b"news")
+            assert reader.read(4) == b"news"
+            with pytest.raises(gdrpy.ReadOnly):
+                reader.write(b"x")
+        os.close(fd)
+
+    def test_without_cpu_view_is_copied_by_dma(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, cpu=False) as other:
+            other.write(b"dma", 5)
+        os.close(fd)
+        assert region.read(3, 5) == b"dma"
+
+    def test_opens_in_a_process_without_cuda(self, region, tmp_path: Path):
+        region.write(b"hello", 3)
+        fd = region.export()
+        child = subprocess.run(
+            [sys.executable, "-c", CPU_ONLY_CHILD, str(fd)],
+            pass_fds=[fd],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        os.close(fd)
+        assert child.stdout == "2097152 []\n", child.stderr
+        assert region.read(14, 100) == b"from the child"
+
+    def test_descriptor_is_not_inherited_over_exec(self, region):
+        fd = region.export()
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+
+
+class TestWrongDescriptor:
+    @pytest.fixture(params=["pipe", "socket", "file", "memfd", "closed", "negative"])
+    def wrong(self, request, tmp_path: Path):
+        import socket
+
+        if request.param == "negative":
+            yield -1, "not open"
+            return
+        keep = []
+        if request.param == "pipe":
+            fd, other = os.pipe()
+            keep.append(other)
+        elif request.param == "socket":
+            pair = socket.socketpair()
+            keep.append(pair[1].detach())
+            fd = pair[0].detach()
+        elif request.param == "file":
+            fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+            os.ftruncate(fd, 2 * MIB)
+        elif request.param == "memfd":
+            fd = os.memfd_create("gdrpy-sim-dev0")
+            os.ftruncate(fd, 1000)
+        else:
+            fd = os.dup(0)
+            os.close(fd)
+        words = {"closed": "not open", "file": "the file", "memfd": "resized|memory of|memfd"}
+        yield fd, words.get(request.param, f"a {request.param}")
+        for one in keep if request.param == "closed" else [*keep, fd]:
+            os.close(one)
+
+    @pytest.mark.parametrize("gpu", [True, False])
+    def test_is_refused_and_named(self, contract, wrong, gpu):
+        fd, words = wrong
+        with pytest.raises(gdrpy.InvalidHandle, match=words) as caught:
+            gdrpy.Region.from_fd(fd, gpu=gpu)
+        assert isinstance(caught.value, ValueError)
+
+
+class TestWrongArguments:
+    @pytest.mark.parametrize("nbytes", [0, -1, 1 << 62, -(1 << 70)])
+    def test_size_out_of_range_is_refused(self, backend, nbytes):
+        with pytest.raises(ValueError, match=f"nbytes must be .* {nbytes}$"):
+            gdrpy.alloc(nbytes)
+
+    @pytest.mark.parametrize("nbytes", [1.5, "4K", None, True])
+    def test_size_that_is_no_int_is_refused(self, backend, nbytes):
+        with pytest.raises(TypeError, match="nbytes must be an int"):
+            gdrpy.alloc(nbytes)
+
+    def test_more_than_the_gpu_has_is_out_of_memory(self, backend):
+        with pytest.raises(gdrpy.OutOfMemory) as caught:
+            gdrpy.alloc(1 << 46)
+        assert isinstance(caught.value, MemoryError)
+
+    @pytest.mark.parametrize("device", [-1, 99])
+    def test_device_that_is_not_there_is_not_found(self, backend, device):
+        with pytest.raises(gdrpy.NotFound, match=f"there is no CUDA device {device}: ") as caught:
+            gdrpy.alloc(4096, device)
+        assert isinstance(caught.value, KeyError)
+
+    def test_no_view_at_all_is_refused(self, region):
+        with pytest.raises(ValueError, match="no view"):
+            gdrpy.alloc(4096, gpu=False, cpu=False)
+        with pytest.raises(ValueError, match="no view"):
+            gdrpy.Region.from_fd(0, gpu=False, cpu=False)
+
+    def test_unknown_backend_is_refused_by_name(self, backend):
+        with pytest.raises(ValueError, match="there is no backend 'magic'"):
+            gdrpy.alloc(4096, backend="magic")
+
+
+class TestClosedRegion:
+    def test_closes_once_and_then_refuses_every_use(self, region):
+        mapping = region.cpu
+        region.close()
+        region.close()
+        assert region.closed
+        assert mapping.closed
+        uses = [
+            lambda: region.ptr,
+            lambda: region.cpu,
+            lambda: region.write(b"x"),
+            lambda: region.read(1),
+            lambda: region.readinto(bytearray(1)),
+            lambda: region.map(),
+            lambda: region.numpy(),
+            lambda: region.flag(),
+            lambda: region.export(),
+            lambda: region.__enter__(),
+            lambda: mapping.read(1),
+        ]
+        for use in uses:
+            with pytest.raises(gdrpy.Closed, match="closed"):
+                use()
+
+    @pytest.mark.parametrize("view", [lambda one: one.numpy(), lambda one: memoryview(one.cpu)])
+    def test_with_live_views_stays_open(self, region, view):
+        alive = view(region)
+        with pytest.raises(BufferError, match="1 views"):
+            region.close()
+        assert not region.closed
+        region.write(b"x")
+        assert bytes(alive[:1]) == b"x"
+        del alive
+        region.close()
+        assert region.closed

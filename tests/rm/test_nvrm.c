@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/* The nvrm calls of the C core under sanitizers, on the simulated resource manager (preloaded). */
+#define _GNU_SOURCE
+#include "../c/check.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/mman.h>
+
+#include "nvrm.h"
+
+#define BLOCK (2u << 20)
+#define IPC_CLIENT 0xC1000000u
+
+static int (*count)(const char *what);
+static int (*set_fault)(const char *specification);
+
+static int gpu_memory(void)
+{
+	int fd = memfd_create("gdrpy-sim-dev0", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0);
+	CHECK_EQ(ftruncate(fd, BLOCK), 0);
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+	return fd;
+}
+
+static struct gdr_nvrm *open_client(void)
+{
+	struct gdr_nvrm_error error = {0};
+	struct gdr_nvrm *client;
+
+	CHECK_EQ(gdr_nvrm_open(&client, &error), 0);
+	return client;
+}
+
+static void check_nothing_left(void)
+{
+	CHECK_EQ(count("clients"), 0);
+	CHECK_EQ(count("objects"), 0);
+	CHECK_EQ(count("mappings"), 0);
+	CHECK_EQ(count("violations"), 0);
+}
+
+static void a_mapping_of_an_export_is_its_memory(void)
+{
+	struct gdr_nvrm *client = open_client();
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_memory memory;
+	struct gdr_nvrm_error error;
+	int fd = gpu_memory();
+	char found[5];
+
+	CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
+	CHECK_EQ(memory.nbytes, BLOCK);
+	CHECK_EQ(gdr_nvrm_map(client, &memory, 5000, 9000, false, &mapping, &error), 0);
+	CHECK_EQ(mapping.map.nbytes, 9000);
+	CHECK_EQ(mapping.map.length, 12288);
+	memcpy(mapping.map.address, "bytes", 5);
+	CHECK_EQ(pread(fd, found, 5, 5000), 5);
+	CHECK_MEM_EQ(found, "bytes", 5);
+
+	CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
+	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+	gdr_nvrm_close(client);
+	close(fd);
+	check_nothing_left();
+}
+
+static void a_duplicate_is_the_owners_block(void)
+{
+	struct gdr_nvrm *client = open_client();
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_memory memory;
+	struct gdr_nvrm_error error;
+	struct gdr_ipc_info info = {.client = IPC_CLIENT | (uint32_t)getpid()};
+	struct gdr_nvrm_gpu gpu = {0};
+	int fd = gpu_memory();
+
+	CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
+	gpu = memory.gpu;
+	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+
+	info.object = (uint32_t)fd;
+	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, &info, &memory, &error), 0);
+	CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, true, &mapping, &error), 0);
+	CHECK_EQ(pwrite(fd, "end", 3, BLOCK - 3), 3);
+	CHECK_MEM_EQ((char *)mapping.map.address + BLOCK - 3, "end", 3);
+
+	CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
+	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+	gdr_nvrm_close(client);
+	close(fd);
+	check_nothing_left();
+}
+
+static void a_gpu_that_is_not_listed_is_no_device(void)
+{
+	struct gdr_nvrm *client = open_client();
+	struct gdr_nvrm_gpu gpu = {.pci_domain = 77, .pci_bus = 1};
+	struct gdr_nvrm_error error;
+
+	CHECK_EQ(gdr_nvrm_find_gpu(client, &gpu, &error), -1);
+	CHECK_EQ(error.error, ENODEV);
+	gdr_nvrm_close(client);
+}
+
+/* One attempt at everything; what it made, it gives back. 0, or the errno that stopped it. */
+static int whole_sequence(int fd)
+{
+	struct gdr_nvrm_error error = {0}, ignored;
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_memory memory;
+	struct gdr_nvrm *client;
+
+	if (gdr_nvrm_open(&client, &error))
+		return error.error;
+	if (!gdr_nvrm_import(client, fd, &memory, &error)) {
+		if (!gdr_nvrm_map(client, &memory, 0, 4096, false, &mapping, &error))
+			gdr_nvrm_unmap(client, &mapping, &ignored);
+		gdr_nvrm_release(client, &memory, &ignored);
+	}
+	gdr_nvrm_close(client);
+	return error.error;
+}
+
+static void a_call_refused_at_any_step_leaves_nothing(void)
+{
+	static const char *const calls[] = {"RM_ALLOC", "RM_CONTROL", "RM_MAP_MEMORY"};
+	int fd = gpu_memory(), refused = 0;
+	char fault[64];
+
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+		for (int nth = 1; nth <= 6; nth++) {
+			snprintf(fault, sizeof(fault), "%s:%d:0x51", calls[i], nth);
+			CHECK_EQ(set_fault(fault), 0);
+			if (whole_sequence(fd))
+				refused++;
+			set_fault("");
+			check_nothing_left();
+		}
+	}
+	/* Two allocations; four controls: GPU, export, import, size; one mapping. */
+	CHECK_EQ(refused, 7);
+	CHECK_EQ(set_fault("mmap:1:12"), 0);
+	CHECK_EQ(whole_sequence(fd), ENOMEM);
+	check_nothing_left();
+	close(fd);
+}
+
+static void *map_again_and_again(void *argument)
+{
+	struct gdr_nvrm *client = argument;
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_memory memory;
+	struct gdr_nvrm_error error;
+	int fd = gpu_memory();
+
+	for (int i = 0; i < 50; i++) {
+		CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
+		CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, false, &mapping, &error), 0);
+		CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
+		CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+	}
+	close(fd);
+	return NULL;
+}
+
+static void threads_share_a_client(void)
+{
+	struct gdr_nvrm *client = open_client();
+	pthread_t threads[4];
+
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, map_again_and_again, client), 0);
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	gdr_nvrm_close(client);
+	check_nothing_left();
+}
+
+static struct check_test tests[] = {
+	TEST(a_mapping_of_an_export_is_its_memory),
+	TEST(a_duplicate_is_the_owners_block),
+	TEST(a_gpu_that_is_not_listed_is_no_device),
+	TEST(a_call_refused_at_any_step_leaves_nothing),
+	TEST(threads_share_a_client),
+};
+
+int main(int argc, char **argv)
+{
+	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
+	set_fault = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
+	CHECK(count && set_fault);
+	return check_run(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}

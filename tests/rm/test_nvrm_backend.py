@@ -1,0 +1,313 @@
+"""The nvrm backend, unmodified, on the simulated resource manager and the simulated GPU."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import rmclient as rm
+
+import gdrpy
+from gdrpy import cuda, sim
+from gdrpy.backends import ALL, nvrm
+
+ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
+MIB = 1 << 20
+
+pytestmark = pytest.mark.preloaded(**ON_NVRM)
+
+NOTHING = {"objects": 0, "mappings": 0, "violations": 0}
+
+
+def ledger() -> dict[str, int]:
+    """What the manager counts, less the client and its device, which a process keeps."""
+    return {name: rm.count(name) for name in NOTHING}
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def warm() -> int:
+    """Open the client, its device and the pointer check; how many descriptors are open then."""
+    with gdrpy.alloc(1), cuda.context(0):
+        pointer = cuda.call("cuMemAlloc", 4096)
+        with gdrpy.open() as gdr, gdr.pin(int(pointer), 1):
+            pass
+        cuda.call("cuMemFree", pointer)
+    return descriptors()
+
+
+class TestContract:
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_TEST_BACKENDS="nvrm")
+    @pytest.mark.timeout(300)
+    def test_is_kept_by_the_backend(self) -> None:
+        tests = Path(__file__).parent.parent / "contract"
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stdout[-8000:]
+        assert "skipped" not in run.stdout
+
+
+class TestTeardown:
+    def test_leaves_the_manager_with_nothing(self) -> None:
+        region = gdrpy.alloc(MIB)
+        mappings = [region.map(offset, 10) for offset in (0, 5000, MIB - 10)]
+        assert rm.count("mappings") == 4
+        assert rm.count("objects") == 1
+        region.close()
+        assert [mapping.closed for mapping in mappings] == [True] * 3
+        assert ledger() == NOTHING
+
+    def test_of_dropped_objects_leaves_the_manager_with_nothing(self) -> None:
+        array = gdrpy.alloc(MIB).numpy()
+        assert rm.count("mappings") == 1
+        del array
+        assert ledger() == NOTHING
+
+    def test_at_interpreter_exit_with_live_objects_is_quiet(self) -> None:
+        code = (
+            "import gdrpy; region = gdrpy.alloc(4096); array = region.numpy();"
+            "pin = gdrpy.open().pin(region); mapping = pin.map(); flag = region.flag()"
+        )
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
+
+
+class TestRefusedCall:
+    CALLS = ("RM_CONTROL", "RM_MAP_MEMORY", "mmap")
+
+    def test_at_every_step_of_an_allocation_leaves_nothing(self) -> None:
+        before = warm()
+        statuses = (0x1A, 0x1B, 0x1F, 0x51, 0x56, 0x65)
+        expected = {0x1A: gdrpy.OutOfMemory, 0x51: gdrpy.OutOfMemory, 0x1B: gdrpy.PermissionDenied}
+        faults = [
+            (f"{call}:{nth}:{status:#x}", expected.get(status, gdrpy.Error))
+            for call, most in (("RM_CONTROL", 3), ("RM_MAP_MEMORY", 1))
+            for nth in range(1, most + 1)
+            for status in statuses
+        ]
+        faults += [(f"mmap:1:{errno.ENOMEM}", gdrpy.OutOfMemory)]
+        faults += [("open:/dev/nvidia0:13", gdrpy.PermissionDenied)]
+        for fault, kind in faults:
+            assert rm.set_fault(fault) == 0
+            with pytest.raises(kind):
+                gdrpy.alloc(4096)
+            rm.set_fault("")
+            assert (ledger(), descriptors()) == (NOTHING, before), fault
+        gdrpy.alloc(4096).close()
+
+    def test_of_the_first_client_leaves_nothing(self) -> None:
+        cuda.driver()
+        before = descriptors()
+        for fault in ("RM_ALLOC:1:0x51", "RM_ALLOC:2:0x51", "CARD_INFO:1:0x1f"):
+            if rm.set_fault(fault):
+                continue
+            with pytest.raises(gdrpy.Error):
+                gdrpy.alloc(4096, gpu=False)
+            rm.set_fault("")
+        assert ledger() == NOTHING
+        assert descriptors() - before <= 1  # the client itself, opened in the end
+
+    def test_of_the_release_is_told_and_loses_nothing_else(self) -> None:
+        before = warm()
+        region = gdrpy.alloc(4096)
+        rm.set_fault("RM_UNMAP_MEMORY:1:0x1f")
+        with pytest.raises(gdrpy.DriverError, match=r"unmapping: RM_UNMAP_MEMORY.*0x1f"):
+            region.close()
+        rm.set_fault("")
+        region.close()
+        assert descriptors() == before
+
+    def test_tells_the_call_the_errno_and_the_status(self) -> None:
+        warm()
+        rm.set_fault("RM_MAP_MEMORY:1:0x1f")
+        with pytest.raises(gdrpy.DriverError) as caught:
+            gdrpy.alloc(4096)
+        assert (caught.value.errno, caught.value.status) == (errno.EINVAL, 0x1F)
+        assert "mapping 4096 bytes at offset 0: RM_MAP_MEMORY" in str(caught.value)
+
+
+class TestDescriptor:
+    def test_of_another_kind_is_refused(self) -> None:
+        reader, writer = os.pipe()
+        with pytest.raises(gdrpy.InvalidHandle, match="is a pipe, which the NVIDIA driver"):
+            gdrpy.Region.from_fd(reader, gpu=False)
+        os.close(reader)
+        os.close(writer)
+        assert ledger() == NOTHING
+
+
+class TestPointer:
+    def test_handle_laid_out_otherwise_is_not_trusted(self) -> None:
+        with pytest.MonkeyPatch.context() as patch, cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            true = nvrm.pointer.ipc_handle
+
+            def moved(ptr: int, device: int) -> bytes:
+                handle = bytearray(true(ptr, device))
+                handle[28:32] = (int.from_bytes(handle[28:32], "little") + 8192).to_bytes(
+                    4, "little"
+                )
+                return bytes(handle)
+
+            patch.setattr(nvrm.pointer, "ipc_handle", moved)
+            with gdrpy.open() as gdr:
+                with pytest.raises(
+                    gdrpy.BackendUnavailable, match="the self-check found other bytes"
+                ):
+                    gdr.pin(pointer, 100)
+        assert ledger() == NOTHING
+
+    def test_handle_of_another_process_is_not_trusted(self) -> None:
+        with pytest.MonkeyPatch.context() as patch, cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            true = nvrm.pointer.ipc_handle
+
+            def other(ptr: int, device: int) -> bytes:
+                return true(ptr, device)[:8] + (1).to_bytes(4, "little") + true(ptr, device)[12:]
+
+            patch.setattr(nvrm.pointer, "ipc_handle", other)
+            with (
+                gdrpy.open() as gdr,
+                pytest.raises(gdrpy.BackendUnavailable, match="names process 1"),
+            ):
+                gdr.pin(pointer, 100)
+        assert ledger() == NOTHING
+
+    def test_self_check_is_made_once(self) -> None:
+        with cuda.context(0):
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            with gdrpy.open() as gdr:
+                gdr.pin(pointer, 100).close()
+                before = sim.call_count("cuMemAlloc")
+                gdr.pin(pointer, 100).close()
+                assert sim.call_count("cuMemAlloc") == before
+            cuda.call("cuMemFree", pointer)
+
+
+class TestSeveralDevices:
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_SIM_DEVICES="3")
+    def test_each_region_lies_on_its_own_whatever_the_minors(self) -> None:
+        regions = [gdrpy.alloc(4096, device) for device in range(3)]
+        assert len({region.location for region in regions}) == 3
+        for number, region in enumerate(regions):
+            region.write(bytes([number]) * 16)
+        for number, region in enumerate(regions):
+            buffer = bytearray(16)
+            with cuda.context(number):
+                cuda.call("cuMemcpyDtoH", buffer, region.ptr, 16)
+            assert bytes(buffer) == bytes([number]) * 16
+            region.close()
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_SIM_DEVICES="3")
+    def test_pointers_are_pinned_on_their_own(self) -> None:
+        with gdrpy.open() as gdr:
+            for device in (2, 0, 1):
+                with cuda.context(device):
+                    pointer = int(cuda.call("cuMemAlloc", 4 * MIB))
+                    cuda.call("cuMemsetD8", pointer, device + 1, 4 * MIB)
+                    cuda.call("cuCtxSynchronize")
+                with gdr.pin(pointer, 4 * MIB) as pin, pin.map() as mapping:
+                    assert pin.device == device
+                    assert mapping.read(10, 3 * MIB) == bytes([device + 1]) * 10
+        assert ledger() == NOTHING
+
+
+class TestMachine:
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_NODES="1")
+    def test_without_a_driver_is_unusable_with_the_reason(self) -> None:
+        status = ALL["nvrm"].status()
+        assert not status.usable
+        assert status.reason == "no NVIDIA kernel driver: /dev/nvidiactl is missing"
+        with pytest.raises(
+            gdrpy.BackendUnavailable, match=r"nvrm: no NVIDIA .* \(install the driver"
+        ):
+            gdrpy.alloc(4096)
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_FAULT="open:/dev/nvidiactl:13")
+    def test_without_permission_is_unusable_with_the_reason(self) -> None:
+        status = ALL["nvrm"].status()
+        assert not status.usable
+        assert "no permission to open /dev/nvidiactl" in status.reason
+        assert "ask for access" in status.remedy
+
+    def test_without_permission_for_the_gpus_node_says_so(self) -> None:
+        cuda.driver()
+        rm.set_fault("open:/dev/nvidia0:13")
+        with pytest.raises(gdrpy.PermissionDenied, match="open /dev/nvidia<minor>") as caught:
+            gdrpy.alloc(4096)
+        assert isinstance(caught.value, PermissionError)
+        assert caught.value.errno == errno.EACCES
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_VERSION="999.1.2")
+    def test_untested_driver_is_told_once_and_used(self) -> None:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                gdrpy.alloc(4096).close()
+        assert [one.category for one in told] == [nvrm.UntestedDriver]
+        assert "NVIDIA driver 999.1.2 is outside the range" in str(told[0].message)
+        assert "untested" in ALL["nvrm"].status().reason
+
+    def test_tested_driver_is_used_in_silence(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gdrpy.alloc(4096).close()
+        assert nvrm.driver_version() == "580.159.04"
+
+
+class TestForkedChild:
+    def test_opens_a_client_of_its_own(self) -> None:
+        with gdrpy.alloc(4096, gpu=False) as region:
+            region.write(b"parent")
+            fd = region.export()
+            pid = os.fork()
+            if not pid:
+                status = 1
+                try:
+                    with gdrpy.Region.from_fd(fd, gpu=False) as mine:
+                        mine.write(b"child!")
+                    try:
+                        region.read(1)
+                    except gdrpy.Forked:
+                        status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert region.read(6) == b"child!"
+            os.close(fd)
+        assert ledger() == NOTHING
+
+
+class TestThreads:
+    def test_share_the_client(self) -> None:
+        warm()
+        errors = []
+
+        def work(number: int) -> None:
+            try:
+                for _ in range(20):
+                    with gdrpy.alloc(4096) as region:
+                        region.write(bytes([number]) * 100)
+                        assert region.read(100) == bytes([number]) * 100
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert ledger() == NOTHING

@@ -1,0 +1,72 @@
+"""Out of memory at every step of making a region: nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from support import open_descriptors
+
+import gdrpy
+from gdrpy import sim
+
+FUNCTIONS = (
+    "cuMemCreate",
+    "cuMemExportToShareableHandle",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+)
+
+
+def calls_of(function: str, work: Callable[[], None]) -> int:
+    before = sim.call_count(function)
+    work()
+    return sim.call_count(function) - before
+
+
+def make_region() -> None:
+    gdrpy.alloc(4096).close()
+
+
+@pytest.mark.usefixtures("nothing_leaks")
+class TestFailingStep:
+    @pytest.mark.parametrize("function", FUNCTIONS)
+    @pytest.mark.parametrize(("code", "kind"), [(2, gdrpy.OutOfMemory), (999, gdrpy.CudaError)])
+    def test_of_alloc_raises_its_error_and_leaves_nothing(self, backend, function, code, kind):
+        times = calls_of(function, make_region)
+        assert times > 0
+        for nth in range(1, times + 1):
+            with sim.fault(f"{function}:{nth}:{code}"), pytest.raises(kind, match=function):
+                make_region()
+        make_region()
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            "cuMemImportFromShareableHandle",
+            "cuMemGetAllocationPropertiesFromHandle",
+            *FUNCTIONS[2:],
+        ],
+    )
+    def test_of_an_import_raises_and_leaves_nothing(self, backend, function):
+        with gdrpy.alloc(4096) as region:
+            fd = region.export()
+            times = calls_of(function, lambda: gdrpy.Region.from_fd(fd).close())
+            assert times > 0
+            for nth in range(1, times + 1):
+                with sim.fault(f"{function}:{nth}"), pytest.raises(gdrpy.Error):
+                    gdrpy.Region.from_fd(fd)
+            os.close(fd)
+
+
+class TestFailingClose:
+    @pytest.mark.parametrize("function", ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"])
+    def test_tells_and_does_the_other_steps(self, backend, function):
+        make_region()
+        before = len(open_descriptors())
+        region = gdrpy.alloc(4096)
+        with sim.fault(f"{function}:1:999"), pytest.raises(gdrpy.CudaError, match=function):
+            region.close()
+        assert len(open_descriptors()) == before

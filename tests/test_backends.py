@@ -1,0 +1,114 @@
+"""The choice among backends, and what each says of itself."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import gdrpy
+from gdrpy.backends import ALL, Status
+from gdrpy.backends.nvrm import TESTED_DRIVERS, is_tested
+
+
+class TestChoice:
+    def test_takes_the_simulated_backend_on_the_simulated_gpu(self, monkeypatch):
+        monkeypatch.delenv("GDRPY_BACKEND", raising=False)
+        with gdrpy.alloc(4096) as region:
+            assert region.cpu.backend == "sim"
+
+    def test_is_forced_by_the_environment(self, monkeypatch):
+        monkeypatch.setenv("GDRPY_BACKEND", "dmabuf")
+        with gdrpy.alloc(4096) as region:
+            assert region.cpu.backend == "dmabuf"
+
+    def test_is_forced_by_the_argument_before_the_environment(self, monkeypatch):
+        monkeypatch.setenv("GDRPY_BACKEND", "dmabuf")
+        with gdrpy.alloc(4096, backend="sim") as region:
+            assert region.cpu.backend == "sim"
+
+    def test_of_an_unknown_one_names_the_known(self, monkeypatch):
+        monkeypatch.setenv("GDRPY_BACKEND", "magic")
+        with pytest.raises(
+            ValueError, match=r"no backend 'magic': choose one of dmabuf, nvrm, sim"
+        ):
+            gdrpy.alloc(4096)
+        with pytest.raises(ValueError, match="no backend 'magic'"):
+            gdrpy.open(backend="magic")
+
+    def test_of_one_that_cannot_serve_tells_reason_and_remedy(self, monkeypatch):
+        monkeypatch.setattr(
+            type(ALL["dmabuf"]), "status", lambda *_: Status(False, "too old", "update it")
+        )
+        with pytest.raises(
+            gdrpy.BackendUnavailable, match=r"dmabuf: too old \(update it\)"
+        ) as caught:
+            gdrpy.alloc(4096, backend="dmabuf")
+        assert isinstance(caught.value, OSError)
+
+    def test_passes_over_one_that_refuses_the_memory(self, monkeypatch):
+        from gdrpy import backends
+
+        def refuse(*_: object) -> None:
+            raise gdrpy.InvalidHandle("not this one")
+
+        monkeypatch.setattr(backends, "_candidates", lambda _: [ALL["dmabuf"], ALL["sim"]])
+        monkeypatch.setattr(type(ALL["dmabuf"]), "from_allocation", refuse)
+        with gdrpy.alloc(4096) as region:
+            assert region.cpu.backend == "sim"
+
+
+class TestTestedDriver:
+    @pytest.mark.parametrize("version", [*TESTED_DRIVERS, "580.159.04", "570.1"])
+    def test_inside_the_range_is_tested(self, version):
+        assert is_tested(version)
+
+    @pytest.mark.parametrize("version", ["550.54.13", "535.288.01", "595.45.05", "600.1"])
+    def test_outside_the_range_is_not(self, version):
+        assert not is_tested(version)
+
+
+class TestStatus:
+    def test_of_every_backend_has_a_reason(self):
+        for name, backend in ALL.items():
+            status = backend.status(0)
+            assert status.reason, name
+            assert status.usable or status.remedy, name
+
+    def test_of_nvrm_says_that_there_is_no_driver(self):
+        if os.path.exists("/dev/nvidiactl"):
+            pytest.skip("this machine has an NVIDIA driver")
+        assert ALL["nvrm"].status() == Status(
+            False,
+            "no NVIDIA kernel driver: /dev/nvidiactl is missing",
+            "install the driver, or pass the node into the container (--gpus, --device)",
+        )
+
+
+class TestEnvironment:
+    def test_wrong_choice_of_simulation_is_refused(self, tmp_path):
+        import subprocess
+        import sys
+
+        done = subprocess.run(
+            [sys.executable, "-c", "import gdrpy; gdrpy.alloc(1)"],
+            env={**os.environ, "GDRPY_SIM": "yes"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr.endswith("ValueError: GDRPY_SIM must be 0 or 1, and is 'yes'\n")
+
+    def test_insisting_on_a_real_gpu_where_there_is_none_says_what_to_do(self):
+        import subprocess
+        import sys
+
+        done = subprocess.run(
+            [sys.executable, "-c", "import gdrpy; gdrpy.alloc(1)"],
+            env={**os.environ, "GDRPY_SIM": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "BackendUnavailable: CUDA cannot be loaded" in done.stderr
+        assert "unset GDRPY_SIM" in done.stderr

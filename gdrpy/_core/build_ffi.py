@@ -74,6 +74,7 @@ struct gdr_copy_routine {
     const char *name;
     void (*copy)(void *dst, const void *src, size_t nbytes);
     bool (*supported)(void);
+    ...;
 };
 const struct gdr_copy_routine *gdr_routines_to_wc(void);
 const struct gdr_copy_routine *gdr_routines_from_wc(void);

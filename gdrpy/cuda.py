@@ -168,13 +168,18 @@ def pci_name(domain: int, bus: int, slot: int) -> str:
 
 
 def bar1_size(pci: str) -> int | None:
-    """Bytes of the BAR through which the CPU reaches GPU memory, as the kernel's sysfs tells it."""
+    """Bytes of the BAR through which the CPU reaches GPU memory, as the kernel's sysfs tells it.
+
+    It is the device's second region. Its line is not always the second one: a 64-bit BAR before it
+    takes two.
+    """
     try:
         lines = Path(f"/sys/bus/pci/devices/{pci}/resource").read_text().splitlines()
-        first, last = (int(word, 16) for word in lines[1].split()[:2])
-    except (OSError, IndexError, ValueError):
+    except OSError:
         return None
-    return last - first + 1 if last else None
+    ends = [[int(word, 16) for word in line.split()[:2]] for line in lines]
+    sizes = [last - first + 1 for first, last in ends if last]
+    return sizes[1] if len(sizes) > 1 else None
 
 
 def device_info(ordinal: int) -> DeviceInfo:

@@ -64,9 +64,14 @@ def nothing_leaks(backend: str) -> Iterator[None]:
     import gdrpy
     from gdrpy import cuda
 
-    # What a process makes once and keeps: contexts, the backend's client, the DMA stream.
+    # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
     with gdrpy.alloc(1) as warm:
         warm._views.dma_write(b"x", 0)
+        with cuda.context(0):
+            stream = cuda.call("cuStreamCreate", 1)
+            warm.flag().stream_write(stream, 1)
+            cuda.call("cuStreamSynchronize", stream)
+            cuda.call("cuStreamDestroy", stream)
 
     def in_use() -> tuple[int, int]:
         gc.collect()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 import gdrpy
-from gdrpy.backends import ALL, Status
+from gdrpy.backends import ALL, Status, nvrm
 from gdrpy.backends.nvrm import TESTED_DRIVERS, is_tested
 
 
@@ -75,20 +77,18 @@ class TestStatus:
             assert status.reason, name
             assert status.usable or status.remedy, name
 
-    def test_of_nvrm_says_that_there_is_no_driver(self):
-        if os.path.exists("/dev/nvidiactl"):
-            pytest.skip("this machine has an NVIDIA driver")
+    def test_of_nvrm_says_that_there_is_no_driver(self, monkeypatch, tmp_path):
+        node = tmp_path / "nvidiactl"
+        monkeypatch.setattr(nvrm, "CONTROL_NODE", node)
         assert ALL["nvrm"].status() == Status(
             False,
-            "no NVIDIA kernel driver: /dev/nvidiactl is missing",
+            f"no NVIDIA kernel driver: {node} is missing",
             "install the driver, or pass the node into the container (--gpus, --device)",
         )
 
 
 class TestEnvironment:
     def test_wrong_choice_of_simulation_is_refused(self, tmp_path):
-        import subprocess
-        import sys
 
         done = subprocess.run(
             [sys.executable, "-c", "import gdrpy; gdrpy.alloc(1)"],
@@ -100,8 +100,6 @@ class TestEnvironment:
         assert done.stderr.endswith("ValueError: GDRPY_SIM must be 0 or 1, and is 'yes'\n")
 
     def test_insisting_on_a_real_gpu_where_there_is_none_says_what_to_do(self):
-        import subprocess
-        import sys
 
         done = subprocess.run(
             [sys.executable, "-c", "import gdrpy; gdrpy.alloc(1)"],

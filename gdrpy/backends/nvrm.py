@@ -24,7 +24,8 @@ from gdrpy.errors import BackendUnavailable, DriverError, Error, InvalidHandle
 from gdrpy.mapping import Mapping, MappingType
 
 CONTROL_NODE = Path("/dev/nvidiactl")
-_VERSION_FILE = Path("/proc/driver/nvidia/version")
+_VERSION_FILE = "/proc/driver/nvidia/version"
+_VERSION = re.compile(rb"\b\d{3,}\.\d+(?:\.\d+)?\b")
 
 #: Oldest and newest driver whose interface was compared with the one used here.
 TESTED_DRIVERS = tuple(
@@ -39,10 +40,14 @@ class UntestedDriver(UserWarning):
 def driver_version() -> str | None:
     """The version of the NVIDIA kernel driver, None where none is loaded."""
     try:
-        found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", _VERSION_FILE.read_text())
+        fd = os.open(_VERSION_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
-    return found[0] if found else None
+    try:
+        found = _VERSION.search(os.read(fd, 4096))
+    finally:
+        os.close(fd)
+    return found[0].decode() if found else None
 
 
 def is_tested(version: str) -> bool:

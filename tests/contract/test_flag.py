@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -115,13 +116,11 @@ class TestOnAStream:
             flag.stream_wait(stream, 1, op="<")
 
     def test_without_the_gpu_view_is_refused(self, region):
-        import os
-
         fd = region.export()
-        with gdrpy.Region.from_fd(fd, gpu=False) as other:
-            with pytest.raises(gdrpy.MissingView, match="gpu=True"):
-                other.flag().stream_wait(None, 1)
+        other = gdrpy.Region.from_fd(fd, gpu=False)
         os.close(fd)
+        with other, pytest.raises(gdrpy.MissingView, match="gpu=True"):
+            other.flag().stream_wait(None, 1)
 
 
 class TestPlace:

@@ -23,7 +23,7 @@ EDGES = sorted(
 
 @pytest.fixture
 def large(contract: None):
-    with gdrpy.alloc(2 * MAPPING_WRITE_MAX) as region:
+    with gdrpy.alloc(2 * EDGES[-1]) as region:
         yield region
 
 

@@ -241,8 +241,9 @@ class TestWrongDescriptor:
         with session() as s:
             assert rm.import_fd(s.ctl, s.client, s.device, number)[0] == rm.INVALID_PARAMETER
 
-    def test_import_of_another_memfd_is_refused(self) -> None:
-        fd = os.memfd_create("gdrpy-sim-device")
+    @pytest.mark.parametrize("name", ["gdrpy-sim-device", "gdrpy-sim-dev00", "gdrpy-sim-dev0x"])
+    def test_import_of_another_memfd_is_refused(self, name: str) -> None:
+        fd = os.memfd_create(name)
         os.ftruncate(fd, BLOCK)
         with session() as s:
             assert rm.import_fd(s.ctl, s.client, s.device, fd)[0] == rm.INVALID_PARAMETER
@@ -511,6 +512,20 @@ class TestViolation:
             assert counts()["views"] == 1
             rm.munmap(view, BLOCK)
             assert "views" not in counts()
+
+    def test_each_view_is_reported_once(self) -> None:
+        with session() as s:
+            memory = s.import_fd(rm.memory_block())
+            mfd = rm.open_minor(s.minor)
+            _, linear = rm.map_memory(s.ctl, s.client, s.device, memory, mfd)
+            rm.mmap(mfd, BLOCK)
+            rm.mmap(mfd, BLOCK)
+            assert s.unmap(memory, linear) == rm.OK
+            assert rm.count("violations") == 2
+            linear, view = s.map(memory)
+            rm.munmap(view, BLOCK)
+            assert s.unmap(memory, linear) == rm.OK
+            assert rm.count("violations") == 2
 
     def test_munmap_of_a_part_only(self) -> None:
         with session() as s:

@@ -1,0 +1,112 @@
+"""The simulated CUDA driver: a ``libcuda.so.1`` whose GPUs are made of memory files.
+
+Loaded before anything else asks for ``libcuda.so.1``, it is the driver that ``cuda.bindings`` (or
+any other program, by ``LD_PRELOAD``) finds. The environment is read by ``cuInit``:
+
+========================= ======================================================================
+``GDRPY_SIM_DEVICES``     how many devices, 1 to 16; default 1
+``GDRPY_SIM_MEMORY``      bytes of each, with a suffix K, M, G or T if wanted; default ``16G``
+``GDRPY_SIM_FAULT``       calls that shall fail, as in :func:`fault`
+========================= ======================================================================
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["call_count", "fault", "library", "load", "loaded"]
+
+SONAME = "libcuda.so.1"
+
+
+def library() -> Path:
+    """Where the simulated driver is, or would be: :func:`load` tells when it was not built."""
+    return Path(__file__).parent / SONAME
+
+
+def _present() -> ctypes.CDLL | None:
+    """The ``libcuda.so.1`` of this process, whichever it is."""
+    try:
+        return ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return None
+
+
+def loaded() -> bool:
+    """Whether the ``libcuda.so.1`` of this process is the simulated driver."""
+    return hasattr(_present(), "gdrsim_set_fault")
+
+
+def load() -> None:
+    """Make the simulated driver this process's ``libcuda.so.1``. Doing it again does nothing.
+
+    Raises:
+        RuntimeError: a real driver is loaded already, or this one was not built.
+    """
+    present = _present()
+    if present is not None and not hasattr(present, "gdrsim_set_fault"):
+        raise RuntimeError(
+            f"another {SONAME} is loaded in this process already; load the simulated GPU "
+            f"(GDRPY_SIM=1) before anything uses CUDA"
+        )
+    if present is not None:
+        return
+    if not library().exists():
+        raise RuntimeError(
+            f"the simulated GPU was not built: there is no {library()}; "
+            f"build gdrpy with a C compiler (pip install .)"
+        )
+    # Global, or cuda.bindings, which asks for it by name, would not take this one.
+    ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+    present = _present()
+    if present is None or not hasattr(present, "gdrsim_set_fault"):
+        raise RuntimeError("the simulated GPU is not in use in this process")
+    present.gdrsim_set_fault.argtypes = [ctypes.c_char_p]
+    present.gdrsim_call_count.argtypes = [ctypes.c_char_p]
+    present.gdrsim_call_count.restype = ctypes.c_uint64
+    return present
+
+
+@contextmanager
+def fault(spec: str) -> Iterator[None]:
+    """Have driver calls fail: ``"cuMemCreate:3"`` fails the third ``cuMemCreate`` from here on.
+
+    ``"cuMemMap:1:719,cuMemUnmap:2"`` gives the first fault a ``CUresult``, where the default is 2
+    (``CUDA_ERROR_OUT_OF_MEMORY``), and sets two. Each fails once; a call that fails so does
+    nothing. Leaving the context clears whatever has not happened yet. The whole process shares one
+    set of faults, so this does not nest.
+
+    Raises:
+        ValueError: the text is none of this, or names a function that the simulation lacks.
+        RuntimeError: this process does not use the simulated GPU.
+    """
+    if _functions().gdrsim_set_fault(spec.encode()) != 0:
+        raise ValueError(f"{spec!r} is not a list of FUNCTION:CALL or FUNCTION:CALL:CURESULT")
+    try:
+        yield
+    finally:
+        _functions().gdrsim_set_fault(b"")
+
+
+def call_count(function: str) -> int:
+    """How often this process has called a driver function, failed calls included.
+
+    The function is named without a version suffix: ``cuMemAlloc``, not ``cuMemAlloc_v2``.
+
+    Raises:
+        ValueError: the simulation has no such function.
+        RuntimeError: this process does not use the simulated GPU.
+    """
+    count: int = _functions().gdrsim_call_count(function.encode())
+    if count == 2**64 - 1:
+        raise ValueError(f"the simulated GPU has no function {function!r}")
+    return count

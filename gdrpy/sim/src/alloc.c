@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * cuMemAlloc. As on a real driver, allocations of up to 1 MiB share a block of 2 MiB, one after
+ * the other at multiples of 512 bytes; larger ones have a block of their own.
+ */
+#include <sys/mman.h>
+
+#include "address.h"
+#include "context.h"
+#include "queue.h"
+#include "range.h"
+
+#define SMALL ((uint64_t)1 << 20)
+#define ALIGNMENT ((uint64_t)512)
+#define PITCH_ALIGNMENT ((uint64_t)512)
+
+static uint64_t round_up(uint64_t size, uint64_t unit)
+{
+	return (size + unit - 1) / unit * unit;
+}
+
+static CUresult block_new_mapped(struct device *device, uint64_t size, struct block **block)
+{
+	CUresult result = block_create(device, size, block);
+	uint64_t address;
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	address = address_reserve(size, SIM_GRANULARITY, 0);
+	if (!address) {
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+		goto put_block;
+	}
+	result = backing_map(&(*block)->backing, address, PROT_READ | PROT_WRITE);
+	if (result != CUDA_SUCCESS)
+		goto release_address;
+	(*block)->address = address;
+	return CUDA_SUCCESS;
+
+release_address:
+	address_release(address, size);
+put_block:
+	block_put(*block);
+	return result;
+}
+
+/* Takes a block that only the caller still holds out of the process. */
+static void block_discard(struct context *context, struct block *block)
+{
+	struct block **link = &context->small_blocks;
+
+	while (*link && *link != block)
+		link = &(*link)->next;
+	if (*link)
+		*link = block->next;
+	address_release(block->address, block->backing.size);
+	block_put(block);
+}
+
+static void alloc_destroy(struct range *range)
+{
+	if (range->block->references == 1)
+		block_discard(range->context, range->block);
+	else
+		block_put(range->block);
+}
+
+/* The first gap that is large enough, or 0. */
+static uint64_t find_gap(const struct block *block, uint64_t size)
+{
+	uint64_t end = block->address + block->backing.size;
+	uint64_t gap = block->address;
+	struct range *range;
+
+	while ((range = range_next(gap)) && range->start < end) {
+		if (range->start - gap >= size)
+			return gap;
+		gap = round_up(range_end(range), ALIGNMENT);
+	}
+	return gap < end && end - gap >= size ? gap : 0;
+}
+
+/* Gives the caller a reference to the block in which the address is. */
+static CUresult find_room(struct context *context, uint64_t size, struct block **block,
+			  uint64_t *address)
+{
+	CUresult result;
+
+	if (size <= SMALL) {
+		for (*block = context->small_blocks; *block; *block = (*block)->next) {
+			*address = find_gap(*block, size);
+			if (*address) {
+				block_get(*block);
+				return CUDA_SUCCESS;
+			}
+		}
+	}
+	result = block_new_mapped(context->device, round_up(size, SIM_GRANULARITY), block);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (size <= SMALL) {
+		(*block)->next = context->small_blocks;
+		context->small_blocks = *block;
+	}
+	*address = (*block)->address;
+	return CUDA_SUCCESS;
+}
+
+static CUresult allocate(struct context *context, uint64_t size, CUdeviceptr *pointer)
+{
+	struct block *block;
+	struct range *range;
+	uint64_t address;
+	CUresult result;
+
+	if (size > context->device->total)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = find_room(context, size, &block, &address);
+	if (result != CUDA_SUCCESS)
+		return result;
+	range = range_new(RANGE_ALLOCATED, address, size);
+	if (!range) {
+		if (block->references == 1)
+			block_discard(context, block);
+		else
+			block_put(block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	range->context = context;
+	range->destroy = alloc_destroy;
+	range->block = block;
+	range->block_offset = address - block->address;
+	*pointer = address;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+	struct device *device;
+
+	API(cuMemGetInfo_v2, NEEDS_CONTEXT);
+
+	device = api_context->device;
+	if (free)
+		*free = device->total - device->used;
+	if (total)
+		*total = device->total;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
+{
+	API(cuMemAlloc_v2, NEEDS_CONTEXT);
+
+	if (!pointer || !size)
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate(api_context, size, pointer);
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+			    unsigned int element)
+{
+	uint64_t row, size;
+
+	API(cuMemAllocPitch_v2, NEEDS_CONTEXT);
+
+	if (!pointer || !pitch || !width || !height ||
+	    (element != 4 && element != 8 && element != 16))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (width > api_context->device->total)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	row = round_up(width, PITCH_ALIGNMENT);
+	if (__builtin_mul_overflow(row, height, &size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*pitch = row;
+	return allocate(api_context, size, pointer);
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+	struct range *range;
+
+	API(cuMemFree_v2, NEEDS_INIT);
+
+	if (!pointer)
+		return CUDA_SUCCESS;
+	range = range_starting(pointer, RANGE_ALLOCATED);
+	if (!range)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Work that was submitted before may use the memory: it is let finish. */
+	queue_wait_context(range->context);
+	return range_free(pointer, RANGE_ALLOCATED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)
+{
+	struct range *range;
+
+	API(cuMemGetAddressRange_v2, NEEDS_CONTEXT);
+
+	range = range_at(pointer);
+	if (!range)
+		return CUDA_ERROR_NOT_FOUND;
+	if (base)
+		*base = range->start;
+	if (size)
+		*size = range->size;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+#include "allocation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "range.h"
+#include "table.h"
+
+static struct table allocations;
+
+struct allocation *allocation_get(CUmemGenericAllocationHandle handle)
+{
+	struct allocation *allocation = table_find(&allocations, handle);
+
+	return allocation && allocation->retains ? allocation : NULL;
+}
+
+struct allocation *allocation_new(struct block *block, const CUmemAllocationProp *properties)
+{
+	struct allocation *allocation = calloc(1, sizeof(*allocation));
+
+	if (!allocation)
+		return NULL;
+	/* Off the small numbers, so that a descriptor or a count is no handle by chance. */
+	allocation->handle = 0x51d00000 + sim_next_id();
+	allocation->retains = 1;
+	allocation->block = block;
+	allocation->properties = *properties;
+	if (!table_insert(&allocations, allocation->handle, allocation)) {
+		free(allocation);
+		return NULL;
+	}
+	return allocation;
+}
+
+void allocation_put(struct allocation *allocation)
+{
+	if (allocation->retains || allocation->mappings)
+		return;
+	table_remove(&allocations, allocation->handle);
+	block_put(allocation->block);
+	free(allocation);
+}
+
+static CUresult check_properties(const CUmemAllocationProp *properties)
+{
+	static const unsigned char zero[sizeof(properties->allocFlags.reserved)];
+
+	if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
+	    properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+	    properties->win32HandleMetaData || properties->allocFlags.compressionType > 1 ||
+	    memcmp(properties->allocFlags.reserved, zero, sizeof(zero)))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(properties->location.id))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (properties->requestedHandleTypes &
+	    ~(unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
+				       unsigned int option)
+{
+	API(cuMemGetAllocationGranularity, NEEDS_INIT);
+
+	if (!granularity || !properties || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+		return CUDA_ERROR_INVALID_VALUE;
+	*granularity = SIM_GRANULARITY;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+		     const CUmemAllocationProp *properties, unsigned long long flags)
+{
+	CUmemAllocationProp granted;
+	struct allocation *allocation;
+	struct block *block;
+	CUresult result;
+
+	API(cuMemCreate, NEEDS_INIT);
+
+	if (!handle || !properties || flags || !size || size % SIM_GRANULARITY)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = check_properties(properties);
+	if (result != CUDA_SUCCESS)
+		return result;
+	granted = *properties;
+	granted.allocFlags.compressionType = 0;
+
+	result = block_create(device_get(properties->location.id), size, &block);
+	if (result != CUDA_SUCCESS)
+		return result;
+	allocation = allocation_new(block, &granted);
+	if (!allocation) {
+		block_put(block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*handle = allocation->handle;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	struct allocation *allocation;
+
+	API(cuMemRelease, NEEDS_INIT);
+
+	allocation = allocation_get(handle);
+	if (!allocation)
+		return CUDA_ERROR_INVALID_VALUE;
+	allocation->retains--;
+	allocation_put(allocation);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *pointer)
+{
+	struct range *range;
+
+	API(cuMemRetainAllocationHandle, NEEDS_INIT);
+
+	range = range_at((uintptr_t)pointer);
+	if (!handle || !range || range->kind != RANGE_MAPPED)
+		return CUDA_ERROR_INVALID_VALUE;
+	range->allocation->retains++;
+	*handle = range->allocation->handle;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
+						CUmemGenericAllocationHandle handle)
+{
+	struct allocation *allocation;
+
+	API(cuMemGetAllocationPropertiesFromHandle, NEEDS_INIT);
+
+	allocation = allocation_get(handle);
+	if (!properties || !allocation)
+		return CUDA_ERROR_INVALID_VALUE;
+	*properties = allocation->properties;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* A physical block of device memory: counted against its device unless another process owns it. */
+#ifndef GDRPY_SIM_BLOCK_H
+#define GDRPY_SIM_BLOCK_H
+
+#include "backing.h"
+#include "sim.h"
+
+struct block {
+	struct backing backing;
+	struct device *device;
+	bool imported;
+	unsigned int references;
+	uint64_t address;   /* where cuMemAlloc mapped it, 0 for a block of the VMM functions */
+	struct block *next; /* in its context's list of blocks for small allocations */
+};
+
+/* Both give the caller a reference. `size` is a multiple of the granularity. */
+CUresult block_create(struct device *device, uint64_t size, struct block **block);
+CUresult block_import(int fd, struct block **block);
+
+void block_get(struct block *block);
+void block_put(struct block *block);
+
+#endif

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: MIT */
+#include "context.h"
+
+#include <stdlib.h>
+
+#include "event.h"
+#include "queue.h"
+#include "range.h"
+#include "table.h"
+
+#define MAX_STACK 64
+#define PRIMARY_FLAGS_MASK (CU_CTX_FLAGS_MASK & ~CU_CTX_MAP_HOST)
+
+static struct table contexts;
+
+static __thread struct {
+	struct context *contexts[MAX_STACK];
+	unsigned int depth;
+} stack;
+
+CUresult context_state(const struct context *context)
+{
+	return context->alive ? context->error : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult context_current(struct context **context)
+{
+	if (!stack.depth)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*context = stack.contexts[stack.depth - 1];
+	return context_state(*context);
+}
+
+static bool known(CUcontext handle)
+{
+	return table_find(&contexts, (uintptr_t)handle) != NULL;
+}
+
+CUresult context_use(CUcontext handle, struct context **context)
+{
+	if (!known(handle))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*context = handle;
+	return context_state(handle);
+}
+
+static struct context *context_new(struct device *device, unsigned int flags)
+{
+	struct context *context = calloc(1, sizeof(*context));
+
+	if (!context || !table_insert(&contexts, (uintptr_t)context, context)) {
+		free(context);
+		return NULL;
+	}
+	context->device = device;
+	context->id = sim_next_id();
+	context->flags = flags;
+	return context;
+}
+
+static CUresult context_start(struct context *context)
+{
+	while (context->stopping)
+		pthread_cond_wait(&sim.changed, &sim.lock);
+	if (context->alive)
+		return CUDA_SUCCESS;
+	context->null_stream = stream_new(context, 0, 0);
+	if (!context->null_stream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	context->alive = true;
+	context->error = CUDA_SUCCESS;
+	return CUDA_SUCCESS;
+}
+
+/* Takes away all that the context has. Work in its queues ends at once, with nothing more done. */
+static void context_stop(struct context *context)
+{
+	context->alive = false;
+	context->stopping = true;
+	pthread_cond_broadcast(&sim.changed);
+	stream_close_all(context);
+	event_free_all(context);
+	range_free_all(context);
+	context->null_stream = NULL;
+	context->peers = 0;
+	context->stopping = false;
+	pthread_cond_broadcast(&sim.changed);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+{
+	struct device *device;
+	CUresult result;
+
+	API(cuDevicePrimaryCtxRetain, NEEDS_INIT);
+
+	device = device_get(ordinal);
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (!device->primary) {
+		device->primary = context_new(device, 0);
+		if (!device->primary)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	result = context_start(device->primary);
+	if (result != CUDA_SUCCESS)
+		return result;
+	device->primary->retains++;
+	*context = device->primary;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
+{
+	struct device *device;
+
+	API(cuDevicePrimaryCtxRelease_v2, NEEDS_INIT);
+
+	device = device_get(ordinal);
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (!device->primary || !device->primary->retains)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (--device->primary->retains == 0 && device->primary->alive)
+		context_stop(device->primary);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
+{
+	struct device *device;
+
+	API(cuDevicePrimaryCtxReset_v2, NEEDS_INIT);
+
+	device = device_get(ordinal);
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (device->primary && device->primary->alive)
+		context_stop(device->primary);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
+{
+	struct device *device;
+
+	API(cuDevicePrimaryCtxSetFlags_v2, NEEDS_INIT);
+
+	device = device_get(ordinal);
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device->primary) {
+		device->primary = context_new(device, flags);
+		if (!device->primary)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	device->primary->flags = flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
+{
+	struct device *device;
+
+	API(cuDevicePrimaryCtxGetState, NEEDS_INIT);
+
+	device = device_get(ordinal);
+	if (!flags || !active)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	*flags = device->primary ? device->primary->flags & PRIMARY_FLAGS_MASK : 0;
+	*active = device->primary && device->primary->alive;
+	return CUDA_SUCCESS;
+}
+
+static CUresult context_create(CUcontext *context, unsigned int flags, CUdevice ordinal)
+{
+	struct device *device = device_get(ordinal);
+	struct context *created;
+	CUresult result;
+
+	if (!context || flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device)
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (stack.depth == MAX_STACK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	created = context_new(device, flags);
+	if (!created)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = context_start(created);
+	if (result != CUDA_SUCCESS)
+		return result;
+	stack.contexts[stack.depth++] = created;
+	*context = created;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+	API(cuCtxCreate_v2, NEEDS_INIT);
+
+	return context_create(context, flags, device);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *context, const void *affinity, int naffinity, unsigned int flags,
+			CUdevice device)
+{
+	API(cuCtxCreate_v3, NEEDS_INIT);
+
+	if (affinity || naffinity)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return context_create(context, flags, device);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *context, const void *parameters, unsigned int flags,
+			CUdevice device)
+{
+	API(cuCtxCreate_v4, NEEDS_INIT);
+
+	if (parameters)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return context_create(context, flags, device);
+}
+
+static bool is_primary(const struct context *context)
+{
+	return context == context->device->primary;
+}
+
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+	API(cuCtxDestroy_v2, NEEDS_INIT);
+
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!known(context) || is_primary(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!context->alive)
+		return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+	context_stop(context);
+	if (stack.depth && stack.contexts[stack.depth - 1] == context)
+		stack.depth--;
+	return CUDA_SUCCESS;
+}
+
+/* A primary context may be made current before it is retained; it works once it is. */
+static CUresult check_usable(CUcontext context)
+{
+	if (!known(context))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	return context->alive || is_primary(context) ? CUDA_SUCCESS
+						     : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+	CUresult result;
+
+	API(cuCtxPushCurrent_v2, NEEDS_INIT);
+
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = check_usable(context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (stack.depth == MAX_STACK)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	stack.contexts[stack.depth++] = context;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+	API(cuCtxPopCurrent_v2, NEEDS_INIT);
+
+	if (!stack.depth)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	stack.depth--;
+	if (context)
+		*context = stack.contexts[stack.depth];
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+	CUresult result;
+
+	API(cuCtxSetCurrent, NEEDS_INIT);
+
+	if (!context) {
+		if (stack.depth)
+			stack.depth--;
+		return CUDA_SUCCESS;
+	}
+	result = check_usable(context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!stack.depth)
+		stack.depth = 1;
+	stack.contexts[stack.depth - 1] = context;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+	API(cuCtxGetCurrent, NEEDS_INIT);
+
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	*context = stack.depth ? stack.contexts[stack.depth - 1] : NULL;
+	return CUDA_SUCCESS;
+}

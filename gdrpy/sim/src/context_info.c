@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+/* What can be asked of a context and set in it, and waiting for all of it. */
+#include "context.h"
+#include "queue.h"
+
+/* The context of a handle, or the current one for NULL. */
+static CUresult context_of(CUcontext handle, struct context **context)
+{
+	return handle ? context_use(handle, context) : context_current(context);
+}
+
+static CUresult get_device(CUcontext handle, CUdevice *device)
+{
+	struct context *context = NULL;
+	CUresult result = context_of(handle, &context);
+
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* A context that is destroyed still knows its device. */
+	if (!context)
+		return result;
+	*device = context->device->ordinal;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+	API(cuCtxGetDevice, NEEDS_INIT);
+
+	return get_device(NULL, device);
+}
+
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
+{
+	API(cuCtxGetDevice_v2, NEEDS_INIT);
+
+	return get_device(context, device);
+}
+
+CUresult cuCtxGetFlags(unsigned int *flags)
+{
+	API(cuCtxGetFlags, NEEDS_CONTEXT);
+
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = api_context->flags | CU_CTX_MAP_HOST;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
+{
+	struct context *context;
+	CUresult result;
+
+	API(cuCtxGetId, NEEDS_INIT);
+
+	if (!id)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = context_of(handle, &context);
+	if (result == CUDA_SUCCESS)
+		*id = context->id;
+	return result;
+}
+
+CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
+{
+	struct context *context;
+	CUresult result;
+
+	API(cuCtxGetApiVersion, NEEDS_INIT);
+
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = context_of(handle, &context);
+	if (result == CUDA_SUCCESS)
+		*version = 3020; /* of the context interface: what every driver since has said */
+	return result;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+	API(cuCtxGetStreamPriorityRange, NEEDS_CONTEXT);
+
+	if (least)
+		*least = STREAM_LEAST_PRIORITY;
+	if (greatest)
+		*greatest = STREAM_GREATEST_PRIORITY;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+	API(cuCtxSynchronize, NEEDS_CONTEXT);
+
+	return queue_wait_context(api_context);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext handle)
+{
+	struct context *context;
+	CUresult result;
+
+	API(cuCtxSynchronize_v2, NEEDS_INIT);
+
+	result = context_of(handle, &context);
+	return result == CUDA_SUCCESS ? queue_wait_context(context) : result;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
+{
+	struct context *peer;
+	CUresult result;
+	uint32_t bit;
+
+	API(cuCtxEnablePeerAccess, NEEDS_CONTEXT);
+
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = context_use(handle, &peer);
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (peer->device == api_context->device)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	bit = (uint32_t)1 << peer->device->ordinal;
+	if (api_context->peers & bit)
+		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	api_context->peers |= bit;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext handle)
+{
+	struct context *peer;
+	CUresult result;
+	uint32_t bit;
+
+	API(cuCtxDisablePeerAccess, NEEDS_CONTEXT);
+
+	result = context_use(handle, &peer);
+	if (result != CUDA_SUCCESS)
+		return result;
+	bit = (uint32_t)1 << peer->device->ordinal;
+	if (!(api_context->peers & bit))
+		return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+	api_context->peers &= ~bit;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+#include "copy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "queue.h"
+#include "range.h"
+
+struct copy_operation {
+	struct operation operation;
+	struct copy copy;
+	unsigned char staged[]; /* the bytes of a pageable source */
+};
+
+struct span copy_span(uint64_t start, uint64_t pitch, uint64_t width, uint64_t height)
+{
+	uint64_t size;
+
+	if (!width || !height)
+		return (struct span){start, 0};
+	if (__builtin_mul_overflow(pitch, height - 1, &size) ||
+	    __builtin_add_overflow(size, width, &size))
+		size = UINT64_MAX;
+	return (struct span){start, size};
+}
+
+static struct span side_span(const struct side *side, const struct copy *copy)
+{
+	return copy_span(side->start, side->pitch, copy->width, copy->height);
+}
+
+static CUresult check_side(const struct side *side, const struct copy *copy,
+			   const struct context *context, unsigned int rights)
+{
+	const struct device *device = side->device ? side->device : context->device;
+
+	return access_check(device, side_span(side, copy), rights, side->pageable);
+}
+
+static CUresult check(const struct context *context, const struct copy *copy)
+{
+	CUresult result =
+		check_side(&copy->destination, copy, context, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	return check_side(&copy->source, copy, context, CU_MEM_ACCESS_FLAGS_PROT_READ);
+}
+
+static void move_rows(const struct copy *copy)
+{
+	for (uint64_t row = 0; row < copy->height; row++)
+		memmove((void *)(uintptr_t)(copy->destination.start +
+					    row * copy->destination.pitch),
+			(const void *)(uintptr_t)(copy->source.start + row * copy->source.pitch),
+			copy->width);
+}
+
+static CUresult run_copy(struct stream *stream, struct operation *operation)
+{
+	const struct copy *copy = &((struct copy_operation *)operation)->copy;
+	struct access access = {
+		.destination = side_span(&copy->destination, copy),
+		.source = side_span(&copy->source, copy),
+	};
+
+	/* What was there when it was submitted may be gone. */
+	if (check(stream->context, copy) != CUDA_SUCCESS)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	access_begin(&access);
+	pthread_mutex_unlock(&sim.lock);
+	move_rows(copy);
+	pthread_mutex_lock(&sim.lock);
+	access_end(&access);
+	return CUDA_SUCCESS;
+}
+
+static CUresult begin(CUstream handle, const struct copy *copy, struct stream **stream)
+{
+	CUresult result = stream_use(handle, stream);
+
+	return result == CUDA_SUCCESS ? check((*stream)->context, copy) : result;
+}
+
+static CUresult run_now(struct stream *stream, const struct copy *copy)
+{
+	struct copy_operation operation = {.operation.run = run_copy, .copy = *copy};
+
+	return queue_run(stream, &operation.operation);
+}
+
+CUresult copy_run(CUstream handle, const struct copy *copy)
+{
+	struct stream *stream;
+	CUresult result = begin(handle, copy, &stream);
+
+	return result == CUDA_SUCCESS ? run_now(stream, copy) : result;
+}
+
+static bool is_pageable(const struct side *side)
+{
+	return side->pageable && !range_at(side->start);
+}
+
+/* Takes the rows of the source along, one behind the other. */
+static void stage(struct copy_operation *operation)
+{
+	struct copy fetch = operation->copy;
+
+	fetch.destination.start = (uintptr_t)operation->staged;
+	fetch.destination.pitch = fetch.width;
+	move_rows(&fetch);
+	operation->copy.source = fetch.destination;
+	operation->copy.source.pageable = true;
+}
+
+CUresult copy_submit(CUstream handle, const struct copy *copy)
+{
+	struct copy_operation *operation;
+	struct stream *stream;
+	uint64_t staged = 0;
+	CUresult result = begin(handle, copy, &stream);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (is_pageable(&copy->destination))
+		return run_now(stream, copy);
+	if (is_pageable(&copy->source))
+		staged = copy->width * copy->height;
+	operation = malloc(sizeof(*operation) + staged);
+	if (!operation)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	operation->operation = (struct operation){.run = run_copy};
+	operation->copy = *copy;
+	if (staged)
+		stage(operation);
+	return queue_submit(stream, &operation->operation, NULL);
+}

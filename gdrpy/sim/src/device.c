@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+#include <stdio.h>
+#include <string.h>
+
+#include "sim.h"
+
+static const int attributes[] = {
+	[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024,
+	[CU_DEVICE_ATTRIBUTE_WARP_SIZE] = 32,
+	[CU_DEVICE_ATTRIBUTE_MAX_PITCH] = 2147483647,
+	[CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT] = 512,
+	[CU_DEVICE_ATTRIBUTE_GPU_OVERLAP] = 1,
+	[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT] = 1,
+	[CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY] = 1,
+	[CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT] = 1,
+	[CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING] = 1,
+	[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR] = 9,
+	[CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM] = 1,
+	[CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS] = 1,
+	[CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING] = 100,
+	[CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS] = 1,
+	[CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR] = 1,
+	[CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED] = 1,
+	[CU_DEVICE_ATTRIBUTE_NUMA_ID] = -1,
+	[CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID] = -1,
+	/* An attribute of CUDA 13.0 that is not named above answers 0. */
+	[CU_DEVICE_ATTRIBUTE_LAST_OF_13_0] = 0,
+	/* Newer than the version that is played, and there all the same: the memory can be mapped.
+	 */
+	[CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED] = 1,
+};
+
+/* Device N sits at 0000:(N + 1):00.0. */
+static int pci_bus(int ordinal)
+{
+	return ordinal + 1;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+	API(cuDeviceGetCount, NEEDS_INIT);
+
+	if (!count)
+		return CUDA_ERROR_INVALID_VALUE;
+	*count = sim.device_count;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+	API(cuDeviceGet, NEEDS_INIT);
+
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(ordinal))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*device = ordinal;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+	API(cuDeviceGetName, NEEDS_INIT);
+
+	if (!name || length < 1)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(name, (size_t)length, "gdrpy simulated GPU");
+	return CUDA_SUCCESS;
+}
+
+static CUresult get_uuid(CUuuid *uuid, CUdevice device)
+{
+	if (!uuid)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	memcpy(uuid->bytes, "gdrpy simulated", sizeof(uuid->bytes));
+	uuid->bytes[15] = (char)device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+	API(cuDeviceGetUuid, NEEDS_INIT);
+
+	return get_uuid(uuid, device);
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+	API(cuDeviceGetUuid_v2, NEEDS_INIT);
+
+	return get_uuid(uuid, device);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+	API(cuDeviceTotalMem_v2, NEEDS_INIT);
+
+	if (!bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*bytes = device_get(device)->total;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+	API(cuDeviceGetAttribute, NEEDS_INIT);
+
+	if (!value)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (attribute < 1 || (attribute > CU_DEVICE_ATTRIBUTE_LAST_OF_13_0 &&
+			      attribute != CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED))
+		return CUDA_ERROR_INVALID_VALUE;
+	*value = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? pci_bus(device)
+							     : attributes[attribute];
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
+{
+	char text[sizeof("0000:00:00.0")];
+
+	API(cuDeviceGetPCIBusId, NEEDS_INIT);
+
+	if (!id || length < (int)sizeof(text))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(text, sizeof(text), "0000:%02x:00.0", (unsigned char)pci_bus(device));
+	memcpy(id, text, sizeof(text));
+	return CUDA_SUCCESS;
+}
+
+/* [domain:]bus:device.function or domain:bus:device, hexadecimal; what follows is not looked at. */
+static bool parse_bus_id(const char *id, unsigned int *domain, unsigned int *bus,
+			 unsigned int *device, unsigned int *function)
+{
+	*function = 0;
+	if (sscanf(id, "%x:%x:%x.%x", domain, bus, device, function) >= 3)
+		return true;
+	*domain = 0;
+	return sscanf(id, "%x:%x.%x", bus, device, function) == 3;
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
+{
+	unsigned int domain, bus, slot, function;
+
+	API(cuDeviceGetByPCIBusId, NEEDS_INIT);
+
+	if (!device || !id || !parse_bus_id(id, &domain, &bus, &slot, &function))
+		return CUDA_ERROR_INVALID_VALUE;
+	for (int i = 0; i < sim.device_count; i++) {
+		if (domain || slot || function || bus != (unsigned int)pci_bus(i))
+			continue;
+		*device = i;
+		return CUDA_SUCCESS;
+	}
+	return CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+	API(cuDeviceCanAccessPeer, NEEDS_INIT);
+
+	if (!can)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_get(device) || !device_get(peer))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*can = device != peer;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Legacy IPC: cuMemAlloc memory named by 64 bytes. The words that other programs are known to read
+ * are where a real driver has them, and client and memory name the block's descriptor in its
+ * owner, so that another process finds it as /proc/PID/fd/FD; the inode tells whether what is
+ * there is still the same block. That a small allocation in a block that lives on was freed since
+ * cannot be told.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "address.h"
+#include "queue.h"
+#include "range.h"
+
+#define MAGIC 0x51d0c0de
+#define CLIENT 0xc1000000
+#define PAGE 4096
+
+struct ipc_handle {
+	uint32_t magic;
+	uint32_t zero0;
+	uint32_t pid;
+	uint32_t zero1;
+	uint64_t size;
+	uint32_t block_pages;
+	uint32_t block_offset;
+	uint32_t zero2[4];
+	uint32_t client;
+	uint32_t memory;
+	uint64_t inode;
+};
+
+_Static_assert(sizeof(struct ipc_handle) == CU_IPC_HANDLE_SIZE, "the handle is 64 bytes");
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+{
+	struct ipc_handle words = {.magic = MAGIC, .pid = (uint32_t)getpid()};
+	struct range *range;
+
+	API(cuIpcGetMemHandle, NEEDS_CONTEXT);
+
+	range = range_at(pointer);
+	if (!handle || !range || range->kind != RANGE_ALLOCATED)
+		return CUDA_ERROR_INVALID_VALUE;
+	words.size = range->size;
+	words.block_pages = (uint32_t)(range->block->backing.size / PAGE);
+	words.block_offset = (uint32_t)range->block_offset;
+	words.client = CLIENT | words.pid;
+	words.memory = (uint32_t)range->block->backing.fd;
+	words.inode = range->block->backing.inode;
+	memcpy(handle, &words, sizeof(words));
+	return CUDA_SUCCESS;
+}
+
+/* Refuses what no driver of this kind wrote, and blocks that are no longer what they were. */
+static CUresult import_block(const struct ipc_handle *words, struct block **block)
+{
+	uint64_t block_size = (uint64_t)words->block_pages * PAGE;
+	char path[48];
+	CUresult result;
+	int fd;
+
+	if (words->magic != MAGIC || words->client != (CLIENT | words->pid) || !words->size ||
+	    words->size > block_size || words->block_offset > block_size - words->size)
+		return CUDA_ERROR_INVALID_VALUE;
+	snprintf(path, sizeof(path), "/proc/%u/fd/%u", words->pid, words->memory);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = block_import(fd, block);
+	close(fd);
+	if (result != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((*block)->backing.inode != words->inode || (*block)->backing.size != block_size) {
+		block_put(*block);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
+	return CUDA_SUCCESS;
+}
+
+static void opened_destroy(struct range *range)
+{
+	address_release(range->start - range->block_offset, range->block->backing.size);
+	block_put(range->block);
+}
+
+/* The range by which this context has the memory open already. */
+static struct range *find_opened(const struct context *context, const struct ipc_handle *words)
+{
+	struct range *range;
+
+	for (uint64_t at = 0; (range = range_next(at)); at = range_end(range))
+		if (range->kind == RANGE_OPENED && range->context == context &&
+		    range->block->backing.inode == words->inode &&
+		    range->block_offset == words->block_offset)
+			return range;
+	return NULL;
+}
+
+static CUresult open_block(struct context *context, const struct ipc_handle *words,
+			   CUdeviceptr *pointer)
+{
+	struct block *block;
+	struct range *range;
+	uint64_t address;
+	CUresult result = import_block(words, &block);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = CUDA_ERROR_OUT_OF_MEMORY;
+	address = address_reserve(block->backing.size, SIM_GRANULARITY, 0);
+	if (!address)
+		goto put_block;
+	if (backing_map(&block->backing, address, PROT_READ | PROT_WRITE) != CUDA_SUCCESS)
+		goto release_address;
+	range = range_new(RANGE_OPENED, address + words->block_offset, words->size);
+	if (!range)
+		goto release_address;
+	range->context = context;
+	range->destroy = opened_destroy;
+	range->block = block;
+	range->block_offset = words->block_offset;
+	range->opens = 1;
+	*pointer = range->start;
+	return CUDA_SUCCESS;
+
+release_address:
+	address_release(address, block->backing.size);
+put_block:
+	block_put(block);
+	return result;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
+{
+	struct ipc_handle words;
+	struct range *opened;
+
+	API(cuIpcOpenMemHandle_v2, NEEDS_CONTEXT);
+
+	memcpy(&words, &handle, sizeof(words));
+	if (!pointer || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (words.pid == (uint32_t)getpid())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	opened = find_opened(api_context, &words);
+	if (opened) {
+		opened->opens++;
+		*pointer = opened->start;
+		return CUDA_SUCCESS;
+	}
+	return open_block(api_context, &words, pointer);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+	struct range *range;
+
+	API(cuIpcCloseMemHandle, NEEDS_CONTEXT);
+
+	range = range_starting(pointer, RANGE_OPENED);
+	if (!range)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (--range->opens)
+		return CUDA_SUCCESS;
+	queue_wait_context(range->context);
+	range_free(pointer, RANGE_OPENED);
+	return CUDA_SUCCESS;
+}
+
+/* Events between processes are not simulated; the device's attribute says so. */
+
+CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
+{
+	(void)handle;
+	(void)event;
+	API(cuIpcGetEventHandle, NEEDS_CONTEXT);
+
+	return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle)
+{
+	(void)event;
+	(void)handle;
+	API(cuIpcOpenEventHandle, NEEDS_CONTEXT);
+
+	return CUDA_ERROR_NOT_SUPPORTED;
+}

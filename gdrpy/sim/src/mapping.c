@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/* Mapping of allocations into reserved addresses, and who may access them there. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "access.h"
+#include "address.h"
+#include "allocation.h"
+#include "range.h"
+#include "reservation.h"
+
+CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
+		  CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+	struct allocation *allocation;
+	struct reservation *reservation;
+	struct range *range;
+	CUresult result;
+
+	API(cuMemMap, NEEDS_INIT);
+
+	allocation = allocation_get(handle);
+	if (!pointer || !size || flags || !allocation)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* A driver maps an allocation as a whole, and answers this to all else. */
+	reservation = reservation_at(pointer);
+	if (offset || size != allocation->block->backing.size || pointer % SIM_GRANULARITY ||
+	    !reservation || pointer + size > reservation->start + reservation->size)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (range_overlaps(pointer, size))
+		return CUDA_ERROR_INVALID_VALUE;
+
+	range = range_new(RANGE_MAPPED, pointer, size);
+	if (!range)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = backing_map(&allocation->block->backing, pointer, PROT_NONE);
+	if (result != CUDA_SUCCESS) {
+		range_drop(range);
+		return result;
+	}
+	range->block = allocation->block;
+	range->allocation = allocation;
+	allocation->mappings++;
+	return CUDA_SUCCESS;
+}
+
+/* Whether each mapping is wholly inside or wholly outside. */
+static bool splits_no_mapping(uint64_t start, uint64_t end)
+{
+	struct range *first = range_at(start);
+	struct range *last = range_at(end);
+
+	return (!first || first->start == start) && (!last || last->start == end);
+}
+
+static void unmap(struct range *range)
+{
+	struct allocation *allocation = range->allocation;
+
+	address_clear(range->start, range->size);
+	range_drop(range);
+	allocation->mappings--;
+	allocation_put(allocation);
+}
+
+CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
+{
+	struct reservation *reservation;
+	struct range *range;
+	uint64_t end = pointer + size;
+
+	API(cuMemUnmap, NEEDS_INIT);
+
+	if (!size || pointer % SIM_GRANULARITY || size % SIM_GRANULARITY)
+		return CUDA_ERROR_INVALID_VALUE;
+	access_drain(pointer, size);
+	reservation = reservation_at(pointer);
+	if (!reservation || size > reservation->start + reservation->size - pointer ||
+	    !splits_no_mapping(pointer, end))
+		return CUDA_ERROR_INVALID_VALUE;
+	/* Holes are no error. */
+	while ((range = range_next(pointer)) && range->start < end)
+		unmap(range);
+	return CUDA_SUCCESS;
+}
+
+static bool covers_whole_mappings(uint64_t start, uint64_t size)
+{
+	uint64_t end = start + size;
+
+	while (start < end) {
+		struct range *range = range_starting(start, RANGE_MAPPED);
+
+		if (!range)
+			return false;
+		start = range_end(range);
+	}
+	return start == end;
+}
+
+/* The program reaches the memory itself by what any of the devices may do with it. */
+static void protect(const struct range *range)
+{
+	unsigned int rights = 0;
+	int protection = PROT_NONE;
+
+	for (int i = 0; i < sim.device_count; i++)
+		rights |= range->access[i];
+	if (rights)
+		protection = rights == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ
+								     : PROT_READ | PROT_WRITE;
+	if (mprotect((void *)(uintptr_t)range->start, range->size, protection))
+		abort();
+}
+
+static bool valid_access(const CUmemAccessDesc *access)
+{
+	return access->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+	       device_get(access->location.id) &&
+	       (access->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE ||
+		access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ||
+		access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+}
+
+CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *accesses,
+			size_t count)
+{
+	struct range *range;
+
+	API(cuMemSetAccess, NEEDS_INIT);
+
+	if (!size || !accesses || !count)
+		return CUDA_ERROR_INVALID_VALUE;
+	for (size_t i = 0; i < count; i++)
+		if (!valid_access(&accesses[i]))
+			return CUDA_ERROR_INVALID_VALUE;
+	access_drain(pointer, size);
+	if (!covers_whole_mappings(pointer, size))
+		return CUDA_ERROR_INVALID_VALUE;
+
+	for (uint64_t at = pointer; at < pointer + size; at = range_end(range)) {
+		range = range_at(at);
+		for (size_t i = 0; i < count; i++)
+			range->access[accesses[i].location.id] = (unsigned char)accesses[i].flags;
+		protect(range);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
+			CUdeviceptr pointer)
+{
+	struct range *range;
+
+	API(cuMemGetAccess, NEEDS_INIT);
+
+	if (!flags || !location)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_get(location->id))
+		return CUDA_ERROR_INVALID_DEVICE;
+	range = range_at(pointer);
+	if (!range || range->kind != RANGE_MAPPED)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = range->access[location->id];
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/* Filling device memory. Even the plain functions do not wait for memory of a device. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "access.h"
+#include "copy.h"
+#include "queue.h"
+
+struct fill {
+	uint64_t start;
+	uint64_t pitch; /* from row to row; any for one row */
+	unsigned int element;
+	uint32_t value;
+	uint64_t width; /* in elements */
+	uint64_t height;
+};
+
+struct fill_operation {
+	struct operation operation;
+	struct fill fill;
+};
+
+static struct span fill_span(const struct fill *fill)
+{
+	uint64_t width;
+
+	if (__builtin_mul_overflow(fill->width, fill->element, &width))
+		width = UINT64_MAX;
+	return copy_span(fill->start, fill->pitch, width, fill->height);
+}
+
+static CUresult check_access(const struct context *context, const struct fill *fill)
+{
+	return access_check(context->device, fill_span(fill), CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+			    false);
+}
+
+static void fill_row(uint64_t start, const struct fill *fill)
+{
+	void *row = (void *)(uintptr_t)start;
+
+	switch (fill->element) {
+	case 1:
+		memset(row, (int)fill->value, fill->width);
+		break;
+	case 2:
+		for (uint64_t i = 0; i < fill->width; i++)
+			((uint16_t *)row)[i] = (uint16_t)fill->value;
+		break;
+	default:
+		for (uint64_t i = 0; i < fill->width; i++)
+			((uint32_t *)row)[i] = fill->value;
+	}
+}
+
+static CUresult run_fill(struct stream *stream, struct operation *operation)
+{
+	const struct fill *fill = &((struct fill_operation *)operation)->fill;
+	struct access access = {.destination = fill_span(fill)};
+
+	if (check_access(stream->context, fill) != CUDA_SUCCESS)
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	access_begin(&access);
+	pthread_mutex_unlock(&sim.lock);
+	for (uint64_t row = 0; row < fill->height; row++)
+		fill_row(fill->start + row * fill->pitch, fill);
+	pthread_mutex_lock(&sim.lock);
+	access_end(&access);
+	return CUDA_SUCCESS;
+}
+
+static CUresult check(const struct context *context, const struct fill *fill)
+{
+	if (fill->start % fill->element)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (fill->height > 1 &&
+	    (fill->pitch % fill->element || fill->pitch / fill->element < fill->width))
+		return CUDA_ERROR_INVALID_VALUE;
+	return check_access(context, fill);
+}
+
+typedef CUresult (*queue_function)(struct stream *stream, struct operation *operation,
+				   const struct point *point);
+
+static CUresult submit(CUstream handle, struct fill fill, queue_function queue)
+{
+	struct fill_operation *operation;
+	struct stream *stream;
+	CUresult result = stream_use(handle, &stream);
+
+	if (result == CUDA_SUCCESS)
+		result = check(stream->context, &fill);
+	if (result != CUDA_SUCCESS)
+		return result;
+	operation = malloc(sizeof(*operation));
+	if (!operation)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	operation->operation = (struct operation){.run = run_fill};
+	operation->fill = fill;
+	return queue(stream, &operation->operation, NULL);
+}
+
+#define ROW(bits) ((struct fill){dst, 0, bits / 8, value, count, 1})
+#define ROWS(bits) ((struct fill){dst, pitch, bits / 8, value, width, height})
+
+CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count)
+{
+	API(cuMemsetD8_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROW(8), queue_launch);
+}
+
+CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t count)
+{
+	API(cuMemsetD16_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROW(16), queue_launch);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t count)
+{
+	API(cuMemsetD32_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROW(32), queue_launch);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream)
+{
+	API(cuMemsetD8Async, NEEDS_INIT);
+
+	return submit(stream, ROW(8), queue_submit);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream)
+{
+	API(cuMemsetD16Async, NEEDS_INIT);
+
+	return submit(stream, ROW(16), queue_submit);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream)
+{
+	API(cuMemsetD32Async, NEEDS_INIT);
+
+	return submit(stream, ROW(32), queue_submit);
+}
+
+CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
+			 size_t height)
+{
+	API(cuMemsetD2D8_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROWS(8), queue_launch);
+}
+
+CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
+			  size_t height)
+{
+	API(cuMemsetD2D16_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROWS(16), queue_launch);
+}
+
+CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
+			  size_t height)
+{
+	API(cuMemsetD2D32_v2, NEEDS_CONTEXT);
+
+	return submit(NULL, ROWS(32), queue_launch);
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
+			   size_t height, CUstream stream)
+{
+	API(cuMemsetD2D8Async, NEEDS_INIT);
+
+	return submit(stream, ROWS(8), queue_submit);
+}
+
+CUresult cuMemsetD2D16Async(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
+			    size_t height, CUstream stream)
+{
+	API(cuMemsetD2D16Async, NEEDS_INIT);
+
+	return submit(stream, ROWS(16), queue_submit);
+}
+
+CUresult cuMemsetD2D32Async(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
+			    size_t height, CUstream stream)
+{
+	API(cuMemsetD2D32Async, NEEDS_INIT);
+
+	return submit(stream, ROWS(32), queue_submit);
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/* Handing memory to other processes as file descriptors. */
+#include "allocation.h"
+#include "range.h"
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+				      unsigned int type, unsigned long long flags)
+{
+	struct allocation *allocation;
+	int fd;
+
+	API(cuMemExportToShareableHandle, NEEDS_INIT);
+
+	allocation = allocation_get(handle);
+	if (!shareable || !allocation || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_INVALID_VALUE;
+	/* An imported allocation has no handle types: only its owner exports it. */
+	if (!(allocation->properties.requestedHandleTypes & type))
+		return CUDA_ERROR_INVALID_VALUE;
+	fd = backing_export(&allocation->block->backing);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)shareable = fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+					unsigned int type)
+{
+	CUmemAllocationProp properties = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+	};
+	struct allocation *allocation;
+	struct block *block;
+	CUresult result;
+
+	API(cuMemImportFromShareableHandle, NEEDS_INIT);
+
+	if (!handle || type == CU_MEM_HANDLE_TYPE_NONE)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	result = block_import((int)(intptr_t)shareable, &block);
+	if (result != CUDA_SUCCESS)
+		return result;
+	properties.location.id = block->device->ordinal;
+	allocation = allocation_new(block, &properties);
+	if (!allocation) {
+		block_put(block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*handle = allocation->handle;
+	return CUDA_SUCCESS;
+}
+
+/* Whether device memory that can be read goes on without a hole to the end. */
+static bool is_device_memory(uint64_t start, uint64_t size)
+{
+	uint64_t end = start + size;
+
+	while (start < end) {
+		struct range *range = range_at(start);
+
+		if (!range || (range->kind != RANGE_ALLOCATED && range->kind != RANGE_MAPPED))
+			return false;
+		start = range_end(range);
+		/* A small cuMemAlloc may be handed out up to the end of its last page. */
+		if (range->kind == RANGE_ALLOCATED)
+			return end <= ((start + 4095) & ~(uint64_t)4095);
+	}
+	return true;
+}
+
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t size,
+				       unsigned int type, unsigned long long flags)
+{
+	struct range *range;
+	int fd;
+
+	API(cuMemGetHandleForAddressRange, NEEDS_CONTEXT);
+
+	if (!handle || !size || pointer % 4096 || size % 4096 || pointer + size < pointer ||
+	    type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD ||
+	    flags & ~(unsigned long long)CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!is_device_memory(pointer, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	/*
+	 * A memory file stands in for the dma-buf, and offset 0 of it must be the range's start. So
+	 * what a real driver exports from within a block, or across blocks, is refused here.
+	 */
+	range = range_at(pointer);
+	if (flags || pointer - range->start + range->block_offset ||
+	    size > range->block->backing.size)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	fd = backing_export(&range->block->backing);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)handle = fd;
+	return CUDA_SUCCESS;
+}

@@ -46,6 +46,13 @@ def open_descriptors() -> set[str]:
     return {f"{entry.name}: {entry.readlink()}" for entry in entries if entry.exists()}
 
 
+def permissions(view: int) -> str:
+    """What /proc/self/maps says of the range that starts there."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{view:x}-"))
+    return line.split()[1]
+
+
 def in_child(function: Callable[[], object]) -> bytes:
     """The repr of what the function returns in a forked child."""
     reader, writer = os.pipe()
@@ -418,10 +425,18 @@ class TestMmap:
             _, linear = rm.map_memory(s.ctl, s.client, s.device, memory, mfd)
             raises_errno(errno.EACCES, rm.mmap, mfd, BLOCK)
             view = rm.mmap(mfd, BLOCK, protection=1)
-            with Path("/proc/self/maps").open() as maps:
-                assert [line.split()[1] for line in maps if line.startswith(f"{view:x}-")] == [
-                    "r--s"
-                ]
+            assert permissions(view) == "r--s"
+            rm.munmap(view, BLOCK)
+            assert s.unmap(memory, linear) == rm.OK
+
+    def test_read_only_mapping_takes_the_right_to_write_away(self) -> None:
+        with session() as s:
+            memory = s.import_fd(rm.memory_block())
+            mfd = rm.open_minor(s.minor)
+            status, linear = rm.map_memory(s.ctl, s.client, s.device, memory, mfd, flags=1)
+            assert status == rm.OK
+            view = rm.mmap(mfd, BLOCK)
+            assert permissions(view) == "r--s"
             rm.munmap(view, BLOCK)
             assert s.unmap(memory, linear) == rm.OK
 

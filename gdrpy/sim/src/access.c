@@ -28,7 +28,6 @@ CUresult access_check(const struct device *device, struct span span, unsigned in
 		      bool pageable)
 {
 	const struct range *range;
-	bool fits;
 
 	if (!span.size)
 		return CUDA_SUCCESS;
@@ -42,10 +41,7 @@ CUresult access_check(const struct device *device, struct span span, unsigned in
 	if (range->kind == RANGE_MAPPED)
 		return check_mapped(range, device, span, rights);
 
-	fits = span.start + span.size <= range_end(range);
-	if (range_is_host(range))
-		fits = fits || pageable;
-	return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return span.start + span.size <= range_end(range) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 void access_begin(struct access *access)

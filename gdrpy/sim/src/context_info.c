@@ -43,7 +43,9 @@ CUresult cuCtxGetFlags(unsigned int *flags)
 
 	if (!flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	*flags = api_context->flags | CU_CTX_MAP_HOST;
+	*flags = api_context->flags;
+	if (api_context == api_context->device->primary)
+		*flags |= CU_CTX_MAP_HOST;
 	return CUDA_SUCCESS;
 }
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "queue.h"
 #include "range.h"
 
 struct copy_operation {
@@ -115,7 +114,7 @@ static void stage(struct copy_operation *operation)
 	operation->copy.source.pageable = true;
 }
 
-CUresult copy_submit(CUstream handle, const struct copy *copy)
+CUresult copy_queue(CUstream handle, const struct copy *copy, queue_function *queue)
 {
 	struct copy_operation *operation;
 	struct stream *stream;
@@ -135,5 +134,5 @@ CUresult copy_submit(CUstream handle, const struct copy *copy)
 	operation->copy = *copy;
 	if (staged)
 		stage(operation);
-	return queue_submit(stream, &operation->operation, NULL);
+	return queue(stream, &operation->operation, NULL);
 }

@@ -4,7 +4,7 @@
 #define GDRPY_SIM_COPY_H
 
 #include "access.h"
-#include "context.h"
+#include "queue.h"
 
 /* One end of a copy. */
 struct side {
@@ -25,10 +25,10 @@ struct copy {
 CUresult copy_run(CUstream stream, const struct copy *copy);
 
 /*
- * By the stream's own thread. As on a real driver, pageable memory is read before this returns, and
- * a copy to pageable memory is waited for.
+ * Through a queue. As on a real driver, pageable memory is read before this returns, and a copy to
+ * pageable memory is waited for.
  */
-CUresult copy_submit(CUstream stream, const struct copy *copy);
+CUresult copy_queue(CUstream stream, const struct copy *copy, queue_function *queue);
 
 /* The span of all rows of one side; the size is 0 for no bytes, and all of memory on overflow. */
 struct span copy_span(uint64_t start, uint64_t pitch, uint64_t width, uint64_t height);

@@ -40,7 +40,7 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream s
 
 	API(cuMemcpyAsync, NEEDS_INIT);
 
-	return copy_submit(stream, &copy);
+	return copy_queue(stream, &copy, queue_submit);
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t size)
@@ -58,7 +58,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t size, CUs
 
 	API(cuMemcpyHtoDAsync_v2, NEEDS_INIT);
 
-	return copy_submit(stream, &copy);
+	return copy_queue(stream, &copy, queue_submit);
 }
 
 CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t size)
@@ -76,7 +76,7 @@ CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, CUstream 
 
 	API(cuMemcpyDtoHAsync_v2, NEEDS_INIT);
 
-	return copy_submit(stream, &copy);
+	return copy_queue(stream, &copy, queue_submit);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size)
@@ -85,7 +85,8 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size)
 
 	API(cuMemcpyDtoD_v2, NEEDS_CONTEXT);
 
-	return copy_run(NULL, &copy);
+	/* Nobody on the host waits for a copy within a device. */
+	return copy_queue(NULL, &copy, queue_launch);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream)
@@ -94,7 +95,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t size, CUs
 
 	API(cuMemcpyDtoDAsync_v2, NEEDS_INIT);
 
-	return copy_submit(stream, &copy);
+	return copy_queue(stream, &copy, queue_submit);
 }
 
 /* Each end is accessed by the device of its own context. */
@@ -133,7 +134,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr s
 	API(cuMemcpyPeerAsync, NEEDS_INIT);
 
 	result = peer_copy(&copy, dst_context, src_context);
-	return result == CUDA_SUCCESS ? copy_submit(stream, &copy) : result;
+	return result == CUDA_SUCCESS ? copy_queue(stream, &copy, queue_submit) : result;
 }
 
 #define MAX_PITCH 2147483647
@@ -198,5 +199,6 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *parameters, CUstream stream)
 
 	API(cuMemcpy2DAsync_v2, NEEDS_INIT);
 
-	return parse_2d(parameters, &copy) ? copy_submit(stream, &copy) : CUDA_ERROR_INVALID_VALUE;
+	return parse_2d(parameters, &copy) ? copy_queue(stream, &copy, queue_submit)
+					   : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Filling device memory. Even the plain functions do not wait for memory of a device. */
+/* Filling memory. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "access.h"
 #include "copy.h"
 #include "queue.h"
+#include "range.h"
 
 struct fill {
 	uint64_t start;
@@ -80,10 +81,7 @@ static CUresult check(const struct context *context, const struct fill *fill)
 	return check_access(context, fill);
 }
 
-typedef CUresult (*queue_function)(struct stream *stream, struct operation *operation,
-				   const struct point *point);
-
-static CUresult submit(CUstream handle, struct fill fill, queue_function queue)
+static CUresult submit(CUstream handle, struct fill fill, queue_function *queue)
 {
 	struct fill_operation *operation;
 	struct stream *stream;
@@ -101,6 +99,19 @@ static CUresult submit(CUstream handle, struct fill fill, queue_function queue)
 	return queue(stream, &operation->operation, NULL);
 }
 
+/* The functions without a stream do not wait for the memory of a device, but for the host's. */
+static CUresult fill_legacy(struct fill fill)
+{
+	const struct range *range = range_at(fill.start);
+	struct stream *stream;
+	CUresult result = submit(NULL, fill, queue_launch);
+
+	if (result != CUDA_SUCCESS || !range || !range_is_host(range))
+		return result;
+	result = stream_use(NULL, &stream);
+	return result == CUDA_SUCCESS ? queue_wait_stream(stream) : result;
+}
+
 #define ROW(bits) ((struct fill){dst, 0, bits / 8, value, count, 1})
 #define ROWS(bits) ((struct fill){dst, pitch, bits / 8, value, width, height})
 
@@ -108,21 +119,21 @@ CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count)
 {
 	API(cuMemsetD8_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROW(8), queue_launch);
+	return fill_legacy(ROW(8));
 }
 
 CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t count)
 {
 	API(cuMemsetD16_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROW(16), queue_launch);
+	return fill_legacy(ROW(16));
 }
 
 CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t count)
 {
 	API(cuMemsetD32_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROW(32), queue_launch);
+	return fill_legacy(ROW(32));
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream)
@@ -151,7 +162,7 @@ CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, siz
 {
 	API(cuMemsetD2D8_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROWS(8), queue_launch);
+	return fill_legacy(ROWS(8));
 }
 
 CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
@@ -159,7 +170,7 @@ CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, s
 {
 	API(cuMemsetD2D16_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROWS(16), queue_launch);
+	return fill_legacy(ROWS(16));
 }
 
 CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
@@ -167,7 +178,7 @@ CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, siz
 {
 	API(cuMemsetD2D32_v2, NEEDS_CONTEXT);
 
-	return submit(NULL, ROWS(32), queue_launch);
+	return fill_legacy(ROWS(32));
 }
 
 CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,

@@ -40,12 +40,12 @@ CUresult queue_run(struct stream *stream, struct operation *operation);
  * Has a stream's own thread do an operation, after its turn and after `point` if that is not NULL.
  * The operation is malloc memory and the queue's from now on, also when this fails.
  */
-CUresult queue_submit(struct stream *stream, struct operation *operation,
-		      const struct point *point);
+typedef CUresult queue_function(struct stream *stream, struct operation *operation,
+				const struct point *point);
+queue_function queue_submit;
 
 /* The same, but for a short operation: if it is its turn already, it is done right here. */
-CUresult queue_launch(struct stream *stream, struct operation *operation,
-		      const struct point *point);
+queue_function queue_launch;
 
 /* Waits for all that has been submitted. */
 CUresult queue_wait_stream(struct stream *stream);

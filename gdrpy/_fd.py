@@ -27,6 +27,14 @@ def simulated_device(fd: int) -> int | None:
     return int(found[1]) if found else None
 
 
+def is_nvidia_export(fd: int) -> bool:
+    """Whether the descriptor is of the node that the NVIDIA driver exports allocations on."""
+    try:
+        return _target(fd) == "/dev/nvidiactl"
+    except OSError:
+        return False
+
+
 def describe(fd: int) -> str:
     """What a descriptor is, in words for an error message."""
     try:

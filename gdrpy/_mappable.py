@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from gdrpy._resource import Resource
+from gdrpy._resource import Resource, Undo
 from gdrpy.backends import Memory
 from gdrpy.errors import MissingView
 from gdrpy.mapping import Mapping
@@ -50,10 +50,15 @@ class Mappable(Resource):
                 f"{type(self).__name__}.close: {busy} views or running copies still use the "
                 f"memory; delete the numpy arrays and memoryviews made from it first"
             )
-        for mapping in list(self._mappings):
-            mapping.close()
+        with Undo() as undo:
+            self._give_back(undo)
+
+    def _give_back(self, undo: Undo) -> None:
+        """Put on ``undo`` what closes the parts: the last one put there is closed first."""
         if self._memory is not None:
-            self._memory.close()
+            undo.callback(self._memory.close)
+        for mapping in self._mappings:
+            undo.callback(mapping.close)
 
 
 def check_range(call: str, offset: int, nbytes: int, room: int) -> None:

@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from gdrpy._core._mapping import fork_generation
 from gdrpy.errors import Closed, Forked
+
+R = TypeVar("R", bound="Resource")
+
+
+class Undo:
+    """Steps that give things back, latest first: contextlib.ExitStack with another rule for errors.
+
+    Every step is run, and the first failure is the one that is raised; failures after it become its
+    notes, so that a failing clean-up never hides what went wrong. (ExitStack raises the last one,
+    and loses the others outside of an exception handler.)
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
+
+    def callback(self, function: Callable[..., object], *args: Any) -> None:
+        """Add a step."""
+        self._steps.append(functools.partial(function, *args))
+
+    def keep(self, resource: R) -> R:
+        """Add closing a resource as a step; returns the resource."""
+        self._steps.append(resource.close)
+        return resource
+
+    def pop_all(self) -> Undo:
+        """Hand the steps over to a new stack: from here on somebody else gives things back."""
+        moved = Undo()
+        moved._steps, self._steps = self._steps, []
+        return moved
+
+    def close(self) -> None:
+        """Run the steps."""
+        error = self._run(None)
+        if error is not None:
+            raise error
+
+    def _run(self, error: BaseException | None) -> BaseException | None:
+        """Run the steps; the first of ``error`` and their failures, with notes of the others."""
+        while self._steps:
+            step = self._steps.pop()
+            try:
+                step()
+            except BaseException as failure:
+                if error is None:
+                    error = failure
+                else:
+                    error.add_note(f"cleaning up: {type(failure).__name__}: {failure}")
+        return error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._run(error)
 
 
 class Resource:
@@ -66,7 +129,7 @@ class Owner(Resource):
     ``undo`` holds what gives it back, latest first.
     """
 
-    def __init__(self, undo: ExitStack) -> None:
+    def __init__(self, undo: Undo) -> None:
         super().__init__()
         self._undo = undo
 

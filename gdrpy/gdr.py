@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdrpy._mappable import Mappable
-from gdrpy._resource import Resource
+from gdrpy._resource import Resource, Undo
 from gdrpy.backends import ALL, Memory, take_pointer
 from gdrpy.backends.pointer import device_of
 from gdrpy.errors import SizeMismatch
@@ -86,8 +86,9 @@ class Gdr(Resource):
         return pin
 
     def _release(self) -> None:
-        for pin in list(self._pins):
-            pin.close()
+        with Undo() as undo:
+            for pin in self._pins:
+                undo.callback(pin.close)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gdrpy._fd import duplicate
 from gdrpy._mappable import Mappable, check_range
+from gdrpy._resource import Undo
 from gdrpy.backends import Memory, take_allocation, take_export
 from gdrpy.errors import MissingView, SizeMismatch
 from gdrpy.mapping import Flag, Mapping
@@ -36,9 +36,9 @@ def alloc(
     """
     _check_nbytes("alloc", nbytes)
     _check_views("alloc", gpu, cpu)
-    with ExitStack() as undo:
-        allocation = undo.enter_context(Allocation.create(nbytes, device, gpu=gpu))
-        memory = undo.enter_context(take_allocation(allocation, backend)) if cpu else None
+    with Undo() as undo:
+        allocation = undo.keep(Allocation.create(nbytes, device, gpu=gpu))
+        memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
         region = Region(allocation, memory, nbytes, readonly=False)
         undo.pop_all()
         return region
@@ -86,15 +86,15 @@ class Region(Mappable):
         _check_views("Region.from_fd", gpu, cpu)
         if nbytes is not None:
             _check_nbytes("Region.from_fd", nbytes)
-        with ExitStack() as undo:
-            memory = undo.enter_context(take_export(fd, backend))
+        with Undo() as undo:
+            memory = undo.keep(take_export(fd, backend))
             size = memory.nbytes
             if nbytes is not None and nbytes > size:
                 raise SizeMismatch(
                     f"Region.from_fd: {nbytes} bytes were asked for, and the allocation has {size}"
                 )
             take = Allocation.from_fd if gpu else Allocation.hold
-            allocation = undo.enter_context(take(fd, size))
+            allocation = undo.keep(take(fd, size))
             memory.source = allocation
             region = cls(allocation, memory if cpu else None, nbytes or size, readonly=readonly)
             if cpu:
@@ -180,9 +180,9 @@ class Region(Mappable):
             "version": 3,
         }
 
-    def _release(self) -> None:
-        super()._release()
-        self._allocation.close()
+    def _give_back(self, undo: Undo) -> None:
+        undo.callback(self._allocation.close)
+        super()._give_back(undo)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-from contextlib import ExitStack
 from typing import Any
 
 from gdrpy import cuda
 from gdrpy._fd import describe, duplicate
-from gdrpy._resource import Owner
+from gdrpy._resource import Owner, Undo
 from gdrpy.errors import CudaError, InvalidHandle
 
 
@@ -48,9 +47,7 @@ class Allocation(Owner):
     in bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view.
     """
 
-    def __init__(
-        self, undo: ExitStack, fd: int, size: int, device: int | None, ptr: int | None
-    ) -> None:
+    def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
         super().__init__(undo)
         self._fd = fd
         self.device = device
@@ -64,7 +61,7 @@ class Allocation(Owner):
         Without ``gpu`` no CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
         """
         size = rounded_size(nbytes, device)
-        with ExitStack() as undo:
+        with Undo() as undo:
             handle = cuda.call("cuMemCreate", size, _properties(device), 0)
             undo.callback(cuda.call, "cuMemRelease", handle)
             fd = export(handle)
@@ -78,7 +75,7 @@ class Allocation(Owner):
 
         ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
         """
-        with ExitStack() as undo:
+        with Undo() as undo:
             fd = duplicate(fd)
             undo.callback(os.close, fd)
             handle = import_handle(fd)
@@ -90,7 +87,7 @@ class Allocation(Owner):
     @classmethod
     def hold(cls, fd: int, size: int) -> Allocation:
         """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
-        with ExitStack() as undo:
+        with Undo() as undo:
             fd = duplicate(fd)
             undo.callback(os.close, fd)
             return cls(undo.pop_all(), fd, size, None, None)
@@ -122,7 +119,7 @@ def import_handle(fd: int) -> Any:
         ) from error
 
 
-def _map(undo: ExitStack, handle: Any, size: int, device: int) -> int:
+def _map(undo: Undo, handle: Any, size: int, device: int) -> int:
     """Map an allocation at a fresh GPU address that its device may read and write."""
     driver = cuda.driver()
     cuda.primary_context(device)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from gdrpy import cuda
-from gdrpy._fd import simulated_device
+from gdrpy._fd import describe, is_nvidia_export, simulated_device
 from gdrpy.backends.base import Backend, Memory, Status
 from gdrpy.backends.dmabuf import DmabufBackend
 from gdrpy.backends.nvrm import NvrmBackend
@@ -82,7 +82,14 @@ def take_export(fd: int, backend: str | None = None) -> Memory:
     forced = _forced(backend)
     if forced and forced.takes_exports:
         return forced.from_export(fd)
-    return ALL["nvrm" if simulated_device(fd) is None else "sim"].from_export(fd)
+    if simulated_device(fd) is not None:
+        return ALL["sim"].from_export(fd)
+    if is_nvidia_export(fd):
+        return ALL["nvrm"].from_export(fd)
+    raise InvalidHandle(
+        f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
+        f"Region.export() gave"
+    )
 
 
 def take_pointer(ptr: int, nbytes: int, device: int, backend: str | None = None) -> Memory:

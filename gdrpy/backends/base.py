@@ -6,12 +6,11 @@ import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gdrpy._core import _ffi
-from gdrpy._resource import Owner
+from gdrpy._resource import Owner, Undo
 from gdrpy.errors import DriverError, Error, OutOfMemory, PermissionDenied
 from gdrpy.mapping import Mapping, MappingType
 
@@ -38,7 +37,7 @@ class Memory(Owner, ABC):
     backend: ClassVar[str]
     source: object = None
 
-    def __init__(self, undo: ExitStack, nbytes: int, location: str) -> None:
+    def __init__(self, undo: Undo, nbytes: int, location: str) -> None:
         super().__init__(undo)
         self.nbytes = nbytes
         self.location = location

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import ExitStack
 
 from gdrpy import cuda
 from gdrpy._fd import describe
+from gdrpy._resource import Undo
 from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend, Memory, Status, map_fd
 from gdrpy.errors import CudaError, InvalidHandle
@@ -27,7 +27,7 @@ class DmabufMemory(Memory):
     backend = "dmabuf"
 
     def __init__(
-        self, undo: ExitStack, fd: int, offset: int, nbytes: int, kind: MappingType, location: str
+        self, undo: Undo, fd: int, offset: int, nbytes: int, kind: MappingType, location: str
     ) -> None:
         super().__init__(undo, nbytes, location)
         self._fd = fd
@@ -89,7 +89,7 @@ class DmabufBackend(Backend):
                 f"bytes, as a dma-buf must"
             )
         kind = cuda.driver().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-        with ExitStack() as undo, cuda.context(device):
+        with Undo() as undo, cuda.context(device):
             try:
                 fd = int(cuda.call("cuMemGetHandleForAddressRange", start, end - start, kind, 0))
             except CudaError as error:

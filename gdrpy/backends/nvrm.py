@@ -12,12 +12,12 @@ import os
 import re
 import threading
 import warnings
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
 from gdrpy._fd import describe
+from gdrpy._resource import Undo
 from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend, Memory, Status, ffi, lib, mapping_of, status_error
 from gdrpy.errors import BackendUnavailable, DriverError, Error, InvalidHandle
@@ -26,6 +26,8 @@ from gdrpy.mapping import Mapping, MappingType
 CONTROL_NODE = Path("/dev/nvidiactl")
 _VERSION_FILE = "/proc/driver/nvidia/version"
 _VERSION = re.compile(rb"\b\d{3,}\.\d+(?:\.\d+)?\b")
+
+_NO_DRIVER_REMEDY = "install the driver, or pass the node into the container (--gpus, --device)"
 
 #: Oldest and newest driver whose interface was compared with the one used here.
 TESTED_DRIVERS = tuple(
@@ -84,7 +86,10 @@ class _Client:
                 stacklevel=2,
             )
         handle = ffi.new("struct gdr_nvrm **")
-        _call("cannot use the NVIDIA driver", lib.gdr_nvrm_open, handle)
+        try:
+            _call("cannot use the NVIDIA driver", lib.gdr_nvrm_open, handle)
+        except FileNotFoundError as error:
+            raise BackendUnavailable(f"{error}: {_NO_DRIVER_REMEDY}") from error
         return handle[0]
 
     def after_fork(self) -> None:
@@ -113,7 +118,7 @@ class NvrmMemory(Memory):
     backend = "nvrm"
 
     def __init__(
-        self, undo: ExitStack, client: Any, block: Any, offset: int, nbytes: int, location: str
+        self, undo: Undo, client: Any, block: Any, offset: int, nbytes: int, location: str
     ) -> None:
         super().__init__(undo, nbytes, location)
         self._client = client
@@ -145,7 +150,7 @@ class NvrmMemory(Memory):
         _call("unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
 
 
-def _adopt(undo: ExitStack, client: Any, block: Any, offset: int, nbytes: int) -> NvrmMemory:
+def _adopt(undo: Undo, client: Any, block: Any, offset: int, nbytes: int) -> NvrmMemory:
     """The memory of a block that RM has just put into the client."""
     undo.callback(_call, "releasing GPU memory", lib.gdr_nvrm_release, client, block)
     gpu = block.gpu
@@ -164,7 +169,7 @@ def _import(fd: int, offset: int, nbytes: int | None) -> NvrmMemory:
             f"file descriptor {fd} is {describe(fd)}, which the NVIDIA driver does not take "
             f"for an exported allocation ({error}): pass one that Region.export() gave"
         ) from error
-    with ExitStack() as undo:
+    with Undo() as undo:
         return _adopt(undo, client, block, offset, block.nbytes if nbytes is None else nbytes)
 
 
@@ -181,7 +186,7 @@ def _duplicate(info: Any, device: int, offset: int, nbytes: int) -> NvrmMemory:
     gpu.pci_domain, gpu.pci_bus, gpu.pci_slot = cuda.pci_address(device)
     block = ffi.new("struct gdr_nvrm_memory *")
     _call("pinning a device pointer", lib.gdr_nvrm_duplicate, client, gpu, info, block)
-    with ExitStack() as undo:
+    with Undo() as undo:
         return _adopt(undo, client, block, info.block_offset + offset, nbytes)
 
 
@@ -202,7 +207,7 @@ class NvrmBackend(Backend):
             return Status(
                 False,
                 f"no NVIDIA kernel driver: {CONTROL_NODE} is missing",
-                "install the driver, or pass the node into the container (--gpus, --device)",
+                _NO_DRIVER_REMEDY,
             )
         except PermissionError:
             return Status(
@@ -222,7 +227,7 @@ class NvrmBackend(Backend):
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
         found = pointer.allocation_range(ptr, nbytes, device)
-        with ExitStack() as undo:
+        with Undo() as undo:
             fd = pointer.export_of(undo, ptr)
             if fd is not None:
                 return _import(fd, ptr - found.base, nbytes)
@@ -266,7 +271,7 @@ _SCRATCH = ((4096, 0x67647201), (8192, 0x67647202))
 
 def _ipc_problem(device: int) -> str:
     """Fill scratch memory by CUDA and find it again through the handles; nothing is written."""
-    with ExitStack() as undo:
+    with Undo() as undo:
         for size, pattern in _SCRATCH:
             with cuda.context(device):
                 ptr = cuda.call("cuMemAlloc", size)
@@ -278,7 +283,7 @@ def _ipc_problem(device: int) -> str:
                 problem = _implausible(info, size)
                 if problem:
                     return f"in the self-check {problem}"
-                memory = undo.enter_context(_duplicate(info, device, 0, size))
+                memory = undo.keep(_duplicate(info, device, 0, size))
                 with memory.map(0, size, readonly=True) as mapping:
                     seen = mapping.read()
             except Error as error:

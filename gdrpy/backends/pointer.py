@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gdrpy import cuda
+from gdrpy._resource import Undo
 from gdrpy.errors import CudaError, InvalidHandle, SizeMismatch
 from gdrpy.vmm import export
 
@@ -51,7 +52,7 @@ def device_of(ptr: int) -> int:
         ) from error
 
 
-def export_of(undo: ExitStack, ptr: int) -> int | None:
+def export_of(undo: Undo, ptr: int) -> int | None:
     """A descriptor of the VMM allocation behind a pointer, closed by ``undo``; None if not VMM.
 
     Raises InvalidHandle where the allocation was not made to be exported.
@@ -60,7 +61,7 @@ def export_of(undo: ExitStack, ptr: int) -> int | None:
         handle = cuda.call("cuMemRetainAllocationHandle", ptr)
     except CudaError:
         return None
-    with ExitStack() as release:
+    with Undo() as release:
         release.callback(cuda.call, "cuMemRelease", handle)
         try:
             fd = export(handle)
@@ -88,4 +89,4 @@ def ipc_handle(ptr: int, device: int) -> bytes:
             f"cannot be pinned this way (a cuMemAllocAsync pool, managed or host memory): use "
             f"cuMemAlloc, cudaMalloc or gdrpy.alloc"
         ) from error
-    return bytes(handle.reserved)[:IPC_HANDLE_SIZE]
+    return ctypes.string_at(int(handle.getPtr()), IPC_HANDLE_SIZE)

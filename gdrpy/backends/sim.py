@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-from contextlib import ExitStack
 
 from gdrpy import cuda
 from gdrpy._core import _ffi
 from gdrpy._fd import describe, duplicate, simulated_device
+from gdrpy._resource import Undo
 from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend, Memory, Status, map_fd
 from gdrpy.errors import InvalidHandle
@@ -23,7 +23,7 @@ class SimMemory(Memory):
 
     backend = "sim"
 
-    def __init__(self, undo: ExitStack, fd: int, offset: int, nbytes: int, location: str) -> None:
+    def __init__(self, undo: Undo, fd: int, offset: int, nbytes: int, location: str) -> None:
         super().__init__(undo, nbytes, location)
         self._fd = fd
         self._offset = offset
@@ -62,7 +62,7 @@ class SimBackend(Backend):
                 f"file descriptor {fd} bears the name of simulated GPU memory but can be resized: "
                 f"it was not made by the simulated driver"
             )
-        with ExitStack() as undo:
+        with Undo() as undo:
             own = duplicate(fd)
             undo.callback(os.close, own)
             return SimMemory(
@@ -71,7 +71,7 @@ class SimBackend(Backend):
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
         found = pointer.allocation_range(ptr, nbytes, device)
-        with ExitStack() as undo:
+        with Undo() as undo:
             fd = pointer.export_of(undo, ptr)
             offset = ptr - found.base
             if fd is None:

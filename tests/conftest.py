@@ -65,7 +65,7 @@ def nothing_leaks(backend: str) -> Iterator[None]:
     from gdrpy import cuda
 
     # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
-    with gdrpy.alloc(1) as warm:
+    with gdrpy.alloc(4) as warm:
         warm._views.dma_write(b"x", 0)
         with cuda.context(0):
             stream = cuda.call("cuStreamCreate", 1)

@@ -63,10 +63,25 @@ class TestFailingStep:
 
 class TestFailingClose:
     @pytest.mark.parametrize("function", ["cuMemUnmap", "cuMemAddressFree", "cuMemRelease"])
-    def test_tells_and_does_the_other_steps(self, backend, function):
+    def test_tells_what_failed_first_and_does_the_other_steps(self, backend, function):
         make_region()
-        before = len(open_descriptors())
+        before = set(open_descriptors())
         region = gdrpy.alloc(4096)
+        mapping, allocation = region.cpu, region._allocation
         with sim.fault(f"{function}:1:999"), pytest.raises(gdrpy.CudaError, match=function):
             region.close()
-        assert len(open_descriptors()) == before
+        assert mapping.closed
+        region.close()
+        assert (region.closed, allocation.closed) == (True, True)
+        # What CUDA refused to give back is left: the block's own descriptor, nothing of ours.
+        left = {name for number, name in open_descriptors().items() if number not in before}
+        assert left <= {"/memfd:gdrpy-sim-dev0 (deleted)"}
+
+    def test_of_a_half_made_region_keeps_the_first_error(self, backend):
+        with (
+            sim.fault("cuMemSetAccess:1:2,cuMemAddressFree:1:999"),
+            pytest.raises(gdrpy.OutOfMemory, match="cuMemSetAccess") as caught,
+        ):
+            gdrpy.alloc(4096)
+        assert len(caught.value.__notes__) == 1
+        assert caught.value.__notes__[0].startswith("cleaning up: CudaError: cuMemAddressFree")

@@ -76,7 +76,7 @@ class TestPinOfAllocatedMemory:
             mapping.write(b"inside")
         assert gpu_read(inside + 9, 8) == b"\x07inside\x07"
 
-    def test_of_a_region_shows_its_bytes(self, gdr):
+    def test_of_a_region_shows_its_bytes(self, one_of_a_kind, gdr):
         with gdrpy.alloc(MIB) as region, gdr.pin(region.ptr + 4096, 100) as pin:
             region.write(b"vmm memory", 4096)
             with pin.map() as mapping:

@@ -21,6 +21,7 @@ from gdrpy.errors import (
     ReadOnly,
     SizeMismatch,
     Timeout,
+    UntestedDriver,
 )
 from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, open
 from gdrpy.mapping import Flag, Mapping, MappingType
@@ -50,6 +51,7 @@ __all__ = [
     "Region",
     "SizeMismatch",
     "Timeout",
+    "UntestedDriver",
     "alloc",
     "granularity",
     "open",

@@ -74,3 +74,7 @@ class SizeMismatch(Error, ValueError):
 
 class Timeout(Error, TimeoutError):
     """What was waited for did not happen in time."""
+
+
+class UntestedDriver(UserWarning):
+    """The NVIDIA driver's version lies outside the range that gdrpy was compared with."""

@@ -26,6 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GDRPY_SIM"] = "0" if on_real_gpu(config) else "1"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests that nothing but real hardware can run are not even collected elsewhere."""
+    if collection_path.name == "hardware" and not on_real_gpu(config):
+        return True
+    return None
+
+
 def backends(config: pytest.Config) -> list[str]:
     """The backends to hold against the contract: on a real GPU all that can serve there."""
     if not on_real_gpu(config):

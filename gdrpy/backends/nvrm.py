@@ -20,7 +20,7 @@ from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend, Memory, Status, ffi, lib, mapping_of, status_error
-from gdrpy.errors import BackendUnavailable, DriverError, Error, InvalidHandle
+from gdrpy.errors import BackendUnavailable, DriverError, Error, InvalidHandle, UntestedDriver
 from gdrpy.mapping import Mapping, MappingType
 
 CONTROL_NODE = Path("/dev/nvidiactl")
@@ -33,10 +33,6 @@ _NO_DRIVER_REMEDY = "install the driver, or pass the node into the container (--
 TESTED_DRIVERS = tuple(
     ffi.string(text).decode() for text in (lib.GDR_NVRM_TESTED_MIN, lib.GDR_NVRM_TESTED_MAX)
 )
-
-
-class UntestedDriver(UserWarning):
-    """The driver's version lies outside the range that gdrpy was compared with."""
 
 
 def driver_version() -> str | None:

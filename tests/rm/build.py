@@ -12,8 +12,10 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
+CORE = HERE.parent.parent / "gdrpy" / "_core"
 SOURCES = sorted((HERE / "src").glob("*.c"))
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 def build(directory: Path) -> Path:
@@ -35,9 +37,21 @@ def build_fuzzer(directory: Path) -> Path:
     """
     fuzzer = directory / "fuzz"
     sources = [HERE / "fuzz.c", *(path for path in SOURCES if path.name != "preload.c")]
-    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    compile_c(fuzzer, sources, ["-O1", "-g", *sanitizers])
+    compile_c(fuzzer, sources, ["-O1", "-g", *SANITIZERS])
     return fuzzer
+
+
+def build_nvrm_test(directory: Path) -> Path:
+    """Build test_nvrm.c with the core that it tests, to be run with LD_PRELOAD, under sanitizers.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler refused.
+    """
+    program = directory / "test_nvrm"
+    sources = [HERE / "test_nvrm.c", CORE / "nvrm.c", CORE / "map.c"]
+    # The sanitizers' runtime must come before a preloaded library: so it is linked in.
+    compile_c(program, sources, ["-O1", "-g", f"-I{CORE}", *SANITIZERS, "-static-libasan"])
+    return program
 
 
 def compile_c(output: Path, sources: list[Path], options: list[str]) -> None:

@@ -160,11 +160,9 @@ class TestPointer:
                 return bytes(handle)
 
             patch.setattr(nvrm.pointer, "ipc_handle", moved)
-            with gdrpy.open() as gdr:
-                with pytest.raises(
-                    gdrpy.BackendUnavailable, match="the self-check found other bytes"
-                ):
-                    gdr.pin(pointer, 100)
+            refused = pytest.raises(gdrpy.BackendUnavailable, match="self-check found other bytes")
+            with gdrpy.open() as gdr, refused:
+                gdr.pin(pointer, 100)
         assert ledger() == NOTHING
 
     def test_handle_of_another_process_is_not_trusted(self) -> None:
@@ -256,7 +254,7 @@ class TestMachine:
             warnings.simplefilter("always")
             for _ in range(2):
                 gdrpy.alloc(4096).close()
-        assert [one.category for one in told] == [nvrm.UntestedDriver]
+        assert [one.category for one in told] == [gdrpy.UntestedDriver]
         assert "NVIDIA driver 999.1.2 is outside the range" in str(told[0].message)
         assert "untested" in ALL["nvrm"].status().reason
 

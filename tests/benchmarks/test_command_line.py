@@ -1,0 +1,58 @@
+"""What may be asked of run.py, and where its result goes."""
+
+from __future__ import annotations
+
+import json
+
+import machine
+import pytest
+import run
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        "arguments", [["--only", "speed"], ["--seconds", "0"], ["--seconds", "nan"], ["--fast"]]
+    )
+    def test_that_cannot_be_are_refused(self, arguments, capsys):
+        with pytest.raises(SystemExit) as exit_:
+            run.parse(arguments)
+        assert exit_.value.code == 2
+        assert arguments[0] in capsys.readouterr().err
+
+    def test_that_decide_what_is_measured_are_recorded(self):
+        options = run.parse(
+            ["--only", "attach,latency", "--seconds", "2", "--output", "/x", "--commit", "abc"]
+        )
+        recorded = run.measuring_arguments(options)
+        assert recorded == ["--only", "latency,attach", "--seconds", "2"]
+
+    def test_in_the_environment_are_recorded(self, monkeypatch):
+        monkeypatch.setenv("GDRPY_SIM", "")
+        monkeypatch.setenv("GDRPY_BACKEND", "nvrm")
+        assert machine.command(["--quick"]) == (
+            "GDRPY_BACKEND=nvrm python benchmarks/run.py --quick"
+        )
+
+
+class TestCommit:
+    def test_may_be_given_where_git_cannot_tell(self, monkeypatch):
+        monkeypatch.setattr(machine, "_git", lambda *arguments: None)
+        header = machine.describe([], "abc")
+        assert (header["commit"], header["dirty"]) == ("abc", None)
+
+    def test_is_unknown_without_git(self, monkeypatch):
+        monkeypatch.setattr(machine, "_git", lambda *arguments: None)
+        header = machine.describe([], None)
+        assert (header["commit"], header["dirty"]) == (None, None)
+
+
+class TestFile:
+    def test_is_named_after_gpu_date_and_modules(self, publishable):
+        publishable["header"] |= {"gpu": "NVIDIA H200", "date": "2026-11-21T07:00:00+00:00"}
+        publishable["modules"] = ["latency"]
+        assert run.file_stem(publishable) == "h200-2026-11-21-latency"
+
+    def test_is_never_overwritten(self, result, tmp_path):
+        first, second = (run.save(result, tmp_path) for _ in range(2))
+        assert second.name == f"{first.stem}-2.json"
+        assert json.loads(first.read_text()) == json.loads(second.read_text()) == result

@@ -1,0 +1,58 @@
+"""Goals against figures."""
+
+from __future__ import annotations
+
+import goals
+import pytest
+from harness import Measurement, Topic
+
+TOPIC = Topic("latency", "write", 64)
+WRITE = "mapping.write"
+
+
+def measured(way, value, **fields):
+    return Measurement(TOPIC, way, "method", [value], **fields)
+
+
+def verdict(words, *measurements, simulated=False):
+    (found,) = [one for one in goals.check(measurements, simulated) if words in one["goal"]]
+    return found["verdict"], found["figure"]
+
+
+class TestBound:
+    @pytest.mark.parametrize(("value", "expected"), [(0.1, "met"), (0.1001, "missed")])
+    def test_from_above(self, value, expected):
+        found = verdict("write 64 B: Python over", measured(f"{WRITE} - C routine", value))
+        assert found == (expected, value)
+
+    @pytest.mark.parametrize(("value", "expected"), [(0.3, "met"), (0.31, "missed")])
+    def test_on_how_many_times_faster(self, value, expected):
+        rivals = measured("cuMemcpyHtoD", 6.0), measured("cuMemcpyHtoD, pinned", 7.0)
+        found, _ = verdict("times faster", measured(WRITE, value), *rivals)
+        assert found == expected
+
+
+class TestNoFigure:
+    def test_without_the_measurement(self):
+        assert verdict("times faster") == ("not measured", None)
+
+    def test_without_the_rival(self):
+        assert verdict("times faster", measured(WRITE, 0.1)) == ("not measured", None)
+
+    def test_where_wrong_data_was_moved(self):
+        wrong = measured(f"{WRITE} - C routine", 0.05, verified=False)
+        assert verdict("write 64 B: Python over", wrong) == ("not measured", None)
+
+    def test_on_a_simulated_gpu(self):
+        found = measured(f"{WRITE} - C routine", 0.05)
+        assert verdict("write 64 B: Python over", found, simulated=True) == (
+            "not applicable (simulated GPU)",
+            None,
+        )
+
+
+class TestSources:
+    def test_are_ids_of_a_run(self, result):
+        ids = {one["id"] for one in result["measurements"]}
+        for goal in goals.GOALS:
+            assert {goal.source, *goal.relative_to} <= ids

@@ -1,0 +1,65 @@
+"""A result as Markdown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import report
+
+
+class TestMarkdown:
+    def test_says_what_the_figures_come_from(self, publishable):
+        text = report.markdown(publishable)
+        header = publishable["header"]
+        for field in ("command", "gpu", "pcie_link", "cpu", "kernel", "python", "numpy"):
+            assert header[field] in text
+
+    def test_has_every_median_of_a_latency(self, publishable):
+        (one,) = [
+            one
+            for one in publishable["measurements"]
+            if one["id"] == "latency/write/64/mapping.write"
+        ]
+        one["median"] = 123.4
+        assert "| 64 B | 123 |" in report.markdown(publishable)
+
+    def test_says_what_was_not_measured(self, publishable):
+        assert "Not measured: torch (" in report.markdown(publishable)
+
+    def test_rows_have_as_many_cells_as_columns(self, publishable):
+        lines = [line for line in report.markdown(publishable).splitlines() if line[:1] == "|"]
+        width = 0
+        for before, line in zip(["", *lines], lines, strict=False):
+            width = line.count("|") if "---" in line or not width else width
+            assert "---" in before or "---" in line or line.count("|") == width or before == ""
+
+    def test_leaves_out_a_figure_that_is_missing(self, publishable):
+        missing = "latency/write/64/C routine"
+        kept = [one for one in publishable["measurements"] if one["id"] != missing]
+        publishable["measurements"] = kept
+        (row,) = [
+            line
+            for line in report.markdown(publishable).splitlines()
+            if line.startswith("| 64 B |")
+        ][:1]
+        assert row.split(" | ")[2] == "-"
+
+
+class TestRefusal:
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            (lambda result: result["header"].update(simulated=True), "simulated GPU"),
+            (lambda result: result.update(quick=True), "--quick run"),
+            (lambda result: result["measurements"][0].update(verified=False), "wrong data"),
+        ],
+    )
+    def test_of_what_says_nothing(self, publishable, tmp_path, capsys, change, reason):
+        change(publishable)
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps(publishable))
+        assert report.main([str(path)]) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert reason in output.err

@@ -1,0 +1,89 @@
+"""A way that moves wrong bytes is found out."""
+
+from __future__ import annotations
+
+import json
+
+import attach
+import latency
+import pytest
+import run
+
+import gdrpy
+from gdrpy import Mapping, cuda
+from gdrpy._core import _mapping
+
+
+@pytest.fixture
+def session():
+    """A session with the context that run.py makes current."""
+    with cuda.context(0):
+        yield run.Session(0.001, True, lambda what: None)
+
+
+def wrong_ways(session):
+    return {one.way for one in session.measurements if one.verified is False}
+
+
+class TestCorruptingWrite:
+    @pytest.fixture(autouse=True)
+    def _corrupt(self, monkeypatch):
+        def write(self, data, offset=0):
+            _mapping.Mapping.write(self, bytes(len(data)), offset)
+
+        monkeypatch.setattr(Mapping, "write", write)
+
+    def test_is_found_and_nobody_else_is_blamed(self, session):
+        latency.run(session)
+        assert wrong_ways(session) == {
+            "mapping.write",
+            "mapping.write - C routine",
+            "mapping.write - empty call",
+        }
+
+    def test_fails_the_run_and_is_told(self, tmp_path, capsys):
+        assert run.main(["--quick", "--only", "latency", "--output", str(tmp_path)]) == 1
+        assert "WRONG DATA: latency/write/64/mapping.write" in capsys.readouterr().out
+        (path,) = tmp_path.iterdir()
+        assert run.wrong_data(json.loads(path.read_text()))
+
+
+class TestWriteThatDoesNothing:
+    def test_is_found(self, session, monkeypatch):
+        monkeypatch.setattr(Mapping, "write", lambda self, data, offset=0: None)
+        latency.run(session)
+        assert "mapping.write" in wrong_ways(session)
+
+
+class TestCorruptingRead:
+    def test_of_one_byte_is_found(self, session, monkeypatch):
+        def readinto(self, buffer, offset=0):
+            _mapping.Mapping.readinto(self, buffer, offset)
+            buffer[-1] ^= 1
+
+        monkeypatch.setattr(Mapping, "readinto", readinto)
+        latency.run(session)
+        assert {"mapping.readinto"} == {way for way in wrong_ways(session) if "-" not in way}
+
+    def test_that_gives_old_bytes_is_found(self, session, monkeypatch):
+        seen = {}
+
+        def read(self, nbytes, offset=0):
+            return seen.setdefault(nbytes, _mapping.Mapping.read(self, nbytes, offset))
+
+        monkeypatch.setattr(Mapping, "read", read)
+        latency.run(session)
+        assert {"mapping.read"} == {way for way in wrong_ways(session) if "-" not in way}
+
+
+class TestAttachedProcess:
+    def test_that_stores_another_value_is_found(self, session, monkeypatch):
+        honest = attach._child
+
+        def lying(action, fd, value, repeats, **kwargs):
+            return honest(action, fd, value + 1, repeats, **kwargs)
+
+        monkeypatch.setattr(attach, "_child", lying)
+        with gdrpy.alloc(1 << 20) as region:
+            attach._attaches(session, region, "cpu", 1)
+        assert [one.verified for one in session.measurements] == [False] * 3

@@ -1,0 +1,236 @@
+"""The command line as a whole: help, wrong usage, errors, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdrpy.cli import COMMANDS, info, main
+
+NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
+
+
+class TestHelp:
+    def test_lists_every_command(self, capsys):
+        with pytest.raises(SystemExit) as ended:
+            main(["--help"])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == NAMES
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_of_a_command_teaches(self, capsys, name):
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert re.search(rf"examples:\n  gdrpy {name}", text)
+        assert "exit status:\n  0  " in text
+        assert "--json" in text
+
+
+class TestWrongUsage:
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            ([], "the following arguments are required: COMMAND"),
+            (["juggle"], "invalid choice: 'juggle'"),
+            (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
+            (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
+            (["validate", "--backend", "magic"], "invalid choice: 'magic'"),
+            (["validate", "--device", "-1"], "'-1' is not a whole number"),
+            (["validate", "--device", "one"], "'one' is not a whole number"),
+            (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
+            (["validate", "--seed", "x"], "'x' is not a whole number"),
+            (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
+            (["copybw", "--seconds", "0"], "'0' is not a number of seconds above 0"),
+            (["copybw", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
+            (["copybw", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
+            (["copybw", "--plot", "nowhere/x.png"], "there is no folder 'nowhere'"),
+            (["producer", "--count", "0"], "must be 1 or more"),
+            (["consumer", "--timeout", "soon"], "'soon' is not a number of seconds"),
+        ],
+    )
+    def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert complaint in captured.err
+        assert captured.out == ""
+
+    @pytest.mark.parametrize(
+        ("name", "value", "complaint"),
+        [
+            ("GDRPY_BACKEND", "magic", "GDRPY_BACKEND is 'magic': unset it, or set it to one of"),
+            ("GDRPY_SIM", "yes", "GDRPY_SIM is 'yes': unset it, or set it to one of 0, 1"),
+        ],
+    )
+    def test_of_the_environment_ends_with_2(self, capsys, monkeypatch, name, value, complaint):
+        monkeypatch.setenv(name, value)
+        assert main(["validate"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {complaint}")
+
+
+class TestErrors:
+    def test_of_a_missing_device_end_with_2(self, capsys):
+        assert main(["validate", "--device", "7"]) == 2
+        assert capsys.readouterr().err.startswith("error: there is no CUDA device 7")
+
+    def test_of_a_backend_that_cannot_serve_end_with_2_and_its_reason(self, capsys):
+        assert main(["validate", "--backend", "nvrm"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert re.match(r"error: no backend can map this memory: nvrm: ", captured.err)
+
+    def test_of_too_large_a_size_end_with_2(self, capsys):
+        assert main(["validate", "--size", "1T"]) == 2
+        assert capsys.readouterr().err == "error: cuMemCreate: the GPU is out of memory\n"
+
+    def test_are_an_object_on_stdout_where_json_is_wanted(self, json_of):
+        status, result = json_of("validate", "--device", "7")
+        assert status == 2
+        assert result["error"]["type"] == "NotFound"
+        assert result["error"]["message"].startswith("there is no CUDA device 7")
+
+    def test_print_no_traceback(self, gdrpy_command):
+        done = gdrpy_command("copybw", GDRPY_SIM="0", LD_LIBRARY_PATH="")
+        if done.returncode == 0:
+            pytest.fail("GDRPY_SIM=0 found a real GPU: run this test on the simulated one")
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: CUDA cannot be loaded")
+        assert "Traceback" not in done.stderr
+
+
+class TestWarnings:
+    def test_are_one_line_on_stderr(self, capsys, monkeypatch):
+        import warnings
+
+        def warn(args, output) -> int:
+            del args, output
+            warnings.warn("the moon is full", RuntimeWarning, stacklevel=1)
+            return 0
+
+        monkeypatch.setattr(info, "run", warn)
+        assert main(["info"]) == 0
+        assert capsys.readouterr().err == "warning: the moon is full\n"
+
+
+class TestInterrupt:
+    def test_ends_with_130(self, capsys, monkeypatch):
+        def interrupted(args, output) -> int:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(info, "run", interrupted)
+        assert main(["info"]) == 130
+        assert capsys.readouterr().err == "error: interrupted\n"
+
+    def test_of_a_waiting_producer_leaves_nothing(self, checkout, tmp_path):
+        path = tmp_path / "meet.sock"
+        producer = subprocess.Popen(
+            [sys.executable, "-m", "gdrpy", "producer", "--count", "1", "--socket", str(path)],
+            cwd=checkout,
+            env=os.environ | {"GDRPY_SIM": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with producer:
+            assert producer.stdout is not None
+            assert producer.stderr is not None
+            while "Listening" not in producer.stdout.readline():
+                assert producer.poll() is None
+            producer.send_signal(signal.SIGINT)
+            assert producer.stderr.read() == "error: interrupted\n"
+        assert producer.returncode == 130
+        assert not path.exists()
+
+
+class TestPipe:
+    def test_that_closes_early_ends_it_quietly(self, checkout):
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            [sys.executable, "-m", "gdrpy", "info", "--json"],
+            cwd=checkout,
+            env=os.environ | {"GDRPY_SIM": "1"},
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(writer)
+        assert (done.returncode, done.stderr) == (1, "")
+
+
+class TestTools:
+    @pytest.mark.parametrize("name", ["validate", "copybw", "producer", "consumer"])
+    def test_run_from_the_checkout(self, checkout: Path, tmp_path, name):
+        done = subprocess.run(
+            [checkout / "tools" / name, "--help"],
+            cwd=tmp_path,
+            env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"usage: gdrpy {name} ")
+
+    def test_say_to_build_where_the_c_parts_are_missing(self, checkout: Path, tmp_path):
+        (tmp_path / "tools").mkdir()
+        for name in ("validate", "_checkout.py"):
+            shutil.copy(checkout / "tools" / name, tmp_path / "tools")
+        done = subprocess.run(
+            [sys.executable, "-S", "-E", tmp_path / "tools" / "validate"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert done.stderr.endswith("run make build\n")
+
+
+class TestInfo:
+    def test_shows_the_simulated_gpu_and_every_backend(self, gdrpy_command):
+        done = gdrpy_command("info")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "simulated GPU" in done.stdout
+        for backend in ("dmabuf", "nvrm", "sim"):
+            assert f"│ {backend} " in done.stdout
+
+    def test_json_says_why_a_backend_is_not_usable_and_what_would_help(self, gdrpy_command):
+        result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)
+        assert [device["ordinal"] for device in result["devices"]] == [0, 1]
+        assert all(device["simulated"] for device in result["devices"])
+        states = {(one["backend"], one["device"]): one for one in result["backends"]}
+        assert states["sim", 1]["usable"]
+        for state in states.values():
+            assert state["reason"]
+            assert state["usable"] or state["remedy"]
+
+    def test_json_names_the_copy_routines(self, json_of):
+        status, result = json_of("info")
+        assert status == 0
+        for routines in result["copy_routines"].values():
+            assert {*routines["chosen"].values()} <= {*routines["supported"]}
+            assert all(routines["supported"][name] for name in routines["chosen"].values())
+
+    def test_prints_what_it_can_without_cuda(self, gdrpy_command):
+        done = gdrpy_command("info", "--json", GDRPY_SIM="0", LD_LIBRARY_PATH="")
+        assert (done.returncode, done.stderr) == (0, "")
+        result = json.loads(done.stdout)
+        assert result["devices"] == []
+        assert result["cuda_problem"].startswith("CUDA cannot be loaded")
+        assert [state["backend"] for state in result["backends"]] == ["dmabuf", "nvrm", "sim"]
+        assert not any(state["usable"] for state in result["backends"])

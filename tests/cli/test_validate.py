@@ -1,0 +1,129 @@
+"""``gdrpy validate``, with everything in order."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gdrpy
+from gdrpy.cli import checks, main
+from gdrpy.cli.checks import peer, sample
+from gdrpy.cli.checks.difference import Mismatch, difference
+
+NAMES = [check.name for check in checks.ALL]
+
+
+class TestValidate:
+    def test_passes_every_check_on_the_simulated_gpu(self, gdrpy_command):
+        done = gdrpy_command("validate", "--seed", "7")
+        assert (done.returncode, done.stderr) == (0, "")
+        first, *lines, last = done.stdout.splitlines()
+        assert "simulated GPU, device 0, backend sim, 1 MiB, seed 7" in first
+        assert [line.split()[:2] for line in lines] == [["pass", name] for name in NAMES]
+        assert last == f"{len(NAMES)} passed, 0 failed"
+
+    @pytest.mark.parametrize("size", ["1", "5", "100", "4097", "3M"])
+    def test_passes_at_any_size(self, json_of, size):
+        status, result = json_of("validate", "--size", size)
+        assert [one for one in result["checks"] if one["verdict"] != "passed"] == []
+        assert status == 0
+
+    def test_samples_what_is_too_large_to_see_whole(self, json_of):
+        words = [word for name in NAMES[:5] for word in ("--check", name)]
+        status, result = json_of("validate", "--size", "300M", *words)
+        assert status == 0
+        assert result["counts"] == {"passed": 5, "failed": 0, "skipped": 0}
+
+    def test_passes_on_a_second_device(self, json_of, gdrpy_command):
+        del json_of
+        done = gdrpy_command("validate", "--device", "1", GDRPY_SIM_DEVICES="2")
+        assert done.returncode == 0
+        assert "simulated GPU, device 1" in done.stdout
+
+    def test_runs_chosen_checks_only(self, json_of):
+        status, result = json_of("validate", "--check", "read-only", "--check", "flags-64")
+        assert status == 0
+        assert [one["name"] for one in result["checks"]] == ["read-only", "flags-64"]
+
+    def test_json_tells_what_it_ran_on(self, json_of):
+        _, result = json_of("validate", "--check", "read-only", "--seed", "3", "--size", "64K")
+        assert (result["seed"], result["size"]) == (3, 65536)
+        header = result["header"]
+        assert header["command"] == "gdrpy validate --check read-only --seed 3 --size 64K --json"
+        assert header["simulated"] is True
+        assert "simulated GPU" in header["gpu"]
+        assert header["backend"] == "sim"
+        assert re.fullmatch(r"\d+\.\d+", header["cuda_driver"])
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", header["date"])
+        assert {"cpu", "python", "gdrpy", "kernel", "nvidia_driver", "pci"} <= set(header)
+
+    def test_skips_what_the_driver_does_not_support(self, capsys):
+        assert main(["validate", "--backend", "dmabuf", "--check", "pin-interior"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1].startswith("skip  pin-interior")
+        assert "CUDA_ERROR_NOT_SUPPORTED" in lines[2]
+        assert lines[-1] == "0 passed, 0 failed, 1 skipped"
+
+
+class TestDifference:
+    def test_is_none_between_equals(self):
+        assert difference(b"same", bytearray(b"same")) is None
+
+    def test_tells_where_what_and_how_many(self):
+        found = difference(b"\x00\x01\x02\x03", b"\x00\xff\x02\xfe", base=100)
+        assert found is not None
+        assert (found.offset, found.differing, found.nbytes) == (101, 2, 4)
+        assert (found.expected, found.got) == ("01 02 03", "ff 02 fe")
+
+    def test_of_another_length_is_a_mismatch(self):
+        with pytest.raises(Mismatch, match="4 bytes were to be read, and 3 came"):
+            difference(b"four", b"thr")
+
+
+class TestSample:
+    def test_windows_cover_a_small_region_whole(self):
+        assert sample.windows(1) == [(0, 1)]
+        assert sample.windows(sample.WHOLE_UP_TO) == [(0, sample.WHOLE_UP_TO)]
+
+    @pytest.mark.parametrize("nbytes", [sample.WHOLE_UP_TO + 1, 3 << 30])
+    def test_windows_reach_both_ends_of_a_large_one(self, nbytes):
+        windows = sample.windows(nbytes)
+        assert len(windows) == 16
+        assert windows[0][0] == 0
+        assert sum(windows[-1]) == nbytes
+        assert all(offset >= 0 and offset + size <= nbytes for offset, size in windows)
+
+    def test_noise_is_the_same_for_the_same_seeds(self):
+        assert sample.Noise(1, 2).bytes(9).tobytes() == sample.Noise(1, 2).bytes(9).tobytes()
+        assert sample.Noise(1, 2).bytes(9).tobytes() != sample.Noise(1, 3).bytes(9).tobytes()
+
+    def test_repeated_words_start_anywhere(self):
+        assert sample.repeated(0x04030201, 5, 6).tolist() == [2, 3, 4, 1, 2, 3]
+
+
+class TestPeer:
+    def test_tells_what_it_found_wrong_and_writes_all_the_same(self):
+        with gdrpy.alloc(4096) as region:
+            region.write(sample.Noise(5, peer.OURS).bytes(4096))
+            region.write(bytes([region.read(1, 99)[0] ^ 1]), 99)
+            found = peer.exchange(region, (5,))
+            assert found is not None
+            assert (found.offset, found.differing) == (99, 1)
+            assert region.read() == sample.Noise(5, peer.THEIRS).bytes(4096).tobytes()
+
+    def test_notices_cuda_in_a_process(self, checkout: Path):
+        script = (
+            "from gdrpy.cli.checks.peer import cuda_loaded\n"
+            "before = cuda_loaded()\n"
+            "from gdrpy import cuda\n"
+            "cuda.driver()\n"
+            "print(before, cuda_loaded())"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=checkout, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "False True\n"

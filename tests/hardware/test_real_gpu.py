@@ -1,0 +1,163 @@
+"""What only a real GPU can show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gdrpy
+from gdrpy import cuda
+
+pytestmark = pytest.mark.gpu
+
+GIB = 1 << 30
+
+
+def page_protections(address: int) -> str:
+    """The permissions of the mapping that holds an address, as the kernel lists them."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, permissions, *_ = line.split()
+        first, last = (int(end, 16) for end in span.split("-"))
+        if first <= address < last:
+            return permissions
+    raise LookupError(hex(address))
+
+
+class TestLargeRegion:
+    def test_of_64_gib_is_right_at_both_ends(self, backend, nothing_leaks, gpu_read, gpu_write):
+        nbytes = 64 * GIB
+        with gdrpy.alloc(nbytes) as region:
+            region.cpu.write(b"the first", 0)
+            region.cpu.write(b"the last!", nbytes - 9)
+            assert gpu_read(region.ptr, 9) == b"the first"
+            assert gpu_read(region.ptr + nbytes - 9, 9) == b"the last!"
+            gpu_write(region.ptr + nbytes - 9, b"from gpu!")
+            assert region.cpu.read(9, nbytes - 9) == b"from gpu!"
+            with region.map(33 * GIB + 5, 100) as middle:
+                middle.write(b"the middle")
+            assert gpu_read(region.ptr + 33 * GIB + 5, 10) == b"the middle"
+
+
+class TestReadOnlyMapping:
+    def test_is_read_only_in_the_page_table_and_stays_so(self, backend):
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        with gdrpy.alloc(4096) as region, region.map(readonly=True) as mapping:
+            assert page_protections(mapping.address) == "r--s"
+            if backend == "nvrm":
+                assert libc.mprotect(mapping.address, 4096, 3) == -1
+                assert ctypes.get_errno() == 13
+
+
+class TestTorch:
+    @pytest.fixture(scope="class")
+    def torch(self):
+        return pytest.importorskip("torch")
+
+    def test_tensor_of_the_default_allocator_is_pinned(self, torch, backend):
+        tensor = torch.arange(1000, dtype=torch.int32, device="cuda")
+        torch.cuda.synchronize()
+        with gdrpy.open() as gdr, gdr.pin(tensor) as pin, pin.map() as mapping:
+            array = mapping.numpy(np.int32)
+            assert array[:1000].tolist() == list(range(1000))
+            array[10:13] = [-1, -2, -3]
+            mapping.flush()
+            assert tensor[9:14].tolist() == [9, -1, -2, -3, 13]
+            del array
+
+    def test_slice_of_a_large_tensor_is_pinned_where_it_begins(self, torch, backend):
+        tensor = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+        part = tensor[33_333_333:33_333_433]
+        torch.cuda.synchronize()
+        with gdrpy.open() as gdr, gdr.pin(part) as pin, pin.map() as mapping:
+            mapping.write(b"\x07" * 100)
+        assert int(tensor.sum()) == 700
+        assert tensor[33_333_333:33_333_433].tolist() == [7] * 100
+
+    def test_tensor_over_a_region_shares_its_bytes(self, torch, backend):
+        with gdrpy.alloc(1 << 20) as region:
+            tensor = torch.as_tensor(region, device="cuda")
+            region.write(bytes(range(100)), 1000)
+            assert tensor[1000:1100].tolist() == list(range(100))
+            tensor[5] = 42
+            torch.cuda.synchronize()
+            assert region.read(1, 5) == b"\x2a"
+            del tensor
+
+    def test_tensor_in_expandable_segments_is_pinned_or_refused_with_the_reason(self, backend):
+        pytest.importorskip("torch")
+        code = """
+import torch, gdrpy
+tensor = torch.full((1 << 20,), 5, dtype=torch.uint8, device="cuda")
+torch.cuda.synchronize()
+with gdrpy.open() as gdr:
+    try:
+        with gdr.pin(tensor) as pin, pin.map() as mapping:
+            assert mapping.read(100, 1000) == bytes([5]) * 100
+            print("pinned")
+    except gdrpy.InvalidHandle as error:
+        print("refused:", error)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.startswith(("pinned", "refused: ")), done.stderr
+
+
+class TestMemoryWithoutHandle:
+    def test_of_a_stream_ordered_pool_is_refused(self, driver, backend):
+        stream = cuda.call("cuStreamCreate", 1)
+        pointer = cuda.call("cuMemAllocAsync", 4096, stream)
+        with gdrpy.open() as gdr, pytest.raises(gdrpy.InvalidHandle, match="cuMemAllocAsync pool"):
+            gdr.pin(int(pointer), 4096)
+        cuda.call("cuMemFreeAsync", pointer, stream)
+        cuda.call("cuStreamSynchronize", stream)
+        cuda.call("cuStreamDestroy", stream)
+
+
+class TestSeveralGpus:
+    @pytest.fixture(autouse=True)
+    def _(self):
+        if cuda.device_count() < 2:
+            pytest.skip("this machine has one GPU")
+
+    def test_regions_lie_on_their_own(self, backend):
+        regions = [gdrpy.alloc(4096, device) for device in range(cuda.device_count())]
+        assert len({region.location for region in regions}) == len(regions)
+        for device, region in enumerate(regions):
+            region.write(bytes([device + 1]) * 100)
+        for device, region in enumerate(regions):
+            found = bytearray(100)
+            with cuda.context(device):
+                cuda.call("cuMemcpyDtoH", found, region.ptr, 100)
+            assert bytes(found) == bytes([device + 1]) * 100
+            fd = region.export()
+            with gdrpy.Region.from_fd(fd) as again:
+                assert again.device == device
+                assert again.read(100) == bytes([device + 1]) * 100
+            os.close(fd)
+            region.close()
+
+    def test_pointers_are_pinned_on_their_own(self, backend):
+        with gdrpy.open() as gdr:
+            for device in reversed(range(cuda.device_count())):
+                with cuda.context(device):
+                    pointer = int(cuda.call("cuMemAlloc", 100_000))
+                    cuda.call("cuMemsetD8", pointer, device + 5, 100_000)
+                    cuda.call("cuCtxSynchronize")
+                with gdr.pin(pointer, 100_000) as pin, pin.map() as mapping:
+                    assert pin.device == device
+                    assert mapping.read(100, 99_900) == bytes([device + 5]) * 100
+                with cuda.context(device):
+                    cuda.call("cuMemFree", pointer)

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* The nvrm calls of the C core under sanitizers, on the simulated resource manager (preloaded). */
-#define _GNU_SOURCE
 #include "../c/check.h"
 
 #include <dlfcn.h>

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,10 @@ def json_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict
 
 
 @pytest.fixture
-def no_descriptors_leak() -> Any:
+def no_descriptors_leak() -> Iterator[None]:
     """As many descriptors are open after the test as before."""
+    gc.collect()
     before = open_descriptors()
     yield
+    gc.collect()
     assert open_descriptors() == before

@@ -1,0 +1,67 @@
+"""The ``gdrpy`` command."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+
+from gdrpy.cli import consumer, copybw, info, producer, validate
+from gdrpy.cli.environment import check_environment
+from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from gdrpy.cli.output import Output
+from gdrpy.errors import BackendUnavailable, Error, NotFound, OutOfMemory, PermissionDenied
+
+#: Every command, in the order of ``gdrpy --help``.
+COMMANDS = (
+    info,
+    validate,
+    copybw,
+    producer,
+    consumer,
+)
+
+#: What a command cannot run because of, rather than fail at.
+_CANNOT_RUN = (BackendUnavailable, NotFound, OutOfMemory, PermissionDenied)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="gdrpy",
+        description="CPU and GPU views of one region of NVIDIA GPU memory.",
+        epilog="Each command explains itself: gdrpy COMMAND --help",
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for module in COMMANDS:
+        module.add_parser(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(words)
+    args.command_line = shlex.join(["gdrpy", *words])
+    output = Output(args.json)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: output.warn(str(message))
+        try:
+            check_environment()
+            return int(args.run(args, output))
+        except KeyboardInterrupt:
+            output.error("interrupted")
+            return INTERRUPTED
+        except CommandError as error:
+            return _give_up(output, error, error.status)
+        except Error as error:
+            return _give_up(output, error, UNUSABLE if isinstance(error, _CANNOT_RUN) else FAILED)
+
+
+def _give_up(output: Output, error: Exception, status: int) -> int:
+    output.error(str(error))
+    output.finish({"error": {"type": type(error).__name__, "message": str(error)}})
+    return status

@@ -1,0 +1,19 @@
+"""What a command's exit status means."""
+
+from __future__ import annotations
+
+OK = 0
+#: A check failed, or what was begun could not be finished.
+FAILED = 1
+#: Wrong usage, or nothing can be run here; argparse's own status for bad arguments.
+UNUSABLE = 2
+#: Ended by Ctrl-C: 128 + SIGINT, as a shell reports it.
+INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """Ends the command with one message on stderr and this exit status."""
+
+    def __init__(self, message: str, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.status = status

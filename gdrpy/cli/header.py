@@ -1,0 +1,98 @@
+"""The header of a run: what a figure or a verdict was got on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gdrpy import cuda
+from gdrpy.backends.nvrm import driver_version
+
+
+@dataclass(frozen=True)
+class Header:
+    """Where, when and by what a command ran. None is what could not be known."""
+
+    command: str
+    date: str
+    gdrpy: str
+    python: str
+    cpu: str
+    kernel: str
+    nvidia_driver: str | None
+    cuda_driver: str | None = None
+    gpu: str | None = None
+    device: int | None = None
+    pci: str | None = None
+    simulated: bool | None = None
+    backend: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As plain values for JSON."""
+        return asdict(self)
+
+
+def host_header(command: str, **known: Any) -> Header:
+    """A header that tells about the host alone, and what else the caller knows. No CUDA."""
+    return Header(
+        command=command,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        gdrpy=gdrpy_version(),
+        python=platform.python_version(),
+        cpu=cpu_model(),
+        kernel=platform.release(),
+        nvidia_driver=driver_version(),
+        **known,
+    )
+
+
+def gpu_header(command: str, device: int, backend: str) -> Header:
+    """A header of a run on a device of this process. Raises NotFound, CudaError."""
+    info = cuda.device_info(device)
+    return host_header(
+        command,
+        cuda_driver=cuda_version(),
+        gpu=info.name,
+        device=device,
+        pci=info.pci,
+        simulated=info.simulated,
+        backend=backend,
+    )
+
+
+def gpu_words(name: str | None, simulated: bool | None) -> str:
+    """A GPU's name that says so if it is a simulated one."""
+    if not simulated or (name and "simulated gpu" in name.lower()):
+        return name or "unknown GPU"
+    return f"simulated GPU ({name})" if name else "simulated GPU"
+
+
+def cuda_version() -> str:
+    """The CUDA version of the driver: ``13.0``."""
+    version = int(cuda.call("cuDriverGetVersion"))
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def gdrpy_version() -> str:
+    """The installed version, or that the package runs from a checkout."""
+    try:
+        return importlib.metadata.version("gdrpy")
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout, not installed"
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()

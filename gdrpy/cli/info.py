@@ -1,0 +1,171 @@
+"""``gdrpy info``: what is here, and what can be used."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from gdrpy import cuda
+from gdrpy._core import _ffi
+from gdrpy.backends import ALL
+from gdrpy.cli import options
+from gdrpy.cli.exits import OK
+from gdrpy.cli.header import cuda_version, gpu_words, host_header
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import approximate_size, format_size
+from gdrpy.errors import Error
+
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
+_SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
+
+
+@dataclass(frozen=True)
+class BackendState:
+    """A backend's answer for one device, None where there is no device to ask about."""
+
+    backend: str
+    device: int | None
+    usable: bool
+    reason: str
+    remedy: str
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``info`` to the command line."""
+    options.add_command(
+        commands,
+        "info",
+        run,
+        summary="devices, drivers and backends, usable or not, and why",
+        description=(
+            "Shows the CUDA devices, the versions of the drivers, every backend (a way to get a\n"
+            "CPU mapping of GPU memory) with whether it can be used here, why not and what would\n"
+            "change it, and the CPU's copy routines. It allocates nothing on the GPU."
+        ),
+        examples="gdrpy info\ngdrpy info --json | jq '.backends[] | select(.usable)'",
+        exit_status="0  always, with or without a GPU\n2  wrong usage",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Print all of it."""
+    devices, cuda_driver, problem = _cuda()
+    header = host_header(
+        args.command_line,
+        cuda_driver=cuda_driver,
+        simulated=devices[0].simulated if devices else None,
+    )
+    states = _backends([device.ordinal for device in devices])
+
+    output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
+    output.line(f"CPU             {header.cpu}")
+    output.line(f"NVIDIA driver   {header.nvidia_driver or 'none loaded'}")
+    output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
+    output.line()
+    if devices:
+        output.show(_device_table(devices))
+    output.show(_backend_table(states))
+    for direction in ("to", "from"):
+        output.line(_routine_line(direction))
+
+    output.finish(
+        {
+            "header": header.json(),
+            "cuda_problem": problem,
+            "devices": [asdict(device) for device in devices],
+            "backends": [asdict(state) for state in states],
+            "copy_routines": {way: _routines(way) for way in ("to", "from")},
+        }
+    )
+    return OK
+
+
+def _cuda() -> tuple[list[cuda.DeviceInfo], str | None, str | None]:
+    """The devices and the CUDA version, or why there are none."""
+    try:
+        devices = [cuda.device_info(ordinal) for ordinal in range(cuda.device_count())]
+        return devices, cuda_version(), None
+    except Error as error:
+        return [], None, str(error)
+
+
+def _simulated(devices: list[cuda.DeviceInfo]) -> str:
+    return ", simulated GPU" if any(device.simulated for device in devices) else ""
+
+
+def _backends(ordinals: list[int]) -> list[BackendState]:
+    return [_state(name, ordinal) for name in ALL for ordinal in (ordinals if ordinals else [None])]
+
+
+def _state(name: str, ordinal: int | None) -> BackendState:
+    try:
+        status = ALL[name].status(ordinal)
+    except Error as error:
+        return BackendState(name, ordinal, False, str(error), "")
+    return BackendState(name, ordinal, status.usable, status.reason, status.remedy)
+
+
+def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
+    table = Table(title="Devices", title_justify="left")
+    for column in ("device", "name", "PCI", "memory", "BAR1", "compute"):
+        table.add_column(column)
+    for device in devices:
+        table.add_row(
+            str(device.ordinal),
+            gpu_words(device.name, device.simulated),
+            device.pci,
+            approximate_size(device.memory),
+            "unknown" if device.bar1 is None else approximate_size(device.bar1),
+            "{}.{}".format(*device.compute_capability),
+        )
+    return table
+
+
+def _backend_table(states: list[BackendState]) -> Table:
+    table = Table(title="Backends", title_justify="left")
+    for column in ("backend", "device", "usable", "why", "what would change it"):
+        table.add_column(column, overflow="fold")
+    for state in states:
+        table.add_row(
+            state.backend,
+            "" if state.device is None else str(state.device),
+            "[green]yes[/]" if state.usable else "[red]no[/]",
+            Text(state.reason),
+            Text(state.remedy),
+        )
+    return table
+
+
+def _text(pointer: Any) -> str:
+    return str(_ffi.ffi.string(pointer).decode())
+
+
+def _routines(way: str) -> dict[str, Any]:
+    """The table of copy routines to or from write-combined memory, and what sizes take."""
+    to = way == "to"
+    table = _ffi.lib.gdr_routines_to_wc() if to else _ffi.lib.gdr_routines_from_wc()
+    choose = _ffi.lib.gdr_routine_to_wc if to else _ffi.lib.gdr_routine_from_wc
+    supported: dict[str, bool] = {}
+    while table.name != _ffi.ffi.NULL:
+        supported[_text(table.name)] = bool(table.supported())
+        table += 1
+    return {
+        "supported": supported,
+        "chosen": {str(size): _text(choose(size)) for size in _SIZES},
+    }
+
+
+def _routine_line(way: str) -> str:
+    routines = _routines(way)
+    chosen = ", ".join(
+        f"{name} at {format_size(int(size))}" for size, name in routines["chosen"].items()
+    )
+    missing = [name for name, there in routines["supported"].items() if not there]
+    note = f"; not on this CPU: {', '.join(missing)}" if missing else ""
+    return f"copies {way:4} write-combined memory: {chosen}{note}"

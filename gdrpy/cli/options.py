@@ -1,0 +1,96 @@
+"""What the parsers of all commands share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from gdrpy.backends import ALL
+from gdrpy.cli.output import Output
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+class Run(Protocol):
+    """What a command does with its arguments; returns the exit status."""
+
+    def __call__(self, args: argparse.Namespace, output: Output) -> int: ...
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Run,
+    *,
+    summary: str,
+    description: str,
+    examples: str,
+    exit_status: str,
+) -> argparse.ArgumentParser:
+    """The parser of a command, with the options that every command has."""
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"examples:\n{_indent(examples)}\n\nexit status:\n{_indent(exit_status)}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
+    )
+    parser.set_defaults(run=run, command=name)
+    return parser
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.strip().splitlines())
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """``--backend``."""
+    parser.add_argument(
+        "--backend",
+        choices=list(ALL),
+        help="the way to get CPU mappings (default: $GDRPY_BACKEND, else the best there is; see "
+        "'gdrpy info')",
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """``--device``."""
+    parser.add_argument(
+        "--device",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="CUDA device ordinal (default: 0)",
+    )
+
+
+def whole_number(text: str) -> int:
+    """An integer from 0 up."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
+    return int(text)
+
+
+def positive_number(text: str) -> int:
+    """An integer from 1 up."""
+    number = whole_number(text)
+    if number == 0:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value

@@ -1,0 +1,78 @@
+"""Where a command's words go: tables and lines for people, or one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+#: Columns to lay tables out for where nobody's terminal says how wide it is.
+_PLAIN_WIDTH = 140
+
+
+class Output:
+    """A command's stdout and stderr.
+
+    With ``as_json`` stdout carries what :meth:`finish` gets and nothing else. Progress and errors
+    go to stderr either way.
+    """
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self._out = Console(highlight=False, width=_width(sys.stdout.isatty()))
+        self._err = Console(highlight=False, width=_width(sys.stderr.isatty()), stderr=True)
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """Print a line, never folded, unless JSON is wanted."""
+        if not self.as_json:
+            self._out.print(text, style=style, markup=False, soft_wrap=True)
+
+    def show(self, renderable: RenderableType) -> None:
+        """Print a table or other rich object, unless JSON is wanted."""
+        if not self.as_json:
+            self._out.print(renderable)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Print the command's result where JSON is wanted."""
+        if self.as_json:
+            text = json.dumps(result, indent=2, allow_nan=False)
+            self._out.out(text, highlight=False)
+
+    def warn(self, message: str) -> None:
+        """Print a warning on stderr."""
+        self._err.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+    def error(self, message: str) -> None:
+        """Print what went wrong on stderr."""
+        self._err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
+        """A bar on stderr, where that is a terminal; gives what to call as each step begins."""
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=self._err,
+            transient=True,
+            disable=not self._err.is_terminal,
+        )
+        with bar:
+            task = bar.add_task(what, total=total)
+            begun = 0
+
+            def begin(step: str) -> None:
+                nonlocal begun
+                bar.update(task, completed=begun, description=f"{what}: {step}")
+                begun += 1
+
+            yield begin
+
+
+def _width(is_terminal: bool) -> int | None:
+    return None if is_terminal else _PLAIN_WIDTH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -163,8 +164,9 @@ def _routines(way: str) -> dict[str, Any]:
 
 def _routine_line(way: str) -> str:
     routines = _routines(way)
-    chosen = ", ".join(
-        f"{name} at {format_size(int(size))}" for size, name in routines["chosen"].items()
+    chosen = "; ".join(
+        f"{name} at {', '.join(format_size(int(size)) for size, _ in same)}"
+        for name, same in groupby(routines["chosen"].items(), lambda choice: choice[1])
     )
     missing = [name for name, there in routines["supported"].items() if not there]
     note = f"; not on this CPU: {', '.join(missing)}" if missing else ""

@@ -52,15 +52,21 @@ class Output:
         self._err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
 
     @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
-        """A bar on stderr, where that is a terminal; gives what to call as each step begins."""
+    def progress(
+        self, what: str, total: int, *, tells_steps: bool = False
+    ) -> Iterator[Callable[[str], None]]:
+        """A bar on stderr, where that is a terminal; gives what to call as each step begins.
+
+        A command that prints a line at each step needs no bar on the terminal where they appear.
+        """
+        told = tells_steps and self._out.is_terminal and not self.as_json
         bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             console=self._err,
             transient=True,
-            disable=not self._err.is_terminal,
+            disable=told or not self._err.is_terminal,
         )
         with bar:
             task = bar.add_task(what, total=total)

@@ -74,24 +74,21 @@ def mapping_reads_one_byte_too_few(patch: pytest.MonkeyPatch) -> None:
 
 def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
     map_ = Memory.map
-    patch.setattr(
-        Memory,
-        "map",
-        lambda self, offset, nbytes, *, readonly: map_(
-            self, offset + (offset > 0), nbytes, readonly=readonly
-        ),
-    )
+
+    def late(self: Memory, offset: int, nbytes: int, *, readonly: bool) -> gdrpy.Mapping:
+        return map_(self, offset + (offset > 0), nbytes, readonly=readonly)
+
+    patch.setattr(Memory, "map", late)
 
 
 def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
     map_ = Memory.map
-    patch.setattr(
-        Memory,
-        "map",
-        lambda self, offset, nbytes, *, readonly: map_(
-            self, offset, nbytes, readonly=False and readonly
-        ),
-    )
+
+    def writable(self: Memory, offset: int, nbytes: int, *, readonly: bool) -> gdrpy.Mapping:
+        del readonly
+        return map_(self, offset, nbytes, readonly=False)
+
+    patch.setattr(Memory, "map", writable)
 
 
 def dma_writes_wrong(patch: pytest.MonkeyPatch) -> None:
@@ -233,11 +230,10 @@ class TestBrokenGround:
             assert result.verdict is checks.Verdict.FAILED
             assert "cleaning up" not in result.message
 
-    def test_of_memory_that_cannot_be_given_back_fails_too(self, monkeypatch):
+    def test_of_memory_that_cannot_be_given_back_fails_too(self):
         kept = []
         check = checks.Check("keeps", "a view", lambda r: kept.append(r.region().numpy()))
         result = checks.run(check, checks.Settings(0, None, 4096, 1))
         assert result.verdict is checks.Verdict.FAILED
         assert result.message.startswith("cleaning up: BufferError: ")
-        del monkeypatch
         kept.clear()

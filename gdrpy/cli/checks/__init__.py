@@ -1,0 +1,108 @@
+"""What ``gdrpy validate`` checks: the table of checks, and running one of them.
+
+A check is a function of a :class:`~gdrpy.cli.checks.rig.Rig` that returns if all is well and raises
+:class:`~gdrpy.cli.checks.difference.Mismatch` if not.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from gdrpy.cli.checks import copies, gpu, pins, ranges, sharing, transfers
+from gdrpy.cli.checks.difference import Difference, Mismatch
+from gdrpy.cli.checks.rig import Rig, Settings, Unsupported
+from gdrpy.errors import BackendUnavailable
+
+__all__ = ["ALL", "Check", "Result", "Settings", "Verdict", "run"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: the name that selects it, what it shows in one line, and how."""
+
+    name: str
+    shows: str
+    function: Callable[[Rig], None]
+
+
+class Verdict(enum.StrEnum):
+    """How a check ended; SKIPPED where nothing here can do what it checks."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a check. ``message`` says what was wrong, or why it was skipped."""
+
+    name: str
+    shows: str
+    verdict: Verdict
+    seconds: float
+    message: str = ""
+    difference: Difference | None = None
+
+
+ALL = (
+    Check("numpy-stores", "stores through numpy, read by the driver", copies.numpy_stores),
+    Check("numpy-loads", "driver copy in, loaded through numpy", copies.numpy_loads),
+    Check("mapping-write", "copy to mapping, read by the driver", copies.write_to_mapping),
+    Check("mapping-both", "copy to mapping, copy from mapping", copies.mapping_round_trip),
+    Check("mapping-read", "driver copy in, copy from mapping", copies.read_from_mapping),
+    Check("writes-anywhere", "writes at odd offsets and lengths", ranges.writes_anywhere),
+    Check("reads-anywhere", "reads at odd offsets and lengths", ranges.reads_anywhere),
+    Check("sub-ranges", "mappings of odd parts of a region", ranges.sub_ranges),
+    Check("two-mappings", "two mappings of one region agree", sharing.two_mappings),
+    Check("read-only", "a read-only mapping refuses stores", sharing.read_only),
+    Check("second-process", "another process, CPU only, both ways", sharing.second_process),
+    Check("gpu-writes", "GPU fills and copies seen by the CPU", gpu.gpu_writes),
+    Check("flags-32", "32-bit flags, CPU to GPU to CPU", gpu.flags_32),
+    Check("flags-64", "64-bit flags, CPU to GPU to CPU", gpu.flags_64),
+    Check("region-write", "region.write around its thresholds", transfers.region_writes),
+    Check("region-read", "region.read around its thresholds", transfers.region_reads),
+    Check("pin-small", "pins of cuMemAlloc neighbours", pins.small_allocations),
+    Check("pin-interior", "a pin inside a cuMemAlloc allocation", pins.interior_pointer),
+    Check("pin-large", "a pin of a large cuMemAlloc allocation", pins.large_allocation),
+)
+
+
+def run(check: Check, settings: Settings) -> Result:
+    """Run a check, whatever it raises, and give back all that it held."""
+    begun = time.perf_counter()
+    verdict, message, difference = _verdict(check, settings)
+    seconds = time.perf_counter() - begun
+    return Result(check.name, check.shows, verdict, seconds, message, difference)
+
+
+_Outcome = tuple[Verdict, str, Difference | None]
+
+
+def _verdict(check: Check, settings: Settings) -> _Outcome:
+    # No "with": Ctrl-C ends the process, which gives everything back, while views are in use here.
+    stack = ExitStack()
+    outcome = _attempt(check, Rig(settings, check.name, stack))
+    try:
+        stack.close()
+    except Exception as error:
+        if outcome[0] is not Verdict.FAILED:
+            return Verdict.FAILED, f"cleaning up: {type(error).__name__}: {error}", None
+    return outcome
+
+
+def _attempt(check: Check, rig: Rig) -> _Outcome:
+    """Run it. Its frames, and the views in them, are gone before the memory is given back."""
+    try:
+        check.function(rig)
+    except Mismatch as error:
+        return Verdict.FAILED, str(error), error.difference
+    except (BackendUnavailable, Unsupported) as error:
+        return Verdict.SKIPPED, str(error), None
+    except Exception as error:
+        return Verdict.FAILED, f"{type(error).__name__}: {error}", None
+    return Verdict.PASSED, "", None

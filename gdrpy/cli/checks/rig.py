@@ -1,0 +1,102 @@
+"""What a check works with: fresh GPU memory, and the driver's own copies to hold against gdrpy."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+import gdrpy
+from gdrpy import cuda
+from gdrpy.cli.checks.difference import Bytes
+from gdrpy.cli.checks.sample import Noise
+
+
+class Unsupported(Exception):
+    """The driver here cannot do what the check is about."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all checks of a run share. ``nbytes`` is the size of a region."""
+
+    device: int
+    backend: str | None
+    nbytes: int
+    seed: int
+
+
+class Rig:
+    """One check's memory and data; ``stack`` gives everything back, whatever the check did."""
+
+    def __init__(self, settings: Settings, check: str, stack: ExitStack) -> None:
+        self.settings = settings
+        self.seeds = (settings.seed, crc32(check.encode()))
+        self.stack = stack
+        self._noise = Noise(*self.seeds)
+
+    def random(self, nbytes: int) -> Bytes:
+        """The next ``nbytes`` bytes of this check's seeded noise."""
+        return self._noise.bytes(nbytes)
+
+    def region(self, nbytes: int | None = None) -> gdrpy.Region:
+        """A fresh region, of the run's size if none is given."""
+        size = self.settings.nbytes if nbytes is None else nbytes
+        region = gdrpy.alloc(size, self.settings.device, backend=self.settings.backend)
+        return self.stack.enter_context(region)
+
+    def cuda_memory(self, nbytes: int) -> int:
+        """The address of fresh memory by cuMemAlloc, as torch and others get theirs."""
+        ptr = self.call("cuMemAlloc", nbytes)
+        self.stack.callback(self.call, "cuMemFree", ptr)
+        return int(ptr)
+
+    def pin(self, ptr: int, nbytes: int) -> gdrpy.Pin:
+        """Pin device memory of this process. Raises Unsupported where the driver says it cannot."""
+        gdr = self.stack.enter_context(gdrpy.open(self.settings.backend))
+        try:
+            return gdr.pin(ptr, nbytes)
+        except gdrpy.InvalidHandle as error:
+            if _is_not_supported(error):
+                raise Unsupported(str(error)) from error
+            raise
+
+    def stream(self) -> Any:
+        """A stream that does not synchronize with the driver's copies below."""
+        flags = cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = self.call("cuStreamCreate", flags)
+        self.stack.callback(self.call, "cuStreamDestroy", stream)
+        return stream
+
+    def call(self, name: str, *args: Any) -> Any:
+        """A driver call in the device's context."""
+        with cuda.context(self.settings.device):
+            return cuda.call(name, *args)
+
+    def on_gpu(self, name: str, *args: Any) -> None:
+        """A driver call that works on the default stream, waited for."""
+        self.call(name, *args)
+        self.call("cuStreamSynchronize", cuda.stream_handle(None))
+
+    def put(self, ptr: int, data: Any) -> None:
+        """Write GPU memory by the driver's own copy."""
+        self.on_gpu("cuMemcpyHtoD", ptr, data, memoryview(data).nbytes)
+
+    def get(self, ptr: int, nbytes: int) -> Bytes:
+        """Read GPU memory by the driver's own copy."""
+        buffer = np.zeros(nbytes, np.uint8)
+        self.on_gpu("cuMemcpyDtoH", buffer, ptr, nbytes)
+        return buffer
+
+
+def _is_not_supported(error: BaseException) -> bool:
+    """Whether CUDA's own "not supported" is behind an error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, gdrpy.CudaError) and cause.name == "CUDA_ERROR_NOT_SUPPORTED":
+            return True
+        cause = cause.__cause__
+    return False

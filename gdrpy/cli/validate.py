@@ -1,0 +1,126 @@
+"""``gdrpy validate``: does every way into GPU memory show the same bytes?"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import gdrpy
+from gdrpy.cli import checks, options
+from gdrpy.cli.checks import Check, Result, Settings, Verdict
+from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.header import Header, gpu_header, gpu_words
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
+_MARKS = {
+    Verdict.PASSED: ("pass", "green"),
+    Verdict.FAILED: ("FAIL", "bold red"),
+    Verdict.SKIPPED: ("skip", "yellow"),
+}
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``validate`` to the command line."""
+    parser = options.add_command(
+        commands,
+        "validate",
+        run,
+        summary="check that CPU and GPU see the same bytes, every way there is",
+        description=(
+            "Writes seeded random bytes into GPU memory by one way (CPU stores, mapping copies,\n"
+            "the driver's own copies, the GPU itself, another process) and reads them back by\n"
+            "another: regions, parts of them, flags, and pins of memory made by cuMemAlloc.\n"
+            "A failed check tells the first byte that differs. Regions above 16 MiB are sampled.\n"
+            "\nchecks:\n" + "\n".join(f"  {one.name:16} {one.shows}" for one in checks.ALL)
+        ),
+        examples=(
+            "gdrpy validate\n"
+            "gdrpy validate --size 1G --backend nvrm\n"
+            "gdrpy validate --check flags-32 --check second-process\n"
+            "gdrpy validate --seed 1234        the same bytes again\n"
+            "GDRPY_SIM=1 gdrpy validate        on the simulated GPU"
+        ),
+        exit_status=(
+            "0  every check passed, or was skipped for the reason shown\n"
+            "1  a check failed\n"
+            "2  wrong usage, or no backend can be used here"
+        ),
+    )
+    options.add_backend(parser)
+    options.add_device(parser)
+    parser.add_argument(
+        "--size", type=parse_size, default=1 << 20, help="size of the regions (default: 1M)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=options.whole_number,
+        metavar="N",
+        help="seed of the random bytes (default: another one each time; it is printed)",
+    )
+    parser.add_argument(
+        "--check",
+        action="append",
+        choices=[check.name for check in checks.ALL],
+        metavar="NAME",
+        help="run this check only; may be given several times",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Run the checks; FAILED if one did."""
+    seed = secrets.randbits(32) if args.seed is None else args.seed
+    settings = Settings(args.device, args.backend, args.size, seed)
+    with gdrpy.alloc(args.size, args.device, backend=args.backend) as region:
+        header = gpu_header(args.command_line, args.device, region.cpu.backend)
+    output.line(_title(header, settings))
+
+    chosen = [check for check in checks.ALL if not args.check or check.name in args.check]
+    results = _run_all(chosen, settings, output)
+    counts = Counter(result.verdict for result in results)
+    output.line(_summary(counts))
+    output.finish(
+        {
+            "header": header.json(),
+            "size": args.size,
+            "seed": seed,
+            "counts": {verdict.value: counts[verdict] for verdict in Verdict},
+            "checks": [asdict(result) for result in results],
+        }
+    )
+    return FAILED if counts[Verdict.FAILED] else OK
+
+
+def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Result]:
+    results = []
+    width = max(len(check.name) for check in chosen)
+    with output.progress("validate", len(chosen), tells_steps=True) as begin:
+        for check in chosen:
+            begin(check.name)
+            result = checks.run(check, settings)
+            mark, style = _MARKS[result.verdict]
+            line = f"{mark}  {result.name:{width}}  {result.shows:40} {result.seconds:7.3f} s"
+            output.line(line, style=None if result.verdict is Verdict.PASSED else style)
+            if result.message:
+                output.line(f"      {result.message}")
+            results.append(result)
+    return results
+
+
+def _title(header: Header, settings: Settings) -> str:
+    return (
+        f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
+        f"backend {header.backend}, {format_size(settings.nbytes)}, seed {settings.seed}"
+    )
+
+
+def _summary(counts: Counter[Verdict]) -> str:
+    text = f"{counts[Verdict.PASSED]} passed, {counts[Verdict.FAILED]} failed"
+    skipped = counts[Verdict.SKIPPED]
+    return f"{text}, {skipped} skipped" if skipped else text

@@ -1,0 +1,134 @@
+"""``gdrpy copybw``: its figures, its checks, and its plot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gdrpy.cli import copybw, main
+from gdrpy.cli.bandwidth import WAYS, Measurement, time_copies
+from gdrpy.transfer import Views
+
+QUICK = ["--seconds", "0.001"]
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    """matplotlib, which draws the plots (pip install 'gdrpy[plot]')."""
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+
+
+class TestCopybw:
+    def test_prints_a_table_with_a_row_for_each_size(self, gdrpy_command):
+        done = gdrpy_command("copybw", "--sweep", "1,4K,1M", *QUICK)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "simulated GPU, device 0, backend sim" in done.stdout
+        rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
+        assert [row.split("│")[1].strip() for row in rows] == ["1 byte", "4 KiB", "1 MiB"]
+        assert all(way in done.stdout for way in WAYS)
+
+    def test_sweeps_from_4_kib_to_64_mib_unless_told_otherwise(self):
+        assert copybw.DEFAULT_SWEEP[0] == 4 << 10
+        assert copybw.DEFAULT_SWEEP[-1] == 64 << 20
+        assert all(b == 4 * a for a, b in pairwise(copybw.DEFAULT_SWEEP))
+
+    def test_json_holds_every_sample_and_what_it_ran_on(self, json_of):
+        status, result = json_of("copybw", "--size", "64K", *QUICK)
+        assert status == 0
+        assert result["header"]["command"] == "gdrpy copybw --size 64K --seconds 0.001 --json"
+        assert result["header"]["simulated"] is True
+        assert [one["way"] for one in result["results"]] == list(WAYS)
+        for one in result["results"]:
+            assert one["size"] == 65536
+            assert one["verified"] is True
+            assert len(one["seconds_a_copy"]) >= 3
+            rate = one["gigabytes_per_second"]
+            assert rate["lowest"] <= rate["median"] <= rate["highest"]
+            assert rate["highest"] == 65536 / min(one["seconds_a_copy"]) / 1e9
+
+    def test_says_when_nothing_was_verified(self, json_of):
+        status, result = json_of("copybw", "--size", "4K", "--no-verify", *QUICK)
+        assert status == 0
+        assert [one["verified"] for one in result["results"]] == [None] * 4
+
+    @pytest.mark.parametrize(("name", "way"), [("write", "DMA write"), ("readinto", "DMA read")])
+    def test_fails_when_the_bytes_do_not_arrive(self, json_of, monkeypatch, capsys, name, way):
+        monkeypatch.setattr(Views, f"dma_{name}", lambda *_: None)
+        status, result = json_of("copybw", "--size", "4K", *QUICK)
+        assert status == 1
+        wrong = [one for one in result["results"] if one["verified"] is False]
+        assert [one["way"] for one in wrong] == [way]
+        assert wrong[0]["difference"]["differing"] == 4096
+
+        assert main(["copybw", "--size", "4K", *QUICK]) == 1
+        captured = capsys.readouterr()
+        assert "WRONG DATA" in captured.out
+        assert f"error: {way} of 4 KiB: first differing byte at offset 0" in captured.err
+
+
+class TestMeasurement:
+    def test_counts_1e9_bytes_a_second(self):
+        point = Measurement("DMA read", 2000, 1, [1e-6, 2e-6, 4e-6], True, None)
+        assert point.median == pytest.approx(1.0)
+        assert point.highest == pytest.approx(2.0)
+        assert point.lowest == pytest.approx(0.5)
+
+    def test_takes_three_samples_however_short_the_time(self):
+        calls = []
+        copies, samples = time_copies(lambda: calls.append(None), 1e-9)
+        assert len(samples) >= 3
+        assert len(calls) == 2 + copies * len(samples)
+
+
+class TestPlot:
+    @pytest.mark.parametrize(
+        ("name", "beginning"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")]
+    )
+    def test_is_drawn_for_a_sweep(self, matplotlib, capsys, tmp_path: Path, name, beginning):
+        path = tmp_path / name
+        assert main(["copybw", "--sweep", "4K,64K", "--plot", str(path), *QUICK]) == 0
+        assert f"plot written to {path}" in capsys.readouterr().out
+        assert path.read_bytes().startswith(beginning)
+
+    def test_tells_what_it_was_measured_on(self, matplotlib, capsys, tmp_path: Path):
+        path = tmp_path / "plot.svg"
+        assert main(["copybw", "--sweep", "4K,64K", "--plot", str(path), *QUICK, "--json"]) == 0
+        drawn = path.read_text()
+        assert json.loads(capsys.readouterr().out)["header"]["gpu"] == "gdrpy simulated GPU"
+        for text in ("simulated GPU, backend sim, driver", *WAYS):
+            assert text in drawn
+
+    def test_that_cannot_be_written_fails_after_the_figures(self, matplotlib, capsys, tmp_path):
+        (tmp_path / "plot.png").mkdir()
+        words = ["copybw", "--size", "4K", "--plot", str(tmp_path / "plot.png"), *QUICK]
+        assert main(words) == 1
+        captured = capsys.readouterr()
+        assert "4 KiB" in captured.out
+        assert "plot.png: Is a directory" in captured.err
+
+    def test_names_the_extra_that_it_needs(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "matplotlib" else name
+        )
+        assert main(["copybw", "--plot", str(tmp_path / "plot.png")]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == "error: --plot needs matplotlib: pip install 'gdrpy[plot]'\n"
+        assert captured.out == ""
+
+    def test_is_the_only_thing_that_loads_matplotlib(self, checkout):
+        script = (
+            "import sys; from gdrpy.cli import main\n"
+            "assert main(['copybw', '--size', '4K', '--seconds', '0.001', '--json']) == 0\n"
+            "sys.exit('matplotlib' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=checkout, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")

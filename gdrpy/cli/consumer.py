@@ -1,0 +1,140 @@
+"""``gdrpy consumer``: take GPU memory over from ``gdrpy producer`` and look at what is in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from gdrpy import Error, Region
+from gdrpy.cli import handover, options, rendezvous
+from gdrpy.cli.checks.difference import Difference, difference
+from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.header import Header, gpu_header, gpu_words, host_header
+from gdrpy.cli.output import Output
+from gdrpy.cli.pattern import ITEMSIZE, pattern
+from gdrpy.cli.sizes import format_size
+from gdrpy.cli.steps import Steps
+
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``consumer`` to the command line."""
+    parser = options.add_command(
+        commands,
+        "consumer",
+        run,
+        summary="take over the region of 'gdrpy producer', step by step",
+        description=(
+            "Connects to a producer, receives the file descriptor of its GPU memory, opens it,\n"
+            "copies it to the host, compares it with the integers (i * 2 + 1337) ^ 0xDEADBEEF,\n"
+            "and answers. Every step is printed with the calls behind it. With --cpu the process\n"
+            "never loads CUDA: it reads GPU memory through a CPU mapping alone."
+        ),
+        examples="gdrpy consumer\ngdrpy consumer --cpu",
+        exit_status=(
+            "0  the data is right\n"
+            "1  it is not, or the producer went away or sent nonsense\n"
+            "2  wrong usage, no producer there, or no backend can be used here"
+        ),
+    )
+    options.add_backend(parser)
+    rendezvous.add_socket(parser)
+    parser.add_argument("--cpu", action="store_true", help="open the CPU view only, without CUDA")
+    parser.add_argument(
+        "--timeout",
+        type=options.seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for the producer's message (default: 60)",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Take over one region; FAILED if its data is wrong."""
+    path = args.socket or rendezvous.default_path()
+    steps = Steps(output)
+    with ExitStack() as undo:
+        peer = undo.enter_context(rendezvous.connect(path, args.timeout))
+        steps.add(
+            f"Connected to process {rendezvous.peer_pid(peer)} at {path}",
+            "a Unix socket: the one channel that can carry file descriptors",
+        )
+        nbytes, fd = handover.receive_offer(peer)
+        undo.callback(os.close, fd)
+        steps.add(
+            f"Received file descriptor {fd} and the size, {format_size(nbytes)}",
+            "recvmsg with SCM_RIGHTS: the descriptor is this process's own now",
+        )
+        try:
+            header, found = _examine(args, fd, nbytes, steps)
+        except (Error, handover.HandoverError):
+            _refuse(peer)
+            raise
+        handover.send_answer(peer, found is None)
+        steps.add("Told the producer", "it may free its handle; ours would keep the memory")
+    steps.add(
+        "Cleaned up: view, descriptor and connection",
+        "munmap alone" if args.cpu else "munmap, cuMemUnmap, cuMemAddressFree, cuMemRelease",
+    )
+    if found:
+        output.error(f"the data is wrong: {found}")
+    output.finish(
+        {
+            "header": header.json(),
+            "size": nbytes,
+            "socket": str(path),
+            "verified": found is None,
+            "steps": steps.done,
+        }
+    )
+    return OK if found is None else FAILED
+
+
+def _examine(
+    args: argparse.Namespace, fd: int, nbytes: int, steps: Steps
+) -> tuple[Header, Difference | None]:
+    """Open the region, copy it out and compare it."""
+    if nbytes % ITEMSIZE:
+        raise handover.HandoverError(f"{nbytes} bytes are no whole number of 32-bit integers")
+    with Region.from_fd(fd, nbytes, gpu=not args.cpu, backend=args.backend) as region:
+        header = _header(args, region)
+        where = gpu_words(header.gpu, header.simulated)
+        steps.add(
+            f"Opened it on {where}: {region!r}",
+            "no CUDA in this process: the descriptor is mapped for the CPU"
+            if args.cpu
+            else "cuMemImportFromShareableHandle, cuMemAddressReserve, cuMemMap, cuMemSetAccess; "
+            "and a mapping for the CPU",
+        )
+        data = region.read()
+        steps.add(
+            f"Copied {format_size(len(data))} to the host",
+            "loads from the mapping" if args.cpu else "region.read: CPU loads or DMA by the size",
+        )
+    found = difference(pattern(nbytes // ITEMSIZE), data)
+    steps.add(
+        f"Compared {nbytes // ITEMSIZE} integers: " + ("all right" if not found else "WRONG"),
+        "(i * 2 + 1337) ^ 0xDEADBEEF",
+    )
+    return header, found
+
+
+def _header(args: argparse.Namespace, region: Region) -> Header:
+    """What the run was on; without CUDA a GPU is known by its place alone."""
+    backend = region.cpu.backend
+    if region.device is not None:
+        return gpu_header(args.command_line, region.device, backend)
+    return host_header(
+        args.command_line, gpu=region.location, simulated=backend == "sim", backend=backend
+    )
+
+
+def _refuse(peer: socket.socket) -> None:
+    """Tell the producer that it did not work, if it is still there."""
+    with suppress(handover.HandoverError):
+        handover.send_answer(peer, False)

@@ -1,0 +1,128 @@
+"""``gdrpy producer``: put integers into GPU memory and hand the memory to another process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import gdrpy
+from gdrpy.cli import handover, options, rendezvous
+from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.header import gpu_header, gpu_words
+from gdrpy.cli.output import Output
+from gdrpy.cli.pattern import DEFAULT_COUNT, ITEMSIZE, pattern
+from gdrpy.cli.sizes import format_size
+from gdrpy.cli.steps import Steps
+
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``producer`` to the command line."""
+    parser = options.add_command(
+        commands,
+        "producer",
+        run,
+        summary="hand a region of GPU memory to 'gdrpy consumer', step by step",
+        description=(
+            "Allocates GPU memory, fills it with the integers (i * 2 + 1337) ^ 0xDEADBEEF, sends\n"
+            "its file descriptor over a Unix socket to the first consumer that connects, and\n"
+            "waits for its answer. Every step is printed with the calls behind it."
+        ),
+        examples=(
+            "gdrpy producer                 then, in another terminal: gdrpy consumer\n"
+            "gdrpy producer --count 1000 --socket /run/user/1000/demo.sock"
+        ),
+        exit_status=(
+            "0  the consumer found the data right\n"
+            "1  it did not, or it went away, or none came in time\n"
+            "2  wrong usage, no backend can be used here, or another producer has the socket"
+        ),
+    )
+    options.add_backend(parser)
+    options.add_device(parser)
+    rendezvous.add_socket(parser)
+    parser.add_argument(
+        "--count",
+        type=options.positive_number,
+        default=DEFAULT_COUNT,
+        metavar="N",
+        help=f"how many 32-bit integers (default: {DEFAULT_COUNT})",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=options.seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds to wait for a consumer, and for its answer (default: 60)",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Hand over one region; FAILED if the consumer says that its data was wrong."""
+    path = args.socket or rendezvous.default_path()
+    steps = Steps(output)
+    with ExitStack() as undo:
+        region = undo.enter_context(
+            gdrpy.alloc(args.count * ITEMSIZE, args.device, backend=args.backend)
+        )
+        header = gpu_header(args.command_line, args.device, region.cpu.backend)
+        steps.add(
+            f"Allocated {format_size(region.nbytes)} on device {args.device}, "
+            f"{gpu_words(header.gpu, header.simulated)}, as one allocation of "
+            f"{format_size(region.allocation_size)}",
+            "cuMemGetAllocationGranularity, cuMemCreate; then, for an address on the GPU, "
+            "cuMemAddressReserve, cuMemMap, cuMemSetAccess",
+        )
+        steps.add(
+            f"Mapped it for the CPU through the {region.cpu.backend} backend: {region.cpu!r}",
+            "a mapping: plain CPU stores land in GPU memory",
+        )
+        region.write(pattern(args.count))
+        steps.add(
+            f"Filled it with {args.count} integers, (i * 2 + 1337) ^ 0xDEADBEEF",
+            "region.write: CPU stores or DMA, whichever is faster for the size",
+        )
+        fd = region.export()
+        undo.callback(os.close, fd)
+        steps.add(
+            f"Exported it as file descriptor {fd}",
+            "cuMemExportToShareableHandle: whoever holds the descriptor holds the memory",
+        )
+        listener, replaced = rendezvous.listen(path, undo)
+        steps.add(
+            f"Listening at {path}" + (", in place of a stale socket" if replaced else ""),
+            "a Unix socket of mode 0600: only this user may connect; start 'gdrpy consumer' now",
+        )
+        peer = undo.enter_context(rendezvous.accept(listener, args.timeout))
+        steps.add(
+            f"Process {rendezvous.peer_pid(peer)} connected",
+            "SO_PEERCRED: the kernel says who it is, not the peer",
+        )
+        handover.send_offer(peer, region.nbytes, fd)
+        steps.add(
+            "Sent it the descriptor and the size",
+            "sendmsg with SCM_RIGHTS: the kernel puts a duplicate into the other process",
+        )
+        good = handover.receive_answer(peer)
+        steps.add(
+            "It answered: the data is " + ("right" if good else "WRONG"),
+            "until here the memory had to stay; now the consumer's own handle would keep it",
+        )
+    steps.add(
+        "Cleaned up: socket, descriptor, mapping and memory",
+        "munmap, cuMemUnmap, cuMemAddressFree, cuMemRelease: the last holder frees it",
+    )
+    output.finish(
+        {
+            "header": header.json(),
+            "count": args.count,
+            "socket": str(path),
+            "verified": good,
+            "steps": steps.done,
+        }
+    )
+    return OK if good else FAILED

@@ -1,0 +1,19 @@
+"""Numbered steps, each with what is behind it, for programs that teach."""
+
+from __future__ import annotations
+
+from gdrpy.cli.output import Output
+
+
+class Steps:
+    """Prints each step as it is done, and keeps them for JSON."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.done: list[dict[str, str]] = []
+
+    def add(self, what: str, how: str) -> None:
+        """A step that has just been done, and the calls or the idea behind it."""
+        self.done.append({"step": what, "how": how})
+        self._output.line(f"{len(self.done)}. {what}")
+        self._output.line(f"     {how}", style="dim")

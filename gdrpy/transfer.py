@@ -12,13 +12,12 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy._mappable import check_range
-from gdrpy.errors import ReadOnly
 from gdrpy.mapping import Mapping
 
-#: The mapping is faster up to these sizes in bytes on an H200 with PCIe Gen5. Reading through a
-#: mapping is bound by one bus round trip a line, so it loses early.
-MAPPING_WRITE_MAX = 256 * 1024
-MAPPING_READ_MAX = 4 * 1024
+#: Reads through the mapping are faster up to this size in bytes on an H200 with PCIe Gen5: they are
+#: bound by one bus round trip for each line of 64 bytes. Writes through the mapping are faster than
+#: DMA from pageable memory at every size measured, up to 64 MiB. See benchmarks/results.
+MAPPING_READ_MAX = 12 * 1024
 
 
 @dataclass(frozen=True)
@@ -30,30 +29,20 @@ class Views:
     ptr: int | None
     device: int | None
 
-    def _uses_mapping(self, call: str, offset: int, nbytes: int, limit: int) -> bool:
-        """Whether the mapping is the way for this size; checks the range if it is not."""
-        if self.cpu is not None and (self.ptr is None or nbytes <= limit):
-            return True
-        check_range(call, offset, nbytes, self.nbytes)
-        return False
-
     def write(self, data: Any, offset: int) -> None:
         """Copy a contiguous buffer to byte ``offset``."""
-        nbytes = memoryview(data).nbytes
-        if self._uses_mapping("write", offset, nbytes, MAPPING_WRITE_MAX):
-            assert self.cpu is not None
+        if self.cpu is not None:
             self.cpu.write(data, offset)
             return
-        if self.cpu is not None and self.cpu.readonly:
-            raise ReadOnly("write: the CPU view is read-only; open the region with readonly=False")
+        check_range("write", offset, memoryview(data).nbytes, self.nbytes)
         self.dma_write(data, offset)
 
     def readinto(self, buffer: Any, offset: int) -> int:
         """Fill a writable contiguous buffer from byte ``offset``; returns its size in bytes."""
         nbytes = memoryview(buffer).nbytes
-        if self._uses_mapping("readinto", offset, nbytes, MAPPING_READ_MAX):
-            assert self.cpu is not None
+        if self.cpu is not None and (self.ptr is None or nbytes <= MAPPING_READ_MAX):
             return self.cpu.readinto(buffer, offset)
+        check_range("readinto", offset, nbytes, self.nbytes)
         self.dma_readinto(buffer, offset)
         return nbytes
 

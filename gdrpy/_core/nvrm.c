@@ -425,7 +425,6 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
 		.memory = memory->object,
 		.offset = gdr_map_pages(&mapping->map, offset, nbytes),
 		.length = mapping->map.length,
-		.flags = readonly ? NVRM_MAP_READ_ONLY : 0,
 	};
 	int ret;
 

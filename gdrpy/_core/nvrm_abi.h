@@ -153,9 +153,6 @@ struct nvrm_map {
 	uint32_t pad1;
 };
 
-/* nvrm_map.flags: the kernel then clears VM_MAYWRITE, so mprotect cannot undo it. */
-#define NVRM_MAP_READ_ONLY 1
-
 struct nvrm_unmap {
 	uint32_t client;
 	uint32_t device;

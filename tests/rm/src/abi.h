@@ -141,9 +141,6 @@ struct rm_dup_object {
 };
 RM_ABI_SIZE(struct rm_dup_object, 28);
 
-/* Flag of a mapping: its pages can never be written. */
-#define RM_MAP_READ_ONLY 1u
-
 struct rm_map_memory {
 	uint32_t client;
 	uint32_t device;

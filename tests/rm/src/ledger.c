@@ -188,7 +188,7 @@ void object_free(struct device *device, struct object *object)
 }
 
 struct mapping *mapping_add(struct object *object, size_t offset, size_t length,
-			    const struct file_id *file, bool readonly)
+			    const struct file_id *file)
 {
 	struct mapping *mapping = calloc(1, sizeof(*mapping));
 
@@ -198,7 +198,6 @@ struct mapping *mapping_add(struct object *object, size_t offset, size_t length,
 	mapping->offset = offset;
 	mapping->length = length;
 	mapping->file = *file;
-	mapping->readonly = readonly;
 	next_linear += length;
 	LINK(object->mappings, mapping);
 	return mapping;

@@ -26,7 +26,6 @@ struct mapping {
 	size_t offset;
 	size_t length;
 	struct file_id file; /* the descriptor that mmap takes it from */
-	bool readonly;
 };
 
 struct object {
@@ -81,7 +80,7 @@ struct object *object_find(const struct client *client, uint32_t handle, struct 
 void object_free(struct device *device, struct object *object);
 
 struct mapping *mapping_add(struct object *object, size_t offset, size_t length,
-			    const struct file_id *file, bool readonly);
+			    const struct file_id *file);
 struct mapping *mapping_find(const struct object *object, uint64_t linear);
 struct mapping *mapping_of_file(const struct file_id *file, const struct object **object);
 void mapping_free(struct object *object, struct mapping *mapping);

@@ -38,9 +38,6 @@ void *rm_mmap(const struct open_node *node, int fd, void *address, size_t length
 	ledger_lock();
 	mapping = mapping_of_file(&node->file, &object);
 	errno = check_mmap(mapping, fd, length, prot, flags, offset);
-	/* The driver takes the right to write away in silence. */
-	if (!errno && mapping->readonly)
-		prot &= ~PROT_WRITE;
 	if (!errno)
 		view = memory_map(&object->memory, address, mapping->length, prot, flags,
 				  mapping->offset);

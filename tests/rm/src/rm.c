@@ -218,7 +218,7 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 		return RM_OBJECT_NOT_FOUND;
 	if (parent != device)
 		return RM_INVALID_OBJECT_PARENT;
-	if (call->flags & ~RM_MAP_READ_ONLY)
+	if (call->flags)
 		return RM_INVALID_FLAGS;
 	if (call->offset >= object->memory.size || !page_aligned(call->offset))
 		return RM_INVALID_BASE;
@@ -228,8 +228,7 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 	status = claim_mapping_fd(call->fd, machine_mirror(device->instance), &file);
 	if (status)
 		return status;
-	mapping = mapping_add(object, call->offset, call->length, &file,
-			      call->flags & RM_MAP_READ_ONLY);
+	mapping = mapping_add(object, call->offset, call->length, &file);
 	if (!mapping)
 		return RM_NO_MEMORY;
 	call->linear = mapping->linear;

@@ -1,0 +1,213 @@
+"""Timing: contenders take turns, and each proves that it moves the right bytes."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import timeit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+MAX_SAMPLES = 200
+MIN_SAMPLES = 7
+
+#: A batch shorter than this (ns) would measure the clock.
+SHORTEST_BATCH = 100_000
+LONGEST_BATCH = 5_000_000
+
+#: What a time in ns is multiplied with for a unit. GB/s is bytes per ns.
+TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
+RATE_UNIT = "GB/s"
+
+
+class Timed(Protocol):
+    """Something that can be done once, for what it does, and many times, for how long it takes."""
+
+    def once(self) -> Any:
+        """Do it, and give what it gives, if anything."""
+
+    def batch(self, calls: int) -> int:
+        """Do it so many times; the nanoseconds that took."""
+
+
+class Statement:
+    """A Python statement in timeit's loop, the names it uses bound beforehand.
+
+    What it assigns to ``result`` is what :meth:`once` gives.
+    """
+
+    def __init__(self, text: str, **names: Any) -> None:
+        self._code = compile(text, "<benchmark>", "exec")
+        self._names = names
+        self._timer = timeit.Timer(text, timer=time.perf_counter_ns, globals=names)
+
+    def once(self) -> Any:
+        names = dict(self._names)
+        exec(self._code, names)
+        return names.get("result")
+
+    def batch(self, calls: int) -> int:
+        return int(self._timer.timeit(calls))
+
+
+#: Does a thing once and tells whether the right bytes arrived.
+Verify = Callable[[Timed], bool]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do what is compared. ``verify`` is None where no data is moved."""
+
+    way: str
+    method: str
+    timed: Timed
+    verify: Verify | None = None
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What is measured, less the way it is done."""
+
+    module: str
+    operation: str
+    nbytes: int | None = None
+    unit: str = "us"
+
+    def sample(self, nanoseconds: float) -> float:
+        """A time in this topic's unit."""
+        if self.unit == RATE_UNIT:
+            assert self.nbytes is not None
+            return self.nbytes / nanoseconds
+        return nanoseconds * TIME_UNITS[self.unit]
+
+
+@dataclass
+class Measurement:
+    """Samples of one way to do one thing."""
+
+    topic: Topic
+    way: str
+    method: str
+    samples: list[float]
+    calls_per_sample: int = 1
+    verified: bool | None = None
+    derived: bool = False
+
+    @property
+    def id(self) -> str:
+        """Its name among a run's measurements."""
+        return identifier(self.topic.module, self.topic.operation, self.topic.nbytes, self.way)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def json(self) -> dict[str, Any]:
+        """As plain values. A rate has no p99: its slow end is the minimum."""
+        ordered = sorted(self.samples)
+        is_rate = self.topic.unit == RATE_UNIT
+        p99 = None if is_rate else ordered[math.ceil(0.99 * len(ordered)) - 1]
+        return {
+            "id": self.id,
+            "module": self.topic.module,
+            "operation": self.topic.operation,
+            "nbytes": self.topic.nbytes,
+            "way": self.way,
+            "unit": self.topic.unit,
+            "method": self.method,
+            "derived": self.derived,
+            "verified": self.verified,
+            "calls_per_sample": self.calls_per_sample,
+            "count": len(ordered),
+            "median": _round(self.median),
+            "min": _round(ordered[0]),
+            "p99": None if p99 is None else _round(p99),
+            "max": _round(ordered[-1]),
+            "samples": [_round(sample) for sample in self.samples],
+        }
+
+
+def identifier(module: str, operation: str, nbytes: int | None, way: str) -> str:
+    """The id of a measurement."""
+    return "/".join(str(part) for part in (module, operation, nbytes, way) if part is not None)
+
+
+def _round(value: float) -> float:
+    return round(value, 4)
+
+
+@dataclass
+class Session:
+    """One run: how long to measure, and what was found so far.
+
+    ``seconds`` is the time for each comparison; ``step`` is told what comes next.
+    """
+
+    seconds: float
+    quick: bool
+    step: Callable[[str], None]
+    measurements: list[Measurement] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def add(self, measurement: Measurement) -> Measurement:
+        """Keep a measurement."""
+        self.measurements.append(measurement)
+        return measurement
+
+    def compare(self, topic: Topic, contenders: Sequence[Contender]) -> dict[str, Measurement]:
+        """Measure contenders in turns (A B A B ...), so that drift hits all of them.
+
+        Each is verified before and after. The measurements, by way.
+        """
+        size = "" if topic.nbytes is None else f" {topic.nbytes} B"
+        self.step(f"{topic.module}: {topic.operation}{size}")
+        verified = {one.way: _verify(one) for one in contenders}
+        batch = min(
+            max(self.seconds * 1e9 / MAX_SAMPLES / len(contenders), SHORTEST_BATCH), LONGEST_BATCH
+        )
+        turns = [(one, calls_for(one.timed, batch), list[float]()) for one in contenders]
+        deadline = time.monotonic() + self.seconds
+        rounds = 0
+        while rounds < MIN_SAMPLES or (rounds < MAX_SAMPLES and time.monotonic() < deadline):
+            for contender, calls, samples in turns:
+                samples.append(topic.sample(contender.timed.batch(calls) / calls))
+            rounds += 1
+
+        found = {}
+        for contender, calls, samples in turns:
+            right = verified[contender.way]
+            if right is not None:
+                right = right and _verify(contender) is True
+            found[contender.way] = self.add(
+                Measurement(topic, contender.way, contender.method, samples, calls, right)
+            )
+        return found
+
+    def derive_difference(self, one: Measurement, other: Measurement) -> None:
+        """Add what ``one`` takes more than ``other``, round by round."""
+        self.add(
+            Measurement(
+                one.topic,
+                f"{one.way} - {other.way}",
+                f"per round, {one.way} less {other.way}, which were measured one after the other",
+                [a - b for a, b in zip(one.samples, other.samples, strict=True)],
+                verified=one.verified and other.verified is not False,
+                derived=True,
+            )
+        )
+
+
+def _verify(contender: Contender) -> bool | None:
+    return None if contender.verify is None else contender.verify(contender.timed)
+
+
+def calls_for(timed: Timed, nanoseconds: float) -> int:
+    """How many calls take about so long."""
+    calls = 1
+    while True:
+        taken = max(timed.batch(calls), 1)
+        if taken >= nanoseconds / 2:
+            return max(1, round(calls * nanoseconds / taken))
+        calls *= max(2, min(10, int(nanoseconds / taken)))

@@ -1,0 +1,166 @@
+"""Small copies and single words: what a call costs from Python, from C, and by other libraries."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import native
+import numpy as np
+from harness import Contender, Measurement, Session, Statement, Topic
+from numpy.typing import NDArray
+from payload import GpuBytes, fills, lands, payload, returns
+from rivals import Rival, all_reads, all_writes, rivals
+
+import gdrpy
+from gdrpy import Region
+
+MODULE = "latency"
+SIZES = (4, 64, 256, 1024, 4096)
+
+#: Ways that other figures are compared with.
+C_ROUTINE = "C routine"
+EMPTY_CALL = "empty call"
+WRITE = "mapping.write"
+READ = "mapping.read"
+READINTO = "mapping.readinto"
+
+_WORD = 0x01020304
+_WORD_BYTES = _WORD.to_bytes(4, "little")
+
+
+def run(session: Session) -> None:
+    """Measure latencies into the session."""
+    with gdrpy.alloc(max(SIZES)) as region, rivals(session, region) as others:
+        try:
+            library = native.build()
+        except native.NotBuilt as error:
+            session.absent[C_ROUTINE] = str(error)
+            library = None
+        for nbytes in SIZES:
+            _writes(session, region, nbytes, library, others)
+        for nbytes in SIZES:
+            _reads(session, region, nbytes, library, others)
+        _words(session, region)
+
+
+def _empty_call() -> Contender:
+    def nothing(_data: object, _offset: int) -> None:
+        return None
+
+    return Contender(
+        EMPTY_CALL,
+        "a Python function of two arguments that returns at once",
+        Statement("nothing(None, 0)", nothing=nothing),
+    )
+
+
+def _c_routine(
+    library: ctypes.CDLL | None, name: str, region: Region, buffer: NDArray[np.uint8]
+) -> list[native.NativeLoop]:
+    return [native.NativeLoop(library, name, region.cpu, buffer)] if library else []
+
+
+def _writes(
+    session: Session,
+    region: Region,
+    nbytes: int,
+    library: ctypes.CDLL | None,
+    others: list[Rival],
+) -> None:
+    data = payload(nbytes)
+    verify = lands(GpuBytes(region.ptr), data)
+    found = session.compare(
+        Topic(MODULE, "write", nbytes),
+        [
+            Contender(
+                WRITE,
+                "mapping.write(bytes, 0): stores and a store fence",
+                Statement("write(data, 0)", write=region.cpu.write, data=data),
+                verify,
+            ),
+            *(
+                Contender(C_ROUTINE, "gdr_copy_to_mapping and gdr_store_fence, in C", loop, verify)
+                for loop in _c_routine(
+                    library, "bench_write", region, np.frombuffer(data, np.uint8)
+                )
+            ),
+            _empty_call(),
+            *all_writes(others, data),
+        ],
+    )
+    _differences(session, found, WRITE)
+
+
+def _reads(
+    session: Session,
+    region: Region,
+    nbytes: int,
+    library: ctypes.CDLL | None,
+    others: list[Rival],
+) -> None:
+    gpu = GpuBytes(region.ptr)
+    buffer, native_buffer = np.empty((2, nbytes), np.uint8)
+    found = session.compare(
+        Topic(MODULE, "read", nbytes),
+        [
+            Contender(
+                READ,
+                "mapping.read(nbytes, 0), a new bytes object",
+                Statement("result = read(nbytes, 0)", read=region.cpu.read, nbytes=nbytes),
+                returns(gpu, nbytes),
+            ),
+            Contender(
+                READINTO,
+                "mapping.readinto(ndarray, 0)",
+                Statement("readinto(buffer, 0)", readinto=region.cpu.readinto, buffer=buffer),
+                fills(gpu, buffer),
+            ),
+            *(
+                Contender(C_ROUTINE, "gdr_copy_from_mapping, in C", loop, fills(gpu, native_buffer))
+                for loop in _c_routine(library, "bench_read", region, native_buffer)
+            ),
+            _empty_call(),
+            *all_reads(others, nbytes),
+        ],
+    )
+    _differences(session, found, READ, READINTO)
+
+
+def _differences(session: Session, found: dict[str, Measurement], *ways: str) -> None:
+    for way in ways:
+        for other in (C_ROUTINE, EMPTY_CALL):
+            if other in found:
+                session.derive_difference(found[way], found[other])
+
+
+def _words(session: Session, region: Region) -> None:
+    gpu = GpuBytes(region.ptr)
+    view = region.numpy(np.uint32, 1)
+    names = {"mapping": region.cpu, "flag": region.flag(), "view": view, "value": _WORD}
+    written = lands(gpu, _WORD_BYTES)
+    gives = returns(gpu, 4, lambda word: int(word).to_bytes(4, "little"))
+
+    def word(statement: str, method: str, verify: Callable[..., bool]) -> Contender:
+        way = statement.removeprefix("result = ")
+        return Contender(way, method, Statement(statement, **names), verify)
+
+    session.compare(
+        Topic(MODULE, "store a word", 4),
+        [
+            word("mapping.store(0, value)", "one 32-bit store and a store fence", written),
+            word("flag.set(value)", "one 32-bit store and a store fence", written),
+            word("view[0] = value", "numpy element store, not fenced", written),
+            word("view[0] = value; mapping.flush()", "numpy element store, fenced", written),
+            _empty_call(),
+        ],
+    )
+    session.compare(
+        Topic(MODULE, "load a word", 4),
+        [
+            word("result = mapping.load(0)", "one 32-bit load", gives),
+            word("result = flag.get()", "one 32-bit load", gives),
+            word("result = view[0]", "numpy element load", gives),
+            _empty_call(),
+        ],
+    )

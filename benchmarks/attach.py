@@ -1,0 +1,163 @@
+"""Getting at memory: from a descriptor in a fresh process, and what each further object costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attach_child import FIRST
+from harness import Contender, Measurement, Session, Statement, Topic
+from payload import GpuBytes
+
+import gdrpy
+from gdrpy import Region
+
+MODULE = "attach"
+
+FRESH = "fresh CPU-only process, descriptor to first store"
+FURTHER = "attached process, further region to first store"
+
+_CHILD = Path(__file__).resolve().parent / "attach_child.py"
+_PROCESSES = 20
+_PROCESSES_WITH_CUDA = 5
+_PROCESSES_QUICK = 2
+_REPEATS = 10
+_MIB = 1 << 20
+
+
+def run(session: Session) -> None:
+    """Measure attaching into the session."""
+    few = _PROCESSES_QUICK if session.quick else _PROCESSES_WITH_CUDA
+    many = _PROCESSES_QUICK if session.quick else _PROCESSES
+    with gdrpy.alloc(_MIB) as region:
+        _attaches(session, region, "cpu", many)
+        _attaches(session, region, "gpu", few)
+        _objects(session, region)
+    _pins(session, few)
+    _imports(session, many)
+
+
+def _child(*arguments: object, inherit: Sequence[int] = ()) -> dict[str, Any]:
+    """What attach_child.py finds in a fresh interpreter that inherits these descriptors."""
+    done = subprocess.run(
+        [sys.executable, str(_CHILD), *map(str, arguments)],
+        pass_fds=inherit,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode:
+        raise RuntimeError(f"attach_child.py {arguments[0]} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class _Times:
+    """What children found: nanoseconds by what was timed, and whether all saw the right bytes."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, list[int]] = defaultdict(list)
+        self._verified: list[bool | None] = []
+
+    def add(self, found: dict[str, Any]) -> None:
+        self._verified.append(found.pop("verified"))
+        for what, times in found.items():
+            self._taken[what] += times
+
+    def report(self, session: Session, what: str, operation: str, method: str) -> None:
+        topic = Topic(MODULE, operation, unit="ms")
+        verified = None if None in self._verified else all(self._verified)
+        samples = [topic.sample(time) for time in self._taken[what]]
+        session.add(Measurement(topic, "gdrpy", method, samples, verified=verified))
+
+
+def _attaches(session: Session, region: Region, action: str, processes: int) -> None:
+    times = _Times()
+    gpu = GpuBytes(region.ptr + FIRST)
+    fd = region.export()
+    try:
+        for number in range(1, processes + 1):
+            session.step(f"{MODULE}: {action} process {number}")
+            found = _child(action, fd, number, _REPEATS, inherit=[fd])
+            found["verified"] &= int.from_bytes(gpu.get(4), "little") == number
+            times.add(found)
+    finally:
+        os.close(fd)
+    if action == "gpu":
+        times.report(
+            session,
+            "first",
+            "fresh process with a GPU view, descriptor to first store",
+            "Region.from_fd(fd) and a store after `import gdrpy`: CUDA starts; one a process",
+        )
+        return
+    times.report(
+        session,
+        "first",
+        FRESH,
+        "Region.from_fd(fd, gpu=False) and a store, after `import gdrpy`; one a process",
+    )
+    times.report(
+        session, "further", FURTHER, f"the same again; {_REPEATS} in each of the processes"
+    )
+    times.report(
+        session,
+        "map",
+        "region.map of a further 4 KiB",
+        f"without closing; {_REPEATS} in each of the processes",
+    )
+
+
+def _pins(session: Session, processes: int) -> None:
+    times = _Times()
+    for number in range(1, processes + 1):
+        session.step(f"{MODULE}: pin process {number}")
+        times.add(_child("pin", number, _REPEATS))
+    times.report(
+        session,
+        "first",
+        "first pin and map of a cuMemAlloc pointer",
+        "gdr.pin(ptr, 64 KiB).map() in a fresh process that has a CUDA context, with what the "
+        "backend opens and checks once a process",
+    )
+    times.report(
+        session,
+        "further",
+        "further pin and map of a cuMemAlloc pointer",
+        f"the same again; {_REPEATS} in each of the processes",
+    )
+
+
+def _imports(session: Session, processes: int) -> None:
+    times = _Times()
+    _child("import")  # writes the byte code
+    for number in range(1, processes + 1):
+        session.step(f"{MODULE}: import {number}")
+        times.add(_child("import"))
+    times.report(session, "numpy", "import numpy", "fresh process, byte code cached")
+    times.report(session, "gdrpy", "import gdrpy after numpy", "fresh process, byte code cached")
+
+
+def _objects(session: Session, region: Region) -> None:
+    """What is made and closed at once, in this process, which has CUDA."""
+    for operation, statement in (
+        ("alloc and close, 2 MiB", "alloc(nbytes).close()"),
+        ("export and close", "close(region.export())"),
+        ("map and close, 4 KiB", "region.map(0, 4096).close()"),
+    ):
+        timed = Statement(
+            statement,
+            alloc=gdrpy.alloc,
+            nbytes=2 * _MIB,
+            region=region,
+            close=os.close,
+        )
+        topic = Topic(MODULE, operation, unit="ms")
+        session.compare(topic, [Contender("gdrpy", f"in a loop: {statement}", timed)])

@@ -1,0 +1,87 @@
+"""Turns a result of run.py into Markdown tables, so that no figure is typed by hand."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tables import Table, tables
+
+
+class NotPublishable(Exception):
+    """The result's figures must not be shown as those of a GPU; the message says why."""
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The whole report. Raises NotPublishable."""
+    _check(result)
+    return "\n\n".join(_sections(result)) + "\n"
+
+
+def _check(result: dict[str, Any]) -> None:
+    if result["header"]["simulated"]:
+        raise NotPublishable("it was measured on a simulated GPU")
+    if result["quick"]:
+        raise NotPublishable("it is of a --quick run")
+    wrong = [one["id"] for one in result["measurements"] if one["verified"] is False]
+    if wrong:
+        raise NotPublishable(f"wrong data arrived in {', '.join(wrong)}")
+
+
+def _sections(result: dict[str, Any]) -> Iterator[str]:
+    yield _origin(result)
+    for table in tables(result):
+        yield f"**{table.title}**\n\n{_table(table)}"
+    for one in result["absent"]:
+        yield f"Not measured: {one['what']} ({one['reason']})."
+
+
+def _origin(result: dict[str, Any]) -> str:
+    """What every figure must travel with."""
+    header = result["header"]
+    commit = header["commit"][:12] if header["commit"] else "unknown"
+    if header["dirty"]:
+        commit += ", with local changes"
+    counts = [one["count"] for one in result["measurements"]]
+    link = f", PCIe {header['pcie_link']}" if header["pcie_link"] else ""
+    checked = [one["verified"] for one in result["measurements"]].count(True)
+    return (
+        f"`{header['command']}`, {header['date'][:10]}, commit {commit}: {header['gpu']}{link}, "
+        f"driver {header['nvidia_driver']}, CUDA {header['cuda_driver']}, backend "
+        f"`{header['backend']}`; {header['cpu']}, {header['cpus']} CPUs, Linux "
+        f"{header['kernel']}; Python {header['python']}, {_libraries(header)}. "
+        f"{min(counts)} to {max(counts)} samples a figure; {checked} of {len(counts)} figures "
+        f"with verified data, the others move none."
+    )
+
+
+def _libraries(header: dict[str, Any]) -> str:
+    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy")
+    return ", ".join(f"{name.replace('_', '-')} {header[name]}" for name in names if header[name])
+
+
+def _table(table: Table) -> str:
+    rule = ["---", *("---:" for _ in table.columns[1:])]
+    lines = (table.columns, rule, *table.rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, or 2 for a result that is not to be published."""
+    parser = argparse.ArgumentParser(prog="benchmarks/report.py", description=__doc__)
+    parser.add_argument("result", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        print(markdown(json.loads(options.result.read_text())), end="")
+    except NotPublishable as reason:
+        print(f"{options.result.name} is not to be published: {reason}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

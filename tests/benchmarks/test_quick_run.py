@@ -78,10 +78,7 @@ GOAL_FIELDS = {
 
 def assert_fields(found: dict[str, Any], fields: dict[str, Any]) -> None:
     assert found.keys() == fields.keys()
-    wrong = {
-        name: found[name] for name, kind in fields.items() if not isinstance(found[name], kind)
-    }
-    assert wrong == {}
+    assert [name for name, kind in fields.items() if not isinstance(found[name], kind)] == []
 
 
 class TestSchema:

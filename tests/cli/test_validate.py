@@ -38,8 +38,7 @@ class TestValidate:
         assert status == 0
         assert result["counts"] == {"passed": 5, "failed": 0, "skipped": 0}
 
-    def test_passes_on_a_second_device(self, json_of, gdrpy_command):
-        del json_of
+    def test_passes_on_a_second_device(self, gdrpy_command):
         done = gdrpy_command("validate", "--device", "1", GDRPY_SIM_DEVICES="2")
         assert done.returncode == 0
         assert "simulated GPU, device 1" in done.stdout

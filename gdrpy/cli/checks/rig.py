@@ -42,10 +42,10 @@ class Rig:
         """The next ``nbytes`` bytes of this check's seeded noise."""
         return self._noise.bytes(nbytes)
 
-    def region(self, nbytes: int | None = None) -> gdrpy.Region:
-        """A fresh region, of the run's size if none is given."""
+    def region(self, nbytes: int | None = None, *, cpu: bool = True) -> gdrpy.Region:
+        """A fresh region, of the run's size if none is given; without CPU view if so wanted."""
         size = self.settings.nbytes if nbytes is None else nbytes
-        region = gdrpy.alloc(size, self.settings.device, backend=self.settings.backend)
+        region = gdrpy.alloc(size, self.settings.device, cpu=cpu, backend=self.settings.backend)
         return self.stack.enter_context(region)
 
     def cuda_memory(self, nbytes: int) -> int:

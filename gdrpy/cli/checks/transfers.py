@@ -1,44 +1,53 @@
-"""Region.write and Region.read, which choose between the mapping and DMA by the size."""
+"""Region.write and Region.read, which choose between the mapping and DMA."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gdrpy import transfer
 from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
 
 _GUARD = 64
 #: Off every alignment.
 _OFFSET = _GUARD + 3
-
-
-def _sizes() -> list[int]:
-    """Sizes on both sides of where the way changes, and far from it."""
-    around = {transfer.MAPPING_READ_MAX + step for step in (-1, 0, 1)}
-    return sorted({1, 4, 64, *around, 1 << 20})
+#: Wherever the way changes, sizes on both sides of it: around powers of two and halfway between.
+_SIZES = sorted(
+    {1}
+    | {
+        size + step
+        for power in range(2, 20)
+        for size in (1 << power, 3 << power - 1)
+        for step in (-1, 0, 1)
+    }
+)
+#: A region with both views, and one that only DMA reaches.
+_VIEWS = {"both views": True, "GPU view only": False}
 
 
 def region_writes(rig: Rig) -> None:
-    """Region.write around the thresholds, neighbours left alone."""
-    region = rig.region(_OFFSET + max(_sizes()) + _GUARD)
-    for nbytes in _sizes():
-        total = _OFFSET + nbytes + _GUARD
-        expected = rig.random(total)
-        rig.put(region.ptr, expected)
-        expected[_OFFSET : _OFFSET + nbytes] = rig.random(nbytes)
-        region.write(expected[_OFFSET : _OFFSET + nbytes], _OFFSET)
-        expect_equal(f"write of {nbytes} bytes", expected, rig.get(region.ptr, total))
+    """Region.write of many sizes, neighbours left alone."""
+    for views, cpu in _VIEWS.items():
+        region = rig.region(_OFFSET + max(_SIZES) + _GUARD, cpu=cpu)
+        for nbytes in _SIZES:
+            total = _OFFSET + nbytes + _GUARD
+            expected = rig.random(total)
+            rig.put(region.ptr, expected)
+            expected[_OFFSET : _OFFSET + nbytes] ^= 0xFF
+            region.write(expected[_OFFSET : _OFFSET + nbytes], _OFFSET)
+            got = rig.get(region.ptr, total)
+            expect_equal(f"{views}, write of {nbytes} bytes", expected, got)
 
 
 def region_reads(rig: Rig) -> None:
-    """Region.read and Region.readinto around the thresholds."""
-    region = rig.region(_OFFSET + max(_sizes()))
-    data = rig.random(region.nbytes)
-    rig.put(region.ptr, data)
-    for nbytes in _sizes():
-        expected = data[_OFFSET : _OFFSET + nbytes]
-        expect_equal(f"read of {nbytes} bytes", expected, region.read(nbytes, _OFFSET), _OFFSET)
-        buffer = np.zeros(nbytes, np.uint8)
-        region.readinto(buffer, _OFFSET)
-        expect_equal(f"readinto of {nbytes} bytes", expected, buffer, _OFFSET)
+    """Region.read and Region.readinto of many sizes."""
+    for views, cpu in _VIEWS.items():
+        region = rig.region(_OFFSET + max(_SIZES), cpu=cpu)
+        data = rig.random(region.nbytes)
+        rig.put(region.ptr, data)
+        for nbytes in _SIZES:
+            expected = data[_OFFSET : _OFFSET + nbytes]
+            what, got = f"{views}, read of {nbytes} bytes", region.read(nbytes, _OFFSET)
+            expect_equal(what, expected, got, _OFFSET)
+            buffer = np.zeros(nbytes, np.uint8)
+            region.readinto(buffer, _OFFSET)
+            expect_equal(f"{views}, readinto of {nbytes} bytes", expected, buffer, _OFFSET)

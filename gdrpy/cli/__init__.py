@@ -12,7 +12,14 @@ from gdrpy.cli import consumer, copybw, info, producer, validate
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
 from gdrpy.cli.output import Output
-from gdrpy.errors import BackendUnavailable, Error, NotFound, OutOfMemory, PermissionDenied
+from gdrpy.errors import (
+    BackendUnavailable,
+    CudaError,
+    Error,
+    NotFound,
+    OutOfMemory,
+    PermissionDenied,
+)
 
 #: Every command, in the order of ``gdrpy --help``.
 COMMANDS = (
@@ -22,9 +29,6 @@ COMMANDS = (
     producer,
     consumer,
 )
-
-#: What a command cannot run because of, rather than fail at.
-_CANNOT_RUN = (BackendUnavailable, NotFound, OutOfMemory, PermissionDenied)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,7 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         except CommandError as error:
             return _give_up(output, error, error.status)
         except Error as error:
-            return _give_up(output, error, UNUSABLE if isinstance(error, _CANNOT_RUN) else FAILED)
+            return _give_up(output, error, UNUSABLE if _kept_from_running(error) else FAILED)
+
+
+def _kept_from_running(error: Error) -> bool:
+    """Whether an error says that nothing could be run here, rather than that something failed."""
+    if isinstance(error, CudaError):
+        return error.call == "cuInit"
+    return isinstance(error, BackendUnavailable | NotFound | OutOfMemory | PermissionDenied)
 
 
 def _give_up(output: Output, error: Exception, status: int) -> int:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gdrpy.backends import nvrm
 from gdrpy.cli import COMMANDS, info, main
 
+#: The simulated driver's cuInit fails as on a machine without GPUs.
+NO_DEVICE = "cuInit:1:100"
 NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
 
 
@@ -85,11 +88,14 @@ class TestErrors:
         assert main(["validate", "--device", "7"]) == 2
         assert capsys.readouterr().err.startswith("error: there is no CUDA device 7")
 
-    def test_of_a_backend_that_cannot_serve_end_with_2_and_its_reason(self, capsys):
+    def test_of_a_backend_that_cannot_serve_end_with_2_and_its_reason(self, capsys, monkeypatch):
+        monkeypatch.setattr(nvrm, "CONTROL_NODE", Path("/nonexistent"))
         assert main(["validate", "--backend", "nvrm"]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert re.match(r"error: no backend can map this memory: nvrm: ", captured.err)
+        assert re.match(
+            r"error: no backend can map this memory: nvrm: no NVIDIA kernel", captured.err
+        )
 
     def test_of_too_large_a_size_end_with_2(self, capsys):
         assert main(["validate", "--size", "1T"]) == 2
@@ -101,13 +107,19 @@ class TestErrors:
         assert result["error"]["type"] == "NotFound"
         assert result["error"]["message"].startswith("there is no CUDA device 7")
 
-    def test_print_no_traceback(self, gdrpy_command):
-        done = gdrpy_command("copybw", GDRPY_SIM="0", LD_LIBRARY_PATH="")
-        if done.returncode == 0:
-            pytest.fail("GDRPY_SIM=0 found a real GPU: run this test on the simulated one")
+    def test_of_a_cuda_without_devices_end_with_2_and_no_traceback(self, gdrpy_command):
+        done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert done.stderr.startswith("error: CUDA cannot be loaded")
+        assert (
+            done.stderr
+            == "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
+        )
+
+    def test_of_cuda_in_the_middle_of_it_end_with_1(self, gdrpy_command):
+        done = gdrpy_command("copybw", GDRPY_SIM_FAULT="cuMemHostRegister:1:719")
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: cuMemHostRegister: CUDA_ERROR_LAUNCH_FAILED")
         assert "Traceback" not in done.stderr
 
 
@@ -227,10 +239,12 @@ class TestInfo:
             assert all(routines["supported"][name] for name in routines["chosen"].values())
 
     def test_prints_what_it_can_without_cuda(self, gdrpy_command):
-        done = gdrpy_command("info", "--json", GDRPY_SIM="0", LD_LIBRARY_PATH="")
+        done = gdrpy_command("info", "--json", GDRPY_SIM_FAULT=NO_DEVICE)
         assert (done.returncode, done.stderr) == (0, "")
         result = json.loads(done.stdout)
         assert result["devices"] == []
-        assert result["cuda_problem"].startswith("CUDA cannot be loaded")
-        assert [state["backend"] for state in result["backends"]] == ["dmabuf", "nvrm", "sim"]
-        assert not any(state["usable"] for state in result["backends"])
+        assert result["cuda_problem"].startswith("cuInit: CUDA_ERROR_NO_DEVICE")
+        states = {state["backend"]: state for state in result["backends"]}
+        assert list(states) == ["dmabuf", "nvrm", "sim"]
+        assert not states["dmabuf"]["usable"]
+        assert result["copy_routines"]["to"]["chosen"]

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with _progress() as step, cuda.context(0):
         session = Session(seconds, options.quick, step)
         for name in options.only:
-            MODULES[name](session)
+            try:
+                MODULES[name](session)
+            except Exception as error:  # what the other modules found must not be lost
+                traceback.print_exc()
+                session.absent[name] = f"{type(error).__name__}: {error}"
     simulated = header["simulated"]
     return {
         "format": FORMAT,
@@ -130,7 +135,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 def save(result: dict[str, Any], folder: Path) -> Path:
     """Write a result under a name of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
     stem = file_stem(result)
     number = 1
     while True:
@@ -198,11 +202,13 @@ def _rich(table: Table) -> RichTable:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 1 if anything moved wrong data."""
+    """The exit status: 0, or 1 if a module failed or anything moved wrong data."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
     result = measure(options)
     show(result, save(result, options.output))
-    return 1 if wrong_data(result) else 0
+    failed = any(one["what"] in MODULES for one in result["absent"])
+    return int(failed or bool(wrong_data(result)))
 
 
 if __name__ == "__main__":

@@ -56,3 +56,17 @@ class TestFile:
         first, second = (run.save(result, tmp_path) for _ in range(2))
         assert second.name == f"{first.stem}-2.json"
         assert json.loads(first.read_text()) == json.loads(second.read_text()) == result
+
+
+class TestFailingModule:
+    def test_loses_nothing_of_the_others_and_fails_the_run(self, monkeypatch, tmp_path, capsys):
+        def fail(session):
+            raise OSError("no such device")
+
+        monkeypatch.setitem(run.MODULES, "bandwidth", fail)
+        assert run.main(["--quick", "--only", "latency,bandwidth", "--output", str(tmp_path)]) == 1
+        (path,) = tmp_path.iterdir()
+        kept = json.loads(path.read_text())
+        assert {one["module"] for one in kept["measurements"]} == {"latency"}
+        assert {"what": "bandwidth", "reason": "OSError: no such device"} in kept["absent"]
+        assert "no such device" in capsys.readouterr().err

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         region.write(pattern(args.count))
         steps.add(
             f"Filled it with {args.count} integers, (i * 2 + 1337) ^ 0xDEADBEEF",
-            "region.write: CPU stores or DMA, whichever is faster for the size",
+            "region.write: CPU stores through the mapping, fenced before it returns",
         )
         fd = region.export()
         undo.callback(os.close, fd)

@@ -1,0 +1,115 @@
+"""Shows on a real GPU what the documentation claims, and keeps the output as one JSON file.
+
+Runs ``gdrpy info``, ``gdrpy validate`` and the tests marked gpu; as root, validate and the contract
+tests run once more as the unprivileged user ``nobody``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+from run import FORMAT, RESULTS, as_text
+
+from gdrpy import cuda
+
+ROOT = Path(__file__).resolve().parent.parent
+NOBODY = 65534
+OUTPUT_LINES = 40
+
+GDRPY = (sys.executable, "-P", "-m", "gdrpy")
+PYTEST = (sys.executable, "-P", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 if every step passed."""
+    parser = argparse.ArgumentParser(prog="benchmarks/proof.py", description=__doc__)
+    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
+    parser.add_argument("--commit", help="what is run, where git cannot tell")
+    options = parser.parse_args(arguments)
+    if cuda.simulated():
+        parser.exit(2, "benchmarks/proof.py: this machine has no GPU that could prove anything\n")
+
+    steps = [step(name, command, user) for name, command, user in plan()]
+    gpus = cuda.device_count()
+    result = {
+        "format": FORMAT,
+        "header": machine.describe((), options.commit)
+        | {"command": "python benchmarks/proof.py", "gpus": gpus},
+        "steps": steps,
+    }
+    name = result["header"]["gpu"].lower().removeprefix("nvidia ").replace(" ", "-")
+    date = result["header"]["date"][:10]
+    path = options.output / f"{name}{f'-x{gpus}' if gpus > 1 else ''}-{date}-proof.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(as_text(result))
+    for one in steps:
+        print(f"{'pass' if one['exit_status'] == 0 else 'FAIL'}  {one['name']}  {one['last_line']}")
+    print(path)
+    return int(any(one["exit_status"] for one in steps))
+
+
+def plan() -> list[tuple[str, tuple[str, ...], int]]:
+    """What is run: its name, the command, the user."""
+    me = os.geteuid()
+    steps = [
+        ("info", (*GDRPY, "info", "--json"), me),
+        ("validate", (*GDRPY, "validate", "--json"), me),
+        ("validate, 1 GiB", (*GDRPY, "validate", "--json", "--size", "1G"), me),
+        ("tests", (*PYTEST, "tests/contract", "tests/hardware", "tests/sim"), me),
+    ]
+    if me == 0:
+        steps += [
+            ("validate, unprivileged", (*GDRPY, "validate", "--json"), NOBODY),
+            ("contract tests, unprivileged", (*PYTEST, "tests/contract"), NOBODY),
+        ]
+    return steps
+
+
+def step(name: str, command: tuple[str, ...], user: int) -> dict[str, Any]:
+    """Run a command as a user; what it printed, as JSON where it is JSON."""
+    with tempfile.TemporaryDirectory() as home:
+        os.chown(home, user, user)
+        start = time.monotonic()
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "HOME": home, "TMPDIR": home, "GDRPY_SIM": "0"},
+            user=user if user != os.geteuid() else None,
+            group=user if user != os.geteuid() else None,
+            extra_groups=[] if user != os.geteuid() else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if "--json" not in command else subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    lines = done.stdout.rstrip("\n").splitlines()
+    try:
+        output: Any = json.loads(done.stdout)
+        last = json.dumps(output.get("counts", ""))
+    except ValueError:
+        output = lines[-OUTPUT_LINES:]
+        last = lines[-1] if lines else ""
+    return {
+        "name": name,
+        "command": shlex.join(("python", *command[1:])),
+        "user": user,
+        "exit_status": done.returncode,
+        "seconds": round(time.monotonic() - start, 1),
+        "last_line": last,
+        "output": output,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

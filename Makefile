@@ -12,7 +12,9 @@ C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] t
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py \
 	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 
-.PHONY: help build tools demo test lint format test-c test-py bench clean
+ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py bench clean
 
 help:
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
@@ -27,7 +29,7 @@ demo: build
 	@$(BIN)/gdrpy validate
 	@$(BIN)/gdrpy copybw
 
-test: lint test-c test-py
+test: lint test-c test-arm64 test-py
 
 lint: tools
 	@$(BIN)/ruff check -q .
@@ -42,6 +44,13 @@ format: tools
 
 test-c:
 	@$(MAKE) --no-print-directory -C tests/c check
+
+# The copy engine for arm64, under emulation.
+test-arm64:
+	@command -v aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || { [ "$$(id -u)" = 0 ] && \
+		echo "installing $(ARM64_PACKAGES) (Debian packages)" && apt-get -qq update && \
+		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $(ARM64_PACKAGES) > /dev/null; } || true
+	@$(MAKE) --no-print-directory -C tests/c check-arm64
 
 test-py: tools
 	@$(BIN)/pytest -q

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gdrpy
 from attach_child import FIRST
+from gdrpy import Region
 from harness import Contender, Measurement, Session, Statement, Topic
 from payload import GpuBytes
-
-import gdrpy
-from gdrpy import Region
 
 MODULE = "attach"
 

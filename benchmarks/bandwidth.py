@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from harness import RATE_UNIT, Contender, Measurement, Session, Statement, Topic
 from numpy.typing import NDArray
-from payload import GpuBytes, fills, lands, payload, pinned, returns
 
 import gdrpy
 from gdrpy import Region
+from harness import RATE_UNIT, Contender, Measurement, Session, Statement, Topic
+from payload import GpuBytes, fills, lands, payload, pinned, returns
 
 MODULE = "bandwidth"
 KIB = 1 << 10

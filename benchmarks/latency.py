@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-import native
 import numpy as np
-from harness import Contender, Measurement, Session, Statement, Topic
 from numpy.typing import NDArray
-from payload import GpuBytes, fills, lands, payload, returns
-from rivals import Rival, all_reads, all_writes, rivals
 
 import gdrpy
+import native
 from gdrpy import Region
+from harness import Contender, Measurement, Session, Statement, Topic
+from payload import GpuBytes, fills, lands, payload, returns
+from rivals import Rival, all_reads, all_writes, rivals
 
 MODULE = "latency"
 SIZES = (4, 64, 256, 1024, 4096)

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from harness import Timed, Verify
 from numpy.typing import NDArray
 
 from gdrpy import cuda
+from harness import Timed, Verify
 
 #: No payload holds this byte, so memory filled with it shows every byte that did not arrive.
 STALE = 0xFF

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from run import FORMAT, RESULTS, as_text
-
 from gdrpy import cuda
+from run import FORMAT, RESULTS, as_text
 
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534

@@ -16,10 +16,13 @@ class NotPublishable(Exception):
     """The result's figures must not be shown as those of a GPU; the message says why."""
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The whole report. Raises NotPublishable."""
+def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
+    """The whole report, or the tables whose titles begin with one of ``only``.
+
+    Raises NotPublishable.
+    """
     _check(result)
-    return "\n\n".join(_sections(result)) + "\n"
+    return "\n\n".join(_sections(result, only)) + "\n"
 
 
 def _check(result: dict[str, Any]) -> None:
@@ -32,10 +35,11 @@ def _check(result: dict[str, Any]) -> None:
         raise NotPublishable(f"wrong data arrived in {', '.join(wrong)}")
 
 
-def _sections(result: dict[str, Any]) -> Iterator[str]:
+def _sections(result: dict[str, Any], only: Sequence[str]) -> Iterator[str]:
     yield _origin(result)
     for table in tables(result):
-        yield f"**{table.title}**\n\n{_table(table)}"
+        if not only or table.title.startswith(tuple(only)):
+            yield f"**{table.title}**\n\n{_table(table)}"
     for one in result["absent"]:
         yield f"Not measured: {one['what']} ({one['reason']})."
 
@@ -74,9 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0, or 2 for a result that is not to be published."""
     parser = argparse.ArgumentParser(prog="benchmarks/report.py", description=__doc__)
     parser.add_argument("result", type=Path)
+    parser.add_argument(
+        "--only", metavar="TITLE", action="append", default=[], help="tables that begin so"
+    )
     options = parser.parse_args(arguments)
     try:
-        print(markdown(json.loads(options.result.read_text())), end="")
+        print(markdown(json.loads(options.result.read_text()), options.only), end="")
     except NotPublishable as reason:
         print(f"{options.result.name} is not to be published: {reason}", file=sys.stderr)
         return 2

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
-from harness import Contender, Session, Statement
-from payload import GpuBytes, fills, lands, pinned, returns
 
 from gdrpy import Region, cuda
+from harness import Contender, Session, Statement
+from payload import GpuBytes, fills, lands, pinned, returns
 
 
 class Rival(Protocol):

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
 import attach
 import bandwidth
 import goals
 import latency
 import machine
-from harness import Session
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
-from tables import Table, tables
-
 from gdrpy import cuda
+from harness import Session
+from tables import Table, tables
 
 MODULES: dict[str, Callable[[Session], None]] = {
     one.MODULE: one.run for one in (latency, bandwidth, attach)

@@ -1,4 +1,4 @@
-"""Memory that somebody else allocated, mapped for the CPU: cuMemAlloc here; torch, cupy, anything."""
+"""Memory that somebody else allocated, mapped for the CPU: cuMemAlloc here, as well torch, cupy."""
 
 import gdrpy
 from gdrpy import cuda

@@ -152,9 +152,7 @@ class Region(Mappable):
         if nbytes is None:
             nbytes = self.nbytes - offset
         check_range("Region.read", offset, nbytes, self.nbytes)
-        buffer = bytearray(nbytes)
-        self._views.readinto(buffer, offset)
-        return bytes(buffer)
+        return self._views.read(nbytes, offset)
 
     def readinto(self, buffer: Any, offset: int = 0) -> int:
         """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""

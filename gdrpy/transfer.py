@@ -37,14 +37,28 @@ class Views:
         check_range("write", offset, memoryview(data).nbytes, self.nbytes)
         self.dma_write(data, offset)
 
+    def read(self, nbytes: int, offset: int) -> bytes:
+        """The ``nbytes`` bytes at ``offset``."""
+        if self._loads(nbytes):
+            assert self.cpu is not None
+            return self.cpu.read(nbytes, offset)
+        buffer = bytearray(nbytes)
+        self.readinto(buffer, offset)
+        return bytes(buffer)
+
     def readinto(self, buffer: Any, offset: int) -> int:
         """Fill a writable contiguous buffer from byte ``offset``; returns its size in bytes."""
         nbytes = memoryview(buffer).nbytes
-        if self.cpu is not None and (self.ptr is None or nbytes <= MAPPING_READ_MAX):
+        if self._loads(nbytes):
+            assert self.cpu is not None
             return self.cpu.readinto(buffer, offset)
         check_range("readinto", offset, nbytes, self.nbytes)
         self.dma_readinto(buffer, offset)
         return nbytes
+
+    def _loads(self, nbytes: int) -> bool:
+        """Whether a read of this size is made by CPU loads."""
+        return self.cpu is not None and (self.ptr is None or nbytes <= MAPPING_READ_MAX)
 
     def dma_write(self, data: Any, offset: int) -> None:
         """As :meth:`write`, by DMA whatever the size; the range must lie inside."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 
 import pytest
-from support import open_descriptors
 
 import gdrpy
 from gdrpy import sim
+from support import open_descriptors
 
 FUNCTIONS = (
     "cuMemCreate",

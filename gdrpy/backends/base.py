@@ -63,9 +63,16 @@ class Backend(ABC):
     #: Whether a descriptor alone is enough, without CUDA.
     takes_exports: ClassVar[bool] = True
 
-    @abstractmethod
     def status(self, device: int | None = None) -> Status:
         """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
+        try:
+            return self._status(device)
+        except Error as error:
+            return Status(False, str(error), "see gdrpy info")
+
+    @abstractmethod
+    def _status(self, device: int | None) -> Status:
+        """As :meth:`status`, but may raise what CUDA answers."""
 
     @abstractmethod
     def from_export(self, fd: int) -> Memory:

@@ -51,7 +51,7 @@ class DmabufBackend(Backend):
     name = "dmabuf"
     takes_exports = False
 
-    def status(self, device: int | None = None) -> Status:
+    def _status(self, device: int | None) -> Status:
         if device is None:
             return Status(False, "needs a CUDA device in this process", "open it with gpu=True")
         try:

@@ -195,7 +195,7 @@ class NvrmBackend(Backend):
         self._checked: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def status(self, device: int | None = None) -> Status:
+    def _status(self, device: int | None) -> Status:
         del device
         try:
             os.close(os.open(CONTROL_NODE, os.O_RDWR | os.O_CLOEXEC))

@@ -44,7 +44,7 @@ class SimBackend(Backend):
 
     name = "sim"
 
-    def status(self, device: int | None = None) -> Status:
+    def _status(self, device: int | None) -> Status:
         del device
         if cuda.simulated():
             return Status(True, "the simulated GPU is in use")

@@ -105,10 +105,7 @@ def _backends(ordinals: list[int]) -> list[BackendState]:
 
 
 def _state(name: str, ordinal: int | None) -> BackendState:
-    try:
-        status = ALL[name].status(ordinal)
-    except Error as error:
-        return BackendState(name, ordinal, False, str(error), "")
+    status = ALL[name].status(ordinal)
     return BackendState(name, ordinal, status.usable, status.reason, status.remedy)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-import machine
 import pytest
+
+import machine
 import run
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import goals
 import pytest
+
+import goals
 from harness import Measurement, Topic
 
 TOPIC = Topic("latency", "write", 64)

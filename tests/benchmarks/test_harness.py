@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import harness
 import pytest
+
+import harness
 from harness import Contender, Measurement, Session, Statement, Topic
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-import attach
-import latency
 import pytest
-import run
 
+import attach
 import gdrpy
+import latency
+import run
 from gdrpy import Mapping, cuda
 from gdrpy._core import _mapping
 

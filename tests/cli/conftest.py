@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import open_descriptors
 
 from gdrpy.cli import main
+from support import open_descriptors
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -23,12 +23,13 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 	allocation = allocation_get(handle);
 	if (!pointer || !size || flags || !allocation)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A driver maps an allocation as a whole, and answers this to all else. */
-	reservation = reservation_at(pointer);
-	if (offset || size != allocation->block->backing.size || pointer % SIM_GRANULARITY ||
-	    !reservation || pointer + size > reservation->start + reservation->size)
+	/* A driver maps an allocation as a whole or not at all. */
+	if (offset || size != allocation->block->backing.size)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (range_overlaps(pointer, size))
+	reservation = reservation_at(pointer);
+	if (!reservation || pointer % SIM_GRANULARITY ||
+	    pointer + size > reservation->start + reservation->size ||
+	    range_overlaps(pointer, size))
 		return CUDA_ERROR_INVALID_VALUE;
 
 	range = range_new(RANGE_MAPPED, pointer, size);

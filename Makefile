@@ -67,7 +67,7 @@ $(VENV)/.built: $(BUILT_FROM)
 	@echo "setting up $(VENV) (packages from PyPI) and building the C parts"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) "setuptools>=77" "cffi>=1.17"
-	@CFLAGS="$$CFLAGS -Werror" $(PIP) --no-build-isolation -e .
+	@CFLAGS="$${CFLAGS:-} -Werror" $(PIP) --no-build-isolation -e .
 	@touch $@
 
 # What tests, lint and plots need besides.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,5 +48,23 @@ def another_process() -> Callable[..., str]:
             stdout=subprocess.PIPE,
             timeout=60,
         ).stdout
+
+    return run
+
+
+@pytest.fixture
+def fresh_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs code in a process with the simulated driver loaded, not initialized, in its own
+    environment variables; ``driver`` is ``cuda.bindings.driver``, ``sim`` is ``gdrpy.sim``."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        preamble = "from gdrpy import sim; sim.load()\nfrom cuda.bindings import driver\n"
+        return subprocess.run(
+            [sys.executable, "-c", preamble + code],
+            env={**os.environ, **environment},
+            text=True,
+            capture_output=True,
+            timeout=60,
+        )
 
     return run

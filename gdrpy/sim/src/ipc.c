@@ -96,25 +96,20 @@ static struct range *find_opened(const struct context *context, const struct ipc
 	for (uint64_t at = 0; (range = range_next(at)); at = range_end(range))
 		if (range->kind == RANGE_OPENED && range->context == context &&
 		    range->block->backing.inode == words->inode &&
-		    range->block_offset == words->block_offset)
+		    range->block_offset == words->block_offset && range->size == words->size)
 			return range;
 	return NULL;
 }
 
-static CUresult open_block(struct context *context, const struct ipc_handle *words,
-			   CUdeviceptr *pointer)
+/* The range takes the caller's reference to the block. */
+static CUresult map_block(struct context *context, const struct ipc_handle *words,
+			  struct block *block, CUdeviceptr *pointer)
 {
-	struct block *block;
 	struct range *range;
-	uint64_t address;
-	CUresult result = import_block(words, &block);
+	uint64_t address = address_reserve(block->backing.size, SIM_GRANULARITY, 0);
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = CUDA_ERROR_OUT_OF_MEMORY;
-	address = address_reserve(block->backing.size, SIM_GRANULARITY, 0);
 	if (!address)
-		goto put_block;
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (backing_map(&block->backing, address, PROT_READ | PROT_WRITE) != CUDA_SUCCESS)
 		goto release_address;
 	range = range_new(RANGE_OPENED, address + words->block_offset, words->size);
@@ -130,15 +125,15 @@ static CUresult open_block(struct context *context, const struct ipc_handle *wor
 
 release_address:
 	address_release(address, block->backing.size);
-put_block:
-	block_put(block);
-	return result;
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
 	struct ipc_handle words;
 	struct range *opened;
+	struct block *block;
+	CUresult result;
 
 	API(cuIpcOpenMemHandle_v2, NEEDS_CONTEXT);
 
@@ -147,13 +142,19 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsi
 		return CUDA_ERROR_INVALID_VALUE;
 	if (words.pid == (uint32_t)getpid())
 		return CUDA_ERROR_INVALID_CONTEXT;
+	result = import_block(&words, &block);
+	if (result != CUDA_SUCCESS)
+		return result;
 	opened = find_opened(api_context, &words);
 	if (opened) {
 		opened->opens++;
 		*pointer = opened->start;
-		return CUDA_SUCCESS;
+	} else {
+		result = map_block(api_context, &words, block, pointer);
 	}
-	return open_block(api_context, &words, pointer);
+	if (opened || result != CUDA_SUCCESS)
+		block_put(block);
+	return result;
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)

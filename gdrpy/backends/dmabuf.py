@@ -80,7 +80,7 @@ class DmabufBackend(Backend):
         return self.from_pointer(ptr, size, device)
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
-        found = pointer.allocation_range(ptr, nbytes, device)
+        found = pointer.allocation_range(ptr, nbytes)
         start = ptr - ptr % self.page_size
         end = -(-(ptr + nbytes) // self.page_size) * self.page_size
         if start < found.base:

@@ -222,7 +222,7 @@ class NvrmBackend(Backend):
         return _import(fd, 0, None)
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
-        found = pointer.allocation_range(ptr, nbytes, device)
+        found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
             fd = pointer.export_of(undo, ptr)
             if fd is not None:

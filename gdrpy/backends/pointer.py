@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from gdrpy import cuda
 from gdrpy._resource import Undo
@@ -22,34 +23,57 @@ class Range:
     nbytes: int
 
 
-def allocation_range(ptr: int, nbytes: int, device: int) -> Range:
+def allocation_range(ptr: int, nbytes: int) -> Range:
     """The allocation that holds all of [ptr, ptr + nbytes). Raises InvalidHandle, SizeMismatch."""
-    try:
-        with cuda.context(device):
-            base, size = cuda.call("cuMemGetAddressRange", ptr)
-    except CudaError as error:
-        raise InvalidHandle(
-            f"{ptr:#x} is no GPU memory of this process ({error.name}): pass a pointer from "
-            f"cuMemAlloc, cudaMalloc or a CUDA array, not a host address"
-        ) from error
-    if ptr + nbytes > int(base) + size:
+    base = int(_attribute(ptr, "RANGE_START_ADDR"))
+    size = int(_attribute(ptr, "RANGE_SIZE"))
+    if ptr + nbytes > base + size:
         raise SizeMismatch(
             f"{nbytes} bytes at {ptr:#x} run past the end of the allocation, which has "
-            f"{int(base) + size - ptr} bytes from there on"
+            f"{base + size - ptr} bytes from there on"
         )
-    return Range(int(base), size)
+    return Range(base, size)
 
 
 def device_of(ptr: int) -> int:
-    """The ordinal of the device that a pointer's memory lies on. Raises InvalidHandle."""
-    key = cuda.driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    """The ordinal of the device that a pointer's memory lies on. Raises InvalidHandle.
+
+    The attribute that gives it is asked last: cuda-bindings 13.3 reads it as 0 on every device.
+    """
+    context = _attribute(ptr, "CONTEXT")
+    if int(context):
+        cuda.call("cuCtxPushCurrent", context)
+        try:
+            return int(cuda.call("cuCtxGetDevice"))
+        finally:
+            cuda.call("cuCtxPopCurrent")
+    with Undo() as undo:
+        handle = _retain(undo, ptr)
+        if handle is not None:
+            properties = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle)
+            return int(properties.location.id)
+    return int(_attribute(ptr, "DEVICE_ORDINAL"))
+
+
+def _attribute(ptr: int, name: str) -> Any:
+    key = getattr(cuda.driver().CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
     try:
-        return int(cuda.call("cuPointerGetAttribute", key, ptr))
+        return cuda.call("cuPointerGetAttribute", key, ptr)
     except CudaError as error:
         raise InvalidHandle(
-            f"{ptr:#x} is no memory that CUDA knows ({error.name}): pass a device pointer of this "
-            f"process"
+            f"{ptr:#x} is no memory that CUDA knows ({error.name}): pass a pointer from "
+            f"cuMemAlloc, cudaMalloc or a CUDA array of this process, not a host address"
         ) from error
+
+
+def _retain(undo: Undo, ptr: int) -> Any:
+    """The handle of the VMM allocation behind a pointer, released by ``undo``; None if not VMM."""
+    try:
+        handle = cuda.call("cuMemRetainAllocationHandle", ptr)
+    except CudaError:
+        return None
+    undo.callback(cuda.call, "cuMemRelease", handle)
+    return handle
 
 
 def export_of(undo: Undo, ptr: int) -> int | None:
@@ -57,12 +81,10 @@ def export_of(undo: Undo, ptr: int) -> int | None:
 
     Raises InvalidHandle where the allocation was not made to be exported.
     """
-    try:
-        handle = cuda.call("cuMemRetainAllocationHandle", ptr)
-    except CudaError:
-        return None
     with Undo() as release:
-        release.callback(cuda.call, "cuMemRelease", handle)
+        handle = _retain(release, ptr)
+        if handle is None:
+            return None
         try:
             fd = export(handle)
         except CudaError as error:

@@ -70,7 +70,7 @@ class SimBackend(Backend):
             )
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
-        found = pointer.allocation_range(ptr, nbytes, device)
+        found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
             fd = pointer.export_of(undo, ptr)
             offset = ptr - found.base

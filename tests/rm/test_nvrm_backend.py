@@ -9,9 +9,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-import rmclient as rm
 
 import gdrpy
+import rmclient as rm
 from gdrpy import cuda, sim
 from gdrpy.backends import ALL, nvrm
 

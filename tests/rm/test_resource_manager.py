@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 import rmclient as rm
 from rmclient import BLOCK, PAGE, counts, session
 

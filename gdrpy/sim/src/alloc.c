@@ -7,7 +7,6 @@
 
 #include "address.h"
 #include "context.h"
-#include "queue.h"
 #include "range.h"
 
 #define SMALL ((uint64_t)1 << 20)
@@ -178,18 +177,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-	struct range *range;
-
 	API(cuMemFree_v2, NEEDS_INIT);
 
-	if (!pointer)
-		return CUDA_SUCCESS;
-	range = range_starting(pointer, RANGE_ALLOCATED);
-	if (!range)
-		return CUDA_ERROR_INVALID_VALUE;
-	/* Work that was submitted before may use the memory: it is let finish. */
-	queue_wait_context(range->context);
-	return range_free(pointer, RANGE_ALLOCATED) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return pointer ? range_free(pointer, RANGE_ALLOCATED) : CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)

@@ -102,16 +102,21 @@ static bool is_pageable(const struct side *side)
 	return side->pageable && !range_at(side->start);
 }
 
-/* Takes the rows of the source along, one behind the other. */
+/* Takes the rows of the source along, one behind the other. The stream may be gone after it. */
 static void stage(struct copy_operation *operation)
 {
+	struct side staged = {
+		.start = (uintptr_t)operation->staged,
+		.pitch = operation->copy.width,
+		.pageable = true,
+	};
 	struct copy fetch = operation->copy;
 
-	fetch.destination.start = (uintptr_t)operation->staged;
-	fetch.destination.pitch = fetch.width;
+	fetch.destination = staged;
+	pthread_mutex_unlock(&sim.lock);
 	move_rows(&fetch);
-	operation->copy.source = fetch.destination;
-	operation->copy.source.pageable = true;
+	pthread_mutex_lock(&sim.lock);
+	operation->copy.source = staged;
 }
 
 CUresult copy_queue(CUstream handle, const struct copy *copy, queue_function *queue)
@@ -132,7 +137,13 @@ CUresult copy_queue(CUstream handle, const struct copy *copy, queue_function *qu
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->operation = (struct operation){.run = run_copy};
 	operation->copy = *copy;
-	if (staged)
+	if (staged) {
 		stage(operation);
+		result = stream_use(handle, &stream);
+		if (result != CUDA_SUCCESS) {
+			free(operation);
+			return result;
+		}
+	}
 	return queue(stream, &operation->operation, NULL);
 }

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "queue.h"
+#include "context.h"
 #include "range.h"
 #include "reservation.h"
 
@@ -66,17 +66,9 @@ CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 
 CUresult cuMemFreeHost(void *pointer)
 {
-	struct range *range;
-
 	API(cuMemFreeHost, NEEDS_INIT);
 
-	if (!pointer)
-		return CUDA_SUCCESS;
-	range = range_starting((uintptr_t)pointer, RANGE_HOST);
-	if (!range)
-		return CUDA_ERROR_INVALID_VALUE;
-	queue_wait_context(range->context);
-	return range_free((uintptr_t)pointer, RANGE_HOST) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return pointer ? range_free((uintptr_t)pointer, RANGE_HOST) : CUDA_SUCCESS;
 }
 
 static bool is_mapped(uint64_t start, uint64_t size)
@@ -124,20 +116,13 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 
 CUresult cuMemHostUnregister(void *pointer)
 {
-	struct range *range;
-
 	API(cuMemHostUnregister, NEEDS_CONTEXT);
 
-	range = range_at((uintptr_t)pointer);
-	if (!pointer ||
-	    (range && (range->kind != RANGE_REGISTERED || range->start != (uintptr_t)pointer)))
+	if (!pointer)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!range)
+	if (!range_at((uintptr_t)pointer))
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	queue_wait_context(range->context);
-	return range_free((uintptr_t)pointer, RANGE_REGISTERED)
-		       ? CUDA_SUCCESS
-		       : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	return range_free((uintptr_t)pointer, RANGE_REGISTERED);
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned int flags)

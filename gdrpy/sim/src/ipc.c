@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "address.h"
-#include "queue.h"
+#include "context.h"
 #include "range.h"
 
 #define MAGIC 0x51d0c0de
@@ -166,11 +166,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 	range = range_starting(pointer, RANGE_OPENED);
 	if (!range)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (--range->opens)
-		return CUDA_SUCCESS;
-	queue_wait_context(range->context);
-	range_free(pointer, RANGE_OPENED);
-	return CUDA_SUCCESS;
+	return --range->opens ? CUDA_SUCCESS : range_free(pointer, RANGE_OPENED);
 }
 
 /* Events between processes are not simulated; the device's attribute says so. */

@@ -33,8 +33,7 @@ static bool is_null_stream(const struct stream *stream)
 
 /*
  * The legacy default stream and the blocking streams of its context wait for each other: an
- * operation of one comes after all that the other was given before. NULL when `other` is not waited
- * for, or has nothing to do.
+ * operation of one comes after all that the other was given before, if any of it is left to do.
  */
 static bool comes_after(const struct stream *stream, const struct stream *other)
 {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "access.h"
+#include "queue.h"
 #include "table.h"
 
 static struct table ranges;
@@ -67,14 +68,14 @@ bool range_overlaps(uint64_t start, uint64_t size)
 	return range_at(start) || (next && next->start < start + size);
 }
 
-bool range_free(uint64_t start, enum range_kind kind)
+/* False: there is no such range, or there no longer was when the last copy on it had ended. */
+static bool destroy(uint64_t start, enum range_kind kind)
 {
 	struct range *range = range_starting(start, kind);
 
 	if (!range)
 		return false;
 	access_drain(start, range->size);
-	/* The lock was open while it drained. */
 	range = range_starting(start, kind);
 	if (!range)
 		return false;
@@ -83,13 +84,26 @@ bool range_free(uint64_t start, enum range_kind kind)
 	return true;
 }
 
+CUresult range_free(uint64_t start, enum range_kind kind)
+{
+	struct range *range = range_starting(start, kind);
+	CUresult result;
+
+	if (!range)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = queue_wait_context(range->context);
+	if (result != CUDA_SUCCESS)
+		return result;
+	return destroy(start, kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 void range_free_all(struct context *context)
 {
 	for (size_t i = 0; i < ranges.count;) {
 		struct range *range = ranges.entries[i].value;
 
 		if (range->context == context) {
-			range_free(range->start, range->kind);
+			destroy(range->start, range->kind);
 			i = 0;
 		} else {
 			i++;

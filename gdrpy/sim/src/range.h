@@ -57,8 +57,10 @@ struct range *range_next(uint64_t address);
 bool range_is_host(const struct range *range);
 uint64_t range_end(const struct range *range);
 
-/* Destroys it once no copy is running on it. False: there was no such range, or no longer. */
-bool range_free(uint64_t start, enum range_kind kind);
+/* Destroys it when all work that its context was given before, which may use it, is done. */
+CUresult range_free(uint64_t start, enum range_kind kind);
+
+/* Destroys all ranges of a context; only the copies that are running are waited for. */
 void range_free_all(struct context *context);
 
 #endif

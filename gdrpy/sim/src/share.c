@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Handing memory to other processes as file descriptors. */
+#include <unistd.h>
+
 #include "allocation.h"
 #include "range.h"
 
@@ -54,8 +56,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	return CUDA_SUCCESS;
 }
 
-/* Whether device memory that can be read goes on without a hole to the end. */
-static bool is_device_memory(uint64_t start, uint64_t size)
+/* Whether device memory goes on without a hole to the end. */
+static bool is_device_memory(uint64_t start, uint64_t size, uint64_t page)
 {
 	uint64_t end = start + size;
 
@@ -65,9 +67,9 @@ static bool is_device_memory(uint64_t start, uint64_t size)
 		if (!range || (range->kind != RANGE_ALLOCATED && range->kind != RANGE_MAPPED))
 			return false;
 		start = range_end(range);
-		/* A small cuMemAlloc may be handed out up to the end of its last page. */
+		/* A cuMemAlloc may be handed out up to the end of its last page. */
 		if (range->kind == RANGE_ALLOCATED)
-			return end <= ((start + 4095) & ~(uint64_t)4095);
+			return end <= (start + page - 1) / page * page;
 	}
 	return true;
 }
@@ -75,16 +77,17 @@ static bool is_device_memory(uint64_t start, uint64_t size)
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t size,
 				       unsigned int type, unsigned long long flags)
 {
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct range *range;
 	int fd;
 
 	API(cuMemGetHandleForAddressRange, NEEDS_CONTEXT);
 
-	if (!handle || !size || pointer % 4096 || size % 4096 || pointer + size < pointer ||
+	if (!handle || !size || pointer % page || size % page || pointer + size < pointer ||
 	    type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD ||
 	    flags & ~(unsigned long long)CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!is_device_memory(pointer, size))
+	if (!is_device_memory(pointer, size, page))
 		return CUDA_ERROR_INVALID_VALUE;
 	/*
 	 * A memory file stands in for the dma-buf, and offset 0 of it must be the range's start. So

@@ -58,8 +58,7 @@ void api_leave(CUresult *entered);
 	if (api_entered != CUDA_SUCCESS)                                                           \
 	return api_entered
 
-/* Set while a stream runs a function of the program's on this thread: it may not call the driver.
- */
+/* Set while this thread runs a function of the program's in a stream, which may not call us. */
 extern __thread bool sim_in_callback;
 
 #endif

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import gdrpy
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.gpu)
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
 
 
 @pytest.fixture(autouse=True)

@@ -622,8 +622,8 @@ class TestPointerAttributes:
             attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         ]
         ordinary = ctypes.create_string_buffer(16)
-        kind, ordinal = cuda("cuPointerGetAttributes", 2, wanted, ctypes.addressof(ordinary))
-        assert (int(kind), ordinal) == (0, -2)
+        kind, _ = cuda("cuPointerGetAttributes", 2, wanted, ctypes.addressof(ordinary))
+        assert int(kind) == 0
         kind, ordinal = cuda("cuPointerGetAttributes", 2, wanted, cuda.allocate(4))
         assert (int(kind), ordinal) == (2, 0)
 

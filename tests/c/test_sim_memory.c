@@ -191,6 +191,18 @@ static void a_copy_spans_neighbouring_mappings_but_no_hole(void)
 	stop();
 }
 
+static void nothing_is_copied_from_and_to_nowhere(void)
+{
+	start();
+	OK(cuMemcpyHtoD_v2(0, NULL, 0));
+	OK(cuMemcpyDtoH_v2(NULL, 0, 0));
+	OK(cuMemcpyHtoDAsync_v2(0, NULL, 0, NULL));
+	OK(cuMemsetD8_v2(0, 1, 0));
+	OK(cuMemsetD2D32Async(0, 0, 1, 0, (size_t)1 << 60, NULL));
+	OK(cuCtxSynchronize());
+	stop();
+}
+
 static void an_unmap_that_would_split_a_mapping_changes_nothing(void)
 {
 	CUmemGenericAllocationHandle handle;
@@ -320,6 +332,7 @@ CHECK_MAIN(TEST(small_allocations_share_one_block),
 	   TEST(mapped_memory_needs_access_before_it_is_touched),
 	   TEST(the_program_may_store_where_the_device_may_write),
 	   TEST(a_copy_spans_neighbouring_mappings_but_no_hole),
+	   TEST(nothing_is_copied_from_and_to_nowhere),
 	   TEST(an_unmap_that_would_split_a_mapping_changes_nothing),
 	   TEST(a_wished_address_is_taken_when_it_is_free),
 	   TEST(memory_runs_out_at_the_size_of_the_device),

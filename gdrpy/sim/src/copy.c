@@ -49,6 +49,9 @@ static CUresult check(const struct context *context, const struct copy *copy)
 
 static void move_rows(const struct copy *copy)
 {
+	/* Of no bytes the pointers may be anything, which memmove does not allow. */
+	if (!copy->width)
+		return;
 	for (uint64_t row = 0; row < copy->height; row++)
 		memmove((void *)(uintptr_t)(copy->destination.start +
 					    row * copy->destination.pitch),

@@ -62,6 +62,8 @@ static CUresult run_fill(struct stream *stream, struct operation *operation)
 
 	if (check_access(stream->context, fill) != CUDA_SUCCESS)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	if (!fill->width)
+		return CUDA_SUCCESS;
 	access_begin(&access);
 	pthread_mutex_unlock(&sim.lock);
 	for (uint64_t row = 0; row < fill->height; row++)

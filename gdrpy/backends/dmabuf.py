@@ -17,8 +17,7 @@ from gdrpy.backends.base import Backend, Memory, Status, map_fd
 from gdrpy.errors import CudaError, InvalidHandle
 from gdrpy.mapping import Mapping, MappingType
 
-#: CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED: by number, since older bindings lack the name.
-_MMAP_SUPPORTED = 152
+_MMAP_SUPPORTED = "CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED"
 
 
 class DmabufMemory(Memory):
@@ -54,13 +53,14 @@ class DmabufBackend(Backend):
     def _status(self, device: int | None) -> Status:
         if device is None:
             return Status(False, "needs a CUDA device in this process", "open it with gpu=True")
-        try:
-            supported = int(
-                cuda.call("cuDeviceGetAttribute", _attribute_key(), cuda.device(device))
+        known = getattr(cuda.driver().CUdevice_attribute, _MMAP_SUPPORTED, None)
+        if known is None:
+            return Status(
+                False,
+                "this version of cuda-bindings cannot ask whether dma-bufs can be mapped",
+                "pip install 'cuda-bindings>=13.3'",
             )
-        except (CudaError, ValueError):
-            supported = 0
-        if supported:
+        if cuda.attribute(device, _MMAP_SUPPORTED.removeprefix("CU_DEVICE_ATTRIBUTE_")):
             return Status(True, "the driver lets dma-bufs be mapped")
         return Status(
             False,
@@ -99,10 +99,6 @@ class DmabufBackend(Backend):
             undo.callback(os.close, fd)
             location = cuda.pci_name(*cuda.pci_address(device))
             return DmabufMemory(undo.pop_all(), fd, ptr - start, nbytes, _mapping_type(), location)
-
-
-def _attribute_key() -> object:
-    return cuda.driver().CUdevice_attribute(_MMAP_SUPPORTED)
 
 
 def _mapping_type() -> MappingType:

@@ -97,11 +97,10 @@ class Region(Mappable):
             allocation = undo.keep(take(fd, size))
             memory.source = allocation
             region = cls(allocation, memory if cpu else None, nbytes or size, readonly=readonly)
-            if cpu:
-                undo.pop_all()
-            else:
-                undo.pop_all().callback(memory.close)
-            return region
+            undo.pop_all()
+        if not cpu:
+            memory.close()
+        return region
 
     @property
     def ptr(self) -> int:

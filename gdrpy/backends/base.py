@@ -34,12 +34,12 @@ class Memory(Owner, ABC):
     and it keeps ``source`` alive.
     """
 
-    backend: ClassVar[str]
     source: object = None
 
-    def __init__(self, undo: Undo, nbytes: int, location: str) -> None:
+    def __init__(self, undo: Undo, nbytes: int, backend: str, location: str) -> None:
         super().__init__(undo)
         self.nbytes = nbytes
+        self.backend = backend
         self.location = location
 
     def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
@@ -52,6 +52,44 @@ class Memory(Owner, ABC):
     @abstractmethod
     def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
         """What map() does, in the backend's way."""
+
+
+class FdMemory(Memory):
+    """Memory that is mapped by mmap of a descriptor, which it owns: a memfd or a dma-buf.
+
+    Byte 0 of the memory is at ``offset`` of the descriptor.
+    """
+
+    def __init__(
+        self,
+        undo: Undo,
+        fd: int,
+        offset: int,
+        nbytes: int,
+        *,
+        mapping_type: MappingType,
+        backend: str,
+        location: str,
+    ) -> None:
+        super().__init__(undo, nbytes, backend, location)
+        self._fd = fd
+        self._offset = offset
+        self._mapping_type = mapping_type
+
+    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        view = ffi.new("struct gdr_map *")
+        start = self._offset + offset
+        file_offset = lib.gdr_map_pages(view, start, nbytes)
+        error = lib.gdr_map_fd(view, self._fd, file_offset, start, readonly)
+        if error:
+            raise status_error(-error, f"mmap of {nbytes} bytes at offset {offset}")
+        return mapping_of(view, readonly, self._mapping_type, self.backend, lambda: _unmap(view))
+
+
+def _unmap(view: Any) -> None:
+    error = lib.gdr_map_undo(view)
+    if error:
+        raise status_error(-error, "munmap")
 
 
 class Backend(ABC):
@@ -98,24 +136,6 @@ def status_error(number: int, message: str, status: int = 0) -> Error:
     return DriverError(number, f"{message}: {detail}", status)
 
 
-def map_fd(
-    fd: int,
-    offset: int,
-    nbytes: int,
-    *,
-    readonly: bool,
-    mapping_type: MappingType,
-    backend: str,
-) -> Mapping:
-    """Map a byte range of a descriptor whose byte 0 is the memory's. For memfds and dma-bufs."""
-    view = ffi.new("struct gdr_map *")
-    file_offset = lib.gdr_map_pages(view, offset, nbytes)
-    error = lib.gdr_map_fd(view, fd, file_offset, offset, readonly)
-    if error:
-        raise status_error(-error, f"mmap of {nbytes} bytes at offset {offset}")
-    return mapping_of(view, readonly, mapping_type, backend, lambda: _unmap(view))
-
-
 def mapping_of(
     view: Any,
     readonly: bool,
@@ -126,9 +146,3 @@ def mapping_of(
     """The Mapping over a ``struct gdr_map``."""
     address = int(ffi.cast("uintptr_t", view.address))
     return Mapping(address, view.nbytes, mapping_type, readonly, release, backend)
-
-
-def _unmap(view: Any) -> None:
-    error = lib.gdr_map_undo(view)
-    if error:
-        raise status_error(-error, "munmap")

@@ -13,35 +13,11 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, Memory, Status, map_fd
+from gdrpy.backends.base import Backend, FdMemory, Memory, Status
 from gdrpy.errors import CudaError, InvalidHandle
-from gdrpy.mapping import Mapping, MappingType
+from gdrpy.mapping import MappingType
 
 _MMAP_SUPPORTED = "CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED"
-
-
-class DmabufMemory(Memory):
-    """A page-aligned device range behind a dma-buf, of which a part was asked for."""
-
-    backend = "dmabuf"
-
-    def __init__(
-        self, undo: Undo, fd: int, offset: int, nbytes: int, kind: MappingType, location: str
-    ) -> None:
-        super().__init__(undo, nbytes, location)
-        self._fd = fd
-        self._offset = offset
-        self._kind = kind
-
-    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        return map_fd(
-            self._fd,
-            self._offset + offset,
-            nbytes,
-            readonly=readonly,
-            mapping_type=self._kind,
-            backend=self.backend,
-        )
 
 
 class DmabufBackend(Backend):
@@ -97,8 +73,15 @@ class DmabufBackend(Backend):
                     f"the driver gives no dma-buf for {nbytes} bytes at {ptr:#x} ({error.name})"
                 ) from error
             undo.callback(os.close, fd)
-            location = cuda.pci_name(*cuda.pci_address(device))
-            return DmabufMemory(undo.pop_all(), fd, ptr - start, nbytes, _mapping_type(), location)
+            return FdMemory(
+                undo.pop_all(),
+                fd,
+                ptr - start,
+                nbytes,
+                mapping_type=_mapping_type(),
+                backend=self.name,
+                location=cuda.pci_name(*cuda.pci_address(device)),
+            )
 
 
 def _mapping_type() -> MappingType:

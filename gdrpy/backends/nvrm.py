@@ -111,12 +111,10 @@ def _call(purpose: str, function: Any, *args: Any) -> None:
 class NvrmMemory(Memory):
     """A physical block of GPU memory in this process's RM client, of which a part was asked for."""
 
-    backend = "nvrm"
-
     def __init__(
         self, undo: Undo, client: Any, block: Any, offset: int, nbytes: int, location: str
     ) -> None:
-        super().__init__(undo, nbytes, location)
+        super().__init__(undo, nbytes, NvrmBackend.name, location)
         self._client = client
         self._block = block
         self._offset = offset

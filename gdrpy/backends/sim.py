@@ -10,33 +10,12 @@ from gdrpy._core import _ffi
 from gdrpy._fd import describe, duplicate, simulated_device
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, Memory, Status, map_fd
+from gdrpy.backends.base import Backend, FdMemory, Memory, Status
 from gdrpy.errors import InvalidHandle
-from gdrpy.mapping import Mapping, MappingType
+from gdrpy.mapping import MappingType
 
 #: A peer that could shrink the memory could kill its users by SIGBUS.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-
-class SimMemory(Memory):
-    """A range of a simulated allocation."""
-
-    backend = "sim"
-
-    def __init__(self, undo: Undo, fd: int, offset: int, nbytes: int, location: str) -> None:
-        super().__init__(undo, nbytes, location)
-        self._fd = fd
-        self._offset = offset
-
-    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        return map_fd(
-            self._fd,
-            self._offset + offset,
-            nbytes,
-            readonly=readonly,
-            mapping_type=MappingType.CACHED,
-            backend=self.backend,
-        )
 
 
 class SimBackend(Backend):
@@ -57,17 +36,16 @@ class SimBackend(Backend):
                 f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
                 f"pass one that Region.export() gave"
             )
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        if not sealed or os.fstat(fd).st_size == 0:
             raise InvalidHandle(
-                f"file descriptor {fd} bears the name of simulated GPU memory but can be resized: "
-                f"it was not made by the simulated driver"
+                f"file descriptor {fd} bears the name of simulated GPU memory but is empty or can "
+                f"be resized: it was not made by the simulated driver"
             )
         with Undo() as undo:
             own = duplicate(fd)
             undo.callback(os.close, own)
-            return SimMemory(
-                undo.pop_all(), own, 0, os.fstat(own).st_size, f"simulated GPU {device}"
-            )
+            return self._memory(undo, own, 0, os.fstat(own).st_size, device)
 
     def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
         found = pointer.allocation_range(ptr, nbytes)
@@ -81,4 +59,15 @@ class SimBackend(Backend):
                 fd = duplicate(info.object)
                 undo.callback(os.close, fd)
                 offset += info.block_offset
-            return SimMemory(undo.pop_all(), fd, offset, nbytes, f"simulated GPU {device}")
+            return self._memory(undo, fd, offset, nbytes, device)
+
+    def _memory(self, undo: Undo, fd: int, offset: int, nbytes: int, device: int) -> Memory:
+        return FdMemory(
+            undo.pop_all(),
+            fd,
+            offset,
+            nbytes,
+            mapping_type=MappingType.CACHED,
+            backend=self.name,
+            location=f"simulated GPU {device}",
+        )

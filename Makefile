@@ -7,6 +7,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# By a line in a .pth file, which a program beside the checkout finds too: to Python the checkout's
+# own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
+EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/uapi/*.h)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py \
@@ -17,12 +20,13 @@ ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py bench clean
 
 help:
+	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
-	@echo "make test    everything: lint, C tests under sanitizers, Python tests"
+	@echo "make test    everything: lint, C tests under sanitizers, Python tests (about 3 minutes)"
 	@echo "make lint    formatting, types, compiler warnings as errors"
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"
-	@echo "make clean   remove what the build made"
+	@echo "make clean   remove what the build made, but not $(VENV)"
 
 demo: build
 	@$(BIN)/gdrpy info
@@ -32,6 +36,7 @@ demo: build
 test: lint test-c test-arm64 test-py
 
 lint: tools
+	@echo "== lint"
 	@$(BIN)/ruff check -q .
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
@@ -43,16 +48,19 @@ format: tools
 	@$(BIN)/clang-format -i $(C_SOURCES)
 
 test-c:
+	@echo "== C tests, plain and under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(MAKE) --no-print-directory -C tests/c check
 
-# The copy engine for arm64, under emulation.
+# The copy engine for arm64, under emulation. Root gets what is missing installed, and is told.
 test-arm64:
+	@echo "== C tests of the copy engine for arm64, under emulation"
 	@command -v aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || { [ "$$(id -u)" = 0 ] && \
 		echo "installing $(ARM64_PACKAGES) (Debian packages)" && apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $(ARM64_PACKAGES) > /dev/null; } || true
 	@$(MAKE) --no-print-directory -C tests/c check-arm64
 
 test-py: tools
+	@echo "== Python tests"
 	@$(BIN)/pytest -q
 
 bench: tools
@@ -67,15 +75,16 @@ $(VENV)/.built: $(BUILT_FROM)
 	@echo "setting up $(VENV) (packages from PyPI) and building the C parts"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) "setuptools>=77" "cffi>=1.17"
-	@CFLAGS="$${CFLAGS:-} -Werror" $(PIP) --no-build-isolation -e .
+	@CFLAGS="$${CFLAGS:-} -Werror" $(PIP) $(EDITABLE) .
 	@touch $@
 
 # What tests, lint and plots need besides.
 $(VENV)/.tools: $(VENV)/.built
 	@echo "installing the tools for tests and lint into $(VENV) (packages from PyPI)"
-	@$(PIP) --no-build-isolation -e ".[test,lint,plot]"
+	@$(PIP) $(EDITABLE) ".[test,lint,plot]"
 	@touch $@
 
 clean:
 	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
 		tests/c/build $(VENV)/.built $(VENV)/.tools
+	@echo "$(VENV) stays, and gdrpy in it does not run until the next make build; rm -rf $(VENV) removes it"

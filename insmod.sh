@@ -26,6 +26,11 @@ status() {
 	echo "For the backends that work here: gdrpy info"
 }
 
+if [ $# -gt 1 ]; then
+	echo "insmod.sh: one argument at most, and there are $#" >&2
+	usage >&2
+	exit 2
+fi
 case "${1:---status}" in
 --status) status ;;
 -h | --help) usage ;;

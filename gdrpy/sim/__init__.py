@@ -1,7 +1,8 @@
 """The simulated CUDA driver: a ``libcuda.so.1`` whose GPUs are made of memory files.
 
 Loaded before anything else asks for ``libcuda.so.1``, it is the driver that ``cuda.bindings`` (or
-any other program, by ``LD_PRELOAD``) finds. The environment is read by ``cuInit``:
+any other program, by ``LD_PRELOAD``) finds. The environment is looked at by :func:`load`, and read
+by ``cuInit``:
 
 ========================= ======================================================================
 ``GDRPY_SIM_DEVICES``     how many devices, 1 to 16; default 1
@@ -15,13 +16,23 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["call_count", "fault", "library", "load", "loaded"]
+__all__ = ["BadEnvironment", "call_count", "fault", "library", "load", "loaded"]
 
 SONAME = "libcuda.so.1"
+
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_GRANULARITY = 2 << 20
+_MAX_MEMORY = 1 << 46
+_MAX_DEVICES = 16
+
+
+class BadEnvironment(ValueError):
+    """A ``GDRPY_SIM_...`` variable with which the simulated driver does not start."""
 
 
 def library() -> Path:
@@ -46,6 +57,7 @@ def load() -> None:
     """Make the simulated driver this process's ``libcuda.so.1``. Doing it again does nothing.
 
     Raises:
+        BadEnvironment: a variable of the table above is malformed.
         RuntimeError: a real driver is loaded already, or this one was not built.
     """
     present = _present()
@@ -61,8 +73,42 @@ def load() -> None:
             f"the simulated GPU was not built: there is no {library()}; "
             f"build gdrpy with a C compiler (pip install .)"
         )
+    _check_sizes()
     # Global, or cuda.bindings, which asks for it by name, would not take this one.
     ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+    _check_faults()
+
+
+def _check_sizes() -> None:
+    memory = os.environ.get("GDRPY_SIM_MEMORY")
+    if memory is not None:
+        found = re.fullmatch("([0-9]+)([KMGT]?)", memory)
+        nbytes = int(found[1]) << _SHIFTS[found[2]] if found else 0
+        if not 0 < nbytes <= _MAX_MEMORY or nbytes % _GRANULARITY:
+            raise BadEnvironment(
+                f"GDRPY_SIM_MEMORY={memory!r} is not a multiple of 2M up to 64T: a number, then "
+                f"K, M, G, T or nothing"
+            )
+    devices = os.environ.get("GDRPY_SIM_DEVICES")
+    if devices is not None and not (
+        re.fullmatch("[0-9]+", devices) and 1 <= int(devices) <= _MAX_DEVICES
+    ):
+        raise BadEnvironment(
+            f"GDRPY_SIM_DEVICES={devices!r} is not a number from 1 to {_MAX_DEVICES}"
+        )
+
+
+def _check_faults() -> None:
+    """Only the driver knows its functions; the faults begin to count when it reads them itself."""
+    spec = os.environ.get("GDRPY_SIM_FAULT")
+    if spec is None:
+        return
+    if _functions().gdrsim_set_fault(os.fsencode(spec)) != 0:
+        raise BadEnvironment(
+            f"GDRPY_SIM_FAULT={spec!r} is not a list of FUNCTION:CALL or FUNCTION:CALL:CURESULT "
+            f"of known functions"
+        )
+    _functions().gdrsim_set_fault(b"")
 
 
 @functools.cache

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from cuda_calls import Cuda
 
+from gdrpy import sim
+
 
 @pytest.fixture
 def cuda(driver: Any) -> Iterator[Cuda]:
@@ -58,13 +60,26 @@ def fresh_process() -> Callable[..., subprocess.CompletedProcess[str]]:
     environment variables; ``driver`` is ``cuda.bindings.driver``, ``sim`` is ``gdrpy.sim``."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        preamble = "from gdrpy import sim; sim.load()\nfrom cuda.bindings import driver\n"
-        return subprocess.run(
-            [sys.executable, "-c", preamble + code],
-            env={**os.environ, **environment},
-            text=True,
-            capture_output=True,
-            timeout=60,
-        )
+        return _python("from gdrpy import sim; sim.load()\n" + code, environment)
 
     return run
+
+
+@pytest.fixture
+def preloaded_process() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As ``fresh_process``, for a program that knows nothing of gdrpy: by ``LD_PRELOAD``."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return _python(code, {"LD_PRELOAD": str(sim.library()), **environment})
+
+    return run
+
+
+def _python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from cuda.bindings import driver\n" + code],
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )

@@ -34,31 +34,46 @@ class TestMemory:
         assert done.stdout.split() == ["CUDA_SUCCESS", str(16 << 30), "1"]
 
 
+MALFORMED = pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("GDRPY_SIM_MEMORY", ""),
+        ("GDRPY_SIM_MEMORY", "0"),
+        ("GDRPY_SIM_MEMORY", "1M"),
+        ("GDRPY_SIM_MEMORY", "-2M"),
+        ("GDRPY_SIM_MEMORY", "64m"),
+        ("GDRPY_SIM_MEMORY", "64MB"),
+        ("GDRPY_SIM_MEMORY", "65T"),
+        ("GDRPY_SIM_MEMORY", "99999999999999999999"),
+        ("GDRPY_SIM_DEVICES", ""),
+        ("GDRPY_SIM_DEVICES", "0"),
+        ("GDRPY_SIM_DEVICES", "17"),
+        ("GDRPY_SIM_DEVICES", "two"),
+        ("GDRPY_SIM_DEVICES", "2x"),
+        ("GDRPY_SIM_FAULT", "cuMemCreate"),
+        ("GDRPY_SIM_FAULT", "cuNothing:1"),
+    ],
+)
+
+
 class TestMalformedValues:
-    @pytest.mark.parametrize(
-        ("variable", "value"),
-        [
-            ("GDRPY_SIM_MEMORY", ""),
-            ("GDRPY_SIM_MEMORY", "0"),
-            ("GDRPY_SIM_MEMORY", "1M"),
-            ("GDRPY_SIM_MEMORY", "-2M"),
-            ("GDRPY_SIM_MEMORY", "64m"),
-            ("GDRPY_SIM_MEMORY", "64MB"),
-            ("GDRPY_SIM_MEMORY", "65T"),
-            ("GDRPY_SIM_MEMORY", "99999999999999999999"),
-            ("GDRPY_SIM_DEVICES", ""),
-            ("GDRPY_SIM_DEVICES", "0"),
-            ("GDRPY_SIM_DEVICES", "17"),
-            ("GDRPY_SIM_DEVICES", "two"),
-            ("GDRPY_SIM_DEVICES", "2x"),
-            ("GDRPY_SIM_FAULT", "cuMemCreate"),
-            ("GDRPY_SIM_FAULT", "cuNothing:1"),
-        ],
-    )
-    def test_one_line_says_so_and_nothing_starts(
+    @MALFORMED
+    def test_the_package_does_not_load_the_driver(
         self, fresh_process: Run, variable: str, value: str
     ) -> None:
-        done = fresh_process(INIT + "print(driver.cuDeviceGetCount()[0].name)", **{variable: value})
+        done = fresh_process("", **{variable: value})
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith(
+            f"gdrpy.sim.BadEnvironment: {variable}={value!r} is not "
+        )
+
+    @MALFORMED
+    def test_the_driver_says_so_in_one_line_and_does_not_start(
+        self, preloaded_process: Run, variable: str, value: str
+    ) -> None:
+        done = preloaded_process(
+            INIT + "print(driver.cuDeviceGetCount()[0].name)", **{variable: value}
+        )
         assert done.stdout.split() == ["CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_INITIALIZED"]
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"gdrpy simulated GPU: {variable}='{value}' is not ")

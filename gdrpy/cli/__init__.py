@@ -8,9 +8,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from gdrpy import sim
 from gdrpy.cli import consumer, copybw, info, producer, validate
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
     BackendUnavailable,
@@ -39,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Each command explains itself: gdrpy COMMAND --help",
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for module in COMMANDS:
         module.add_parser(commands)
@@ -48,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser().parse_args(words)
+    args, unknown = parser().parse_known_args(words)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)
     with warnings.catch_warnings():
@@ -61,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except CommandError as error:
             return _give_up(output, error, error.status)
+        except sim.BadEnvironment as error:
+            return _give_up(output, error, UNUSABLE)
         except Error as error:
             return _give_up(output, error, UNUSABLE if _kept_from_running(error) else FAILED)
 

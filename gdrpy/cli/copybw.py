@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import gdrpy
-from gdrpy.cli import options, plot
+from gdrpy.cli import hostmemory, options, plot
 from gdrpy.cli.bandwidth import WAYS, Bench, Measurement
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import Header, gpu_header, gpu_words
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: 4 KiB to 64 MiB, by powers of 4.
 DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
+
+#: Host memory that the buffers and what they are compared with take, in times the size.
+_HOST_COPIES = 6
 
 METHOD = (
     "GB/s are 1e9 bytes a second: the median of warm samples, and (lowest-highest). Calls are made "
@@ -84,7 +87,7 @@ def add_parser(commands: Commands) -> None:
         "--plot",
         type=plot.plot_path,
         metavar="FILE",
-        help="draw bandwidth against size into a .png or .svg (needs gdrpy[plot])",
+        help="draw bandwidth against size into a .png or .svg (needs matplotlib)",
     )
 
 
@@ -100,6 +103,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
             f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
             f"backend {header.backend}, {header.cpu}"
         )
+        if header.simulated:
+            output.line("simulated GPU: these are speeds of host memory")
+        copies = _HOST_COPIES + bool(header.simulated)
+        hostmemory.require(region.nbytes * copies, simulated=header.simulated)
         bench = Bench(region, stack, secrets.randbits(32))
         results = _measure(bench, sizes, args, output)
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from gdrpy import cuda
+from gdrpy import backends, cuda
 from gdrpy._core import _ffi
-from gdrpy.backends import ALL
 from gdrpy.cli import options
 from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
@@ -28,11 +27,15 @@ _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 
 @dataclass(frozen=True)
 class BackendState:
-    """A backend's answer for one device, None where there is no device to ask about."""
+    """A backend's answer for one device, None where there is no device to ask about.
+
+    ``chosen`` is the backend that is tried first for a region on the device.
+    """
 
     backend: str
     device: int | None
     usable: bool
+    chosen: bool
     reason: str
     remedy: str
 
@@ -62,7 +65,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         cuda_driver=cuda_driver,
         simulated=devices[0].simulated if devices else None,
     )
-    states = _backends([device.ordinal for device in devices])
+    states = [state for device in devices for state in _states(device.ordinal)]
+    if problem:
+        states = [_without_cuda(name, problem) for name in backends.ALL]
 
     output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
     output.line(f"CPU             {header.cpu}")
@@ -100,13 +105,26 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
     return ", simulated GPU" if any(device.simulated for device in devices) else ""
 
 
-def _backends(ordinals: list[int]) -> list[BackendState]:
-    return [_state(name, ordinal) for name in ALL for ordinal in (ordinals if ordinals else [None])]
+def _states(ordinal: int) -> list[BackendState]:
+    """Every backend's answer for a device of this process."""
+    statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
+    candidates = [backend.name for backend in backends._candidates(None)]
+    chosen = next((name for name in candidates if statuses[name].usable), None)
+    return [
+        BackendState(name, ordinal, status.usable, name == chosen, status.reason, status.remedy)
+        for name, status in statuses.items()
+    ]
 
 
-def _state(name: str, ordinal: int | None) -> BackendState:
-    status = ALL[name].status(ordinal)
-    return BackendState(name, ordinal, status.usable, status.reason, status.remedy)
+def _without_cuda(name: str, problem: str) -> BackendState:
+    """A backend's answer where CUDA cannot be used; what only CUDA is in the way of says so."""
+    status = backends.ALL[name].status(None)
+    if not status.usable:
+        status = backends.ALL[name].status(0)
+    reason, remedy = status.reason, status.remedy
+    if reason == problem:
+        reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
+    return BackendState(name, None, status.usable, False, reason, remedy)
 
 
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
@@ -133,11 +151,17 @@ def _backend_table(states: list[BackendState]) -> Table:
         table.add_row(
             state.backend,
             "" if state.device is None else str(state.device),
-            "[green]yes[/]" if state.usable else "[red]no[/]",
+            _usable(state),
             Text(state.reason),
             Text(state.remedy),
         )
     return table
+
+
+def _usable(state: BackendState) -> str:
+    if not state.usable:
+        return "[red]no[/]"
+    return "[green]yes, chosen[/]" if state.chosen else "[green]yes[/]"
 
 
 def _text(pointer: Any) -> str:

@@ -41,7 +41,7 @@ def add_command(
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
     )
-    parser.set_defaults(run=run, command=name)
+    parser.set_defaults(run=run, parser=parser)
     return parser
 
 

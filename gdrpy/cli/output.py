@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from gdrpy.cli.exits import CommandError
 
 #: Columns to lay tables out for where nobody's terminal says how wide it is.
 _PLAIN_WIDTH = 140
@@ -19,29 +22,49 @@ class Output:
     """A command's stdout and stderr.
 
     With ``as_json`` stdout carries what :meth:`finish` gets and nothing else. Progress and errors
-    go to stderr either way.
+    go to stderr either way. Writing to stdout raises CommandError where that cannot be written;
+    nothing more goes there then.
     """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self._out = Console(highlight=False, width=_width(sys.stdout.isatty()))
-        self._err = Console(highlight=False, width=_width(sys.stderr.isatty()), stderr=True)
+        self._out = Console(highlight=False, width=_width(sys.stdout))
+        self._err = Console(highlight=False, width=_width(sys.stderr), stderr=True)
+        self._writable = True
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """Print a line, never folded, unless JSON is wanted."""
         if not self.as_json:
-            self._out.print(text, style=style, markup=False, soft_wrap=True)
+            with self._writing():
+                self._out.print(text, style=style, markup=False, soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
         """Print a table or other rich object, unless JSON is wanted."""
         if not self.as_json:
-            self._out.print(renderable)
+            with self._writing():
+                self._out.print(renderable)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Print the command's result where JSON is wanted."""
-        if self.as_json:
+        if self.as_json and self._writable:
             text = json.dumps(result, indent=2, allow_nan=False)
-            self._out.out(text, highlight=False)
+            with self._writing():
+                self._out.out(text, highlight=False)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if sys.stdout is None:  # what Python makes of a closed descriptor
+            self._writable = False
+            raise CommandError("cannot write to stdout: it is closed")
+        try:
+            yield
+        except OSError as error:
+            self._writable = False
+            # What is still buffered would fail again when Python flushes it at its end.
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, sys.stdout.fileno())
+            os.close(sink)
+            raise CommandError(f"cannot write to stdout: {error.strerror}") from error
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""
@@ -80,5 +103,5 @@ class Output:
             yield begin
 
 
-def _width(is_terminal: bool) -> int | None:
-    return None if is_terminal else _PLAIN_WIDTH
+def _width(stream: TextIO | None) -> int | None:
+    return None if stream is not None and stream.isatty() else _PLAIN_WIDTH

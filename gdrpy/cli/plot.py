@@ -26,7 +26,7 @@ def plot_path(text: str) -> Path:
 def require_matplotlib() -> None:
     """Raise CommandError, before anything is measured, where plots cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs matplotlib: pip install 'gdrpy[plot]'", UNUSABLE)
+        raise CommandError("--plot needs matplotlib: pip install matplotlib", UNUSABLE)
 
 
 def draw(path: Path, header: Header, points: Sequence[Measurement]) -> None:

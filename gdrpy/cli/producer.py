@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy.cli import handover, options, rendezvous
+from gdrpy.cli import handover, hostmemory, options, rendezvous
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.output import Output
@@ -18,6 +18,9 @@ from gdrpy.cli.steps import Steps
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
+
+#: Host memory that making the integers takes, in times their size.
+_HOST_COPIES = 5
 
 
 def add_parser(commands: Commands) -> None:
@@ -70,6 +73,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             gdrpy.alloc(args.count * ITEMSIZE, args.device, backend=args.backend)
         )
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
+        copies = _HOST_COPIES + bool(header.simulated)
+        hostmemory.require(region.nbytes * copies, simulated=header.simulated)
         steps.add(
             f"Allocated {format_size(region.nbytes)} on device {args.device}, "
             f"{gpu_words(header.gpu, header.simulated)}, as one allocation of "

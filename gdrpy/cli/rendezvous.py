@@ -16,17 +16,31 @@ from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 
 _NAME = "gdrpy-handover.sock"
 _CREDENTIALS = struct.Struct("3i")
+#: Bytes that the kernel's sockaddr_un has for a path, and its final zero.
+_PATH_ROOM = 108
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
     """``--socket``."""
     parser.add_argument(
         "--socket",
-        type=Path,
+        type=socket_path,
         metavar="PATH",
         help=f"Unix socket to meet at (default: {_NAME} in $XDG_RUNTIME_DIR, else in a private "
         "folder under the temporary one)",
     )
+
+
+def socket_path(text: str) -> Path:
+    """A path that a socket can have, in a folder that exists. For ``type=`` of argparse."""
+    path = Path(text)
+    if len(os.fsencode(path)) >= _PATH_ROOM:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is too long: a socket's path has {_PATH_ROOM - 1} bytes at most"
+        )
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}: make it first")
+    return path
 
 
 def default_path() -> Path:
@@ -90,14 +104,21 @@ def connect(path: Path, timeout: float) -> socket.socket:
         peer.connect(str(path))
     except OSError as error:
         peer.close()
-        reason = {
-            errno.ENOENT: "there is no such socket",
-            errno.ECONNREFUSED: "the socket is stale, its producer is gone",
-        }.get(error.errno or 0, error.strerror or str(error))
-        raise CommandError(
-            f"no producer at {path}: {reason}; start 'gdrpy producer' first", UNUSABLE
-        ) from error
+        raise CommandError(_unreachable(path, error), UNUSABLE) from error
     return peer
+
+
+def _unreachable(path: Path, error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return f"no producer at {path}: there is no such socket; start 'gdrpy producer' first"
+    if error.errno == errno.EPROTOTYPE or (path.exists() and not path.is_socket()):
+        return f"{path} is no socket of a producer: pass --socket the one that it listens at"
+    if error.errno == errno.ECONNREFUSED:
+        return (
+            f"no producer at {path}: the socket is stale, its producer is gone; start "
+            f"'gdrpy producer' first"
+        )
+    return f"cannot connect to {path}: {error.strerror or error}"
 
 
 def peer_pid(peer: socket.socket) -> int:

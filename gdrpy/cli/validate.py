@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy.cli import checks, options
+from gdrpy.cli import checks, hostmemory, options
 from gdrpy.cli.checks import Check, Result, Settings, Verdict
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import Header, gpu_header, gpu_words
@@ -79,6 +79,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     settings = Settings(args.device, args.backend, args.size, seed)
     with gdrpy.alloc(args.size, args.device, backend=args.backend) as region:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
+    if header.simulated:
+        hostmemory.require(args.size, simulated=True)
     output.line(_title(header, settings))
 
     chosen = [check for check in checks.ALL if not args.check or check.name in args.check]

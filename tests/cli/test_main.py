@@ -15,6 +15,7 @@ import pytest
 
 from gdrpy.backends import nvrm
 from gdrpy.cli import COMMANDS, info, main
+from gdrpy.cli.header import gdrpy_version
 
 #: The simulated driver's cuInit fails as on a machine without GPUs.
 NO_DEVICE = "cuInit:1:100"
@@ -40,6 +41,14 @@ class TestHelp:
         assert "--json" in text
 
 
+class TestVersion:
+    def test_is_printed(self, capsys):
+        with pytest.raises(SystemExit) as ended:
+            main(["--version"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out == f"gdrpy {gdrpy_version()}\n"
+
+
 class TestWrongUsage:
     @pytest.mark.parametrize(
         ("words", "complaint"),
@@ -60,6 +69,10 @@ class TestWrongUsage:
             (["copybw", "--plot", "nowhere/x.png"], "there is no folder 'nowhere'"),
             (["producer", "--count", "0"], "must be 1 or more"),
             (["consumer", "--timeout", "soon"], "'soon' is not a number of seconds"),
+            (["consumer", "--socket", "x" * 108], "is too long: a socket's path has 107 bytes"),
+            (["producer", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
+            (["copybw", "extra"], "usage: gdrpy copybw"),
+            (["copybw", "extra"], "unrecognized arguments: extra"),
         ],
     )
     def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
@@ -81,6 +94,20 @@ class TestWrongUsage:
         monkeypatch.setenv(name, value)
         assert main(["validate"]) == 2
         assert capsys.readouterr().err.startswith(f"error: {complaint}")
+
+    @pytest.mark.parametrize(
+        ("name", "value", "complaint"),
+        [
+            ("GDRPY_SIM_MEMORY", "1M", "a multiple of 2M up to 64T: a number, then K, M, G, T or"),
+            ("GDRPY_SIM_DEVICES", "17", "a number from 1 to 16"),
+            ("GDRPY_SIM_FAULT", "cuNothing:1", "a list of FUNCTION:CALL or FUNCTION:CALL:CURE"),
+        ],
+    )
+    def test_of_the_simulated_gpu_is_told_once(self, gdrpy_command, name, value, complaint):
+        done = gdrpy_command("info", **{name: value})
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {name}='{value}' is not {complaint}")
 
 
 class TestErrors:
@@ -184,6 +211,28 @@ class TestPipe:
         assert (done.returncode, done.stderr) == (1, "")
 
 
+class TestStdout:
+    @pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
+    def test_that_is_full_is_an_error_of_one_line(self, checkout, words):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "gdrpy", *words],
+                cwd=checkout,
+                env=os.environ | {"GDRPY_SIM": "1"},
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        said = "error: cannot write to stdout: No space left on device\n"
+        assert (done.returncode, done.stderr) == (1, said)
+
+    def test_that_is_closed_is_an_error_of_one_line(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "stdout", None)
+        assert main(["info"]) == 1
+        assert capsys.readouterr().err == "error: cannot write to stdout: it is closed\n"
+
+
 class TestTools:
     @pytest.mark.parametrize("name", ["validate", "copybw", "producer", "consumer"])
     def test_run_from_the_checkout(self, checkout: Path, tmp_path, name):
@@ -230,6 +279,24 @@ class TestInfo:
         for state in states.values():
             assert state["reason"]
             assert state["usable"] or state["remedy"]
+
+    @pytest.mark.parametrize(
+        ("environment", "chosen"),
+        [({}, ["sim"]), ({"GDRPY_BACKEND": "dmabuf"}, ["dmabuf"]), ({"GDRPY_BACKEND": "nvrm"}, [])],
+    )
+    def test_marks_the_backend_that_a_region_takes(self, gdrpy_command, environment, chosen):
+        done = gdrpy_command("info", "--json", **environment)
+        states = json.loads(done.stdout)["backends"]
+        assert [state["backend"] for state in states if state["chosen"]] == chosen
+        assert gdrpy_command("info", **environment).stdout.count("yes, chosen") == len(chosen)
+
+    def test_never_sends_to_itself_for_a_remedy(self, gdrpy_command):
+        done = gdrpy_command("info", "--json", GDRPY_SIM_FAULT=NO_DEVICE)
+        remedies = {one["backend"]: one["remedy"] for one in json.loads(done.stdout)["backends"]}
+        assert (
+            remedies["sim"] == remedies["dmabuf"] == "see CUDA driver above (cuda_problem in JSON)"
+        )
+        assert "gdrpy info" not in done.stdout.partition('"backends"')[2]
 
     def test_json_names_the_copy_routines(self, json_of):
         status, result = json_of("info")

@@ -119,6 +119,22 @@ class TestConnecting:
             rendezvous.connect(path, TIMEOUT)
         assert caught.value.status == UNUSABLE
 
+    def test_says_that_a_file_is_no_socket(self, path):
+        path.write_text("precious")
+        with pytest.raises(CommandError, match="is no socket of a producer: pass --socket"):
+            rendezvous.connect(path, TIMEOUT)
+
+    def test_says_that_a_socket_is_of_another_kind(self, path):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+            other.bind(str(path))
+            other.listen(1)
+            with pytest.raises(CommandError, match="is no socket of a producer: pass --socket"):
+                rendezvous.connect(path, TIMEOUT)
+
+    def test_says_what_else_is_wrong(self, tmp_path):
+        with pytest.raises(CommandError, match="^cannot connect to .*: AF_UNIX path too long$"):
+            rendezvous.connect(tmp_path / ("x" * 200), TIMEOUT)
+
     def test_says_that_the_producer_is_gone(self, path):
         leave_stale_socket(path)
         with pytest.raises(CommandError, match="stale, its producer is gone") as caught:

@@ -23,14 +23,32 @@ class TestFigures:
         assert found[2] == made.stdout
 
 
+#: Python blocks, but for those that say in a comment before them why they cannot run here.
+RUNNABLE = re.compile(r"(?<! -->\n)```python\n(.*?)```", re.DOTALL)
+
+
+def run_examples(page: str) -> str:
+    """Run the blocks of a page one after the other, as a reader would; what they printed."""
+    code = "\n".join(RUNNABLE.findall((TOP / page).read_text()))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 class TestExamples:
-    def test_the_first_one_runs(self):
-        (code, *_) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("b'any buffer'\n0x")
+    def test_of_the_readme_run(self):
+        printed = run_examples("README.md").splitlines()
+        assert [printed[0], printed[1][:2], printed[2]] == ["b'any buffer'", "0x", "2097152"]
+        assert len(printed) == 3
+
+    def test_of_the_page_on_gpu_code_run(self):
+        assert run_examples("docs/gpu-code.md") == "b'to and fro'\n"
+
+    @pytest.mark.parametrize("page", ["README.md", *TOP.glob("docs/*.md")])
+    def test_that_do_not_run_say_why(self, page):
+        text = (TOP / page).read_text()
+        reasons = re.findall(r"<!-- not run: needs .+ -->\n```python", text)
+        assert text.count("```python") == len(RUNNABLE.findall(text)) + len(reasons)
 
 
 class TestLinks:

@@ -6,6 +6,19 @@ process; ``open().pin()`` maps memory that somebody else allocated. Importing th
 GPU.
 """
 
+from importlib import metadata
+
+try:
+    import gdrpy._core._mapping  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "gdrpy._core._mapping":
+        raise
+    raise ModuleNotFoundError(
+        "gdrpy's C parts are not built: this is its source folder. Run `make build` there and use "
+        ".venv/bin/python, or leave the folder to import an installed gdrpy",
+        name=error.name,
+    ) from None
+
 from gdrpy.errors import (
     BackendUnavailable,
     Closed,
@@ -27,6 +40,8 @@ from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, open
 from gdrpy.mapping import Flag, Mapping, MappingType
 from gdrpy.region import Region, alloc
 from gdrpy.vmm import granularity, rounded_size
+
+__version__ = metadata.version("gdrpy")
 
 __all__ = [
     "Attributes",

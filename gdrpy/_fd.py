@@ -40,7 +40,7 @@ def describe(fd: int) -> str:
     try:
         mode = os.fstat(fd).st_mode
         target = _target(fd)
-    except OSError:
+    except (OSError, OverflowError):
         return "not open"
     if _SIMULATED.fullmatch(target):
         return "memory of a simulated GPU"

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from gdrpy._core._mapping import fork_generation
 from gdrpy.errors import Closed, Forked
 
-R = TypeVar("R", bound="Resource")
+
+class Closable(Protocol):
+    """What has a close()."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+R = TypeVar("R", bound=Closable)
 
 
 class Undo:
@@ -75,11 +85,16 @@ class Undo:
 
 
 class Resource:
-    """Closes once, is a context manager, and is its process's own."""
+    """Closes once, is a context manager, and is its process's own.
+
+    ``_lock`` is held while it closes, and by subclasses while they make or use what closing would
+    take away.
+    """
 
     def __init__(self) -> None:
         self._closed = False
         self._generation = fork_generation()
+        self._lock = threading.RLock()
 
     @property
     def closed(self) -> bool:
@@ -101,11 +116,13 @@ class Resource:
 
     def close(self) -> None:
         """Give everything back. May be called again, and does nothing in a forked child."""
-        if self._closed:
+        if self._forked():
+            self._closed = True
             return
-        if not self._forked():
-            self._release()
-        self._closed = True
+        with self._lock:
+            if not self._closed:
+                self._release()
+                self._closed = True
 
     def _release(self) -> None:
         """Give back what this object holds; what raises leaves the object open."""
@@ -120,23 +137,69 @@ class Resource:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(self, error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: send a file descriptor, from "
+            f"Region.export(), and open it there by Region.from_fd()"
+        )
+
+
+def close_after(resource: Closable, error: BaseException | None) -> None:
+    """Close at the end of a ``with`` block; a failure never hides the block's own exception."""
+    try:
+        resource.close()
+    except Exception as failure:
+        if error is None:
+            raise
+        error.add_note(f"closing: {type(failure).__name__}: {failure}")
 
 
 class Owner(Resource):
     """A resource that is given back, at the latest, when nobody refers to it any more.
 
-    ``undo`` holds what gives it back, latest first.
+    ``undo`` holds what gives it back, latest first. Users that :meth:`hold` it put that off: the
+    garbage collector may finalize an owner before the things that were made from it.
     """
 
     def __init__(self, undo: Undo) -> None:
         super().__init__()
         self._undo = undo
+        self._held = 0
+
+    def hold(self) -> None:
+        """One more user. Raises Closed, Forked."""
+        with self._lock:
+            self._check(f"using a {type(self).__name__}")
+            self._held += 1
+
+    def let_go(self) -> None:
+        """One user less; the last one of a closed owner gives it back."""
+        with self._lock:
+            self._held -= 1
+            if self._closed:
+                self._release()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it for the length of a block."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.let_go()
+
+    @property
+    def users(self) -> int:
+        """How many hold it now."""
+        return self._held
 
     def _release(self) -> None:
-        self._undo.close()
+        if not self._held:
+            self._undo.close()
 
     def __del__(self) -> None:
         # At interpreter exit the process gives everything back, and CUDA may be gone already.
-        if not sys.is_finalizing() and hasattr(self, "_undo"):
+        if not sys.is_finalizing() and hasattr(self, "_held"):
             self.close()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import sim
+from gdrpy._arguments import as_int
 from gdrpy._core._mapping import fork_generation
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
@@ -26,8 +29,13 @@ _KERNEL_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 def simulated() -> bool:
     """Whether CUDA calls of this process go to the simulated GPU."""
-    _driver()
+    driver()
     return sim.loaded()
+
+
+def location(ordinal: int) -> str:
+    """On which GPU memory lies, in words: its PCI address, or the simulated GPU's number."""
+    return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
 
 
 def _want_simulated() -> bool:
@@ -53,8 +61,7 @@ def _want_simulated() -> bool:
     return False
 
 
-@functools.cache
-def _driver() -> Any:
+def _load() -> Any:
     """``cuda.bindings.driver``, initialized."""
     if _want_simulated():
         sim.load()
@@ -62,17 +69,19 @@ def _driver() -> Any:
 
     try:
         (result,) = driver.cuInit(0)
-    except RuntimeError as error:  # cuda.pathfinder found no libcuda
+    except RuntimeError:  # cuda.pathfinder found no libcuda
         raise BackendUnavailable(
-            f"CUDA cannot be loaded: {error}. Install the NVIDIA driver, or unset GDRPY_SIM to "
-            f"run on the simulated GPU"
-        ) from error
+            "CUDA cannot be loaded: there is no libcuda.so.1. Install the NVIDIA driver, put its "
+            "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU",
+        ) from None
     if result != driver.CUresult.CUDA_SUCCESS:
         raise CudaError("cuInit", result.name, _explain(driver, result))
     return driver
 
 
-_generation_of_init = 0
+_lock = threading.Lock()
+_driver: Any = None
+_generation = 0
 
 
 def driver() -> Any:
@@ -81,16 +90,18 @@ def driver() -> Any:
     Raises BackendUnavailable, CudaError, and Forked in a child of the process that initialized
     CUDA.
     """
-    global _generation_of_init
-    if _driver.cache_info().currsize == 0:
-        _driver()
-        _generation_of_init = fork_generation()
-    elif _generation_of_init != fork_generation():
+    global _driver, _generation
+    if _driver is None:
+        with _lock:
+            if _driver is None:
+                _generation = fork_generation()
+                _driver = _load()
+    if _generation != fork_generation():
         raise Forked(
             "CUDA was initialized before this process was forked and cannot be used in it; start "
             "processes that use the GPU by multiprocessing's 'spawn' or 'forkserver' method"
         )
-    return _driver()
+    return _driver
 
 
 def _explain(driver: Any, result: Any) -> str:
@@ -121,6 +132,7 @@ def device_count() -> int:
 
 def device(ordinal: int) -> Any:
     """The CUdevice of an ordinal. Raises NotFound."""
+    ordinal = as_int("device", "ordinal", ordinal)
     count = device_count()
     if not 0 <= ordinal < count:
         raise NotFound(
@@ -222,14 +234,22 @@ def context(ordinal: int) -> Iterator[None]:
 
 
 def stream_handle(stream: Any) -> Any:
-    """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core."""
+    """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core.
+
+    Raises TypeError.
+    """
+    handle = stream
     if stream is None:
-        return driver().CUstream(0)
-    if hasattr(stream, "__cuda_stream__"):
-        _, stream = stream.__cuda_stream__()
+        handle = 0
+    elif hasattr(stream, "__cuda_stream__"):
+        _, handle = stream.__cuda_stream__()
     else:
         for name in ("cuda_stream", "ptr", "handle"):
-            if hasattr(stream, name):
-                stream = getattr(stream, name)
-                break
-    return driver().CUstream(int(getattr(stream, "value", stream)))
+            handle = getattr(handle, name, handle)
+    handle = getattr(handle, "value", handle)  # of a ctypes pointer
+    if isinstance(handle, driver().CUstream):
+        return handle
+    try:
+        return driver().CUstream(operator.index(handle))
+    except TypeError:
+        raise TypeError(f"{stream!r} is no CUDA stream: pass its handle as an int") from None

@@ -7,6 +7,8 @@ catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong argu
 
 from __future__ import annotations
 
+from errno import ENODEV
+
 
 class Error(Exception):
     """Base of every error that gdrpy raises on its own account."""
@@ -14,6 +16,15 @@ class Error(Exception):
 
 class BackendUnavailable(Error, OSError):
     """No backend can do what was asked; the message gives each one's reason and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ENODEV, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.strerror,)
 
 
 class Closed(Error, ValueError):
@@ -31,6 +42,10 @@ class CudaError(Error, RuntimeError):
         super().__init__(f"{call}: {name}: {explanation}")
         self.call = call
         self.name = name
+        self.explanation = explanation
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.call, self.name, self.explanation)
 
 
 class DriverError(Error, OSError):
@@ -39,6 +54,9 @@ class DriverError(Error, OSError):
     def __init__(self, errno: int, message: str, status: int = 0) -> None:
         super().__init__(errno, message)
         self.status = status
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.errno, self.strerror, self.status)
 
 
 class InvalidHandle(Error, ValueError):

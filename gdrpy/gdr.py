@@ -6,6 +6,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
+from gdrpy import cuda
+from gdrpy._arguments import as_size
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Resource, Undo
 from gdrpy.backends import ALL, Memory, take_pointer
@@ -67,27 +69,33 @@ class Gdr(Resource):
 
         Raises InvalidHandle, SizeMismatch, ValueError, BackendUnavailable.
         """
-        self._check("Gdr.pin")
-        if not isinstance(pointer, int):
-            pointer, room = device_range(pointer)
-            nbytes = room if nbytes is None else nbytes
-            if nbytes > room:
-                raise SizeMismatch(f"Gdr.pin: {nbytes} bytes were asked for; the array has {room}")
-        if nbytes is None:
-            raise TypeError("Gdr.pin: an address needs nbytes")
-        if nbytes <= 0 or pointer <= 0 or pointer + nbytes >= 1 << 64:
-            raise ValueError(
-                f"Gdr.pin: {nbytes} bytes at {pointer:#x} is empty or no range of addresses"
-            )
-        device = device_of(pointer)
-        memory = take_pointer(pointer, nbytes, device, self._backend)
-        pin = Pin(memory, pointer, device)
-        self._pins.add(pin)
+        call = "Gdr.pin"
+        self._check(call)
+        if isinstance(pointer, int | cuda.driver().CUdeviceptr):
+            address, room = int(pointer), None
+        else:
+            address, room = device_range(pointer)
+        if nbytes is None and room is None:
+            raise TypeError(f"{call}: an address needs nbytes")
+        size = as_size(call, room if nbytes is None else nbytes)
+        if room is not None and size > room:
+            raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {room}")
+        if address <= 0 or address + size >= 1 << 64:
+            raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
+        with self._lock:
+            self._check(call)
+            device = device_of(address)
+            memory = take_pointer(address, size, device, self._backend)
+            pin = Pin(memory, address, device)
+            self._pins.add(pin)
         return pin
 
     def _release(self) -> None:
+        pins = list(self._pins)
+        for pin in pins:
+            pin._refuse_if_busy()
         with Undo() as undo:
-            for pin in self._pins:
+            for pin in pins:
                 undo.callback(pin.close)
 
     def __repr__(self) -> str:
@@ -103,10 +111,17 @@ class Pin(Mappable):
     """
 
     def __init__(self, memory: Memory, ptr: int, device: int) -> None:
-        super().__init__(memory, memory.nbytes, ptr, device)
+        super().__init__(memory.nbytes, ptr, device)
+        self._taken = memory
         self.ptr = ptr
         self.backend = memory.backend
         self.location = memory.location
+
+    def _memory(self) -> Memory:
+        return self._taken
+
+    def _give_back(self, undo: Undo) -> None:
+        undo.callback(self._taken.close)
 
     @property
     def attributes(self) -> Attributes:
@@ -120,7 +135,7 @@ class Pin(Mappable):
         page = ALL[self.backend].page_size
         first = self.ptr - self.ptr % page
         last = -(-(self.ptr + self.nbytes) // page) * page
-        mapped = [one.mapping_type for one in self._mappings if not one.closed]
+        mapped = [one.mapping_type for one in list(self._mappings) if not one.closed]
         return PinInfo(first, last - first, page, bool(mapped), mapped[0] if mapped else None)
 
     def __repr__(self) -> str:

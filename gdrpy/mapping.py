@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from gdrpy import cuda
+from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
+from gdrpy._resource import close_after
 from gdrpy.errors import MissingView
 
 if TYPE_CHECKING:
@@ -45,12 +47,13 @@ class Mapping(_mapping.Mapping):
         readonly: bool,
         release: Callable[[], object],
         backend: str,
+        ptr: int | None,
+        device: int | None,
     ) -> None:
         super().__init__(address, nbytes, int(mapping_type), readonly, release)
         self.backend = backend
-        self.memory: object = None
-        self.device: int | None = None
-        self.ptr: int | None = None
+        self.ptr = ptr
+        self.device = device
 
     @property
     def mapping_type(self) -> MappingType:
@@ -70,23 +73,26 @@ class Mapping(_mapping.Mapping):
         """
         import numpy as np
 
+        call = "Mapping.numpy"
         kind = np.dtype(dtype)
-        room = self.nbytes - offset
-        if offset < 0 or room < 0 or offset % kind.alignment:
+        start, room = as_range(call, offset, None, self.nbytes)
+        if not kind.itemsize or start % kind.alignment:
             raise ValueError(
-                f"Mapping.numpy: offset {offset} is negative, outside the {self.nbytes}-byte "
-                f"mapping, or not aligned to {kind.alignment} bytes for {kind}"
+                f"{call}: offset {start} is not aligned to the {kind.alignment} bytes of {kind}, "
+                f"or its elements have no size"
             )
         if shape is None:
             shape = room // kind.itemsize
-        count = shape if isinstance(shape, int) else math.prod(shape)
-        if count < 0 or count * kind.itemsize > room:
+        lengths = shape if isinstance(shape, tuple) else (shape,)
+        sizes = tuple(as_int(call, "shape", length) for length in lengths)
+        count = math.prod(sizes)
+        if min(sizes, default=0) < 0 or count * kind.itemsize > room:
             raise ValueError(
-                f"Mapping.numpy: {shape} elements of {kind} at offset {offset} lie outside the "
+                f"{call}: an array of shape {shape} of {kind} at offset {start} does not fit the "
                 f"{self.nbytes}-byte mapping"
             )
-        view = memoryview(self)[offset : offset + count * kind.itemsize]
-        return np.frombuffer(view, dtype=kind).reshape(shape)
+        view = memoryview(self)[start : start + count * kind.itemsize]
+        return np.frombuffer(view, dtype=kind).reshape(sizes)
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
@@ -113,7 +119,13 @@ class Mapping(_mapping.Mapping):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        close_after(self, error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Mapping cannot be copied or pickled: send a file descriptor, from Region.export(), "
+            "and open it there by Region.from_fd()"
+        )
 
     def __repr__(self) -> str:
         if self.closed:
@@ -138,7 +150,8 @@ class Flag(_mapping.Flag):
 
     @property
     def ptr(self) -> int:
-        """GPU address of the word. Raises MissingView in a process without the GPU view."""
+        """GPU address of the word. Raises MissingView without the GPU view, Closed, Forked."""
+        _ = self.mapping.address  # raises if it is closed or the parent's
         if self.mapping.ptr is None:
             raise MissingView(
                 "Flag.ptr: this process has only the CPU view; open the region with gpu=True"
@@ -148,7 +161,9 @@ class Flag(_mapping.Flag):
     def stream_wait(self, stream: Any, value: int, op: str = ">=") -> None:
         """Work queued on ``stream`` from now on waits until the word meets the condition.
 
-        ``op`` as in :meth:`wait`. Raises CudaError where the device cannot wait so ('nor').
+        ``stream`` is a handle as an int or CUstream, None for the default stream, or a stream of
+        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError where the
+        device cannot wait so ('nor').
         """
         self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
 
@@ -156,14 +171,19 @@ class Flag(_mapping.Flag):
         """Queue a store of the word on ``stream``, after what is queued there already."""
         self._stream_call("cuStreamWriteValue", stream, value, 0)
 
-    def _stream_call(self, name: str, stream: Any, value: int, flags: int) -> None:
-        if not 0 <= value < 1 << 8 * self.width:
-            raise ValueError(f"{name}: {value} does not fit {8 * self.width} unsigned bits")
+    def _stream_call(self, name: str, stream: Any, value: Any, flags: int) -> None:
+        word = as_int(name, "value", value)
+        if not 0 <= word < 1 << 8 * self.width:
+            raise ValueError(f"{name}: {word} does not fit {8 * self.width} unsigned bits")
         ptr = self.ptr
         device = self.mapping.device
         assert device is not None
         with cuda.context(device):
-            cuda.call(f"{name}{8 * self.width}", cuda.stream_handle(stream), ptr, value, flags)
+            cuda.call(f"{name}{8 * self.width}", cuda.stream_handle(stream), ptr, word, flags)
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self.mapping.closed else f"in {self.mapping!r}"
+        return f"<Flag of {self.width} bytes at offset {self.offset} {state}>"
 
 
 def _wait_flag(op: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gdrpy._arguments import as_int, as_range, as_size
 from gdrpy._fd import duplicate
-from gdrpy._mappable import Mappable, check_range
+from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
 from gdrpy.backends import Memory, take_allocation, take_export
 from gdrpy.errors import MissingView, SizeMismatch
@@ -34,12 +35,13 @@ def alloc(
 
     Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
     """
-    _check_nbytes("alloc", nbytes)
+    size = as_size("alloc", nbytes)
+    ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
     with Undo() as undo:
-        allocation = undo.keep(Allocation.create(nbytes, device, gpu=gpu))
+        allocation = undo.keep(Allocation.create(size, ordinal, gpu=gpu))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
-        region = Region(allocation, memory, nbytes, readonly=False)
+        region = Region(allocation, memory, size, cpu=cpu, readonly=False, backend=backend)
         undo.pop_all()
         return region
 
@@ -56,13 +58,28 @@ class Region(Mappable):
     """
 
     def __init__(
-        self, allocation: Allocation, memory: Memory | None, nbytes: int, *, readonly: bool
+        self,
+        allocation: Allocation,
+        memory: Memory | None,
+        nbytes: int,
+        *,
+        cpu: bool,
+        readonly: bool,
+        backend: str | None,
     ) -> None:
-        super().__init__(memory, nbytes, allocation.ptr, allocation.device)
-        self.location = memory.location if memory else f"device {allocation.device}"
+        super().__init__(nbytes, allocation.ptr, allocation.device)
         self._allocation = allocation
-        self._cpu = self.map(readonly=readonly) if memory else None
-        self._views = Views(nbytes, self._cpu, allocation.ptr, allocation.device)
+        self._taken = memory
+        self._backend = backend
+        self.location = memory.location if memory else allocation.location
+        self._cpu = self.map(readonly=readonly) if cpu else None
+        self._views = Views(nbytes, self._cpu, allocation)
+
+    def _memory(self) -> Memory:
+        """As a backend has taken it in; a region without CPU view does so when it is mapped."""
+        if self._taken is None:
+            self._taken = take_allocation(self._allocation, self._backend)
+        return self._taken
 
     @classmethod
     def from_fd(
@@ -83,24 +100,25 @@ class Region(Mappable):
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
         """
-        _check_views("Region.from_fd", gpu, cpu)
-        if nbytes is not None:
-            _check_nbytes("Region.from_fd", nbytes)
+        call = "Region.from_fd"
+        fd = as_int(call, "fd", fd)
+        wanted = None if nbytes is None else as_size(call, nbytes)
+        _check_views(call, gpu, cpu)
         with Undo() as undo:
             memory = undo.keep(take_export(fd, backend))
             size = memory.nbytes
-            if nbytes is not None and nbytes > size:
+            if wanted is not None and wanted > size:
                 raise SizeMismatch(
-                    f"Region.from_fd: {nbytes} bytes were asked for, and the allocation has {size}"
+                    f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            take = Allocation.from_fd if gpu else Allocation.hold
+            take = Allocation.from_fd if gpu else Allocation.keep_fd
             allocation = undo.keep(take(fd, size))
             memory.source = allocation
-            region = cls(allocation, memory if cpu else None, nbytes or size, readonly=readonly)
+            region = cls(
+                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
+            )
             undo.pop_all()
-        if not cpu:
-            memory.close()
-        return region
+            return region
 
     @property
     def ptr(self) -> int:
@@ -137,8 +155,9 @@ class Region(Mappable):
         return self.cpu.flag(offset, width)
 
     def write(self, data: Any, offset: int = 0) -> None:
-        """Copy a contiguous buffer's bytes into the region, by CPU stores or by DMA.
+        """Copy a contiguous buffer's bytes into the region: by CPU stores if it has a CPU view.
 
+        Without one by DMA, which is the faster way from page-locked memory from about 512 KiB on.
         The bytes are on their way to the GPU when it returns, ahead of anything written later.
         Raises ValueError outside the region, ReadOnly, Closed.
         """
@@ -148,10 +167,8 @@ class Region(Mappable):
     def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
         """The ``nbytes`` bytes at ``offset`` (None: all from there on), by CPU loads or by DMA."""
         self._check("Region.read")
-        if nbytes is None:
-            nbytes = self.nbytes - offset
-        check_range("Region.read", offset, nbytes, self.nbytes)
-        return self._views.read(nbytes, offset)
+        start, size = as_range("Region.read", offset, nbytes, self.nbytes)
+        return self._views.read(size, start)
 
     def readinto(self, buffer: Any, offset: int = 0) -> int:
         """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
@@ -170,6 +187,8 @@ class Region(Mappable):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view as bytes (version 3), for torch, cupy, numba and others."""
+        if self._ptr is None:
+            raise AttributeError("__cuda_array_interface__: the region was opened with gpu=False")
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
@@ -177,9 +196,13 @@ class Region(Mappable):
             "version": 3,
         }
 
+    def _copies(self) -> int:
+        return self._allocation.users
+
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._allocation.close)
-        super()._give_back(undo)
+        if self._taken is not None:
+            undo.callback(self._taken.close)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -191,13 +214,6 @@ class Region(Mappable):
         )
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
-
-
-def _check_nbytes(call: str, nbytes: int) -> None:
-    if not isinstance(nbytes, int) or isinstance(nbytes, bool):
-        raise TypeError(f"{call}: nbytes must be an int, and is {nbytes!r}")
-    if not 0 < nbytes < 1 << 62:
-        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), and is {nbytes}")
 
 
 def _check_views(call: str, gpu: bool, cpu: bool) -> None:

@@ -7,79 +7,87 @@ own that does not synchronize with the legacy default stream.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._mappable import check_range
+from gdrpy._arguments import as_range
+from gdrpy._core import _ffi
 from gdrpy.mapping import Mapping
+from gdrpy.vmm import Allocation
 
-#: Reads through the mapping are faster up to this size in bytes on an H200 with PCIe Gen5: they are
-#: bound by one bus round trip for each line of 64 bytes. Writes through the mapping are faster than
-#: DMA from pageable memory at every size measured, up to 64 MiB. See benchmarks/results.
+ffi = _ffi.ffi
+
+#: Reads of up to this size in bytes are made by CPU loads: they are bound by one bus round trip for
+#: each line of 64 bytes. On an H200 with PCIe Gen5 the mapping won at 8 KiB and DMA at 16 KiB.
+#: Writes through the mapping beat DMA from pageable memory at every size measured, up to 64 MiB.
+#: See benchmarks/results.
 MAPPING_READ_MAX = 12 * 1024
 
 
 @dataclass(frozen=True)
 class Views:
-    """The ways to ``nbytes`` bytes of GPU memory: a CPU mapping, a GPU address, or both."""
+    """The ways to the first ``nbytes`` bytes of an allocation: a CPU mapping, its GPU address."""
 
     nbytes: int
     cpu: Mapping | None
-    ptr: int | None
-    device: int | None
+    allocation: Allocation
 
-    def write(self, data: Any, offset: int) -> None:
+    def write(self, data: Any, offset: Any) -> None:
         """Copy a contiguous buffer to byte ``offset``."""
         if self.cpu is not None:
             self.cpu.write(data, offset)
-            return
-        check_range("write", offset, memoryview(data).nbytes, self.nbytes)
-        self.dma_write(data, offset)
+        else:
+            self.dma_write(data, offset)
 
     def read(self, nbytes: int, offset: int) -> bytes:
         """The ``nbytes`` bytes at ``offset``."""
-        if self._loads(nbytes):
-            assert self.cpu is not None
+        if self.cpu is not None and self._by_loads(nbytes):
             return self.cpu.read(nbytes, offset)
         buffer = bytearray(nbytes)
-        self.readinto(buffer, offset)
+        self.dma_readinto(buffer, offset)
         return bytes(buffer)
 
-    def readinto(self, buffer: Any, offset: int) -> int:
+    def readinto(self, buffer: Any, offset: Any) -> int:
         """Fill a writable contiguous buffer from byte ``offset``; returns its size in bytes."""
-        nbytes = memoryview(buffer).nbytes
-        if self._loads(nbytes):
-            assert self.cpu is not None
+        if self.cpu is not None and self._by_loads(memoryview(buffer).nbytes):
             return self.cpu.readinto(buffer, offset)
-        check_range("readinto", offset, nbytes, self.nbytes)
-        self.dma_readinto(buffer, offset)
+        return self.dma_readinto(buffer, offset)
+
+    def _by_loads(self, nbytes: int) -> bool:
+        return self.allocation.ptr is None or nbytes <= MAPPING_READ_MAX
+
+    def dma_write(self, data: Any, offset: Any) -> None:
+        """As :meth:`write`, by DMA whatever the size."""
+        call, source = "Region.write", ffi.from_buffer(data)
+        host, nbytes = _address(source), len(source)
+        self._dma(call, offset, nbytes, lambda ptr: ("cuMemcpyHtoDAsync", ptr, host, nbytes))
+
+    def dma_readinto(self, buffer: Any, offset: Any) -> int:
+        """As :meth:`readinto`, by DMA whatever the size."""
+        call, target = "Region.readinto", ffi.from_buffer(buffer, require_writable=True)
+        host, nbytes = _address(target), len(target)
+        self._dma(call, offset, nbytes, lambda ptr: ("cuMemcpyDtoHAsync", host, ptr, nbytes))
         return nbytes
 
-    def _loads(self, nbytes: int) -> bool:
-        """Whether a read of this size is made by CPU loads."""
-        return self.cpu is not None and (self.ptr is None or nbytes <= MAPPING_READ_MAX)
-
-    def dma_write(self, data: Any, offset: int) -> None:
-        """As :meth:`write`, by DMA whatever the size; the range must lie inside."""
-        nbytes = memoryview(data).nbytes
-        self._dma("cuMemcpyHtoDAsync", self._address(offset), data, nbytes)
-
-    def dma_readinto(self, buffer: Any, offset: int) -> None:
-        """As :meth:`readinto`, by DMA whatever the size; the range must lie inside."""
-        nbytes = memoryview(buffer).nbytes
-        self._dma("cuMemcpyDtoHAsync", buffer, self._address(offset), nbytes)
-
-    def _address(self, offset: int) -> int:
-        assert self.ptr is not None
-        return self.ptr + offset
-
-    def _dma(self, call: str, *args: Any) -> None:
-        assert self.device is not None
-        with cuda.context(self.device):
-            stream = _stream(self.device)
-            cuda.call(call, *args, stream)
+    def _dma(
+        self, call: str, offset: Any, nbytes: int, copy: Callable[[int], tuple[Any, ...]]
+    ) -> None:
+        start, _ = as_range(call, offset, nbytes, self.nbytes)
+        ptr, device = self.allocation.ptr, self.allocation.device
+        assert ptr is not None
+        assert device is not None
+        if not nbytes:
+            return
+        with self.allocation.held(), cuda.context(device):
+            stream = _stream(device)
+            cuda.call(*copy(ptr + start), stream)
             cuda.call("cuStreamSynchronize", stream)
+
+
+def _address(buffer: Any) -> int:
+    return int(ffi.cast("uintptr_t", buffer))
 
 
 @functools.cache

@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._arguments import as_size
 from gdrpy._fd import describe, duplicate
 from gdrpy._resource import Owner, Undo
-from gdrpy.errors import CudaError, InvalidHandle
+from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory
 
 
 def _properties(device: int) -> Any:
@@ -36,15 +37,16 @@ def granularity(device: int = 0) -> int:
 
 def rounded_size(nbytes: int, device: int = 0) -> int:
     """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
-    unit = granularity(device)
-    return -(-nbytes // unit) * unit
+    size, unit = as_size("rounded_size", nbytes), granularity(device)
+    return -(-size // unit) * unit
 
 
 class Allocation(Owner):
     """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
 
-    Made by :meth:`create`, :meth:`from_fd` and, where no CUDA is wanted, :meth:`hold`. ``size`` is
-    in bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view.
+    Made by :meth:`create`, :meth:`from_fd` and, where no CUDA is wanted, :meth:`keep_fd`. Its
+    ``size`` is in bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the
+    GPU view.
     """
 
     def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
@@ -62,7 +64,13 @@ class Allocation(Owner):
         """
         size = rounded_size(nbytes, device)
         with Undo() as undo:
-            handle = cuda.call("cuMemCreate", size, _properties(device), 0)
+            try:
+                handle = cuda.call("cuMemCreate", size, _properties(device), 0)
+            except OutOfMemory as error:
+                raise OutOfMemory(
+                    f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or "
+                    f"allocate less"
+                ) from error
             undo.callback(cuda.call, "cuMemRelease", handle)
             fd = export(handle)
             undo.callback(os.close, fd)
@@ -85,12 +93,17 @@ class Allocation(Owner):
             return cls(undo.pop_all(), fd, size, device, ptr)
 
     @classmethod
-    def hold(cls, fd: int, size: int) -> Allocation:
+    def keep_fd(cls, fd: int, size: int) -> Allocation:
         """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
         with Undo() as undo:
             fd = duplicate(fd)
             undo.callback(os.close, fd)
             return cls(undo.pop_all(), fd, size, None, None)
+
+    @property
+    def location(self) -> str:
+        """On which GPU it lies, in words."""
+        return "an unknown GPU" if self.device is None else cuda.location(self.device)
 
     @property
     def fd(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support import open_descriptors
+from support import gpu_mappings, manager_violations, open_descriptors
 
 SIMULATED_BACKENDS = "sim,dmabuf"
 
@@ -25,6 +25,18 @@ def on_real_gpu(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["GDRPY_SIM"] = "0" if on_real_gpu(config) else "1"
+    config.addinivalue_line(
+        "markers",
+        "any_pointer: needs a backend that pins any pointer (a dma-buf of the simulated GPU begins "
+        "where its block does)",
+    )
+    if on_real_gpu(config):
+        from gdrpy import Error, cuda
+
+        try:
+            cuda.driver()
+        except Error as error:
+            pytest.exit(f"pytest -m gpu needs a machine with an NVIDIA GPU: {error}", 2)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -44,8 +56,12 @@ def backends(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", backends(metafunc.config), indirect=True)
+    if "backend" not in metafunc.fixturenames:
+        return
+    names = backends(metafunc.config)
+    if "any_pointer" in metafunc.definition.keywords and not on_real_gpu(metafunc.config):
+        names = [name for name in names if name != "dmabuf"]
+    metafunc.parametrize("backend", names, indirect=True)
 
 
 @pytest.fixture
@@ -68,7 +84,7 @@ def driver() -> Any:
 
 @pytest.fixture
 def nothing_leaks(backend: str) -> Iterator[None]:
-    """Descriptors and GPU memory are back where they were when the test ends."""
+    """Descriptors, mappings, GPU memory and the current context are as they were at the end."""
     import gdrpy
     from gdrpy import cuda
 
@@ -81,15 +97,17 @@ def nothing_leaks(backend: str) -> Iterator[None]:
             cuda.call("cuStreamSynchronize", stream)
             cuda.call("cuStreamDestroy", stream)
 
-    def in_use() -> tuple[int, int]:
+    def in_use() -> tuple[int, int, int, int]:
         gc.collect()
+        current = int(cuda.call("cuCtxGetCurrent"))
         with cuda.context(0):
             free, _ = cuda.call("cuMemGetInfo")
-        return len(open_descriptors()), free
+        return len(open_descriptors()), gpu_mappings(), free, current
 
     before = in_use()
     yield
     assert in_use() == before, open_descriptors()
+    assert manager_violations() == 0
 
 
 @pytest.fixture

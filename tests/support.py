@@ -1,5 +1,6 @@
 """What several tests need and no fixture gives."""
 
+import ctypes
 from pathlib import Path
 
 
@@ -12,3 +13,15 @@ def open_descriptors() -> dict[str, str]:
         except FileNotFoundError:
             continue
     return found
+
+
+def gpu_mappings() -> int:
+    """How many mappings of GPU memory, real or simulated, this process has."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("/dev/nvidia" in line or "/memfd:gdrpy-sim" in line for line in lines)
+
+
+def manager_violations() -> int:
+    """Broken rules that the simulated resource manager counted, 0 where it is not preloaded."""
+    count = getattr(ctypes.CDLL(None), "fakerm_count", None)
+    return count(b"violations") if count else 0

@@ -22,7 +22,7 @@ int gdr_map_undo(struct gdr_map *map);
 
 /* nvrm.h */
 struct gdr_nvrm_error {
-    const char *call;
+    char call[48];
     int error;
     uint32_t status;
 };
@@ -63,10 +63,7 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
                  struct gdr_nvrm_error *error);
 int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
                    struct gdr_nvrm_error *error);
-void gdr_nvrm_close(struct gdr_nvrm *client);
 void gdr_nvrm_abandon(struct gdr_nvrm *client);
-int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
-                      struct gdr_nvrm_error *error);
 void gdr_ipc_parse(const uint8_t *handle, struct gdr_ipc_info *info);
 
 /* copy.h */

@@ -28,23 +28,6 @@ void gdr_portable_from_mapping(void *host, const void *mapping, size_t nbytes);
 /* For the tables. */
 bool gdr_always_supported(void);
 
-/*
- * Loads after it see what the GPU had written when the loads before it were answered. Loads from
- * write-combined memory pass each other, and a streaming load may be answered from a fill buffer
- * that an earlier one left behind; for both, the manuals of MOVNTDQA ask for MFENCE (not LFENCE)
- * before data that another agent writes is read again.
- */
-static inline void gdr_load_fence(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_mfence();
-#elif defined(__aarch64__)
-	__asm__ volatile("dmb oshld" ::: "memory");
-#else
-#error "the copy engine knows x86_64 and arm64"
-#endif
-}
-
 /* A copy under way: the next byte on both sides, and how many are left. */
 struct gdr_cursor {
 	unsigned char *mapping;

@@ -2,7 +2,6 @@
 /* gdrpy._core._mapping.Flag: one aligned word of a mapping, for signalling. */
 #include "mapping.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <structmember.h>
 #include <time.h>
@@ -53,21 +52,14 @@ static bool holds(enum condition condition, Py_ssize_t width, uint64_t now, uint
 	}
 }
 
-/* A value that fits the word, or false with an exception set. */
-static bool flag_value(struct flag *self, const char *method, PyObject *object, uint64_t *value)
+static bool flag_usable(struct flag *self, const char *method, bool to_store)
 {
-	PyObject *number = PyNumber_Index(object);
-
-	if (!number)
-		return false;
-	*value = PyLong_AsUnsignedLongLong(number);
-	Py_DECREF(number);
-	if (PyErr_Occurred() || (self->width == 4 && *value > UINT32_MAX)) {
-		PyErr_Format(PyExc_ValueError, "%s: %R does not fit %zd unsigned bits", method,
-			     object, self->width * 8);
+	if (!self->mapping) {
+		PyErr_Format(PyExc_TypeError, "%s: the Flag was never initialized", method);
 		return false;
 	}
-	return true;
+	return to_store ? gdr_mapping_writable(self->mapping, method)
+			: gdr_mapping_usable(self->mapping, method);
 }
 
 static char *flag_word(struct flag *self)
@@ -79,8 +71,8 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 {
 	uint64_t value;
 
-	if (!flag_value(self, "Flag.set", object, &value) ||
-	    !gdr_mapping_writable(self->mapping, "Flag.set"))
+	if (!flag_usable(self, "Flag.set", true) ||
+	    !gdr_as_word("Flag.set", object, self->width, &value))
 		return NULL;
 
 	/* What was written before the flag must be there when the flag is seen. */
@@ -92,9 +84,10 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 
 static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
 {
-	if (!gdr_mapping_usable(self->mapping, "Flag.get"))
+	if (!flag_usable(self, "Flag.get", false))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(gdr_word_load(flag_word(self), self->width));
+	return PyLong_FromUnsignedLongLong(
+		gdr_mapping_load(self->mapping, self->offset, self->width));
 }
 
 static int64_t now_ns(void)
@@ -132,9 +125,9 @@ static bool parse_deadline(PyObject *object, int64_t *deadline)
 	if (!object || object == Py_None)
 		return true;
 	seconds = PyFloat_AsDouble(object);
-	if (PyErr_Occurred())
+	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))
 		return false;
-	if (!(seconds >= 0)) {
+	if (PyErr_Occurred() || !(seconds >= 0)) {
 		PyErr_Format(PyExc_ValueError,
 			     "Flag.wait: timeout must be seconds >= 0 or None, and is %R", object);
 		return false;
@@ -156,8 +149,10 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	bool late;
 
 	if (!gdr_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
-	    !flag_value(self, "Flag.wait", arg[0], &value) || !parse_deadline(arg[1], &deadline) ||
-	    !parse_condition(arg[2], &condition) || !gdr_mapping_usable(self->mapping, "Flag.wait"))
+	    !flag_usable(self, "Flag.wait", false) ||
+	    !gdr_as_word("Flag.wait", arg[0], self->width, &value) ||
+	    !parse_deadline(arg[1], &deadline) || !parse_condition(arg[2], &condition) ||
+	    !flag_usable(self, "Flag.wait", false))
 		return NULL;
 
 	self->mapping->users++;
@@ -176,6 +171,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 		Py_END_ALLOW_THREADS
 	} while (!held && !late && !PyErr_CheckSignals());
 	self->mapping->users--;
+	gdr_load_fence(); /* what the flag announced is read after it */
 
 	if (held)
 		return PyLong_FromUnsignedLongLong(now);
@@ -193,6 +189,10 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	PyObject *mapping, *offset_object = NULL, *width_object = NULL;
 	Py_ssize_t offset, width;
 
+	if (self->mapping) {
+		PyErr_SetString(PyExc_TypeError, "a Flag is made once");
+		return -1;
+	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names, gdr_mapping_type_object,
 					 &mapping, &offset_object, &width_object))
 		return -1;
@@ -206,7 +206,6 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	    !gdr_mapping_word((struct mapping *)mapping, "Flag", offset, width))
 		return -1;
 
-	Py_XDECREF((PyObject *)self->mapping);
 	self->mapping = (struct mapping *)Py_NewRef(mapping);
 	self->offset = offset;
 	self->width = width;

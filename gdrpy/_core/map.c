@@ -2,8 +2,27 @@
 #include "map.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+/* A fork between mmap and MADV_DONTFORK would leave the child a mapping: forks wait. */
+static pthread_mutex_t fork_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_forks(void)
+{
+	pthread_mutex_lock(&fork_lock);
+}
+
+static void unlock_forks(void)
+{
+	pthread_mutex_unlock(&fork_lock);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(lock_forks, unlock_forks, unlock_forks);
+}
 
 uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
 {
@@ -19,17 +38,19 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 {
 	int protection = readonly ? PROT_READ : PROT_READ | PROT_WRITE;
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	int error;
+	int error = 0;
 
+	pthread_mutex_lock(&fork_lock);
 	map->base = mmap(NULL, map->length, protection, MAP_SHARED, fd, (off_t)file_offset);
-	if (map->base == MAP_FAILED)
-		return -errno;
-
-	if (madvise(map->base, map->length, MADV_DONTFORK)) {
+	if (map->base == MAP_FAILED) {
+		error = -errno;
+	} else if (madvise(map->base, map->length, MADV_DONTFORK)) {
 		error = -errno;
 		munmap(map->base, map->length);
-		return error;
 	}
+	pthread_mutex_unlock(&fork_lock);
+	if (error)
+		return error;
 
 	map->address = (char *)map->base + (offset & (page - 1));
 	return 0;

@@ -85,6 +85,15 @@ uint64_t gdr_word_load(const char *address, Py_ssize_t width)
 			  : *(const volatile uint64_t *)address;
 }
 
+uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t width)
+{
+	uint64_t value = gdr_word_load(self->address + offset, width);
+
+	/* What is read next must not be older than the word that told the reader to look. */
+	gdr_load_fence();
+	return value;
+}
+
 static void copy_in(struct mapping *self, Py_ssize_t offset, const void *data, Py_ssize_t nbytes)
 {
 	gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
@@ -210,10 +219,8 @@ static PyObject *mapping_store(struct mapping *self, PyObject *const *args, Py_s
 	width = gdr_as_size(method, "width", arg[2], 4);
 	if (width < 0)
 		return NULL;
-	value = PyLong_AsUnsignedLongLongMask(arg[1]);
-	if (value == (uint64_t)-1 && PyErr_Occurred())
-		return NULL;
-	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width))
+	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width) ||
+	    !gdr_as_word(method, arg[1], width, &value))
 		return NULL;
 
 	gdr_word_store(self->address + offset, width, value);
@@ -241,7 +248,7 @@ static PyObject *mapping_load(struct mapping *self, PyObject *const *args, Py_ss
 	if (!gdr_mapping_usable(self, method) || !gdr_mapping_word(self, method, offset, width))
 		return NULL;
 
-	return PyLong_FromUnsignedLongLong(gdr_word_load(self->address + offset, width));
+	return PyLong_FromUnsignedLongLong(gdr_mapping_load(self, offset, width));
 }
 
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
@@ -339,7 +346,7 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 	int type, readonly;
 	Py_ssize_t nbytes;
 
-	if (self->release) {
+	if (self->nbytes) {
 		PyErr_SetString(PyExc_TypeError, "a Mapping is made once");
 		return -1;
 	}
@@ -362,43 +369,27 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static void mapping_finalize(struct mapping *self)
-{
-	PyObject *type, *value, *traceback, *result;
-
-	/* A buffer holds a reference, so nobody uses the address any more. */
-	if (!self->address || self->generation != gdr_fork_generation)
-		return;
-
-	PyErr_Fetch(&type, &value, &traceback);
-	result = release_once(self);
-	if (!result)
-		PyErr_WriteUnraisable(NULL); /* self may have no references left */
-	Py_XDECREF(result);
-	PyErr_Restore(type, value, traceback);
-}
-
-static int mapping_traverse(struct mapping *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->release);
-	return 0;
-}
-
-static int mapping_clear(struct mapping *self)
-{
-	Py_CLEAR(self->release);
-	return 0;
-}
-
+/*
+ * The garbage collector does not see `release`: it would clear what the call still needs, before
+ * the mapping itself goes. So release must refer to nothing that refers to the mapping.
+ *
+ * A buffer holds a reference to the mapping, so nobody uses the address any more.
+ */
 static void mapping_dealloc(struct mapping *self)
 {
 	PyTypeObject *type = Py_TYPE((PyObject *)self);
 	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+	PyObject *error, *value, *traceback, *result;
 
-	PyObject_GC_UnTrack(self);
-	mapping_finalize(self);
-	mapping_clear(self);
+	if (self->address && self->generation == gdr_fork_generation) {
+		PyErr_Fetch(&error, &value, &traceback);
+		result = release_once(self);
+		if (!result)
+			PyErr_WriteUnraisable(NULL);
+		Py_XDECREF(result);
+		PyErr_Restore(error, value, traceback);
+	}
+	Py_XDECREF(self->release);
 	free_object(self);
 	Py_DECREF(type);
 }
@@ -417,7 +408,7 @@ static PyMethodDef mapping_methods[] = {
 	{"store", GDR_FASTCALL(mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
 	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"
-	 "Higher bits of value are cut off."},
+	 "Raises ValueError if the value does not fit."},
 	{"load", GDR_FASTCALL(mapping_load),
 	 "load(offset, width=4)\n--\n\n"
 	 "Load one aligned word of 4 or 8 bytes, atomically, as a non-negative int."},
@@ -453,10 +444,7 @@ static PyGetSetDef mapping_getset[] = {
 static PyType_Slot mapping_slots[] = {
 	{Py_tp_doc, "A CPU view of a range of memory. Made by Region and Pin."},
 	{Py_tp_init, mapping_init},
-	{Py_tp_finalize, mapping_finalize},
 	{Py_tp_dealloc, mapping_dealloc},
-	{Py_tp_traverse, mapping_traverse},
-	{Py_tp_clear, mapping_clear},
 	{Py_tp_methods, mapping_methods},
 	{Py_tp_members, mapping_members},
 	{Py_tp_getset, mapping_getset},
@@ -469,6 +457,6 @@ static PyType_Slot mapping_slots[] = {
 PyType_Spec gdr_mapping_spec = {
 	.name = "gdrpy._core._mapping.Mapping",
 	.basicsize = sizeof(struct mapping),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
 	.slots = mapping_slots,
 };

@@ -32,6 +32,9 @@ bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offse
 void gdr_word_store(char *address, Py_ssize_t width, uint64_t value);
 uint64_t gdr_word_load(const char *address, Py_ssize_t width);
 
+/* The word at an offset, fenced from the loads that follow. */
+uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
+
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;
 

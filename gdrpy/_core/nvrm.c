@@ -16,8 +16,7 @@
 
 /* A GPU in the client. Made on first use, since it costs ten times what a mapping costs. */
 struct device {
-	int node; /* /dev/nvidia<minor>, held open so that the GPU stays initialized; -1: not made
-		   */
+	int node; /* its /dev/nvidia<minor>, held open to keep the GPU initialized; -1: not made */
 	uint32_t handle;
 	struct gdr_nvrm_gpu gpu;
 };
@@ -32,7 +31,7 @@ struct gdr_nvrm {
 
 static int fail(struct gdr_nvrm_error *error, const char *call, int number, uint32_t status)
 {
-	error->call = call;
+	snprintf(error->call, sizeof(error->call), "%s", call);
 	error->error = number;
 	error->status = status;
 	return -1;
@@ -222,23 +221,16 @@ static int find_card(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted,
 	return fail(error, "CARD_INFO (this GPU is not listed)", ENODEV, 0);
 }
 
-int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
-		      struct gdr_nvrm_error *error)
-{
-	uint32_t instance;
-
-	return find_card(client, gpu, &instance, gpu, error);
-}
-
 static int open_node(uint32_t minor, struct gdr_nvrm_error *error)
 {
-	char path[32];
+	char call[] = "open /dev/nvidia4294967295";
+	const char *path = call + strlen("open ");
 	int fd;
 
-	snprintf(path, sizeof(path), "/dev/nvidia%u", minor);
+	snprintf(call, sizeof(call), "open /dev/nvidia%u", minor);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0)
-		return fail(error, "open /dev/nvidia<minor>", errno, 0);
+		return fail(error, call, errno, 0);
 	return fd;
 }
 
@@ -443,7 +435,7 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
 
 	ret = gdr_map_fd(&mapping->map, arg.fd, 0, offset, readonly);
 	if (ret) {
-		ret = fail(error, "mmap of /dev/nvidia<minor>", -ret, 0);
+		ret = fail(error, "mmap", -ret, 0);
 		rm_unmap(client, mapping, &ignored);
 	}
 

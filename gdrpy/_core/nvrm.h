@@ -18,7 +18,7 @@
 
 /* What failed: the call, the errno that the caller gets, and RM's own status if it came from RM. */
 struct gdr_nvrm_error {
-	const char *call;
+	char call[48];
 	int error;
 	uint32_t status;
 };
@@ -79,10 +79,6 @@ void gdr_nvrm_close(struct gdr_nvrm *client);
 
 /* In a forked child: drop the parent's client without touching what is the parent's in RM. */
 void gdr_nvrm_abandon(struct gdr_nvrm *client);
-
-/* Fill *gpu's minor from its PCI address. */
-int gdr_nvrm_find_gpu(struct gdr_nvrm *client, struct gdr_nvrm_gpu *gpu,
-		      struct gdr_nvrm_error *error);
 
 void gdr_ipc_parse(const uint8_t handle[GDR_IPC_HANDLE_SIZE], struct gdr_ipc_info *info);
 

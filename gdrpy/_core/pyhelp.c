@@ -74,16 +74,40 @@ Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, P
 	if (!object)
 		return absent;
 
-	value = PyNumber_AsSsize_t(object, PyExc_ValueError);
+	value = PyNumber_AsSsize_t(object, PyExc_OverflowError);
 	if (value >= 0)
 		return value;
-	if (value == -1 && PyErr_Occurred()) {
-		if (PyErr_ExceptionMatches(PyExc_ValueError))
-			PyErr_Format(PyExc_ValueError, "%s: %s %R does not fit 63 bits", method,
-				     name, object);
-		return -1;
+	if (!PyErr_Occurred()) {
+		PyErr_Format(PyExc_ValueError, "%s: %s must not be negative, and is %zd", method,
+			     name, value);
+	} else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+		PyErr_Format(PyExc_ValueError, "%s: %s %R does not fit 63 bits", method, name,
+			     object);
+	} else if (!PyIndex_Check(object)) {
+		PyErr_Format(PyExc_TypeError, "%s: %s must be an int, and is %R", method, name,
+			     object);
 	}
-	PyErr_Format(PyExc_ValueError, "%s: %s must not be negative, and is %zd", method, name,
-		     value);
 	return -1;
+}
+
+bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value)
+{
+	PyObject *number;
+
+	if (!PyIndex_Check(object)) {
+		PyErr_Format(PyExc_TypeError, "%s: value must be an int, and is %R", method,
+			     object);
+		return false;
+	}
+	number = PyNumber_Index(object);
+	if (!number)
+		return false;
+	*value = PyLong_AsUnsignedLongLong(number);
+	Py_DECREF(number);
+	if (PyErr_Occurred() || (width == 4 && *value > UINT32_MAX)) {
+		PyErr_Format(PyExc_ValueError, "%s: %R does not fit %zd unsigned bits", method,
+			     object, width * 8);
+		return false;
+	}
+	return true;
 }

@@ -31,6 +31,9 @@ bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyOb
 /* A non-negative size or offset; `absent` where the object is NULL. -1 with an exception set. */
 Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent);
 
+/* An unsigned value that fits a word of `width` bytes; false with an exception set. */
+bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value);
+
 /* Functions that take fast-call arguments, in a method table. */
 #define GDR_FASTCALL(function)                                                                     \
 	((PyCFunction)(void (*)(void))(function)), METH_FASTCALL | METH_KEYWORDS

@@ -79,6 +79,8 @@ def take_allocation(allocation: Allocation, backend: str | None = None) -> Memor
 
 def take_export(fd: int, backend: str | None = None) -> Memory:
     """Take in an exported allocation by its descriptor alone, without CUDA."""
+    if not 0 <= fd < 1 << 31:
+        raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
     forced = _forced(backend)
     if forced and forced.takes_exports:
         return forced.from_export(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,10 +29,10 @@ class Status:
 
 
 class Memory(Owner, ABC):
-    """GPU memory that a backend has taken into this process, alive until it is closed.
+    """GPU memory that a backend has taken into this process.
 
-    ``nbytes`` can be mapped; ``location`` says on which GPU, in words. Its mappings keep it alive,
-    and it keeps ``source`` alive.
+    ``nbytes`` can be mapped; ``location`` says on which GPU, in words. It stays until it is closed
+    and its last mapping is gone, and keeps ``source`` alive.
     """
 
     source: object = None
@@ -42,16 +43,34 @@ class Memory(Owner, ABC):
         self.backend = backend
         self.location = location
 
-    def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
-        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR)."""
-        self._check("map")
-        mapping = self._map(offset, nbytes, readonly)
-        mapping.memory = self
-        return mapping
+    def map(
+        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
+    ) -> Mapping:
+        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR).
+
+        ``ptr`` and ``device`` are the GPU address of the range and its device, where known.
+        """
+        self.hold()
+        try:
+            view, mapping_type, unmap = self._map(offset, nbytes, readonly)
+        except BaseException:
+            self.let_go()
+            raise
+
+        def release() -> None:
+            try:
+                unmap()
+            finally:
+                self.let_go()
+
+        address = int(ffi.cast("uintptr_t", view.address))
+        return Mapping(address, nbytes, mapping_type, readonly, release, self.backend, ptr, device)
 
     @abstractmethod
-    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        """What map() does, in the backend's way."""
+    def _map(
+        self, offset: int, nbytes: int, readonly: bool
+    ) -> tuple[Any, MappingType, Callable[[], object]]:
+        """What map() does in the backend's way: a ``struct gdr_map``, its type, what unmaps it."""
 
 
 class FdMemory(Memory):
@@ -76,14 +95,16 @@ class FdMemory(Memory):
         self._offset = offset
         self._mapping_type = mapping_type
 
-    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+    def _map(
+        self, offset: int, nbytes: int, readonly: bool
+    ) -> tuple[Any, MappingType, Callable[[], object]]:
         view = ffi.new("struct gdr_map *")
         start = self._offset + offset
         file_offset = lib.gdr_map_pages(view, start, nbytes)
         error = lib.gdr_map_fd(view, self._fd, file_offset, start, readonly)
         if error:
-            raise status_error(-error, f"mmap of {nbytes} bytes at offset {offset}")
-        return mapping_of(view, readonly, self._mapping_type, self.backend, lambda: _unmap(view))
+            raise status_error(-error, f"mapping {nbytes} bytes at offset {offset}: mmap")
+        return view, self._mapping_type, functools.partial(_unmap, view)
 
 
 def _unmap(view: Any) -> None:
@@ -105,8 +126,8 @@ class Backend(ABC):
         """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
         try:
             return self._status(device)
-        except Error as error:
-            return Status(False, str(error), "see gdrpy info")
+        except (Error, ValueError) as error:
+            return Status(False, str(error))
 
     @abstractmethod
     def _status(self, device: int | None) -> Status:
@@ -129,20 +150,13 @@ class Backend(ABC):
 def status_error(number: int, message: str, status: int = 0) -> Error:
     """The exception for an errno that a backend's call gave: the one place that chooses it."""
     if number in (errno.ENOMEM, errno.ENOSPC):
-        return OutOfMemory(f"{message}: no room left (GPU memory, BAR or address space)")
+        return OutOfMemory(
+            f"{message}: no room left in the GPU's memory, its BAR1 or the address space: close "
+            f"mappings, or map less"
+        )
     if number in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(number, f"{message}: {os.strerror(number)}")
+        return PermissionDenied(
+            number, f"{message}: {os.strerror(number)}; ask for access to the /dev/nvidia* nodes"
+        )
     detail = f"{os.strerror(number)}" + (f" (driver status {status:#x})" if status else "")
     return DriverError(number, f"{message}: {detail}", status)
-
-
-def mapping_of(
-    view: Any,
-    readonly: bool,
-    mapping_type: MappingType,
-    backend: str,
-    release: Callable[[], object],
-) -> Mapping:
-    """The Mapping over a ``struct gdr_map``."""
-    address = int(ffi.cast("uintptr_t", view.address))
-    return Mapping(address, view.nbytes, mapping_type, readonly, release, backend)

@@ -8,10 +8,13 @@ checked once a process before it is trusted.
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import re
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,9 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, Memory, Status, ffi, lib, mapping_of, status_error
-from gdrpy.errors import BackendUnavailable, DriverError, Error, InvalidHandle, UntestedDriver
-from gdrpy.mapping import Mapping, MappingType
+from gdrpy.backends.base import Backend, Memory, Status, ffi, lib, status_error
+from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, UntestedDriver
+from gdrpy.mapping import MappingType
 
 CONTROL_NODE = Path("/dev/nvidiactl")
 _VERSION_FILE = "/proc/driver/nvidia/version"
@@ -84,7 +87,9 @@ class _Client:
         handle = ffi.new("struct gdr_nvrm **")
         try:
             _call("cannot use the NVIDIA driver", lib.gdr_nvrm_open, handle)
-        except FileNotFoundError as error:
+        except DriverError as error:
+            if error.errno != errno.ENOENT:
+                raise
             raise BackendUnavailable(f"{error}: {_NO_DRIVER_REMEDY}") from error
         return handle[0]
 
@@ -119,7 +124,9 @@ class NvrmMemory(Memory):
         self._block = block
         self._offset = offset
 
-    def _map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+    def _map(
+        self, offset: int, nbytes: int, readonly: bool
+    ) -> tuple[Any, MappingType, Callable[[], object]]:
         mapping = ffi.new("struct gdr_nvrm_mapping *")
         _call(
             f"mapping {nbytes} bytes at offset {offset}",
@@ -131,17 +138,8 @@ class NvrmMemory(Memory):
             readonly,
             mapping,
         )
-        # The closure keeps the memory, so that RM frees its object after its last mapping.
-        return mapping_of(
-            mapping.map,
-            readonly,
-            MappingType.WRITE_COMBINED,
-            self.backend,
-            lambda: self._unmap(mapping),
-        )
-
-    def _unmap(self, mapping: Any) -> None:
-        _call("unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
+        unmap = functools.partial(_call, "unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
+        return mapping.map, MappingType.WRITE_COMBINED, unmap
 
 
 def _adopt(undo: Undo, client: Any, block: Any, offset: int, nbytes: int) -> NvrmMemory:
@@ -159,6 +157,8 @@ def _import(fd: int, offset: int, nbytes: int | None) -> NvrmMemory:
     try:
         _call("importing the allocation", lib.gdr_nvrm_import, client, fd, block)
     except DriverError as error:
+        if error.errno != errno.EINVAL:
+            raise
         raise InvalidHandle(
             f"file descriptor {fd} is {describe(fd)}, which the NVIDIA driver does not take "
             f"for an exported allocation ({error}): pass one that Region.export() gave"
@@ -241,7 +241,7 @@ class NvrmBackend(Backend):
         if problem:
             raise BackendUnavailable(
                 f"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver {driver_version()}: "
-                f"{problem}. Allocate by gdrpy.alloc() instead, or use the gdrdrv backend"
+                f"{problem}. Allocate by gdrpy.alloc() instead"
             )
 
 
@@ -278,9 +278,11 @@ def _ipc_problem(device: int) -> str:
                 if problem:
                     return f"in the self-check {problem}"
                 memory = undo.keep(_duplicate(info, device, 0, size))
-                with memory.map(0, size, readonly=True) as mapping:
+                with memory.map(0, size, True, None, None) as mapping:
                     seen = mapping.read()
-            except Error as error:
+            except DriverError as error:
+                if not error.status:  # no verdict of the driver's on the handle
+                    raise
                 return f"the self-check failed: {error}"
             if seen != pattern.to_bytes(4, "little") * (size // 4):
                 return "the self-check found other bytes behind the handle than CUDA put there"

@@ -100,9 +100,11 @@ static void a_gpu_that_is_not_listed_is_no_device(void)
 {
 	struct gdr_nvrm *client = open_client();
 	struct gdr_nvrm_gpu gpu = {.pci_domain = 77, .pci_bus = 1};
+	struct gdr_ipc_info info = {0};
+	struct gdr_nvrm_memory memory;
 	struct gdr_nvrm_error error;
 
-	CHECK_EQ(gdr_nvrm_find_gpu(client, &gpu, &error), -1);
+	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, &info, &memory, &error), -1);
 	CHECK_EQ(error.error, ENODEV);
 	gdr_nvrm_close(client);
 }

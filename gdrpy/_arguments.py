@@ -1,0 +1,44 @@
+"""Checks of what callers pass, made before anything is touched."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def as_int(call: str, name: str, value: Any) -> int:
+    """An int, or an object that stands for one (numpy's integers). Raises TypeError."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
+
+
+def as_size(call: str, value: Any) -> int:
+    """A number of bytes to allocate or show. Raises TypeError, ValueError."""
+    nbytes = as_int(call, "nbytes", value)
+    if not 0 < nbytes < 1 << 62:
+        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), and is {nbytes}")
+    return nbytes
+
+
+def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
+    """Offset and size of a range inside ``room`` bytes; a size of None is all from the offset on.
+
+    Raises TypeError, ValueError.
+    """
+    start = as_int(call, "offset", offset)
+    if not 0 <= start <= room:
+        raise ValueError(f"{call}: offset {start} lies outside the {room} bytes there are")
+    if nbytes is None:
+        return start, room - start
+    size = as_int(call, "nbytes", nbytes)
+    if size < 0:
+        raise ValueError(f"{call}: nbytes must not be negative, and is {size}")
+    if size > room - start:
+        raise ValueError(
+            f"{call}: offset {start} + {size} bytes lies outside the {room} bytes there are"
+        )
+    return start, size

@@ -1,0 +1,287 @@
+"""Nobody is ever left with memory that somebody else gave back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import gdrpy
+
+MIB = 1 << 20
+
+
+def at_once(*works) -> list[BaseException]:
+    """Run each in a thread of its own, started together; what they raised."""
+    barrier = threading.Barrier(len(works))
+    raised: list[BaseException] = []
+
+    def run(work) -> None:
+        barrier.wait()
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+class TestGarbageCycle:
+    def test_with_a_view_keeps_the_memory_until_the_view_is_gone(self, backend):
+        seen = []
+
+        class Holder:
+            def __del__(self):
+                seen.append(bytes(self.view[:5]))
+
+        holder = Holder()
+        region = gdrpy.alloc(4096)
+        region.write(b"alive")
+        holder.me, holder.view, holder.region = holder, memoryview(region.cpu), region
+        del holder, region
+        gc.collect()
+        assert seen == [b"alive"]
+
+    def test_with_a_view_of_a_further_mapping_is_collected(self, backend):
+        class Holder:
+            def __del__(self):
+                assert self.view[0] == 7
+
+        with gdrpy.alloc(4096) as region:
+            region.write(b"\x07")
+            holder = Holder()
+            holder.me, holder.mapping = holder, region.map()
+            holder.view = memoryview(holder.mapping)
+            holder.mapping.holder = holder
+            del holder
+            gc.collect()
+
+    def test_with_a_view_that_is_saved_leaves_it_usable(self, backend):
+        saved = []
+
+        class Holder:
+            def __del__(self):
+                saved.append(self.view)
+
+        holder = Holder()
+        region = gdrpy.alloc(4096)
+        region.write(b"saved")
+        holder.me, holder.view, holder.region = holder, memoryview(region.cpu), region
+        del holder, region
+        gc.collect()
+        assert bytes(saved[0][:5]) == b"saved"
+        saved.clear()
+        gc.collect()
+
+    def test_of_regions_and_pins_is_collected_in_the_right_order(self, backend):
+        class Node:
+            pass
+
+        for _ in range(20):
+            node = Node()
+            node.me, node.region = node, gdrpy.alloc(4096)
+            node.pin = gdrpy.open().pin(node.region)
+            node.maps = [node.pin.map(), node.region.map(100)]
+        del node
+        gc.collect()
+
+
+class TestThreads:
+    def test_closing_one_region_close_it_once(self, backend):
+        for _ in range(50):
+            region = gdrpy.alloc(4096)
+            assert at_once(region.close, region.close, region.close) == []
+            assert region.closed
+
+    def test_mapping_while_another_closes_get_a_mapping_or_closed(self, backend):
+        for _ in range(50):
+            region = gdrpy.alloc(4096)
+            raised = at_once(region.close, region.map, region.map)
+            assert {type(error) for error in raised} <= {gdrpy.Closed}
+            region.close()
+
+    def test_viewing_while_another_closes_leave_it_open_or_closed(self, backend):
+        for _ in range(50):
+            region = gdrpy.alloc(4096)
+            views = []
+            raised = at_once(region.close, lambda one=region, to=views: to.append(one.numpy()))
+            assert {type(error) for error in raised} <= {gdrpy.Closed, BufferError}
+            for view in views:
+                view[0] = 1
+            del view
+            views.clear()
+            region.close()
+
+    @pytest.mark.parametrize("copy", ["write", "readinto"])
+    def test_copying_through_the_mapping_hold_it_open(self, backend, copy):
+        with gdrpy.alloc(32 * MIB) as region:
+            mapping = region.map()
+            data = bytearray(8 * MIB if copy == "write" else 256 << 10)
+
+            def work() -> None:
+                while not mapping.closed:
+                    getattr(mapping, copy)(data)
+
+            copying = threading.Thread(target=lambda: at_once(work))
+            copying.start()
+            while not mapping.closed:
+                try:
+                    mapping.close()
+                except BufferError:
+                    continue
+            copying.join()
+
+    def test_copying_by_dma_hold_the_region_open(self, backend):
+        region = gdrpy.alloc(64 * MIB)
+        target = np.empty(64 * MIB, np.uint8)
+        region.write(b"the end", 64 * MIB - 7)
+        copying = threading.Thread(target=lambda: region.readinto(target))
+        copying.start()
+        refused = 0
+        while not region.closed:
+            try:
+                region.close()
+            except BufferError:
+                refused += 1
+        copying.join()
+        assert refused or not target[-7:].any() or target[-7:].tobytes() == b"the end"
+
+
+class TestFailingClose:
+    def test_never_hides_the_exception_of_a_with_block(self, backend):
+        region = gdrpy.alloc(100)
+        view = region.numpy()
+        with pytest.raises(RuntimeError, match="the body") as caught, region:
+            raise RuntimeError("the body")
+        assert caught.value.__notes__[0].startswith("closing: BufferError: Region.close: 1 views")
+        assert not region.closed
+        del view
+        region.close()
+
+    def test_of_a_gdr_with_a_busy_pin_closes_no_pin(self, backend):
+        with gdrpy.alloc(4096) as region:
+            gdr = gdrpy.open()
+            idle, busy = gdr.pin(region), gdr.pin(region)
+            mapping = busy.map()
+            view = memoryview(mapping)
+            with pytest.raises(BufferError, match="Pin.close: 1 views"):
+                gdr.close()
+            assert (idle.closed, busy.closed, gdr.closed) == (False, False, False)
+            view.release()
+            gdr.close()
+
+
+class TestFlagOfAClosedRegion:
+    def test_reaches_nobody_elses_memory(self, backend):
+        region = gdrpy.alloc(4096)
+        flag = region.flag()
+        region.close()
+        for use in (
+            lambda: flag.ptr,
+            lambda: flag.stream_write(None, 1),
+            lambda: flag.stream_wait(None, 1),
+        ):
+            with pytest.raises(gdrpy.Closed):
+                use()
+        assert repr(flag) == "<Flag of 4 bytes at offset 0 CLOSED>"
+
+    def test_that_was_never_made_is_refused(self, backend):
+        class Unmade(gdrpy.Flag):
+            def __init__(self) -> None:
+                pass
+
+        for use in (lambda: Unmade().get(), lambda: Unmade().set(1), lambda: Unmade().wait(1)):
+            with pytest.raises(TypeError, match="never initialized"):
+                use()
+
+    def test_is_made_once(self, region):
+        flag = region.flag()
+        with pytest.raises(TypeError, match="made once"):
+            flag.__init__(region.cpu)
+        with pytest.raises(TypeError, match="made once"):
+            region.cpu.__init__(1, 1, 1, False, lambda: None, "", None, None)
+
+
+class TestCopyOfAnObject:
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+    @pytest.mark.parametrize("part", [lambda one: one, lambda one: one.cpu])
+    def test_is_refused_with_the_way_to_share(self, region, copied, part):
+        with pytest.raises(TypeError, match=r"cannot be copied or pickled: .*Region\.from_fd"):
+            copied(part(region))
+
+
+class TestRegionWithoutCpuView:
+    def test_maps_the_parts_that_are_asked_for(self, backend):
+        with gdrpy.alloc(4 * MIB, cpu=False) as region:
+            with region.map(3 * MIB, 100) as part:
+                part.write(b"a part")
+            assert region.read(6, 3 * MIB) == b"a part"
+
+    def test_reads_only_into_what_may_be_written(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            locked = np.zeros(100, np.uint8)
+            locked.flags.writeable = False
+            for target in (bytes(100), locked):
+                with pytest.raises((BufferError, ValueError)):
+                    region.readinto(target)
+
+    def test_takes_scalars_and_arrays_for_their_bytes(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            region.write(np.float32(3))
+            assert region.read(4) == np.float32(3).tobytes()
+            found = np.array(0, np.float32)
+            assert region.readinto(found) == 4
+            assert found == 3
+            with pytest.raises((ValueError, BufferError), match="contiguous"):
+                region.write(np.zeros((4, 4), order="F")[:, :2])
+
+
+class TestSizeOfNumpy:
+    def test_is_an_int_like_any_other(self, backend):
+        with gdrpy.alloc(np.int64(4096)) as region:
+            region.write(b"x", np.int32(7))
+            assert region.read(np.int8(1), np.int16(7)) == b"x"
+            assert region.numpy(np.uint8, np.int64(5)).shape == (5,)
+
+    def test_cannot_wrap_around(self, region):
+        large = np.int32(2**31 - 1)
+        with pytest.raises(ValueError, match=r"Region\.map: offset 2147483647 lies outside"):
+            region.map(large, large)
+
+
+class TestWrongType:
+    @pytest.mark.parametrize(
+        ("call", "error"),
+        [
+            (lambda one: gdrpy.alloc(4096, "0"), "alloc: device must be an int, and is '0'"),
+            (lambda one: gdrpy.alloc(4096, 0.0), "alloc: device must be an int, and is 0.0"),
+            (lambda one: one.map("a"), "Region.map: offset must be an int, and is 'a'"),
+            (lambda one: one.map(0, 1.5), "Region.map: nbytes must be an int, and is 1.5"),
+            (lambda one: one.read("a"), "Region.read: nbytes must be an int, and is 'a'"),
+            (lambda one: one.write(5), "bytes-like"),
+            (lambda one: one.flag("a"), "Flag: offset must be an int, and is 'a'"),
+            (lambda one: one.flag().wait(5, "a"), "timeout must be seconds"),
+            (lambda one: one.flag().stream_write(None, None), "value must be an int"),
+            (lambda one: one.flag().stream_write("x", 1), "'x' is no CUDA stream"),
+            (lambda one: one.flag().stream_wait(1.5, 1), "1.5 is no CUDA stream"),
+            (lambda one: one.numpy("S"), "its elements have no size"),
+            (lambda one: one.numpy(shape=2.5), "Mapping.numpy: shape must be an int"),
+            (lambda one: gdrpy.Region.from_fd("a"), "Region.from_fd: fd must be an int"),
+            (lambda one: gdrpy.Region.from_fd(1 << 40), "not open"),
+            (lambda one: gdrpy.rounded_size(1.5), "rounded_size: nbytes must be an int"),
+            (lambda one: gdrpy.rounded_size(-5), "rounded_size: nbytes must be 1 or more"),
+            (lambda one: gdrpy.open().pin(one.ptr, 1.5), "Gdr.pin: nbytes must be an int"),
+        ],
+    )
+    def test_is_refused_by_name(self, region, call, error):
+        with pytest.raises((TypeError, ValueError), match=error):
+            call(region)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,10 +59,6 @@ class Output:
             yield
         except OSError as error:
             self._writable = False
-            # What is still buffered would fail again when Python flushes it at its end.
-            sink = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(sink, sys.stdout.fileno())
-            os.close(sink)
             raise CommandError(f"cannot write to stdout: {error.strerror}") from error
 
     def warn(self, message: str) -> None:

@@ -75,8 +75,8 @@ def mapping_reads_one_byte_too_few(patch: pytest.MonkeyPatch) -> None:
 def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
     map_ = Memory.map
 
-    def late(self: Memory, offset: int, nbytes: int, *, readonly: bool) -> gdrpy.Mapping:
-        return map_(self, offset + (offset > 0), nbytes, readonly=readonly)
+    def late(self: Memory, offset: int, *rest: Any) -> gdrpy.Mapping:
+        return map_(self, offset + (offset > 0), *rest)
 
     patch.setattr(Memory, "map", late)
 
@@ -84,9 +84,11 @@ def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
 def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
     map_ = Memory.map
 
-    def writable(self: Memory, offset: int, nbytes: int, *, readonly: bool) -> gdrpy.Mapping:
+    def writable(
+        self: Memory, offset: int, nbytes: int, readonly: bool, *rest: Any
+    ) -> gdrpy.Mapping:
         del readonly
-        return map_(self, offset, nbytes, readonly=False)
+        return map_(self, offset, nbytes, False, *rest)
 
     patch.setattr(Memory, "map", writable)
 

@@ -126,7 +126,10 @@ class TestErrors:
 
     def test_of_too_large_a_size_end_with_2(self, capsys):
         assert main(["validate", "--size", "1T"]) == 2
-        assert capsys.readouterr().err == "error: cuMemCreate: the GPU is out of memory\n"
+        assert capsys.readouterr().err == (
+            f"error: cuMemCreate: GPU 0 has no {1 << 40} bytes left: close regions, or allocate "
+            f"less\n"
+        )
 
     def test_are_an_object_on_stdout_where_json_is_wanted(self, json_of):
         status, result = json_of("validate", "--device", "7")

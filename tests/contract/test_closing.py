@@ -128,7 +128,7 @@ class TestThreads:
             data = bytearray(8 * MIB if copy == "write" else 256 << 10)
 
             def work() -> None:
-                while not mapping.closed:
+                for _ in range(20):
                     getattr(mapping, copy)(data)
 
             copying = threading.Thread(target=lambda: at_once(work))

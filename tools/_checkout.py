@@ -14,7 +14,7 @@ def run(command: str) -> int:
         from gdrpy.cli import main
     except ImportError as error:
         _use_virtual_environment()
-        print(f"error: gdrpy is not built here ({error}): run make build", file=sys.stderr)
+        print(f"error: gdrpy is not built here (no {error.name}): run make build", file=sys.stderr)
         return 2
     return main([command, *sys.argv[1:]])
 

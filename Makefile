@@ -22,7 +22,7 @@ ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
-	@echo "make test    everything: lint, C tests under sanitizers, Python tests (about 3 minutes)"
+	@echo "make test    everything: lint, C tests under sanitizers, Python tests (about 4 minutes)"
 	@echo "make lint    formatting, types, compiler warnings as errors"
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"

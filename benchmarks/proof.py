@@ -1,6 +1,6 @@
 """Shows on a real GPU what the documentation claims, and keeps the output as one JSON file.
 
-Runs ``gdrpy info``, ``gdrpy validate`` and the tests marked gpu; as root, validate and the contract
+Runs ``gdrpy info``, ``validate`` and ``copybw``, and the tests marked gpu; as root, validate and the contract
 tests run once more as the unprivileged user ``nobody``.
 """
 
@@ -65,6 +65,7 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
         ("info", (*GDRPY, "info", "--json"), me),
         ("validate", (*GDRPY, "validate", "--json"), me),
         ("validate, 1 GiB", (*GDRPY, "validate", "--json", "--size", "1G"), me),
+        ("copybw", (*GDRPY, "copybw", "--json"), me),
         ("tests", (*PYTEST, "tests"), me),
     ]
     if me == 0:

@@ -157,7 +157,7 @@ class Region(Mappable):
     def write(self, data: Any, offset: int = 0) -> None:
         """Copy a contiguous buffer's bytes into the region: by CPU stores if it has a CPU view.
 
-        Without one by DMA, which is the faster way from page-locked memory from about 512 KiB on.
+        Without one by DMA, which is the faster way from page-locked memory from about 1 MiB on.
         The bytes are on their way to the GPU when it returns, ahead of anything written later.
         Raises ValueError outside the region, ReadOnly, Closed.
         """

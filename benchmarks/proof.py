@@ -1,7 +1,7 @@
 """Shows on a real GPU what the documentation claims, and keeps the output as one JSON file.
 
-Runs ``gdrpy info``, ``validate`` and ``copybw``, and the tests marked gpu; as root, ``validate`` and
-the contract tests run once more as the unprivileged user ``nobody``.
+Runs ``gdrpy info``, ``validate`` and ``copybw``, and the tests marked gpu; as root, ``validate``
+and the contract tests run once more as the unprivileged user ``nobody``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdrpy import Flag, Mapping
 from gdrpy.cli.checks.difference import expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
@@ -51,7 +53,7 @@ def _signal_both_ways(rig: Rig, width: int) -> None:
     go.set(0)
     done.set(0)
     stream = rig.stream()
-    rig.stack.callback(_release, rig, go)
+    rig.stack.callback(_release, rig, go, stream)
     go.stream_wait(stream, 1)
     done.stream_write(stream, answer)
     expect(done.get() == 0, "the stream did not wait for the CPU's flag")
@@ -61,6 +63,10 @@ def _signal_both_ways(rig: Rig, width: int) -> None:
     rig.call("cuStreamSynchronize", stream)
 
 
-def _release(rig: Rig, go: Flag) -> None:
-    """Let a stream that still waits go on, by the driver's copy if the flag did not do it."""
+def _release(rig: Rig, go: Flag, stream: Any) -> None:
+    """Let a stream that still waits go on, by the driver's copy if the flag did not do it.
+
+    Its work is waited for: it must not run on memory that is given back.
+    """
     rig.put(go.ptr, (1).to_bytes(go.width, "little"))
+    rig.call("cuStreamSynchronize", stream)

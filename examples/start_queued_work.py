@@ -17,6 +17,7 @@ with gdrpy.alloc(1 << 20) as region:
         region.write(b"arguments, written at the last moment", offset=8192)
         start.set(1)  # one store: no launch, no copy
         done.wait(1, timeout=5.0)
+        cuda.call("cuStreamSynchronize", stream)  # before its memory is given back
         cuda.call("cuStreamDestroy", stream)
 
     print(f"the GPU wrote {region.cpu.load(4096):#x}")

@@ -24,6 +24,12 @@ def stream(contract: None, driver):
     cuda.call("cuStreamDestroy", stream)
 
 
+@pytest.fixture
+def finish(stream):
+    """Wait for the stream: what it works on must not be given back before."""
+    return lambda: cuda.call("cuStreamSynchronize", stream)
+
+
 class TestOnTheCpu:
     def test_set_is_seen_by_get_and_by_the_gpu(self, flag, gpu_read):
         flag.set(5)
@@ -89,7 +95,7 @@ class TestOnTheCpu:
 
 
 class TestOnAStream:
-    def test_work_starts_when_the_cpu_sets_it(self, region, stream):
+    def test_work_starts_when_the_cpu_sets_it(self, region, stream, finish):
         go, done = region.flag(0), region.flag(64)
         go.set(0)
         done.set(0)
@@ -98,8 +104,9 @@ class TestOnAStream:
         assert done.get() == 0
         go.set(1)
         assert done.wait(2, timeout=60) == 2
+        finish()
 
-    def test_64_bit_words_are_waited_for_whole(self, region, stream):
+    def test_64_bit_words_are_waited_for_whole(self, region, stream, finish):
         go, done = region.flag(0, 8), region.flag(64, 8)
         go.set(0)
         done.set(0)
@@ -107,6 +114,7 @@ class TestOnAStream:
         done.stream_write(stream, 1 << 50)
         go.set(1 << 40)
         assert done.wait(1 << 50, timeout=60, op="==") == 1 << 50
+        finish()
 
     def test_value_that_does_not_fit_is_refused(self, flag, stream):
         for call in (flag.stream_wait, flag.stream_write):

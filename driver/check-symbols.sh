@@ -8,8 +8,9 @@ if [ $# -ne 2 ]; then
 	exit 2
 fi
 
-gpl_only=$(comm -12 <(nm --undefined-only --just-symbol-name "$1" | sed 's/^ *U //' | sort -u) \
-	<(awk '$4 ~ /^EXPORT_SYMBOL_GPL/ { print $2 }' "$2" | sort -u))
+needed=$(nm --undefined-only --format=posix "$1" | awk '{ print $1 }' | sort -u)
+gpl=$(awk '$4 ~ /^EXPORT_SYMBOL_GPL/ { print $2 }' "$2" | sort -u)
+gpl_only=$(comm -12 <(echo "$needed") <(echo "$gpl"))
 
 if [ -n "$gpl_only" ]; then
 	echo "$1 needs symbols that only GPL modules may use:" >&2

@@ -9,7 +9,11 @@
 #include <linux/fs.h>
 #include <linux/io.h>
 #include <linux/mm.h>
+#include <linux/timex.h>
 #include <linux/version.h>
+#ifdef CONFIG_X86
+#include <asm/tsc.h>
+#endif
 
 #define GDRDRV_KERNEL_BEFORE(major, minor) (LINUX_VERSION_CODE < KERNEL_VERSION(major, minor, 0))
 
@@ -46,6 +50,25 @@ static inline void gdrdrv_vma_set_file(struct vm_area_struct *vma, struct file *
 #else
 #define gdrdrv_may_split may_split
 #endif
+
+/* What the ABI tells in time stamp counts: 0 where there are none, or only GPL-only ones. */
+static inline u64 gdrdrv_cycles(void)
+{
+#ifdef CONFIG_X86
+	return get_cycles();
+#else
+	return 0;
+#endif
+}
+
+static inline u32 gdrdrv_cycles_khz(void)
+{
+#ifdef CONFIG_X86
+	return tsc_khz;
+#else
+	return 0;
+#endif
+}
 
 #ifdef CONFIG_X86
 

@@ -33,9 +33,9 @@ struct gdrdrv_events {
 };
 
 /*
- * A thread group. Its number may be used again after it ends, and a reference to its struct pid can
- * be given back only through a GPL-only symbol; together with the moment when its leader started the
- * number is unique.
+ * A thread group. Its number may be used again after it ends, and a reference to its struct pid
+ * can be given back only through a GPL-only symbol; together with the moment when its leader
+ * started the number is unique.
  */
 struct gdrdrv_process {
 	pid_t tgid;

@@ -3,9 +3,6 @@
 #include <linux/err.h>
 #include <linux/moduleparam.h>
 #include <linux/uaccess.h>
-#ifdef CONFIG_X86
-#include <asm/tsc.h>
-#endif
 
 #include "gdrdrv.h"
 
@@ -13,15 +10,6 @@ bool gdrdrv_use_persistent_mapping = true;
 module_param_named(use_persistent_mapping, gdrdrv_use_persistent_mapping, bool, 0444);
 MODULE_PARM_DESC(use_persistent_mapping,
 		 "Pins outlive the freeing of the GPU memory unless asked otherwise (default Y)");
-
-static u32 gdrdrv_tsc_khz(void)
-{
-#ifdef CONFIG_X86
-	return tsc_khz;
-#else
-	return 0;
-#endif
-}
 
 /* Nobody finds the pin before its handle has reached user space. */
 static int gdrdrv_pin_finish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin, u64 __user *handle)
@@ -102,8 +90,8 @@ static int gdrdrv_ioctl_pin_v3(struct gdrdrv_file *gfile, struct gdrdrv_pin_v3 _
 	request = (struct gdrdrv_pin_request){
 		.addr = args.addr,
 		.size = args.length,
-		.persistent = args.flags & lifetimes ? args.flags & GDRDRV_PIN_V3_PERSISTENT :
-						       gdrdrv_use_persistent_mapping,
+		.persistent = args.flags & lifetimes ? args.flags & GDRDRV_PIN_V3_PERSISTENT
+						     : gdrdrv_use_persistent_mapping,
 		.force_pcie = args.flags & GDRDRV_PIN_V3_FORCE_PCIE,
 		.zero_after = args.flags & GDRDRV_PIN_V3_ZERO_AFTER,
 	};
@@ -154,7 +142,7 @@ static int gdrdrv_read_info(struct gdrdrv_file *gfile, u64 handle, struct gdrdrv
 		.va = pin->pages.va,
 		.mapped_size = pin->pages.length,
 		.page_size = GDRDRV_GPU_PAGE_SIZE,
-		.tsc_khz = gdrdrv_tsc_khz(),
+		.tsc_khz = gdrdrv_cycles_khz(),
 		.tm_cycles = pin->cycles,
 		.mapping_type = pin->mappings ? pin->type : GDRDRV_MAPPING_NONE,
 	};

@@ -199,8 +199,8 @@ static int gdrdrv_map(struct gdrdrv_pin *pin, struct vm_area_struct *vma, unsign
 }
 
 /*
- * The library's way: the whole pin or its beginning, once at a time, at an offset that is the handle
- * in pages. The area moves over to the pin's file, and so into the pin's address space.
+ * The library's way: the whole pin or its beginning, once at a time, at an offset that is the
+ * handle in pages. The area moves over to the pin's file, and so into the pin's address space.
  */
 int gdrdrv_map_by_handle(struct file *filp, struct vm_area_struct *vma)
 {

@@ -81,7 +81,9 @@ int gdrdrv_pages_decode(struct gdrdrv_pages *pages)
 	u64 at;
 	u32 i;
 
-	if (!entry_size || entry_size % PAGE_SIZE || (u64)table->entries * entry_size < pages->length)
+	if (!entry_size || entry_size % PAGE_SIZE)
+		return -EPROTO;
+	if (table->entries * entry_size < pages->length)
 		return -EPROTO;
 
 	for (i = 0; i < table->entries; i++) {
@@ -116,9 +118,9 @@ int gdrdrv_pages_decode(struct gdrdrv_pages *pages)
 }
 
 /*
- * Without this the kernel takes for each page the type that is recorded for it, and nothing recorded
- * means uncached, whatever protection the mapping asks for. A refusal (somebody else holds the range
- * otherwise) costs speed only.
+ * Without this the kernel takes for each page the type that is recorded for it, and nothing
+ * recorded means uncached, whatever protection the mapping asks for. A refusal (somebody else holds
+ * the range otherwise) costs speed only.
  */
 void gdrdrv_pages_hold_type(struct gdrdrv_pages *pages)
 {

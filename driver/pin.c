@@ -4,7 +4,6 @@
 #include <linux/overflow.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
-#include <linux/timex.h>
 
 #include "gdrdrv.h"
 
@@ -135,7 +134,7 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 				     const struct gdrdrv_pin_request *request)
 {
 	struct gdrdrv_pin *pin;
-	cycles_t start;
+	u64 start;
 	int ret;
 
 	pin = gdrdrv_pin_alloc(gfile, request);
@@ -156,11 +155,11 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 	if (ret < 0)
 		goto uncharge;
 
-	start = get_cycles();
+	start = gdrdrv_cycles();
 	ret = gdrdrv_pages_get(&pin->pages, gdrdrv_pin_memory_freed, pin);
 	if (ret)
 		goto release_handle;
-	pin->cycles = get_cycles() - start;
+	pin->cycles = gdrdrv_cycles() - start;
 
 	ret = gdrdrv_pin_decode(pin);
 	if (ret) {
@@ -255,7 +254,7 @@ void gdrdrv_unpin_all(struct gdrdrv_file *gfile)
 	struct gdrdrv_pin *pin;
 	unsigned long handle;
 
-	xa_for_each(&gfile->pins, handle, pin) {
+	xa_for_each (&gfile->pins, handle, pin) {
 		gdrdrv_unpin(gfile, handle);
 		cond_resched();
 	}

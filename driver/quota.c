@@ -10,8 +10,7 @@
 
 static unsigned long max_pinned_mib;
 module_param(max_pinned_mib, ulong, 0644);
-MODULE_PARM_DESC(max_pinned_mib,
-		 "MiB that each user may have pinned, without CAP_SYS_RESOURCE (default 0: no limit)");
+MODULE_PARM_DESC(max_pinned_mib, "MiB that a user may have pinned (default 0: no limit)");
 
 struct gdrdrv_user {
 	struct list_head node;
@@ -27,7 +26,7 @@ static struct gdrdrv_user *gdrdrv_user_find(kuid_t uid)
 {
 	struct gdrdrv_user *user;
 
-	list_for_each_entry(user, &gdrdrv_users, node) {
+	list_for_each_entry (user, &gdrdrv_users, node) {
 		if (uid_eq(user->uid, uid))
 			return user;
 	}
@@ -96,7 +95,7 @@ void gdrdrv_quota_show(struct seq_file *seq)
 	struct gdrdrv_user *user;
 
 	mutex_lock(&gdrdrv_users_lock);
-	list_for_each_entry(user, &gdrdrv_users, node)
+	list_for_each_entry (user, &gdrdrv_users, node)
 		seq_printf(seq, "user %u: %u pins, %llu bytes\n", __kuid_val(user->uid), user->pins,
 			   user->bytes);
 	mutex_unlock(&gdrdrv_users_lock);

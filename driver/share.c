@@ -5,8 +5,8 @@
  * they are all one, and their functions GPL-only.
  */
 #include <linux/err.h>
-#include <linux/mount.h>
 #include <linux/module.h>
+#include <linux/mount.h>
 #include <linux/pseudo_fs.h>
 #include <linux/slab.h>
 
@@ -109,8 +109,8 @@ struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin)
 }
 
 /*
- * The read-write share is the pin's own file. A read-only one is another file on the same inode, not
- * open for writing, which is why the memory management lets none of its mappings become writable.
+ * The read-write share is the pin's own file. A read-only one is another file on the same inode,
+ * not open for writing, so the memory management lets none of its mappings become writable.
  */
 int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
 		      struct file **share)

@@ -104,8 +104,8 @@ struct gdrdrv_get_version {
 };
 
 /*
- * What follows, up to the command numbers, exists in this module alone: ask FEATURES. Each structure
- * begins with its own size and with flags; a size or a flag that is not known is EINVAL.
+ * What follows, up to the command numbers, exists in this module alone: ask FEATURES. Each
+ * structure begins with its own size and with flags; a size or a flag that is not known is EINVAL.
  */
 
 /* Answers of FEATURES. */
@@ -125,7 +125,8 @@ struct gdrdrv_features {
  * Flags of PIN_V3. Without PERSISTENT or REVOCABLE the module's own default holds; both are EINVAL.
  * A persistent pin keeps the GPU memory until it is unpinned, even if its owner frees it before. A
  * revocable one ends when the memory is freed: an event tells, and the next access is SIGBUS. With
- * ZERO_AFTER the access finds one private page instead, zero at first, at every page of the mapping.
+ * ZERO_AFTER the access finds one private page instead, zero at first, at every page of the
+ * mapping.
  */
 #define GDRDRV_PIN_V3_PERSISTENT (1u << 0)
 #define GDRDRV_PIN_V3_REVOCABLE (1u << 1)
@@ -158,9 +159,9 @@ struct gdrdrv_share {
 };
 
 /*
- * What read() on the node delivers, whole events only. Sequence numbers count the events of one open
- * file from 1, those lost to a full queue included; how many were lost there is told by an OVERFLOW
- * event as soon as there is room, in place of the first of them.
+ * What read() on the node delivers, whole events only. Sequence numbers count the events of one
+ * open file from 1, those lost to a full queue included; how many were lost there is told by an
+ * OVERFLOW event as soon as there is room, in place of the first of them.
  */
 enum gdrdrv_event_kind {
 	GDRDRV_EVENT_REVOKED = 1,

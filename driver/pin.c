@@ -254,7 +254,7 @@ void gdrdrv_unpin_all(struct gdrdrv_file *gfile)
 	struct gdrdrv_pin *pin;
 	unsigned long handle;
 
-	xa_for_each (&gfile->pins, handle, pin) {
+	xa_for_each(&gfile->pins, handle, pin) {
 		gdrdrv_unpin(gfile, handle);
 		cond_resched();
 	}

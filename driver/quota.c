@@ -26,7 +26,7 @@ static struct gdrdrv_user *gdrdrv_user_find(kuid_t uid)
 {
 	struct gdrdrv_user *user;
 
-	list_for_each_entry (user, &gdrdrv_users, node) {
+	list_for_each_entry(user, &gdrdrv_users, node) {
 		if (uid_eq(user->uid, uid))
 			return user;
 	}
@@ -95,7 +95,7 @@ void gdrdrv_quota_show(struct seq_file *seq)
 	struct gdrdrv_user *user;
 
 	mutex_lock(&gdrdrv_users_lock);
-	list_for_each_entry (user, &gdrdrv_users, node)
+	list_for_each_entry(user, &gdrdrv_users, node)
 		seq_printf(seq, "user %u: %u pins, %llu bytes\n", __kuid_val(user->uid), user->pins,
 			   user->bytes);
 	mutex_unlock(&gdrdrv_users_lock);

@@ -80,7 +80,7 @@ static int gdrdrv_pins_show(struct seq_file *seq, void *unused)
 
 	seq_puts(seq, "# pid uid handle va bytes lifetime type mappings\n");
 	mutex_lock(&gdrdrv_live_pins_lock);
-	list_for_each_entry (pin, &gdrdrv_live_pins, live)
+	list_for_each_entry(pin, &gdrdrv_live_pins, live)
 		gdrdrv_pin_show(seq, pin);
 	mutex_unlock(&gdrdrv_live_pins_lock);
 	return 0;

@@ -103,6 +103,78 @@ struct gdrdrv_get_version {
 	__u32 minimum_gdr_api_version; /* out */
 };
 
+/*
+ * What follows, up to the command numbers, exists in this module alone: ask FEATURES. Each
+ * structure begins with its own size and with flags; a size or a flag that is not known is EINVAL.
+ */
+
+/* Answers of FEATURES. */
+#define GDRDRV_FEATURE_PIN_V3 (1ull << 0)
+#define GDRDRV_FEATURE_SHARE (1ull << 1)
+#define GDRDRV_FEATURE_EVENTS (1ull << 2)
+#define GDRDRV_FEATURE_FORCE_PCIE (1ull << 3)
+#define GDRDRV_FEATURE_DEVICE_TYPE (1ull << 4)
+
+struct gdrdrv_features {
+	__u32 size;
+	__u32 flags;	/* 0 */
+	__u64 features; /* out */
+};
+
+/*
+ * Flags of PIN_V3. Without PERSISTENT or REVOCABLE the module's own default holds; both are EINVAL.
+ * A persistent pin keeps the GPU memory until it is unpinned, even if its owner frees it before. A
+ * revocable one ends when the memory is freed: an event tells, and the next access is SIGBUS. With
+ * ZERO_AFTER the access finds one private page instead, zero at first, at every page of the
+ * mapping.
+ */
+#define GDRDRV_PIN_V3_PERSISTENT (1u << 0)
+#define GDRDRV_PIN_V3_REVOCABLE (1u << 1)
+#define GDRDRV_PIN_V3_ZERO_AFTER (1u << 2)
+#define GDRDRV_PIN_V3_FORCE_PCIE (1u << 3) /* persistent pins only, else EOPNOTSUPP */
+
+struct gdrdrv_pin_v3 {
+	__u32 size;
+	__u32 flags;
+	__u64 addr;
+	__u64 length;
+	__u64 handle; /* out */
+};
+
+/*
+ * A share fd: whoever holds it may map the pin, as often as it likes and any range of whole CPU
+ * pages; the offset to mmap is in bytes from info's va, so a range includes whatever else lies in
+ * the pin's first and last GPU page. It polls as POLLHUP once the pin has ended: the GPU memory was
+ * freed, the pin unpinned, or the file that made it closed. RDONLY: not even mprotect makes it
+ * writable.
+ */
+#define GDRDRV_SHARE_RDONLY (1u << 0)
+
+struct gdrdrv_share {
+	__u32 size;
+	__u32 flags;
+	__u64 handle;
+	__s32 fd; /* out, close-on-exec */
+	__u32 pad;
+};
+
+/*
+ * What read() on the node delivers, whole events only. Sequence numbers count the events of one
+ * open file from 1, those lost to a full queue included; how many were lost there is told by an
+ * OVERFLOW event as soon as there is room, in place of the first of them.
+ */
+enum gdrdrv_event_kind {
+	GDRDRV_EVENT_REVOKED = 1,
+	GDRDRV_EVENT_OVERFLOW = 2,
+};
+
+struct gdrdrv_event {
+	__u64 handle;
+	__u64 sequence;
+	__u32 kind;
+	__u32 lost;
+};
+
 #define GDRDRV_IOCTL(number, argument) _IOWR(GDRDRV_IOCTL_TYPE, number, argument)
 
 #define GDRDRV_IOC_PIN_BUFFER GDRDRV_IOCTL(0x01, struct gdrdrv_pin_buffer)
@@ -114,5 +186,9 @@ struct gdrdrv_get_version {
 #define GDRDRV_IOC_PIN_BUFFER_V2 GDRDRV_IOCTL(0x07, struct gdrdrv_pin_buffer_v2)
 #define GDRDRV_IOC_REQ_MAPPING_TYPE GDRDRV_IOCTL(0x08, void *)
 #define GDRDRV_IOC_GET_VERSION GDRDRV_IOCTL(0xFF, void *)
+
+#define GDRDRV_IOC_FEATURES GDRDRV_IOCTL(0x40, struct gdrdrv_features)
+#define GDRDRV_IOC_PIN_V3 GDRDRV_IOCTL(0x41, struct gdrdrv_pin_v3)
+#define GDRDRV_IOC_SHARE GDRDRV_IOCTL(0x42, struct gdrdrv_share)
 
 #endif

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+/*
+ * What differs between kernels 5.10 to 7.x, between architectures, and where the usual call would
+ * need a GPL-only symbol, which nvidia.ko's proprietary flavour denies us.
+ */
+#ifndef GDRDRV_COMPAT_H
+#define GDRDRV_COMPAT_H
+
+#include <linux/fs.h>
+#include <linux/io.h>
+#include <linux/mm.h>
+#include <linux/timex.h>
+#include <linux/version.h>
+#ifdef CONFIG_X86
+#include <asm/tsc.h>
+#endif
+
+#define GDRDRV_KERNEL_BEFORE(major, minor) (LINUX_VERSION_CODE < KERNEL_VERSION(major, minor, 0))
+
+/*
+ * Only for a VMA that ->mmap was handed: nobody else sees it yet, so its flags change without the
+ * lock that vm_flags_set() takes through a GPL-only symbol.
+ */
+static inline void gdrdrv_vma_change_flags(struct vm_area_struct *vma, unsigned long clear,
+					   unsigned long set)
+{
+	unsigned long flags = (vma->vm_flags & ~clear) | set;
+
+#if GDRDRV_KERNEL_BEFORE(6, 3)
+	vma->vm_flags = flags;
+#else
+	vm_flags_init(vma, flags);
+#endif
+}
+
+/* On kernels before 5.11 ->mmap must not fail afterwards. */
+static inline void gdrdrv_vma_set_file(struct vm_area_struct *vma, struct file *file)
+{
+#if GDRDRV_KERNEL_BEFORE(5, 11)
+	get_file(file);
+	swap(vma->vm_file, file);
+	fput(file);
+#else
+	vma_set_file(vma, file);
+#endif
+}
+
+#if GDRDRV_KERNEL_BEFORE(5, 11)
+#define gdrdrv_may_split split
+#else
+#define gdrdrv_may_split may_split
+#endif
+
+/* What the ABI tells in time stamp counts: 0 where there are none, or only GPL-only ones. */
+static inline u64 gdrdrv_cycles(void)
+{
+#ifdef CONFIG_X86
+	return get_cycles();
+#else
+	return 0;
+#endif
+}
+
+static inline u32 gdrdrv_cycles_khz(void)
+{
+#ifdef CONFIG_X86
+	return tsc_khz;
+#else
+	return 0;
+#endif
+}
+
+#ifdef CONFIG_X86
+
+/* pgprot_writecombine() is GPL-only there. */
+static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
+{
+	return __pgprot((pgprot_val(prot) & ~_PAGE_CACHE_MASK) |
+			cachemode2protval(_PAGE_CACHE_MODE_WC));
+}
+
+#else
+
+static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
+{
+	return pgprot_writecombine(prot);
+}
+
+#endif
+
+/* A BAR is outside the memory that AMD processors encrypt. */
+static inline pgprot_t gdrdrv_pgprot_io(pgprot_t prot)
+{
+#if defined(CONFIG_X86) && defined(CONFIG_AMD_MEM_ENCRYPT)
+	return __pgprot(__sme_clr(pgprot_val(prot)));
+#else
+	return prot;
+#endif
+}
+
+#ifdef CONFIG_ARM64
+
+#define GDRDRV_HAS_DEVICE_TYPE true
+
+static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
+{
+	return pgprot_device(prot);
+}
+
+#else
+
+#define GDRDRV_HAS_DEVICE_TYPE false
+
+static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
+{
+	return pgprot_noncached(prot);
+}
+
+#endif
+
+#endif

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT */
+#ifndef GDRDRV_H
+#define GDRDRV_H
+
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/poll.h>
+#include <linux/seq_file.h>
+#include <linux/spinlock.h>
+#include <linux/types.h>
+#include <linux/uidgid.h>
+#include <linux/wait.h>
+#include <linux/xarray.h>
+
+#include "compat.h"
+#include "nv_p2p.h"
+#include "uapi/gdrdrv.h"
+
+/* A power of two; the ring is part of the open file. */
+#define GDRDRV_EVENT_ROOM 128
+
+struct gdrdrv_events {
+	spinlock_t lock; /* everything below but the reader */
+	wait_queue_head_t wait;
+	u64 sequence;
+	u32 lost;
+	unsigned int head, tail; /* counting up; head is where the next event goes */
+	struct gdrdrv_event ring[GDRDRV_EVENT_ROOM];
+	struct mutex reader; /* one at a time, so that a failed copy loses nothing */
+};
+
+/*
+ * A thread group. Its number may be used again after it ends, and a reference to its struct pid
+ * can be given back only through a GPL-only symbol; together with the moment when its leader
+ * started the number is unique.
+ */
+struct gdrdrv_process {
+	pid_t tgid;
+	u64 start;
+};
+
+/* One open of the node. */
+struct gdrdrv_file {
+	struct gdrdrv_process owner;
+	struct xarray pins; /* by handle; holds a reference to each pin's file */
+	u32 last_handle;
+	struct gdrdrv_events events;
+};
+
+/* Physically contiguous memory. */
+struct gdrdrv_run {
+	u64 start; /* in the pin */
+	u64 length;
+	phys_addr_t phys;
+};
+
+/* The GPU memory behind a pin: whole GPU pages. */
+struct gdrdrv_pages {
+	u64 va;
+	u64 length;
+	u64 token;
+	u32 va_space;
+	u32 p2p_flags;
+	bool persistent;
+	bool cacheable;
+	struct nvidia_p2p_page_table *table;
+	struct gdrdrv_run *runs;
+	unsigned int nr_runs;
+	unsigned int nr_held; /* of the runs, recorded as write-combined */
+};
+
+enum gdrdrv_pin_state {
+	GDRDRV_PIN_LIVE,
+	GDRDRV_PIN_REVOKED, /* by nvidia.ko: the GPU memory was freed */
+	GDRDRV_PIN_ENDED,   /* by its owner */
+};
+
+struct gdrdrv_user;
+
+/*
+ * A pin lives as long as its file, an anonymous one that is also its read-write share fd. The file
+ * brings the address space that all mappings of the pin are in, and nothing else.
+ */
+struct gdrdrv_pin {
+	struct file *file;
+	u32 handle;
+	u32 offset; /* of the address asked for, in the first GPU page */
+	bool zero_after;
+	struct gdrdrv_process owner;
+	struct gdrdrv_user *user;
+	u64 cycles; /* that nvidia.ko took */
+	struct gdrdrv_pages pages;
+	struct list_head live;
+	wait_queue_head_t wait;
+
+	/*
+	 * Taken by the free callback, under nvidia.ko's own lock: never held across a call into
+	 * nvidia.ko.
+	 */
+	struct mutex lock;
+	enum gdrdrv_pin_state state;
+	struct gdrdrv_file *gfile; /* who hears of a revocation; NULL from unpin on */
+	u32 type;		   /* enum gdrdrv_mapping_type */
+	unsigned int mappings;
+	bool mapped_by_handle;
+};
+
+struct gdrdrv_pin_request {
+	u64 addr;
+	u64 size;
+	u64 token;
+	u32 va_space;
+	bool persistent;
+	bool force_pcie;
+	bool zero_after;
+};
+
+/* main.c */
+bool gdrdrv_is_owner(const struct gdrdrv_file *gfile);
+
+/* pin.c */
+struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
+				     const struct gdrdrv_pin_request *request);
+int gdrdrv_pin_publish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
+void gdrdrv_pin_abandon(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
+struct gdrdrv_pin *gdrdrv_pin_get(struct gdrdrv_file *gfile, u64 handle);
+void gdrdrv_pin_put(struct gdrdrv_pin *pin);
+int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle);
+void gdrdrv_unpin_all(struct gdrdrv_file *gfile);
+bool gdrdrv_pin_is_live(struct gdrdrv_pin *pin);
+int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type);
+
+/* pages.c */
+int gdrdrv_pages_get(struct gdrdrv_pages *pages, void (*free_callback)(void *data), void *data);
+void gdrdrv_pages_put(struct gdrdrv_pages *pages);
+int gdrdrv_pages_decode(struct gdrdrv_pages *pages);
+void gdrdrv_pages_hold_type(struct gdrdrv_pages *pages);
+void gdrdrv_pages_release(struct gdrdrv_pages *pages);
+unsigned long gdrdrv_pages_pfn(const struct gdrdrv_pages *pages, u64 offset);
+bool gdrdrv_force_pcie_supported(void);
+
+/* ioctl.c */
+extern bool gdrdrv_use_persistent_mapping;
+long gdrdrv_ioctl(struct file *filp, unsigned int cmd, unsigned long arg);
+
+/* mmap.c */
+int gdrdrv_map_by_handle(struct file *filp, struct vm_area_struct *vma);
+int gdrdrv_map_pin(struct gdrdrv_pin *pin, struct vm_area_struct *vma);
+
+/* event.c */
+void gdrdrv_events_init(struct gdrdrv_events *events);
+void gdrdrv_event_post(struct gdrdrv_events *events, u32 kind, u64 handle);
+ssize_t gdrdrv_events_read(struct file *filp, char __user *to, size_t size, loff_t *pos);
+__poll_t gdrdrv_events_poll(struct file *filp, poll_table *wait);
+
+/* share.c */
+int gdrdrv_share_fs_get(void);
+void gdrdrv_share_fs_put(void);
+struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin);
+int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
+		      struct file **share);
+
+/* quota.c */
+struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes);
+void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 bytes);
+kuid_t gdrdrv_quota_uid(const struct gdrdrv_user *user);
+void gdrdrv_quota_show(struct seq_file *seq);
+
+/* stats.c */
+enum gdrdrv_counter {
+	GDRDRV_COUNT_PINS,
+	GDRDRV_COUNT_PINS_REFUSED,
+	GDRDRV_COUNT_UNPINS,
+	GDRDRV_COUNT_REVOCATIONS,
+	GDRDRV_COUNT_MAPPINGS,
+	GDRDRV_COUNT_FAULTS,
+	GDRDRV_COUNT_SHARES,
+	GDRDRV_COUNT_EVENTS_LOST,
+	GDRDRV_COUNT_WC_REFUSED,
+	GDRDRV_COUNTERS,
+};
+
+void gdrdrv_count(enum gdrdrv_counter counter);
+void gdrdrv_stats_add_pin(struct gdrdrv_pin *pin);
+void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin);
+int gdrdrv_stats_init(void);
+void gdrdrv_stats_exit(void);
+
+#endif

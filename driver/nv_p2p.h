@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * The peer-to-peer interface that nvidia.ko exports, as far as this module uses it. Building against
- * a driver's own nv-p2p.h (NVIDIA_SRC) takes that header instead.
+ * The peer-to-peer interface that nvidia.ko exports, as far as this module uses it. Building
+ * against a driver's own nv-p2p.h (NVIDIA_SRC) takes that header instead.
  */
 #ifndef GDRDRV_NV_P2P_H
 #define GDRDRV_NV_P2P_H
@@ -48,8 +48,8 @@ int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 virtual_address,
 			 struct nvidia_p2p_page_table *page_table);
 int nvidia_p2p_get_pages_persistent(u64 virtual_address, u64 length,
 				    struct nvidia_p2p_page_table **page_table, u32 flags);
-int nvidia_p2p_put_pages_persistent(u64 virtual_address,
-				    struct nvidia_p2p_page_table *page_table, u32 flags);
+int nvidia_p2p_put_pages_persistent(u64 virtual_address, struct nvidia_p2p_page_table *page_table,
+				    u32 flags);
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 
 #endif /* GDRDRV_NVIDIA_HEADER */

@@ -48,6 +48,7 @@ class TestResult:
         assert ended.stdout == "to stdout\nto stderr\n"
         assert ended.stderr == ""
 
+    @pytest.mark.timeout(400)
     def test_tests_in_the_guest_pass(self, run: Run) -> None:
         ended = run("--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", INSIDE)
         assert ended.returncode == 0, ended.stdout + ended.stderr

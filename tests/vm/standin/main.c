@@ -48,8 +48,7 @@ struct registration *registration_find(u64 address, u64 length)
 {
 	struct registration *found;
 
-	list_for_each_entry(found, &registrations, all)
-	{
+	list_for_each_entry(found, &registrations, all) {
 		u64 size = (u64)found->block->count * GPUSTANDIN_PAGE;
 		u64 offset = address - found->address;
 
@@ -92,8 +91,7 @@ static int view_unregister(struct view *view, u64 address)
 {
 	struct registration *registration;
 
-	list_for_each_entry(registration, &view->registrations, view)
-	{
+	list_for_each_entry(registration, &view->registrations, view) {
 		if (registration->address == address) {
 			registration_end(registration);
 			return 0;

@@ -153,8 +153,7 @@ void p2p_revoke(const struct registration *registration)
 {
 	struct pin *pin, *next;
 
-	list_for_each_entry_safe(pin, next, &pins, list)
-	{
+	list_for_each_entry_safe(pin, next, &pins, list) {
 		if (pin->registration != registration)
 			continue;
 		stats.held_callbacks++;
@@ -212,8 +211,7 @@ static int put(u64 address, const struct nvidia_p2p_page_table *table, bool pers
 {
 	struct pin *pin;
 
-	list_for_each_entry(pin, &pins, list)
-	{
+	list_for_each_entry(pin, &pins, list) {
 		if (pin->table != table)
 			continue;
 		if (pin->address != address || persistent == !!pin->registration)

@@ -52,6 +52,7 @@ static void block_discard(struct context *context, struct block *block)
 		link = &(*link)->next;
 	if (*link)
 		*link = block->next;
+	backing_unmap(&block->backing, block->address);
 	address_release(block->address, block->backing.size);
 	block_put(block);
 }

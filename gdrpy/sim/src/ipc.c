@@ -6,8 +6,6 @@
  * there is still the same block. That a small allocation in a block that lives on was freed since
  * cannot be told.
  */
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -60,15 +58,13 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 static CUresult import_block(const struct ipc_handle *words, struct block **block)
 {
 	uint64_t block_size = (uint64_t)words->block_pages * PAGE;
-	char path[48];
 	CUresult result;
 	int fd;
 
 	if (words->magic != MAGIC || words->client != (CLIENT | words->pid) || !words->size ||
 	    words->size > block_size || words->block_offset > block_size - words->size)
 		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(path, sizeof(path), "/proc/%u/fd/%u", words->pid, words->memory);
-	fd = open(path, O_RDWR | O_CLOEXEC);
+	fd = backing_take(words->pid, words->memory);
 	if (fd < 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	result = block_import(fd, block);
@@ -84,7 +80,10 @@ static CUresult import_block(const struct ipc_handle *words, struct block **bloc
 
 static void opened_destroy(struct range *range)
 {
-	address_release(range->start - range->block_offset, range->block->backing.size);
+	uint64_t address = range->start - range->block_offset;
+
+	backing_unmap(&range->block->backing, address);
+	address_release(address, range->block->backing.size);
 	block_put(range->block);
 }
 
@@ -114,7 +113,7 @@ static CUresult map_block(struct context *context, const struct ipc_handle *word
 		goto release_address;
 	range = range_new(RANGE_OPENED, address + words->block_offset, words->size);
 	if (!range)
-		goto release_address;
+		goto unmap_block;
 	range->context = context;
 	range->destroy = opened_destroy;
 	range->block = block;
@@ -123,6 +122,8 @@ static CUresult map_block(struct context *context, const struct ipc_handle *word
 	*pointer = range->start;
 	return CUDA_SUCCESS;
 
+unmap_block:
+	backing_unmap(&block->backing, address);
 release_address:
 	address_release(address, block->backing.size);
 	return CUDA_ERROR_OUT_OF_MEMORY;

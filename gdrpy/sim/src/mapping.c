@@ -59,6 +59,7 @@ static void unmap(struct range *range)
 {
 	struct allocation *allocation = range->allocation;
 
+	backing_unmap(&range->block->backing, range->start);
 	address_clear(range->start, range->size);
 	range_drop(range);
 	allocation->mappings--;

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+/* Blocks that are memory files. */
+#define _GNU_SOURCE
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "backing_kind.h"
+#include "sim.h"
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define NAME "gdrpy-sim-dev"
+
+static CUresult describe(struct backing *backing)
+{
+	struct stat status;
+
+	if (fstat(backing->fd, &status))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	backing->size = (uint64_t)status.st_size;
+	backing->inode = status.st_ino;
+	return CUDA_SUCCESS;
+}
+
+static CUresult memfd_create_block(struct backing *backing, int ordinal, uint64_t size)
+{
+	char name[32];
+	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
+
+	snprintf(name, sizeof(name), NAME "%d", ordinal);
+	backing->ordinal = ordinal;
+	backing->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (backing->fd < 0)
+		return result;
+	if (ftruncate(backing->fd, (off_t)size) || fcntl(backing->fd, F_ADD_SEALS, SEALS))
+		goto close_fd;
+	result = describe(backing);
+	if (result != CUDA_SUCCESS)
+		goto close_fd;
+	return CUDA_SUCCESS;
+
+close_fd:
+	close(backing->fd);
+	return result;
+}
+
+/* The device that a descriptor's memory file is named for, or -1 when it is no such file. */
+static int parse_name(int fd)
+{
+	char path[48], target[64], expected[64];
+	ssize_t length;
+	int ordinal;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	length = readlink(path, target, sizeof(target) - 1);
+	if (length < 0)
+		return -1;
+	target[length] = '\0';
+	if (sscanf(target, "/memfd:" NAME "%d", &ordinal) != 1)
+		return -1;
+	snprintf(expected, sizeof(expected), "/memfd:" NAME "%d (deleted)", ordinal);
+	return strcmp(target, expected) ? -1 : ordinal;
+}
+
+/* Read-write, of a fixed size that is whole, and nothing that only looks like it. */
+static bool is_block(const struct backing *backing)
+{
+	int flags = fcntl(backing->fd, F_GETFL);
+
+	return flags >= 0 && (flags & (O_ACCMODE | O_PATH)) == O_RDWR &&
+	       fcntl(backing->fd, F_GET_SEALS) == SEALS && backing->size &&
+	       backing->size % SIM_GRANULARITY == 0;
+}
+
+static CUresult memfd_import(struct backing *backing, int fd)
+{
+	CUresult result = CUDA_ERROR_UNKNOWN;
+
+	backing->ordinal = parse_name(fd);
+	if (backing->ordinal < 0)
+		return result;
+	backing->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (backing->fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (describe(backing) != CUDA_SUCCESS || !is_block(backing))
+		goto close_fd;
+	return CUDA_SUCCESS;
+
+close_fd:
+	close(backing->fd);
+	return result;
+}
+
+static int memfd_export(const struct backing *backing)
+{
+	return fcntl(backing->fd, F_DUPFD_CLOEXEC, 0);
+}
+
+static int memfd_take(uint32_t pid, uint32_t fd)
+{
+	char path[48];
+
+	snprintf(path, sizeof(path), "/proc/%u/fd/%u", pid, fd);
+	return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* Nobody pins what is ordinary memory. */
+static CUresult memfd_announce(const struct backing *backing, uint64_t address)
+{
+	(void)backing;
+	(void)address;
+	return CUDA_SUCCESS;
+}
+
+static void memfd_withdraw(const struct backing *backing, uint64_t address)
+{
+	(void)backing;
+	(void)address;
+}
+
+const struct backing_kind backing_memfd = {
+	.create = memfd_create_block,
+	.import = memfd_import,
+	.export = memfd_export,
+	.take = memfd_take,
+	.announce = memfd_announce,
+	.withdraw = memfd_withdraw,
+};

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT
+/* The memory of the BAR, handed out in pages. */
+#include <linux/bitmap.h>
+#include <linux/err.h>
+#include <linux/io.h>
+#include <linux/slab.h>
+
+#include "standin.h"
+
+static struct {
+	phys_addr_t start;
+	u32 count;
+	unsigned long *used;
+	u64 last_id;
+} bar;
+
+int block_init(phys_addr_t start, u64 size)
+{
+	bar.used = bitmap_zalloc(size / GPUSTANDIN_PAGE, GFP_KERNEL);
+	if (!bar.used)
+		return -ENOMEM;
+	bar.start = start;
+	bar.count = size / GPUSTANDIN_PAGE;
+	return 0;
+}
+
+void block_exit(void)
+{
+	WARN(!bitmap_empty(bar.used, bar.count), "GPU memory leaked");
+	bitmap_free(bar.used);
+}
+
+static phys_addr_t page_physical(u32 page)
+{
+	return bar.start + (phys_addr_t)page * GPUSTANDIN_PAGE;
+}
+
+phys_addr_t block_physical(const struct block *block, u32 page)
+{
+	return page_physical(block->pages[page]);
+}
+
+/* Mapped for this moment only: which memory type others map the page with is theirs to say. */
+static int clear_page_of_bar(u32 page)
+{
+	void __iomem *memory = ioremap_wc(page_physical(page), GPUSTANDIN_PAGE);
+
+	if (!memory)
+		return -ENOMEM;
+	memset_io(memory, 0, GPUSTANDIN_PAGE);
+	iounmap(memory);
+	return 0;
+}
+
+/* Downwards from the end for a scattered block, so that each page is a physical run of its own. */
+static u32 find_free(bool scattered)
+{
+	u32 page;
+
+	if (!scattered)
+		return find_first_zero_bit(bar.used, bar.count);
+	for (page = bar.count; page-- && test_bit(page, bar.used);)
+		;
+	return page;
+}
+
+struct block *block_create(const struct gpustandin_block *wanted)
+{
+	u64 count = wanted->size / GPUSTANDIN_PAGE;
+	struct block *block;
+	int ret;
+
+	if (count > bar.count - bitmap_weight(bar.used, bar.count))
+		return ERR_PTR(-ENOMEM);
+	block = kvzalloc(struct_size(block, pages, count), GFP_KERNEL);
+	if (!block)
+		return ERR_PTR(-ENOMEM);
+	block->references = 1;
+	block->ordinal = wanted->ordinal;
+	block->id = ++bar.last_id;
+	stats.blocks++;
+	while (block->count < count) {
+		u32 page = find_free(wanted->flags & GPUSTANDIN_SCATTERED);
+
+		ret = clear_page_of_bar(page);
+		if (ret)
+			goto put_block;
+		set_bit(page, bar.used);
+		block->pages[block->count++] = page;
+		stats.block_pages++;
+	}
+	return block;
+
+put_block:
+	block_put(block);
+	return ERR_PTR(ret);
+}
+
+void block_put(struct block *block)
+{
+	u32 i;
+
+	if (--block->references)
+		return;
+	for (i = 0; i < block->count; i++)
+		clear_bit(block->pages[i], bar.used);
+	stats.block_pages -= block->count;
+	stats.blocks--;
+	kvfree(block);
+}

@@ -1,0 +1,121 @@
+"""The bed tells how a command in the guest ended, and is red when the kernel found a fault."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CHECKOUT = HERE.parent.parent
+INSIDE = HERE / "inside"
+NOT_SET_UP, TIME_IS_UP, BED_FAILED = 77, 124, 125
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def bed() -> Path:
+    """``tests/vm/run``, set up; skips where QEMU is missing and nobody may install it."""
+    setup = subprocess.run([HERE / "setup"], capture_output=True, text=True)
+    if setup.returncode == NOT_SET_UP:
+        pytest.skip(setup.stderr.strip())
+    assert setup.returncode == 0, setup.stderr
+    return HERE / "run"
+
+
+@pytest.fixture
+def run(bed: Path) -> Run:
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([bed, *arguments], capture_output=True, text=True, cwd=CHECKOUT)
+
+    return run
+
+
+def in_guest(script: str) -> list[str]:
+    """The command that runs Python code in the guest, with the stand-in's module at hand."""
+    prelude = f"import sys; sys.path.insert(0, {str(INSIDE)!r})\n"
+    return ["--", sys.executable, "-c", prelude + script]
+
+
+class TestResult:
+    def test_status_and_output_are_the_commands(self, run: Run) -> None:
+        ended = run("--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
+        assert ended.returncode == 3, ended.stderr
+        assert ended.stdout == "to stdout\nto stderr\n"
+        assert ended.stderr == ""
+
+    @pytest.mark.timeout(400)
+    def test_tests_in_the_guest_pass(self, run: Run) -> None:
+        ended = run("--", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", INSIDE)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert " passed" in ended.stdout
+        assert "skipped" not in ended.stdout
+
+    def test_gpu_memory_is_the_file_on_the_host(self, run: Run, tmp_path: Path) -> None:
+        script = """
+import mmap
+from standin import PAGE, View
+with View(2) as view:
+    memory = mmap.mmap(view.fd, view.size)
+    memory[PAGE : PAGE + 4] = b"word"
+    memory.close()
+"""
+        bar = tmp_path / "bar"
+        ended = run("--bar", "16", "--bar-file", bar, *in_guest(script))
+        assert ended.returncode == 0, ended.stderr
+        assert bar.stat().st_size == 16 << 20
+        assert bar.read_bytes().rstrip(b"\0") == bytes(65536) + b"word"
+
+
+class TestFailure:
+    def test_kernel_panic_is_red(self, run: Run) -> None:
+        ended = run("--", "sh", "-c", "echo c > /proc/sysrq-trigger")
+        assert ended.returncode == BED_FAILED
+        assert "the kernel reported a fault" in ended.stderr
+        assert "sysrq triggered crash" in ended.stderr
+
+    def test_end_without_a_result_is_red(self, run: Run) -> None:
+        ended = run("--", "sh", "-c", "echo o > /proc/sysrq-trigger; sleep 1000")
+        assert ended.returncode == BED_FAILED
+        assert "the guest ended without a result" in ended.stderr
+
+    def test_kernel_warning_is_red_though_the_command_succeeds(self, run: Run) -> None:
+        script = "import fcntl, standin; fcntl.ioctl(standin.Node().fd, standin.WARN)"
+        ended = run(*in_guest(script))
+        assert ended.returncode == BED_FAILED
+        assert "the kernel reported a fault" in ended.stderr
+        assert "asked for" in ended.stderr
+
+    def test_put_from_within_a_callback_is_red(self, run: Run) -> None:
+        script = """
+from standin import PUT_IN_CALLBACK, Probe, View
+with Probe() as probe, View(1) as view:
+    probe.get(view.address, view.size, PUT_IN_CALLBACK)
+"""
+        ended = run(*in_guest(script))
+        assert ended.returncode == BED_FAILED
+        assert "called from a free callback" in ended.stderr
+
+    def test_module_still_in_use_is_red(self, run: Run) -> None:
+        ended = run("--", "sh", "-c", "sleep 1000 < /dev/gpustandin &")
+        assert ended.returncode == BED_FAILED
+        assert "gpustandin is still in use after the command" in ended.stderr
+
+    def test_command_that_does_not_end_is_ended(self, run: Run) -> None:
+        ended = run("--timeout", "5", "--", "sleep", "1000")
+        assert ended.returncode == TIME_IS_UP
+        assert "the time was up: 5 seconds" in ended.stderr
+
+    def test_kernel_that_was_not_fetched_is_named(self, run: Run) -> None:
+        ended = run("--kernel", "none-such", "--", "true")
+        assert ended.returncode == NOT_SET_UP
+        assert "kernel 'none-such' was not fetched: tests/vm/setup none-such" in ended.stderr
+
+    def test_module_for_another_kernel_is_refused(self, run: Run) -> None:
+        ended = run("--gdrdrv", HERE / "run", "--", "true")
+        assert ended.returncode == BED_FAILED
+        assert "is no kernel module" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,17 @@ from gdrpy.cli.exits import CommandError
 
 #: Columns to lay tables out for where nobody's terminal says how wide it is.
 _PLAIN_WIDTH = 140
+
+
+def _drop_buffered() -> None:
+    """Let what stdout still holds go nowhere: Python would try to write it again at exit."""
+    try:
+        stdout = sys.stdout.fileno()
+    except OSError:  # a stream of a test's, with no descriptor
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stdout)
+    os.close(nowhere)
 
 
 class Output:
@@ -59,6 +71,7 @@ class Output:
             yield
         except OSError as error:
             self._writable = False
+            _drop_buffered()
             raise CommandError(f"cannot write to stdout: {error.strerror}") from error
 
     def warn(self, message: str) -> None:

@@ -215,13 +215,14 @@ class TestPipe:
 
 
 class TestStdout:
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
-    def test_that_is_full_is_an_error_of_one_line(self, checkout, words):
+    def test_that_is_full_is_an_error_of_one_line(self, checkout, words, unbuffered):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
                 [sys.executable, "-m", "gdrpy", *words],
                 cwd=checkout,
-                env=os.environ | {"GDRPY_SIM": "1"},
+                env=os.environ | {"GDRPY_SIM": "1", "PYTHONUNBUFFERED": unbuffered},
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,

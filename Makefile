@@ -11,18 +11,19 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
-	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/uapi/*.h)
+	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch])
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py \
 	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py bench clean
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench clean
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
 	@echo "make test    everything: lint, C tests under sanitizers, Python tests (about 4 minutes)"
+	@echo "make test-vm  the kernel module, in a QEMU guest (not part of make test yet)"
 	@echo "make lint    formatting, types, compiler warnings as errors"
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"
@@ -62,6 +63,11 @@ test-arm64:
 test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
+
+# The kernel module in a QEMU guest, on a GPU's BAR of the guest's: see tests/vm/README.md.
+test-vm: tools
+	@tests/vm/setup
+	@tests/vm/run -- $(CURDIR)/$(BIN)/python -m pytest -q tests/vm/inside
 
 bench: tools
 	@$(BIN)/python benchmarks/run.py

@@ -17,6 +17,9 @@ static void every_command_has_the_number_of_the_table(void)
 	CHECK_EQ(GDRDRV_IOC_PIN_BUFFER_V2, 0xC020DA07);
 	CHECK_EQ(GDRDRV_IOC_REQ_MAPPING_TYPE, 0xC008DA08);
 	CHECK_EQ(GDRDRV_IOC_GET_VERSION, 0xC008DAFF);
+	CHECK_EQ(GDRDRV_IOC_FEATURES, 0xC010DA40);
+	CHECK_EQ(GDRDRV_IOC_PIN_V3, 0xC020DA41);
+	CHECK_EQ(GDRDRV_IOC_SHARE, 0xC018DA42);
 }
 
 static void every_structure_has_the_layout_of_the_table(void)

@@ -12,11 +12,9 @@
 
 #include "gdrdrv.h"
 
-#define GDRDRV_FS_MAGIC 0x67647264 /* "gdrd" */
-
 static int gdrdrv_fs_init_context(struct fs_context *context)
 {
-	return init_pseudo(context, GDRDRV_FS_MAGIC) ? 0 : -ENOMEM;
+	return init_pseudo(context, GDRDRV_SHARE_MAGIC) ? 0 : -ENOMEM;
 }
 
 static struct file_system_type gdrdrv_fs = {
@@ -105,6 +103,7 @@ struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin)
 	inode = alloc_anon_inode(gdrdrv_mount->mnt_sb);
 	if (IS_ERR(inode))
 		return ERR_CAST(inode);
+	i_size_write(inode, pin->pages.length);
 	return gdrdrv_share_file(inode, O_RDWR, &gdrdrv_pin_fops, pin);
 }
 

@@ -32,11 +32,12 @@ from gdrpy.errors import (
     OutOfMemory,
     PermissionDenied,
     ReadOnly,
+    Revoked,
     SizeMismatch,
     Timeout,
     UntestedDriver,
 )
-from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, open
+from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
 from gdrpy.mapping import Flag, Mapping, MappingType
 from gdrpy.region import Region, alloc
 from gdrpy.vmm import granularity, rounded_size
@@ -64,6 +65,8 @@ __all__ = [
     "PinInfo",
     "ReadOnly",
     "Region",
+    "Revocation",
+    "Revoked",
     "SizeMismatch",
     "Timeout",
     "UntestedDriver",

@@ -14,6 +14,8 @@ from gdrpy.mapping import Mapping
 class Mappable(Resource):
     """``nbytes`` bytes of GPU memory, and the CPU mappings of them."""
 
+    _taken: Memory | None
+
     def __init__(self, nbytes: int, ptr: int | None, device: int | None) -> None:
         super().__init__()
         self.nbytes = nbytes
@@ -40,6 +42,21 @@ class Mappable(Resource):
             mapping = self._memory().map(start, size, bool(readonly), ptr, self.device)
             self._mappings.add(mapping)
         return mapping
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the GPU memory was freed under it by its owner, which costs a system call.
+
+        Its mappings raise Revoked from then on; views made before find what the pin was asked to
+        show. Only memory that the gdrdrv backend maps can be revoked.
+        """
+        self._check(f"{type(self).__name__}.revoked")
+        with self._lock:
+            found = self._taken is not None and self._taken.revoked
+            if found:
+                for mapping in list(self._mappings):
+                    mapping._revoke()
+        return found
 
     def _refuse_if_busy(self) -> None:
         """Raise BufferError while somebody could still use the memory."""

@@ -86,6 +86,10 @@ class ReadOnly(Error, TypeError):
     """A store to a mapping that was made read-only."""
 
 
+class Revoked(Error, OSError):
+    """The GPU memory behind a pin was freed by its owner."""
+
+
 class SizeMismatch(Error, ValueError):
     """The size given and the size of the memory disagree."""
 

@@ -10,9 +10,10 @@ from gdrpy import cuda
 from gdrpy._arguments import as_size
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Resource, Undo
-from gdrpy.backends import ALL, Memory, take_pointer
+from gdrpy.backends import ALL, Memory, PinRequest, take_pointer
+from gdrpy.backends.node import Node
 from gdrpy.backends.pointer import device_of
-from gdrpy.errors import SizeMismatch
+from gdrpy.errors import BackendUnavailable, SizeMismatch
 from gdrpy.interop import device_range
 from gdrpy.mapping import MappingType
 
@@ -43,6 +44,13 @@ class Attributes:
     page_size: int
 
 
+@dataclass(frozen=True)
+class Revocation:
+    """The GPU memory behind a pin was freed by its owner. ``pin`` is to be closed."""
+
+    pin: Pin
+
+
 def open(backend: str | None = None) -> Gdr:
     """Open the gdrcopy API. ``backend`` forces one; by default each pin takes the best there is."""
     if backend is not None and backend not in ALL:
@@ -57,12 +65,24 @@ class Gdr(Resource):
         super().__init__()
         self._backend = backend
         self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+        self._node: Node | None = None
 
-    def pin(self, pointer: Any, nbytes: int | None = None) -> Pin:
+    def pin(
+        self,
+        pointer: Any,
+        nbytes: int | None = None,
+        *,
+        revocable: bool = False,
+        sigbus: bool = False,
+    ) -> Pin:
         """Hold a range of GPU memory for CPU access.
 
         ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory,
         also inside an allocation) with ``nbytes``, or a contiguous CUDA array of any library.
+
+        The pin keeps the memory when its owner frees it. A ``revocable`` one, which only the gdrdrv
+        backend makes, loses it: :meth:`events` tells, mappings raise Revoked once it is known, and
+        views find zeros; or with ``sigbus``, as from NVIDIA's module, the process gets a SIGBUS.
 
         On a stock driver this gives every process on the machine that guesses two 32-bit handles
         the means to map a cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
@@ -85,16 +105,55 @@ class Gdr(Resource):
         with self._lock:
             self._check(call)
             device = device_of(address)
-            memory = take_pointer(address, size, device, self._backend)
+            request = PinRequest(bool(revocable), bool(sigbus), self._open_node)
+            memory = take_pointer(address, size, device, request, self._backend)
             pin = Pin(memory, address, device)
             self._pins.add(pin)
         return pin
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable while a revocation waits: the kernel module's node.
+
+        Raises BackendUnavailable where gdrpy's module is not loaded.
+        """
+        return self._events_node("Gdr.fileno").fd
+
+    def events(self) -> list[Revocation]:
+        """The revocations since the last call, each once; empty if there are none. Never waits.
+
+        Only of pins that are open, and revocable. Raises BackendUnavailable as :meth:`fileno`.
+        """
+        node = self._events_node("Gdr.events")
+        with self._lock:
+            found: list[Pin] = []
+            while (event := node.next_event()) is not None:
+                found += [
+                    pin
+                    for pin in list(self._pins)
+                    if event.lost or pin._taken.handle == event.handle
+                ]
+            return [Revocation(pin) for pin in found if pin._note_revocation()]
+
+    def _open_node(self) -> Node:
+        with self._lock:
+            if self._node is None:
+                self._node = Node()
+            return self._node
+
+    def _events_node(self, call: str) -> Node:
+        self._check(call)
+        node = self._open_node()
+        if not node.full:
+            raise BackendUnavailable(f"{call}: {node.origin} has no events: load gdrpy's module")
+        return node
 
     def _release(self) -> None:
         pins = list(self._pins)
         for pin in pins:
             pin._refuse_if_busy()
         with Undo() as undo:
+            if self._node is not None:
+                undo.keep(self._node)
             for pin in pins:
                 undo.callback(pin.close)
 
@@ -112,7 +171,8 @@ class Pin(Mappable):
 
     def __init__(self, memory: Memory, ptr: int, device: int) -> None:
         super().__init__(memory.nbytes, ptr, device)
-        self._taken = memory
+        self._taken: Memory = memory
+        self._told = False
         self.ptr = ptr
         self.backend = memory.backend
         self.location = memory.location
@@ -123,10 +183,29 @@ class Pin(Mappable):
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._taken.close)
 
+    def _note_revocation(self) -> bool:
+        """Whether it is revoked, and this is the first time that somebody asks so."""
+        if self.closed or self._told or not self.revoked:
+            return False
+        self._told = True
+        return True
+
+    def export(self, *, readonly: bool = False) -> int:
+        """A new file descriptor by which any process may map the pinned GPU pages.
+
+        Open it by ``Region.from_fd(fd, gpu=False)``; with ``readonly`` the kernel lets nobody write
+        through it. It shows whole GPU pages: byte 0 of the pin is at ``pin.ptr - pin.info.va``, and
+        what else lies in the first and the last page is shared with it. It ends with the pin.
+
+        Raises BackendUnavailable where gdrpy's kernel module is not loaded.
+        """
+        self._check("Pin.export")
+        return self._taken.export(bool(readonly))
+
     @property
     def attributes(self) -> Attributes:
         """What this pin's backend promises."""
-        return Attributes(self.backend, True, ALL[self.backend].page_size)
+        return Attributes(self.backend, self._taken.persistent, ALL[self.backend].page_size)
 
     @property
     def info(self) -> PinInfo:

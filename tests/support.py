@@ -18,7 +18,8 @@ def open_descriptors() -> dict[str, str]:
 def gpu_mappings() -> int:
     """How many mappings of GPU memory, real or simulated, this process has."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return sum("/dev/nvidia" in line or "/memfd:gdrpy-sim" in line for line in lines)
+    names = ("/dev/nvidia", "/memfd:gdrpy-sim", "/dev/gpustandin", "gdrdrv")
+    return sum(any(name in line for name in names) for line in lines)
 
 
 def manager_violations() -> int:

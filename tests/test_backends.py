@@ -32,7 +32,7 @@ class TestChoice:
     def test_of_an_unknown_one_names_the_known(self, monkeypatch):
         monkeypatch.setenv("GDRPY_BACKEND", "magic")
         with pytest.raises(
-            ValueError, match=r"no backend 'magic': choose one of dmabuf, nvrm, sim"
+            ValueError, match=r"no backend 'magic': choose one of gdrdrv, dmabuf, nvrm, sim"
         ):
             gdrpy.alloc(4096)
         with pytest.raises(ValueError, match="no backend 'magic'"):

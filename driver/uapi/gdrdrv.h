@@ -146,9 +146,10 @@ struct gdrdrv_pin_v3 {
  * pages; the offset to mmap is in bytes from info's va, so a range includes whatever else lies in
  * the pin's first and last GPU page. It polls as POLLHUP once the pin has ended: the GPU memory was
  * freed, the pin unpinned, or the file that made it closed. RDONLY: not even mprotect makes it
- * writable.
+ * writable. fstat() tells the pin's size in bytes; fstatfs() the magic number, as f_type.
  */
 #define GDRDRV_SHARE_RDONLY (1u << 0)
+#define GDRDRV_SHARE_MAGIC 0x67647264 /* "gdrd" */
 
 struct gdrdrv_share {
 	__u32 size;

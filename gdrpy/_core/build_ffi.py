@@ -20,6 +20,45 @@ uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
 int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly);
 int gdr_map_undo(struct gdr_map *map);
 
+/* node.h */
+#define GDRDRV_FEATURE_PIN_V3 ...
+#define GDRDRV_FEATURE_SHARE ...
+#define GDRDRV_FEATURE_EVENTS ...
+#define GDRDRV_PIN_V3_PERSISTENT ...
+#define GDRDRV_PIN_V3_REVOCABLE ...
+#define GDRDRV_PIN_V3_ZERO_AFTER ...
+#define GDRDRV_EVENT_REVOKED ...
+#define GDRDRV_GPU_PAGE_SIZE ...
+static const char *const GDRDRV_NODE;
+struct gdr_node {
+    int fd;
+    uint32_t version;
+    uint64_t features;
+    bool persistent;
+};
+struct gdr_pin_info {
+    uint64_t va;
+    uint64_t nbytes;
+    uint32_t mapping_type;
+    bool revoked;
+};
+struct gdrdrv_event {
+    uint64_t handle;
+    uint64_t sequence;
+    uint32_t kind;
+    uint32_t lost;
+};
+int gdr_node_open(struct gdr_node *node, const char *path);
+void gdr_node_close(struct gdr_node *node);
+int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+                 uint64_t *handle);
+int gdr_node_unpin(const struct gdr_node *node, uint64_t handle);
+int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
+int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);
+int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
+int64_t gdr_share_size(int fd);
+bool gdr_share_ended(int fd);
+
 /* nvrm.h */
 struct gdr_nvrm_error {
     char call[48];
@@ -83,10 +122,10 @@ ffi = cffi.FFI()
 ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
-    '#include "copy.h"\n#include "map.h"\n#include "nvrm.h"\n#include "nvrm_abi.h"\n',
-    sources=[f"gdrpy/_core/{name}" for name in ("map.c", "nvrm.c")]
+    "".join(f'#include "{name}.h"\n' for name in ("copy", "map", "node", "nvrm", "nvrm_abi")),
+    sources=[f"gdrpy/_core/{name}" for name in ("map.c", "node.c", "nvrm.c")]
     + sorted(f"gdrpy/_core/{path.name}" for path in HERE.glob("copy*.c")),
-    include_dirs=["gdrpy/_core"],
+    include_dirs=["gdrpy/_core", "driver"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],
     py_limited_api=True,
 )

@@ -169,7 +169,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 		if (!held && !late)
 			sched_yield();
 		Py_END_ALLOW_THREADS
-	} while (!held && !late && !PyErr_CheckSignals());
+	} while (!held && !late && !PyErr_CheckSignals() && flag_usable(self, "Flag.wait", false));
 	self->mapping->users--;
 	gdr_load_fence(); /* what the flag announced is read after it */
 

@@ -26,6 +26,13 @@ bool gdr_mapping_usable(struct mapping *self, const char *method)
 		PyErr_Format(gdr_error_closed, "%s: the mapping is closed", method);
 		return false;
 	}
+	if (self->revoked) {
+		PyErr_Format(gdr_error_revoked,
+			     "%s: the GPU memory behind this mapping was freed by its owner: close "
+			     "the mapping and its pin",
+			     method);
+		return false;
+	}
 	return true;
 }
 
@@ -274,6 +281,12 @@ static PyObject *mapping_end_batch(struct mapping *self, PyObject *Py_UNUSED(unu
 	Py_RETURN_NONE;
 }
 
+static PyObject *mapping_revoke(struct mapping *self, PyObject *Py_UNUSED(unused))
+{
+	self->revoked = true;
+	Py_RETURN_NONE;
+}
+
 static PyObject *release_once(struct mapping *self)
 {
 	PyObject *release = self->release;
@@ -398,7 +411,7 @@ static PyMethodDef mapping_methods[] = {
 	{"write", GDR_FASTCALL(mapping_write),
 	 "write(data, offset=0)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
-	 "Raises ValueError outside the mapping, ReadOnly, Closed, Forked."},
+	 "Raises ValueError outside the mapping, ReadOnly, Closed, Forked, Revoked."},
 	{"read", GDR_FASTCALL(mapping_read),
 	 "read(nbytes=None, offset=0)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes."},
@@ -420,6 +433,7 @@ static PyMethodDef mapping_methods[] = {
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
+	{"_revoke", (PyCFunction)mapping_revoke, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -429,6 +443,8 @@ static PyMemberDef mapping_members[] = {
 	 "Views and running copies that close() waits for."},
 	{"readonly", T_BOOL, offsetof(struct mapping, readonly), READONLY,
 	 "Whether stores are refused."},
+	{"revoked", T_BOOL, offsetof(struct mapping, revoked), READONLY,
+	 "Whether the memory is known to have been freed: see Pin.revoked."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},

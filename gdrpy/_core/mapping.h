@@ -11,6 +11,7 @@ struct mapping {
 	Py_ssize_t nbytes;
 	enum gdr_mapping_type type;
 	bool readonly;
+	bool revoked; /* the memory is gone, and this process has been told */
 	unsigned int generation;
 	Py_ssize_t users;  /* buffers exported, and calls running without the GIL */
 	int batch;	   /* depth of batch() blocks: writes are not fenced */

@@ -22,9 +22,8 @@ static int import_errors(void)
 		const char *name;
 		PyObject **where;
 	} errors[] = {
-		{"Closed", &gdr_error_closed},
-		{"Forked", &gdr_error_forked},
-		{"ReadOnly", &gdr_error_readonly},
+		{"Closed", &gdr_error_closed},	   {"Forked", &gdr_error_forked},
+		{"ReadOnly", &gdr_error_readonly}, {"Revoked", &gdr_error_revoked},
 		{"Timeout", &gdr_error_timeout},
 	};
 	PyObject *module = PyImport_ImportModule("gdrpy.errors");

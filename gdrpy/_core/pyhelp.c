@@ -6,6 +6,7 @@
 PyObject *gdr_error_closed;
 PyObject *gdr_error_forked;
 PyObject *gdr_error_readonly;
+PyObject *gdr_error_revoked;
 PyObject *gdr_error_timeout;
 unsigned int gdr_fork_generation;
 

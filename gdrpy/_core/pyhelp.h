@@ -16,6 +16,7 @@
 extern PyObject *gdr_error_closed;
 extern PyObject *gdr_error_forked;
 extern PyObject *gdr_error_readonly;
+extern PyObject *gdr_error_revoked;
 extern PyObject *gdr_error_timeout;
 
 /* Counts the forks behind this process: an object made before the last one is its parent's. */

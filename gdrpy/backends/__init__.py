@@ -9,19 +9,30 @@ import os
 from collections.abc import Callable, Iterable
 
 from gdrpy import cuda
-from gdrpy._fd import describe, is_nvidia_export, simulated_device
-from gdrpy.backends.base import Backend, Memory, Status
+from gdrpy._fd import describe, is_nvidia_export, is_simulated, share_size
+from gdrpy.backends.base import Backend, Memory, PinRequest, Status
 from gdrpy.backends.dmabuf import DmabufBackend
+from gdrpy.backends.gdrdrv import GdrdrvBackend
 from gdrpy.backends.nvrm import NvrmBackend
 from gdrpy.backends.sim import SimBackend
 from gdrpy.errors import BackendUnavailable, InvalidHandle
 from gdrpy.vmm import Allocation
 
-__all__ = ["ALL", "Backend", "Memory", "Status", "take_allocation", "take_export", "take_pointer"]
+__all__ = [
+    "ALL",
+    "Backend",
+    "Memory",
+    "PinRequest",
+    "Status",
+    "take_allocation",
+    "take_export",
+    "take_pointer",
+]
 
 #: Every backend, in the order of choice on a real GPU.
 ALL: dict[str, Backend] = {
-    backend.name: backend for backend in (DmabufBackend(), NvrmBackend(), SimBackend())
+    backend.name: backend
+    for backend in (GdrdrvBackend(), DmabufBackend(), NvrmBackend(), SimBackend())
 }
 
 
@@ -39,7 +50,7 @@ def _candidates(backend: str | None) -> Iterable[Backend]:
     if forced:
         return [forced]
     if cuda.simulated():
-        return [ALL["sim"]]
+        return [ALL["gdrdrv"], ALL["sim"]]
     return [one for one in ALL.values() if one.name != "sim"]
 
 
@@ -84,16 +95,26 @@ def take_export(fd: int, backend: str | None = None) -> Memory:
     forced = _forced(backend)
     if forced and forced.takes_exports:
         return forced.from_export(fd)
-    if simulated_device(fd) is not None:
+    if share_size(fd) is not None:
+        return ALL["gdrdrv"].from_export(fd)
+    if is_simulated(fd):
         return ALL["sim"].from_export(fd)
     if is_nvidia_export(fd):
         return ALL["nvrm"].from_export(fd)
     raise InvalidHandle(
         f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
-        f"Region.export() gave"
+        f"Region.export() or Pin.export() gave"
     )
 
 
-def take_pointer(ptr: int, nbytes: int, device: int, backend: str | None = None) -> Memory:
+def take_pointer(
+    ptr: int, nbytes: int, device: int, request: PinRequest, backend: str | None = None
+) -> Memory:
     """Take in a range at a device pointer of this process."""
-    return _first(backend, device, lambda one: one.from_pointer(ptr, nbytes, device))
+
+    def take(one: Backend) -> Memory:
+        if request.revocable and not one.revocable_pins:
+            raise BackendUnavailable("its pins keep the memory that their owner frees")
+        return one.from_pointer(ptr, nbytes, device, request)
+
+    return _first(backend, device, take)

@@ -8,12 +8,21 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gdrpy._core import _ffi
 from gdrpy._resource import Owner, Undo
-from gdrpy.errors import DriverError, Error, OutOfMemory, PermissionDenied
+from gdrpy.errors import (
+    BackendUnavailable,
+    DriverError,
+    Error,
+    OutOfMemory,
+    PermissionDenied,
+)
 from gdrpy.mapping import Mapping, MappingType
+
+if TYPE_CHECKING:
+    from gdrpy.backends.node import Node
 
 ffi = _ffi.ffi
 lib = _ffi.lib
@@ -28,6 +37,19 @@ class Status:
     remedy: str = ""
 
 
+@dataclass(frozen=True)
+class PinRequest:
+    """How a pin is to end if its GPU memory is freed first.
+
+    ``revocable``: it loses the memory, else it keeps it. An access then finds zeros, or with
+    ``sigbus`` is a SIGBUS. ``node`` opens the node whose events tell.
+    """
+
+    revocable: bool
+    sigbus: bool
+    node: Callable[[], Node]
+
+
 class Memory(Owner, ABC):
     """GPU memory that a backend has taken into this process.
 
@@ -36,6 +58,10 @@ class Memory(Owner, ABC):
     """
 
     source: object = None
+    #: Whether it keeps the GPU memory even when its owner frees it.
+    persistent: bool = True
+    #: The kernel module's name for the pin, in the events of its node; None for other memory.
+    handle: int | None = None
 
     def __init__(self, undo: Undo, nbytes: int, backend: str, location: str) -> None:
         super().__init__(undo)
@@ -65,6 +91,19 @@ class Memory(Owner, ABC):
 
         address = int(ffi.cast("uintptr_t", view.address))
         return Mapping(address, nbytes, mapping_type, readonly, release, self.backend, ptr, device)
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the GPU memory was freed under it."""
+        return False
+
+    def export(self, readonly: bool) -> int:
+        """A new descriptor by which other processes may map it. Raises BackendUnavailable."""
+        del readonly
+        raise BackendUnavailable(
+            f"Pin.export: {self.backend} cannot share a pin of its own: load gdrpy's kernel module "
+            f"(sudo ./insmod.sh), or share memory of gdrpy.alloc() by Region.export()"
+        )
 
     @abstractmethod
     def _map(
@@ -98,16 +137,22 @@ class FdMemory(Memory):
     def _map(
         self, offset: int, nbytes: int, readonly: bool
     ) -> tuple[Any, MappingType, Callable[[], object]]:
-        view = ffi.new("struct gdr_map *")
-        start = self._offset + offset
-        file_offset = lib.gdr_map_pages(view, start, nbytes)
-        error = lib.gdr_map_fd(view, self._fd, file_offset, start, readonly)
-        if error:
-            raise status_error(-error, f"mapping {nbytes} bytes at offset {offset}: mmap")
-        return view, self._mapping_type, functools.partial(_unmap, view)
+        view = map_fd(self._fd, 0, self._offset + offset, nbytes, readonly)
+        return view, self._mapping_type, functools.partial(unmap, view)
 
 
-def _unmap(view: Any) -> None:
+def map_fd(fd: int, file_offset: int, offset: int, nbytes: int, readonly: bool) -> Any:
+    """Map a byte range of a descriptor's memory, whose byte 0 is at ``file_offset``, a page's."""
+    view = ffi.new("struct gdr_map *")
+    page = lib.gdr_map_pages(view, offset, nbytes)
+    error = lib.gdr_map_fd(view, fd, file_offset + page, offset, readonly)
+    if error:
+        raise status_error(-error, f"mapping {nbytes} bytes at offset {offset}: mmap")
+    return view
+
+
+def unmap(view: Any) -> None:
+    """Undo :func:`map_fd`."""
     error = lib.gdr_map_undo(view)
     if error:
         raise status_error(-error, "munmap")
@@ -121,6 +166,8 @@ class Backend(ABC):
     page_size: ClassVar[int] = os.sysconf("SC_PAGESIZE")
     #: Whether a descriptor alone is enough, without CUDA.
     takes_exports: ClassVar[bool] = True
+    #: Whether pins can be made to end when their memory is freed.
+    revocable_pins: ClassVar[bool] = False
 
     def status(self, device: int | None = None) -> Status:
         """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
@@ -143,8 +190,11 @@ class Backend(ABC):
         return self.from_export(fd)
 
     @abstractmethod
-    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
-        """Take in the range at a device pointer. Byte 0 of the memory is at ``ptr``."""
+    def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
+        """Take in the range at a device pointer. Byte 0 of the memory is at ``ptr``.
+
+        The request is never for a revocable pin where the backend has none.
+        """
 
 
 def status_error(number: int, message: str, status: int = 0) -> Error:

@@ -13,7 +13,7 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, FdMemory, Memory, Status
+from gdrpy.backends.base import Backend, FdMemory, Memory, PinRequest, Status
 from gdrpy.errors import CudaError, InvalidHandle
 from gdrpy.mapping import MappingType
 
@@ -53,9 +53,13 @@ class DmabufBackend(Backend):
         del fd
         if ptr is None:
             raise InvalidHandle("the dmabuf backend needs the GPU view: open it with gpu=True")
-        return self.from_pointer(ptr, size, device)
+        return self._range(ptr, size, device)
 
-    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+    def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
+        del request
+        return self._range(ptr, nbytes, device)
+
+    def _range(self, ptr: int, nbytes: int, device: int) -> Memory:
         found = pointer.allocation_range(ptr, nbytes)
         start = ptr - ptr % self.page_size
         end = -(-(ptr + nbytes) // self.page_size) * self.page_size

@@ -22,7 +22,15 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, Memory, Status, ffi, lib, status_error
+from gdrpy.backends.base import (
+    Backend,
+    Memory,
+    PinRequest,
+    Status,
+    ffi,
+    lib,
+    status_error,
+)
 from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, UntestedDriver
 from gdrpy.mapping import MappingType
 
@@ -219,7 +227,8 @@ class NvrmBackend(Backend):
     def from_export(self, fd: int) -> Memory:
         return _import(fd, 0, None)
 
-    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+    def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
+        del request
         found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
             fd = pointer.export_of(undo, ptr)

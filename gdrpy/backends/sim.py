@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 from gdrpy import cuda
 from gdrpy._core import _ffi
-from gdrpy._fd import describe, duplicate, simulated_device
+from gdrpy._fd import describe, duplicate, is_simulated, simulated_block
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, FdMemory, Memory, Status
+from gdrpy.backends.base import Backend, FdMemory, Memory, PinRequest, Status
 from gdrpy.errors import InvalidHandle
 from gdrpy.mapping import MappingType
-
-#: A peer that could shrink the memory could kill its users by SIGBUS.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class SimBackend(Backend):
@@ -30,24 +26,19 @@ class SimBackend(Backend):
         return Status(False, "a real GPU is in use", "set GDRPY_SIM=1 to use the simulated one")
 
     def from_export(self, fd: int) -> Memory:
-        device = simulated_device(fd)
-        if device is None:
+        if not is_simulated(fd):
             raise InvalidHandle(
                 f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
                 f"pass one that Region.export() gave"
             )
-        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        if not sealed or os.fstat(fd).st_size == 0:
-            raise InvalidHandle(
-                f"file descriptor {fd} bears the name of simulated GPU memory but is empty or can "
-                f"be resized: it was not made by the simulated driver"
-            )
+        device, size = simulated_block(fd)
         with Undo() as undo:
             own = duplicate(fd)
             undo.callback(os.close, own)
-            return self._memory(undo, own, 0, os.fstat(own).st_size, device)
+            return self._memory(undo, own, 0, size, device)
 
-    def from_pointer(self, ptr: int, nbytes: int, device: int) -> Memory:
+    def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
+        del request
         found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
             fd = pointer.export_of(undo, ptr)

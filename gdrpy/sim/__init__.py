@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["BadEnvironment", "call_count", "fault", "library", "load", "loaded"]
+__all__ = ["BadEnvironment", "call_count", "fault", "library", "load", "loaded", "on_bar"]
 
 SONAME = "libcuda.so.1"
 
@@ -141,6 +141,15 @@ def fault(spec: str) -> Iterator[None]:
         yield
     finally:
         _functions().gdrsim_set_fault(b"")
+
+
+def on_bar() -> bool:
+    """Whether the memory lies on a PCI BAR, so that a kernel module can pin it.
+
+    Raises:
+        RuntimeError: this process does not use the simulated GPU.
+    """
+    return bool(_functions().gdrsim_on_bar())
 
 
 def call_count(function: str) -> int:

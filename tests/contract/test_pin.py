@@ -83,13 +83,16 @@ class TestPinOfAllocatedMemory:
                 gdr.pin(region, MIB + 1)
 
     def test_info_is_rounded_out_to_pages(self, gdr, allocate, backend):
+        page = 65536 if backend == "gdrdrv" else 4096
         pointer = allocate(2 * MIB)
-        with gdr.pin(pointer, 5000) as pin:
-            assert pin.info == gdrpy.PinInfo(pointer, 8192, 4096, False, None)
+        with gdr.pin(pointer, page + 1) as pin:
+            assert pin.info == gdrpy.PinInfo(pointer, 2 * page, page, False, None)
             with pin.map() as mapping:
-                assert pin.info == gdrpy.PinInfo(pointer, 8192, 4096, True, mapping.mapping_type)
+                assert pin.info == gdrpy.PinInfo(
+                    pointer, 2 * page, page, True, mapping.mapping_type
+                )
             assert not pin.info.mapped
-            assert pin.attributes == gdrpy.Attributes(backend, True, 4096)
+            assert pin.attributes == gdrpy.Attributes(backend, True, page)
 
     def test_two_pins_of_one_allocation_agree(self, gdr, allocate):
         pointer = allocate(2 * MIB)

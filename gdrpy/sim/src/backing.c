@@ -25,6 +25,11 @@ static const struct backing_kind *kind(void)
 	return chosen;
 }
 
+int gdrsim_on_bar(void)
+{
+	return kind() == &backing_bar;
+}
+
 CUresult backing_create(struct backing *backing, int ordinal, uint64_t size)
 {
 	return kind()->create(backing, ordinal, size);

@@ -270,5 +270,7 @@ enum {
  */
 SIM_EXPORT int gdrsim_set_fault(const char *spec);
 SIM_EXPORT uint64_t gdrsim_call_count(const char *function);
+/* Whether device memory is on a PCI bar, where a kernel module can pin it. */
+SIM_EXPORT int gdrsim_on_bar(void);
 
 #endif

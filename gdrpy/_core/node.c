@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+#include "node.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define HAS_INFO_V2 GDRDRV_VERSION(2, 4)
+#define HAS_ATTRIBUTES GDRDRV_VERSION(2, 5)
+
+static int call(const struct gdr_node *node, unsigned long command, void *argument)
+{
+	int ret;
+
+	do {
+		ret = ioctl(node->fd, command, argument);
+	} while (ret < 0 && errno == EINTR);
+	return ret < 0 ? -errno : 0;
+}
+
+static int read_version(struct gdr_node *node)
+{
+	struct gdrdrv_get_version version = {0};
+	int ret = call(node, GDRDRV_IOC_GET_VERSION, &version);
+
+	if (ret)
+		return ret;
+	node->version = version.gdrdrv_version;
+	if (node->version >> 16 != GDRDRV_ABI_VERSION >> 16 ||
+	    version.minimum_gdr_api_version > GDRDRV_ABI_VERSION)
+		return -EPROTO;
+	return 0;
+}
+
+/* What a module does not know, it does not have. */
+static void read_abilities(struct gdr_node *node)
+{
+	struct gdrdrv_features features = {.size = sizeof(features)};
+	struct gdrdrv_get_attr attribute = {.attr = GDRDRV_ATTR_USE_PERSISTENT_MAPPING};
+
+	if (!call(node, GDRDRV_IOC_FEATURES, &features))
+		node->features = features.features;
+	if (node->version >= HAS_ATTRIBUTES && !call(node, GDRDRV_IOC_GET_ATTR, &attribute))
+		node->persistent = attribute.val;
+}
+
+int gdr_node_open(struct gdr_node *node, const char *path)
+{
+	int ret;
+
+	*node = (struct gdr_node){.fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK)};
+	if (node->fd < 0)
+		return -errno;
+	ret = read_version(node);
+	if (ret) {
+		gdr_node_close(node);
+		return ret;
+	}
+	read_abilities(node);
+	return 0;
+}
+
+void gdr_node_close(struct gdr_node *node)
+{
+	close(node->fd);
+	node->fd = -1;
+}
+
+static int pin_v1(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
+{
+	struct gdrdrv_pin_buffer pin = {.addr = address, .size = nbytes};
+	int ret = call(node, GDRDRV_IOC_PIN_BUFFER, &pin);
+
+	*handle = pin.handle;
+	return ret;
+}
+
+static int pin_v3(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+		  uint64_t *handle)
+{
+	struct gdrdrv_pin_v3 pin = {
+		.size = sizeof(pin), .flags = flags, .addr = address, .length = nbytes};
+	int ret = call(node, GDRDRV_IOC_PIN_V3, &pin);
+
+	*handle = pin.handle;
+	return ret;
+}
+
+int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+		 uint64_t *handle)
+{
+	if (node->features & GDRDRV_FEATURE_PIN_V3)
+		return pin_v3(node, address, nbytes, flags, handle);
+	return flags ? -EOPNOTSUPP : pin_v1(node, address, nbytes, handle);
+}
+
+int gdr_node_unpin(const struct gdr_node *node, uint64_t handle)
+{
+	struct gdrdrv_unpin_buffer unpin = {.handle = handle};
+
+	return call(node, GDRDRV_IOC_UNPIN_BUFFER, &unpin);
+}
+
+static int info_v1(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+{
+	struct gdrdrv_get_info answer = {.handle = handle};
+	int ret = call(node, GDRDRV_IOC_GET_INFO, &answer);
+
+	info->va = answer.va;
+	info->nbytes = answer.mapped_size;
+	if (answer.mapped)
+		info->mapping_type = answer.wc_mapping ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_CACHED;
+	return ret;
+}
+
+static int info_v2(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+{
+	struct gdrdrv_get_info_v2 answer = {.handle = handle};
+	int ret = call(node, GDRDRV_IOC_GET_INFO_V2, &answer);
+
+	info->va = answer.va;
+	info->nbytes = answer.mapped_size;
+	info->mapping_type = answer.mapping_type;
+	return ret;
+}
+
+int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+{
+	struct gdrdrv_get_cb_flag revoked = {.handle = handle};
+	int ret;
+
+	*info = (struct gdr_pin_info){0};
+	ret = node->version >= HAS_INFO_V2 ? info_v2(node, handle, info)
+					   : info_v1(node, handle, info);
+	if (!ret)
+		ret = call(node, GDRDRV_IOC_GET_CB_FLAG, &revoked);
+	info->revoked = revoked.flag;
+	return ret;
+}
+
+int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly)
+{
+	struct gdrdrv_share share = {.size = sizeof(share),
+				     .flags = readonly ? GDRDRV_SHARE_RDONLY : 0,
+				     .handle = handle};
+	int ret = call(node, GDRDRV_IOC_SHARE, &share);
+
+	return ret ? ret : share.fd;
+}
+
+int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event)
+{
+	ssize_t got;
+
+	do {
+		got = read(node->fd, event, sizeof(*event));
+	} while (got < 0 && errno == EINTR);
+
+	if (got < 0)
+		return errno == EAGAIN ? 0 : -errno;
+	return got == sizeof(*event) ? 1 : -EPROTO;
+}
+
+int64_t gdr_share_size(int fd)
+{
+	struct statfs filesystem;
+	struct stat status;
+
+	if (fstatfs(fd, &filesystem) || fstat(fd, &status))
+		return -errno;
+	return filesystem.f_type == GDRDRV_SHARE_MAGIC ? status.st_size : -EINVAL;
+}
+
+bool gdr_share_ended(int fd)
+{
+	struct pollfd share = {.fd = fd};
+
+	return poll(&share, 1, 0) > 0 && share.revents & POLLHUP;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The calls of /dev/gdrdrv, as uapi/gdrdrv.h describes them: one function a call. The node may be
+ * NVIDIA's own gdrdrv, which has no features, or this project's module.
+ */
+#ifndef GDRPY_NODE_H
+#define GDRPY_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "uapi/gdrdrv.h"
+
+struct gdr_node {
+	int fd;
+	uint32_t version;  /* GDRDRV_VERSION(major, minor) of the ABI */
+	uint64_t features; /* GDRDRV_FEATURE_...; 0 for NVIDIA's module */
+	bool persistent;   /* whether pins that say nothing outlive the freeing of the memory */
+};
+
+/* The GPU pages that a pin holds. */
+struct gdr_pin_info {
+	uint64_t va;
+	uint64_t nbytes;
+	uint32_t mapping_type; /* enum gdrdrv_mapping_type; NONE while nothing is mapped */
+	bool revoked;
+};
+
+/* All of these return 0, or -errno with nothing left behind, unless they say otherwise. */
+
+/* -EPROTO: the module speaks another major version of the ABI. */
+int gdr_node_open(struct gdr_node *node, const char *path);
+void gdr_node_close(struct gdr_node *node);
+
+/* Flags are GDRDRV_PIN_V3_...: -EOPNOTSUPP for any where the node lacks the feature. */
+int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+		 uint64_t *handle);
+int gdr_node_unpin(const struct gdr_node *node, uint64_t handle);
+int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
+
+/* A descriptor, closed on exec. */
+int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);
+
+/* 1 with an event, 0 if none waits. */
+int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
+
+/* Bytes of the pin that a share descriptor is bound to; -EINVAL for any other descriptor. */
+int64_t gdr_share_size(int fd);
+
+/* Whether the pin of a share descriptor has ended. */
+bool gdr_share_ended(int fd);
+
+#endif

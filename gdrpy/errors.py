@@ -7,24 +7,33 @@ catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong argu
 
 from __future__ import annotations
 
-from errno import ENODEV
+from errno import ENODEV, ENXIO
+from typing import ClassVar
 
 
 class Error(Exception):
     """Base of every error that gdrpy raises on its own account."""
 
 
-class BackendUnavailable(Error, OSError):
-    """No backend can do what was asked; the message gives each one's reason and the remedy."""
+class _OneErrno(Error, OSError):
+    """An OSError that always has the same errno."""
+
+    _errno: ClassVar[int]
 
     def __init__(self, message: str) -> None:
-        super().__init__(ENODEV, message)
+        super().__init__(self._errno, message)
 
     def __str__(self) -> str:
         return str(self.strerror)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.strerror,)
+
+
+class BackendUnavailable(_OneErrno):
+    """No backend can do what was asked; the message gives each one's reason and the remedy."""
+
+    _errno = ENODEV
 
 
 class Closed(Error, ValueError):
@@ -86,8 +95,10 @@ class ReadOnly(Error, TypeError):
     """A store to a mapping that was made read-only."""
 
 
-class Revoked(Error, OSError):
+class Revoked(_OneErrno):
     """The GPU memory behind a pin was freed by its owner."""
+
+    _errno = ENXIO
 
 
 class SizeMismatch(Error, ValueError):

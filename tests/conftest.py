@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support import gpu_mappings, manager_violations, open_descriptors
+from support import gpu_mappings, hide_features, manager_violations, open_descriptors
 
 SIMULATED_BACKENDS = "sim,dmabuf"
 
@@ -66,8 +66,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A backend that this machine has, forced for the test."""
+    """A backend that this machine has, forced for the test.
+
+    ``gdrdrv-plain`` is gdrdrv as on NVIDIA's module, which has none of the features of ours.
+    """
     name: str = request.param
+    if name == "gdrdrv-plain":
+        hide_features(monkeypatch)
+        name = "gdrdrv"
     monkeypatch.setenv("GDRPY_BACKEND", name)
     return name
 

@@ -3,6 +3,8 @@
 import ctypes
 from pathlib import Path
 
+import pytest
+
 
 def open_descriptors() -> dict[str, str]:
     """What this process has open, by number, without the folder that the answer is read from."""
@@ -26,3 +28,18 @@ def manager_violations() -> int:
     """Broken rules that the simulated resource manager counted, 0 where it is not preloaded."""
     count = getattr(ctypes.CDLL(None), "fakerm_count", None)
     return count(b"violations") if count else 0
+
+
+def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the node of the kernel module seem to be of NVIDIA's, until the test ends."""
+    from gdrpy.backends import gdrdrv
+    from gdrpy.backends.node import Node
+
+    open_node = Node.__init__
+
+    def open_plain(self: Node) -> None:
+        open_node(self)
+        self._node.features = 0
+
+    monkeypatch.setattr(Node, "__init__", open_plain)
+    monkeypatch.setattr(gdrdrv, "_own_node", gdrdrv._OwnNode())

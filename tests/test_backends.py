@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import gdrpy
-from gdrpy.backends import ALL, Status, nvrm
+from gdrpy.backends import ALL, Status, node, nvrm
 from gdrpy.backends.nvrm import TESTED_DRIVERS, is_tested
 
 
@@ -85,6 +86,76 @@ class TestStatus:
             f"no NVIDIA kernel driver: {node} is missing",
             "install the driver, or pass the node into the container (--gpus, --device)",
         )
+
+
+class TestKernelModule:
+    """Where there is none; tests/vm/inside has the rest."""
+
+    @pytest.fixture
+    def missing(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(node, "PATH", tmp_path / "gdrdrv")
+        return tmp_path / "gdrdrv"
+
+    def test_cannot_pin_simulated_memory_that_is_no_pci_memory(self):
+        assert ALL["gdrdrv"].status(0) == Status(
+            False,
+            "the simulated GPU's memory is no PCI memory, which a kernel module could pin",
+            "run it in QEMU: tests/vm/README.md",
+        )
+
+    def test_that_is_not_loaded_says_how_to_load_it(self, missing):
+        assert ALL["gdrdrv"].status() == Status(
+            False, f"no kernel module serves {missing}", "load the module: sudo ./insmod.sh"
+        )
+
+    def test_that_is_something_else_is_not_taken_for_one(self, missing):
+        missing.touch()
+        assert ALL["gdrdrv"].status().reason == f"{missing} speaks another ABI than gdrdrv 2"
+
+    def test_gives_events_and_without_it_there_are_none(self, missing):
+        with gdrpy.open() as gdr:
+            for call in (gdr.fileno, gdr.events):
+                with pytest.raises(gdrpy.BackendUnavailable, match=r"insmod\.sh"):
+                    call()
+
+    def test_makes_revocable_pins_and_without_it_there_are_none(self):
+        with gdrpy.alloc(4096) as region, gdrpy.open() as gdr:
+            with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins keep the memory"):
+                gdr.pin(region, revocable=True)
+            with gdr.pin(region) as pin:
+                assert not pin.revoked
+
+    def test_shares_pins_and_without_it_nothing_does(self):
+        with (
+            gdrpy.alloc(4096) as region,
+            gdrpy.open() as gdr,
+            gdr.pin(region) as pin,
+            pytest.raises(gdrpy.BackendUnavailable, match=r"Pin\.export: sim cannot share"),
+        ):
+            pin.export()
+
+
+class TestRevokedMapping:
+    def test_refuses_everything_but_to_be_closed(self):
+        with gdrpy.alloc(4096) as region, region.map() as mapping:
+            flag = mapping.flag()
+            mapping._revoke()
+            assert mapping.revoked
+            for use in (
+                lambda: mapping.write(b"x"),
+                lambda: mapping.read(1),
+                lambda: mapping.readinto(bytearray(1)),
+                lambda: mapping.load(0),
+                lambda: mapping.address,
+                lambda: memoryview(mapping),
+                lambda: flag.get(),
+                lambda: mapping.flush(),
+            ):
+                with pytest.raises(gdrpy.Revoked, match="freed by its owner") as caught:
+                    use()
+                assert caught.value.errno == errno.ENXIO
+            mapping.close()
+            assert mapping.closed
 
 
 class TestEnvironment:

@@ -93,7 +93,7 @@ class _Pin:
 
 
 def _revoked() -> Revoked:
-    return Revoked(errno.ENXIO, "the GPU memory behind this pin was freed by its owner: close it")
+    return Revoked("the GPU memory behind this pin was freed by its owner: close it")
 
 
 class PinMemory(FdMemory):
@@ -220,11 +220,9 @@ class GdrdrvBackend(Backend):
         try:
             with Node() as node:
                 return Status(True, node.origin)
-        except BackendUnavailable as error:
-            reason, _, remedy = str(error).partition(": ")
+        except (BackendUnavailable, PermissionDenied) as error:
+            reason, _, remedy = str(error.strerror).partition(": ")
             return Status(False, reason, remedy)
-        except PermissionDenied as error:
-            return Status(False, str(error.strerror), "ask for access to /dev/gdrdrv")
 
     def from_export(self, fd: int) -> Memory:
         size = share_size(fd)

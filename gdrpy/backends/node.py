@@ -148,12 +148,11 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _open_error(error: int) -> Error:
     if error in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
-        return BackendUnavailable(
-            f"the kernel module gdrdrv is not loaded, {PATH} missing: {_LOAD}"
-        )
+        return BackendUnavailable(f"no kernel module serves {PATH}: {_LOAD}")
     if error in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
-            error, f"no permission to open {PATH} for reading and writing: see its mode and group"
+            error,
+            f"no permission to open {PATH} for reading and writing: ask for its group or mode",
         )
     if error in (errno.EPROTO, errno.ENOTTY, errno.EINVAL):
         return BackendUnavailable(f"{PATH} speaks another ABI than gdrdrv 2: {_LOAD}")

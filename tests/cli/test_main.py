@@ -316,6 +316,6 @@ class TestInfo:
         assert result["devices"] == []
         assert result["cuda_problem"].startswith("cuInit: CUDA_ERROR_NO_DEVICE")
         states = {state["backend"]: state for state in result["backends"]}
-        assert list(states) == ["dmabuf", "nvrm", "sim"]
+        assert list(states) == ["gdrdrv", "dmabuf", "nvrm", "sim"]
         assert not states["dmabuf"]["usable"]
         assert result["copy_routines"]["to"]["chosen"]

@@ -38,7 +38,7 @@ def add_parser(commands: Commands) -> None:
             "the driver's own copies, the GPU itself, another process) and reads them back by\n"
             "another: regions, parts of them, flags, and pins of memory made by cuMemAlloc.\n"
             "A failed check tells the first byte that differs. Regions above 16 MiB are sampled.\n"
-            "\nchecks:\n" + "\n".join(f"  {one.name:16} {one.shows}" for one in checks.ALL)
+            "\nchecks:\n" + "\n".join(map(_help_line, checks.ALL))
         ),
         examples=(
             "gdrpy validate\n"
@@ -73,6 +73,11 @@ def add_parser(commands: Commands) -> None:
     )
 
 
+def _help_line(check: Check) -> str:
+    only = f" (backend {check.backend})" if check.backend else ""
+    return f"  {check.name:16} {check.shows}{only}"
+
+
 def run(args: argparse.Namespace, output: Output) -> int:
     """Run the checks; FAILED if one did."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
@@ -83,7 +88,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         hostmemory.require(args.size, simulated=True)
     output.line(_title(header, settings))
 
-    chosen = [check for check in checks.ALL if not args.check or check.name in args.check]
+    chosen = [
+        check
+        for check in checks.ALL
+        if (check.name in args.check if args.check else check.backend in (None, header.backend))
+    ]
     results = _run_all(chosen, settings, output)
     counts = Counter(result.verdict for result in results)
     output.line(_summary(counts))

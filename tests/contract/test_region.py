@@ -64,6 +64,7 @@ class TestAllocatedRegion:
         for region in regions:
             region.close()
 
+    @pytest.mark.large
     def test_larger_than_4_gib_is_addressed_at_both_ends(self, backend, gpu_read):
         nbytes = 4 * GIB + 4 * MIB
         with gdrpy.alloc(nbytes) as region:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from gdrpy.cli.checks import copies, gpu, pins, ranges, sharing, transfers
+from gdrpy.cli.checks import copies, gpu, module, pins, ranges, sharing, transfers
 from gdrpy.cli.checks.difference import Difference, Mismatch
 from gdrpy.cli.checks.rig import Rig, Settings, Unsupported
 from gdrpy.errors import BackendUnavailable
@@ -22,11 +22,15 @@ __all__ = ["ALL", "Check", "Result", "Settings", "Verdict", "run"]
 
 @dataclass(frozen=True)
 class Check:
-    """A check: the name that selects it, what it shows in one line, and how."""
+    """A check: the name that selects it, what it shows in one line, and how.
+
+    ``backend`` is the only one that has what it is about; None where all do.
+    """
 
     name: str
     shows: str
     function: Callable[[Rig], None]
+    backend: str | None = None
 
 
 class Verdict(enum.StrEnum):
@@ -69,6 +73,8 @@ ALL = (
     Check("pin-small", "pins of cuMemAlloc neighbours", pins.small_allocations),
     Check("pin-interior", "a pin inside a cuMemAlloc allocation", pins.interior_pointer),
     Check("pin-large", "a pin of a large cuMemAlloc allocation", pins.large_allocation),
+    Check("pin-revoked", "memory freed under a pin", module.revocation, "gdrdrv"),
+    Check("pin-shared", "a pin shared by its descriptor", module.shared_pin, "gdrdrv"),
 )
 
 

@@ -9,6 +9,7 @@
 #include <linux/slab.h>
 
 #include "gdrdrv.h"
+#include "trace.h"
 
 /* So much is filled in by one fault. */
 #define GDRDRV_FAULT_BLOCK SZ_2M
@@ -195,6 +196,7 @@ static int gdrdrv_map(struct gdrdrv_pin *pin, struct vm_area_struct *vma, unsign
 	gdrdrv_vma_change_flags(vma, VM_MAYEXEC,
 				VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTCOPY | VM_DONTDUMP);
 	gdrdrv_count(GDRDRV_COUNT_MAPPINGS);
+	trace_gdrdrv_map(pin, vma, type);
 	return 0;
 }
 

@@ -6,6 +6,7 @@
 #include <linux/slab.h>
 
 #include "gdrdrv.h"
+#include "trace.h"
 
 /* Only once the state says that the fault handler must refuse. */
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
@@ -36,6 +37,7 @@ static void gdrdrv_pin_memory_freed(void *data)
 
 	/* The event comes last: who reads it finds the mappings gone. */
 	gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
+	trace_gdrdrv_revoke(pin);
 	mutex_lock(&pin->lock);
 	if (pin->gfile)
 		gdrdrv_event_post(&pin->gfile->events, GDRDRV_EVENT_REVOKED, pin->handle);
@@ -189,6 +191,7 @@ int gdrdrv_pin_publish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin)
 	int ret;
 
 	gdrdrv_stats_add_pin(pin);
+	trace_gdrdrv_pin(pin);
 	ret = xa_err(xa_store(&gfile->pins, pin->handle, pin, GFP_KERNEL_ACCOUNT));
 	if (ret) {
 		gdrdrv_stats_remove_pin(pin);
@@ -245,6 +248,7 @@ int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle)
 
 	gdrdrv_stats_remove_pin(pin);
 	gdrdrv_count(GDRDRV_COUNT_UNPINS);
+	trace_gdrdrv_unpin(pin);
 	gdrdrv_pin_end(pin);
 	return 0;
 }

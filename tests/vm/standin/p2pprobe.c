@@ -14,7 +14,7 @@
 #include "p2pprobe.h"
 
 struct probe {
-	struct mutex lock;
+	struct mutex lock; /* of a get or put: one at a time */
 	u64 address;
 	struct nvidia_p2p_page_table *table; /* as got; a callback leaves it dangling */
 	bool persistent;

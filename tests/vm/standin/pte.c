@@ -27,7 +27,7 @@ static int read_entry(struct vm_area_struct *vma, u64 address, pgprot_t *protect
 static int read_entry(struct vm_area_struct *vma, u64 address, pgprot_t *protection,
 		      struct gpustandin_pte *query)
 {
-	spinlock_t *lock;
+	spinlock_t *lock; /* the page table's */
 	pte_t *entry;
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
@@ -37,6 +37,8 @@ static int read_entry(struct vm_area_struct *vma, u64 address, pgprot_t *protect
 	if (follow_pte(vma->vm_mm, address, &entry, &lock))
 		return -EFAULT;
 #endif
+	/* Held now, which sparse does not see. */
+	__acquire(lock);
 	*protection = pte_pgprot(*entry);
 	query->physical = PFN_PHYS(pte_pfn(*entry)) + offset_in_page(address);
 	query->writable = !!pte_write(*entry);

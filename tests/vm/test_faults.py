@@ -109,8 +109,8 @@ def together(bed: Path, modules: Path) -> dict[str, str]:
     """What was printed for each of the faults that can follow each other."""
     ended = run(bed, modules, *TOGETHER)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    parts = re.split(r"^== (\S+ \d+)\n", ended.stdout, flags=re.MULTILINE)
-    return dict(zip((part.split()[0] for part in parts[1::2]), parts[::2]))
+    parts = re.findall(r"(.*?)^== (\S+) \d+$", ended.stdout, re.DOTALL | re.MULTILINE)
+    return {name: output for output, name in parts}
 
 
 def failed(fault: Fault, output: str) -> bool:

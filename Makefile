@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
-	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch])
+	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch] \
+	tests/vm/abi/*.[ch])
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py driver/uapi/gdrdrv.h \
 	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 
@@ -67,6 +68,7 @@ test-py: tools
 # The kernel module in a QEMU guest, on a GPU's BAR of the guest's: see tests/vm/README.md.
 test-vm: tools
 	@tests/vm/setup
+	@$(MAKE) --no-print-directory -C tests/vm/abi
 	@tests/vm/run -- $(CURDIR)/$(BIN)/python -m pytest -q tests/vm/inside
 
 bench: tools

@@ -1,13 +1,15 @@
-"""What runs where: ``test_bed.py`` on the host, and boots guests; ``inside`` in such a guest."""
+"""What runs where: the tests here on the host, and boot guests; ``inside`` in such a guest."""
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 IN_GUEST = Path("/dev/gpustandin").exists()
+NOT_SET_UP = 77
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -18,3 +20,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.is_relative_to(HERE / "inside") != IN_GUEST and collection_path != HERE:
         return True
     return None
+
+
+@pytest.fixture(scope="session")
+def bed() -> Path:
+    """``tests/vm/run``, set up; skips where QEMU is missing and nobody may install it."""
+    setup = subprocess.run([HERE / "setup"], capture_output=True, text=True)
+    if setup.returncode == NOT_SET_UP:
+        pytest.skip(setup.stderr.strip())
+    assert setup.returncode == 0, setup.stderr
+    # Programs that tests in the guest run: built there it would take much longer.
+    subprocess.run(["make", "-s", "-C", HERE / "abi"], check=True)
+    return HERE / "run"

@@ -17,16 +17,6 @@ NOT_SET_UP, TIME_IS_UP, BED_FAILED = 77, 124, 125
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="session")
-def bed() -> Path:
-    """``tests/vm/run``, set up; skips where QEMU is missing and nobody may install it."""
-    setup = subprocess.run([HERE / "setup"], capture_output=True, text=True)
-    if setup.returncode == NOT_SET_UP:
-        pytest.skip(setup.stderr.strip())
-    assert setup.returncode == 0, setup.stderr
-    return HERE / "run"
-
-
 @pytest.fixture
 def run(bed: Path) -> Run:
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

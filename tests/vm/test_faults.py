@@ -1,0 +1,133 @@
+"""Each fault that was seen in NVIDIA's gdrdrv, put into this module, is found by a test.
+
+``faults`` has a patch of ``driver`` for each, which names the test. Most are loaded one after the
+other in one guest; those that end the kernel, or cannot be unloaded, have one of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+DRIVER = HERE.parent.parent / "driver"
+FAULTS = HERE / "faults"
+KERNEL = "debian"
+#: At the same time.
+BUILDS = 2
+#: Freed memory is overwritten, so that who still uses it does not find what was there.
+POISON = "slub_debug=P"
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    program: str
+    test: str
+    alone: bool
+
+    @classmethod
+    def of(cls, patch: Path) -> Fault:
+        head = patch.read_text().partition("\n--- ")[0]
+        caught = re.search(r"^Caught by: (\w+) (\w+)$", head, re.MULTILINE)
+        assert caught, f"{patch} does not say which test it is 'Caught by:'"
+        alone = re.search(r"^Alone: ", head, re.MULTILINE)
+        return cls(patch.stem, caught[1], caught[2], bool(alone))
+
+    @property
+    def patch(self) -> Path:
+        return FAULTS / f"{self.name}.patch"
+
+
+ALL = [Fault.of(patch) for patch in sorted(FAULTS.glob("*.patch"))]
+TOGETHER = [fault for fault in ALL if not fault.alone]
+
+
+def load_bed() -> ModuleType:
+    """``run``, which knows how modules are built."""
+    loader = importlib.machinery.SourceFileLoader("bed", str(HERE / "run"))
+    spec = importlib.util.spec_from_loader("bed", loader)
+    assert spec
+    bed = importlib.util.module_from_spec(spec)
+    loader.exec_module(bed)
+    return bed
+
+
+def put_in(fault: Fault, sources: Path) -> None:
+    """Makes the sources those of the driver, with one fault."""
+    for file in DRIVER.glob("*.[ch]"):
+        if (sources / file.name).read_bytes() != file.read_bytes():
+            shutil.copy(file, sources)
+    patch = ["patch", "--strip=1", "--fuzz=0", "--no-backup-if-mismatch", f"--input={fault.patch}"]
+    patched = subprocess.run(patch, cwd=sources, capture_output=True, text=True)
+    assert patched.returncode == 0, (
+        f"{fault.patch} does not apply any more: put the same fault into driver/ as it is now, and "
+        f"write the difference there\n{patched.stdout}{patched.stderr}"
+    )
+
+
+@pytest.fixture(scope="session")
+def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a module for each fault, ``NAME.ko``."""
+    builder = load_bed()
+    kernel = builder.kernel_folder(KERNEL)
+    symbols = builder.build(kernel, HERE / "standin") / "Module.symvers"
+    folder = tmp_path_factory.mktemp("faults")
+
+    def build(share: int) -> None:
+        # One folder for many, in which only what differs is compiled again.
+        sources = folder / f"faulty-{share}"
+        shutil.copytree(DRIVER, sources)
+        for fault in ALL[share::BUILDS]:
+            put_in(fault, sources)
+            module = builder.build(kernel, sources, symbols=symbols) / "gdrdrv.ko"
+            shutil.copy(module, folder / f"{fault.name}.ko")
+
+    with ThreadPoolExecutor(BUILDS) as builds:
+        list(builds.map(build, range(BUILDS)))
+    return folder
+
+
+def run(bed: Path, modules: Path, *faults: Fault) -> subprocess.CompletedProcess[str]:
+    words = [f"{fault.name}:{fault.program}:{fault.test}" for fault in faults]
+    options = ["--kernel", KERNEL, "--gdrdrv", "none", "--append", POISON, "--timeout", "120"]
+    command = [bed, *options, "--", FAULTS / "in_guest", modules, *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="session")
+def together(bed: Path, modules: Path) -> dict[str, str]:
+    """What was printed for each of the faults that can follow each other."""
+    ended = run(bed, modules, *TOGETHER)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    parts = re.findall(r"(.*?)^== (\S+) \d+$", ended.stdout, re.DOTALL | re.MULTILINE)
+    return {name: output for output, name in parts}
+
+
+def failed(fault: Fault, output: str) -> bool:
+    """Whether the test that is to find it is the one that failed."""
+    return re.search(rf"\bin {fault.test}: |^{fault.test}: ", output, re.MULTILINE) is not None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
+def test_fault_is_found(
+    bed: Path, modules: Path, fault: Fault, request: pytest.FixtureRequest
+) -> None:
+    if not fault.alone:
+        output = request.getfixturevalue("together")[fault.name]
+        assert failed(fault, output), output
+        return
+    ended = run(bed, modules, fault)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode != 0
+    assert failed(fault, output) or "the kernel reported a fault" in ended.stderr, output

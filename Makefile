@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
-	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch])
+	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch] \
+	tests/vm/stress/*.[ch])
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py driver/uapi/gdrdrv.h \
 	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 

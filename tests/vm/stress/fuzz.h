@@ -20,7 +20,7 @@
 #define THREADS_MAX 8
 #define NODES 3
 #define BLOCKS 2
-#define BLOCK_PAGES 8
+#define BLOCK_PAGES 2
 #define HANDLES 24
 #define SHARES 8
 #define SLOTS 4 /* for mappings, of each thread */

@@ -30,27 +30,34 @@ int op_read_events(struct thread *thread)
 	return 0;
 }
 
-static short poll_fd(const struct thread *thread, int fd, short events)
+/* EIO: it reports what it must not. */
+static int poll_fd(int fd, short events, bool (*fine)(short events))
 {
 	struct pollfd wanted = {.fd = fd, .events = events};
 
 	if (poll(&wanted, 1, 0) < 0)
-		storm_fail(thread, "poll: %s", result_name(result_of(-1)));
-	return wanted.revents;
+		return result_of(-1);
+	return fine(wanted.revents) ? 0 : EIO;
+}
+
+static bool is_node_event(short events)
+{
+	return !(events & ~POLLIN);
+}
+
+static bool is_share_event(short events)
+{
+	return !events || events == (POLLHUP | POLLERR);
 }
 
 int op_poll_node(struct thread *thread)
 {
-	short events = poll_fd(thread, NODE_FD + below(&thread->random, NODES), POLLIN);
-
-	return events & ~POLLIN ? EIO : 0;
+	return poll_fd(NODE_FD + below(&thread->random, NODES), POLLIN, is_node_event);
 }
 
 int op_poll_share(struct thread *thread)
 {
-	short events = poll_fd(thread, SHARE_FD + below(&thread->random, SHARES), 0);
-
-	return events && events != (POLLHUP | POLLERR) ? EIO : 0;
+	return poll_fd(SHARE_FD + below(&thread->random, SHARES), 0, is_share_event);
 }
 
 int op_set_type(struct thread *thread)

@@ -169,6 +169,8 @@ static void set_faults(const char *fault, const char *probability)
 
 static void start_faults(void)
 {
+	/* By fail-nth alone. */
+	set_knob("fail_usercopy", "verbose", "0");
 	set_faults("failslab", "1");
 	set_knob("fail_page_alloc", "min-order", "0");
 	set_faults("fail_page_alloc", "1");

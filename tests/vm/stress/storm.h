@@ -36,7 +36,7 @@
 #define PEER_SLOTS 2
 
 #define CPU_PAGE 4096
-#define BLOCK_PAGES 16 /* at most, of the GPU's */
+#define BLOCK_PAGES 4 /* at most, of the GPU's */
 #define BLOCK_ROOM (BLOCK_PAGES * GDRDRV_GPU_PAGE_SIZE)
 
 /*

@@ -6,22 +6,20 @@ other in one guest; those that end the kernel, or cannot be unloaded, have one o
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from kernels import Kernel
 
 HERE = Path(__file__).parent
 DRIVER = HERE.parent.parent / "driver"
 FAULTS = HERE / "faults"
-KERNEL = "debian"
+KERNEL = Kernel("debian")
 #: At the same time.
 BUILDS = 2
 #: Freed memory is overwritten, so that who still uses it does not find what was there.
@@ -52,16 +50,6 @@ ALL = [Fault.of(patch) for patch in sorted(FAULTS.glob("*.patch"))]
 TOGETHER = [fault for fault in ALL if not fault.alone]
 
 
-def load_bed() -> ModuleType:
-    """``run``, which knows how modules are built."""
-    loader = importlib.machinery.SourceFileLoader("bed", str(HERE / "run"))
-    spec = importlib.util.spec_from_loader("bed", loader)
-    assert spec
-    bed = importlib.util.module_from_spec(spec)
-    loader.exec_module(bed)
-    return bed
-
-
 def put_in(fault: Fault, sources: Path) -> None:
     """Makes the sources those of the driver, with one fault."""
     for file in DRIVER.glob("*.[ch]"):
@@ -78,9 +66,7 @@ def put_in(fault: Fault, sources: Path) -> None:
 @pytest.fixture(scope="session")
 def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a module for each fault, ``NAME.ko``."""
-    builder = load_bed()
-    kernel = builder.kernel_folder(KERNEL)
-    symbols = builder.build(kernel, HERE / "standin") / "Module.symvers"
+    symbols = KERNEL.build(HERE / "standin") / "Module.symvers"
     folder = tmp_path_factory.mktemp("faults")
 
     def build(share: int) -> None:
@@ -89,8 +75,8 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(DRIVER, sources)
         for fault in ALL[share::BUILDS]:
             put_in(fault, sources)
-            module = builder.build(kernel, sources, symbols=symbols) / "gdrdrv.ko"
-            shutil.copy(module, folder / f"{fault.name}.ko")
+            built = KERNEL.build(sources, f"KBUILD_EXTRA_SYMBOLS={symbols}")
+            shutil.copy(built / "gdrdrv.ko", folder / f"{fault.name}.ko")
 
     with ThreadPoolExecutor(BUILDS) as builds:
         list(builds.map(build, range(BUILDS)))
@@ -99,7 +85,7 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(bed: Path, modules: Path, *faults: Fault) -> subprocess.CompletedProcess[str]:
     words = [f"{fault.name}:{fault.program}:{fault.test}" for fault in faults]
-    options = ["--kernel", KERNEL, "--gdrdrv", "none", "--append", POISON, "--timeout", "120"]
+    options = ["--kernel", KERNEL.name, "--gdrdrv", "none", "--append", POISON, "--timeout", "120"]
     command = [bed, *options, "--", FAULTS / "in_guest", modules, *words]
     return subprocess.run(command, capture_output=True, text=True)
 

@@ -191,7 +191,7 @@ need_tools() {
 	local tree compiler=gcc installed
 	[ -e "$headers/Makefile" ] || fail $NO_BUILD "no headers of Linux $release in $headers:" \
 		"$(install "linux-headers-$release" "kernel-devel-$release")"
-	tree=$(cat "$headers/include/config/kernel.release" 2> /dev/null || echo "$release")
+	tree=$(sed -n 's/^#define UTS_RELEASE "\(.*\)"/\1/p' "$headers/include/generated/utsrelease.h")
 	[ "$tree" = "$release" ] ||
 		fail $NO_BUILD "$headers is of Linux $tree, but $release runs: set KDIR to that one's"
 	! has_config CC_IS_CLANG || compiler=clang

@@ -96,7 +96,10 @@ class Machine:
         self.write("sys/kernel/security/lockdown", "[none] integrity confidentiality")
         self.write(f"lib/modules/{RELEASE}/build/Makefile", "")
         self.write(f"lib/modules/{RELEASE}/build/include/config/auto.conf", "")
-        self.write(f"lib/modules/{RELEASE}/build/include/config/kernel.release", RELEASE)
+        self.write(
+            f"lib/modules/{RELEASE}/build/include/generated/utsrelease.h",
+            f'#define UTS_RELEASE "{RELEASE}"',
+        )
         self.load_nvidia("550.54.14", "OE")
         self._make_commands()
         shutil.copytree(

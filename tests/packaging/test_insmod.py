@@ -118,7 +118,7 @@ class TestBuild:
 
     def test_needs_headers_of_the_running_kernel(self, machine: Machine, tmp_path: Path) -> None:
         other = shutil.copytree(machine.headers, tmp_path / "other")
-        (other / "include/config/kernel.release").write_text("5.10.0-1\n")
+        (other / "include/generated/utsrelease.h").write_text('#define UTS_RELEASE "5.10.0-1"\n')
         assert machine.refused(KDIR=str(other)) == (
             NO_BUILD,
             f"{other} is of Linux 5.10.0-1, but {RELEASE} runs: set KDIR to that one's",

@@ -1,0 +1,77 @@
+"""A copy of this machine to install packages on: what is written there is in memory, and lost."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from pathlib import Path
+from typing import Self
+
+
+class Machines:
+    """A mount namespace with copies in it, each a layer over the one that it was made of."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = itertools.count()
+        # It lives as long as this program, whose end the pipe tells.
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._holder.stdout is not None
+        self._holder.stdout.readline()
+        self.inside("mount", "-t", "tmpfs", "machines", folder)
+
+    def inside(self, *command: str | Path) -> str:
+        """What a command prints that succeeds."""
+        ended = subprocess.run(
+            ["nsenter", "--mount", "--target", str(self._holder.pid), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def copy(self, of: Machine | None = None) -> Machine:
+        """A copy of this machine, or of a copy that nobody uses any more."""
+        machine = Machine(self, next(self._numbers), of.layers if of else "/")
+        if of:
+            of.unmount()
+        return machine.mount()
+
+    def close(self) -> None:
+        self._holder.communicate()
+
+
+class Machine:
+    def __init__(self, machines: Machines, number: int, below: str) -> None:
+        self.machines = machines
+        folder = machines.folder / str(number)
+        self.root, self._layer, self._work = folder / "root", folder / "layer", folder / "work"
+        self._below = below
+        self.layers = f"{self._layer}:{below}"
+
+    def mount(self) -> Self:
+        inside = self.machines.inside
+        inside("mkdir", "-p", self.root, self._layer, self._work)
+        options = f"lowerdir={self._below},upperdir={self._layer},workdir={self._work}"
+        inside("mount", "-t", "overlay", "copy", "-o", options, self.root)
+        inside("mount", "-t", "proc", "proc", self.root / "proc")
+        inside("mount", "--bind", "/dev", self.root / "dev")
+        return self
+
+    def unmount(self) -> None:
+        for path in (self.root / "dev", self.root / "proc", self.root):
+            self.machines.inside("umount", path)
+
+    def run(self, *command: str | Path) -> str:
+        """What a command prints that succeeds on the copy."""
+        return self.machines.inside("chroot", self.root, *command)
+
+    def put(self, file: Path) -> str:
+        """Copies a file there; its path."""
+        self.machines.inside("cp", file, self.root / "root")
+        return f"/root/{file.name}"

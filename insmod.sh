@@ -141,7 +141,7 @@ loaded_otherwise() {
 ## The NVIDIA driver
 
 # Sets provider to the loaded module that exports the peer-to-peer interface, flavour to its
-# licence's, and running to what driver/nvidia-driver.sh says of an installed one; nothing if the
+# licence's, and running to what driver/find-nvidia.sh says of an installed one; nothing if the
 # module tells no version.
 find_driver() {
 	local version
@@ -199,7 +199,7 @@ need_tools() {
 		command -v "$command" > /dev/null ||
 			fail $NO_BUILD "no $command: $(install "$command" "$command")"
 	done
-	installed=$(driver/nvidia-driver.sh "$release")
+	installed=$(FIND_NVIDIA_ROOT=$root driver/find-nvidia.sh installed "$release")
 	[ -z "$installed" ] || [ -z "$running" ] || [ "$installed" = "$running" ] ||
 		[ -n "${NVIDIA_SYMVERS:-}" ] || fail $NO_DRIVER \
 		"NVIDIA driver $running is loaded, but $installed is installed: reboot, or load that"

@@ -7,10 +7,12 @@ usage() {
 	cat <<-TEXT
 	usage: $0 sources RELEASE
 	       $0 symvers RELEASE FILE
+	       $0 installed RELEASE
 
-	sources  the folder of the driver's sources that DKMS or a package left in /usr/src
-	symvers  FILE, after writing to it the symbols that nvidia.ko exports, as in a Module.symvers;
-	         or the one that DKMS kept
+	sources    the folder of the driver's sources that DKMS or a package left in /usr/src
+	symvers    FILE, after writing to it the symbols that nvidia.ko exports, as in a
+	           Module.symvers; or the one that DKMS kept
+	installed  which driver is: 550.54.14-open or 550.54.14-proprietary
 
 	RELEASE is the kernel's, as of uname -r. Prints nothing where there is nothing.
 	FIND_NVIDIA_ROOT is a folder to look in instead of / (for tests).
@@ -70,12 +72,21 @@ symvers() {
 	first_existing "$root"/var/lib/dkms/nvidia*/"$version/$release"/*/module/Module.symvers
 }
 
+installed() {
+	local module flavour=proprietary
+	module=$(module)
+	[ -n "$module" ] || return 0
+	[[ $(modinfo -F license "$module") != *GPL* ]] || flavour=open
+	echo "$(modinfo -F version "$module")-$flavour"
+}
+
 root=${FIND_NVIDIA_ROOT:-}
 PATH=$PATH:/usr/sbin:/sbin
 release=${2:-}
 case "$#${1:-}" in
 2sources) sources ;;
 3symvers) symvers "$3" ;;
+2installed) installed ;;
 1-h | 1--help) usage ;;
 *)
 	usage >&2

@@ -15,7 +15,7 @@ rebuild() {
 
 dkms status "gdrdrv/$version" | sed -n 's/^[^,]*, \([^,]*\), .*: installed.*/\1/p' |
 	while read -r kernel; do
-		driver=$("$here/nvidia-driver.sh" "$kernel")
+		driver=$("$here/find-nvidia.sh" installed "$kernel")
 		[ -n "$driver" ] || continue
 		[ "$driver" != "$(modinfo -k "$kernel" -F nvidia gdrdrv)" ] || continue
 		echo "gdrdrv: building for NVIDIA driver $driver on Linux $kernel"

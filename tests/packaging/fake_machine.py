@@ -25,10 +25,12 @@ FAKE_COMMANDS = {
     "mokutil": "echo SecureBoot $(cat secureboot)",
     # Of a module's file, or of an installed module by its name: lines of "field: value".
     "modinfo": """
-        while getopts k:F: option; do [ $option = k ] || field=$OPTARG; done
+        while getopts b:k:nF: option; do field=$OPTARG; done
         file=${!#}
+        case " $*" in
+        *" -n "*) [ ! -e "installed-$file" ] || echo "$PWD/installed-$file"; exit ;;
+        esac
         [[ $file = /* ]] || file=$called_in/$file
-        [ -e "$file" ] || file=installed-${!#}
         sed -n "s/^$field: //p" "$file" 2> /dev/null
     """,
     "make": """

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gdrdrv import PERSISTENT, Gdrdrv
 from standin import View
-from test_gdrdrv import PIN_V2, SHARE, call, map_pin
 
 CHECKOUT = Path(__file__).parents[3]
 NODE = Path("/dev/gdrdrv")
@@ -131,26 +131,20 @@ class TestUnloading:
         assert LOADED.exists()
 
     def test_names_who_has_the_node_open(self, insmod: Insmod) -> None:
-        fd = os.open(NODE, os.O_RDWR)
-        self.refused_for_this_process(insmod)
-        os.close(fd)
+        with Gdrdrv():
+            self.refused_for_this_process(insmod)
 
     def test_names_who_has_a_share_descriptor(self, insmod: Insmod, view: View) -> None:
-        fd = os.open(NODE, os.O_RDWR)
-        pin = call(fd, PIN_V2, "QQIIQ", view.address, view.size, 0, 0, 0)[-1]
-        share = call(fd, SHARE, "IIQiI", 24, 0, pin, 0, 0)[3]
-        os.close(fd)
+        with Gdrdrv() as node:
+            share = node.share(node.pin(view.address, view.size, PERSISTENT))
         self.refused_for_this_process(insmod)
         os.close(share)
 
     def test_names_who_has_a_mapping(self, insmod: Insmod, view: View) -> None:
-        fd = os.open(NODE, os.O_RDWR)
-        pin = call(fd, PIN_V2, "QQIIQ", view.address, view.size, 0, 0, 0)[-1]
-        # The object keeps a descriptor of its own, which has to be closed too.
-        with map_pin(fd, pin, view.size) as mapped:
-            mapped[0] = 1
-            os.close(fd)
-            self.refused_for_this_process(insmod)
+        with Gdrdrv() as node:
+            mapped = node.map(node.pin(view.address, view.size, PERSISTENT), view.size)
+        self.refused_for_this_process(insmod)
+        mapped.close()
 
 
 class TestStatus:

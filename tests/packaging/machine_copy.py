@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 from pathlib import Path
-from typing import Self
 
 
 class Machines:
@@ -36,11 +35,12 @@ class Machines:
         return ended.stdout
 
     def copy(self, of: Machine | None = None) -> Machine:
-        """A copy of this machine, or of a copy that nobody uses any more."""
-        machine = Machine(self, next(self._numbers), of.layers if of else "/")
+        """A copy of this machine, or of a copy that is not written to any more."""
         if of:
             of.unmount()
-        return machine.mount()
+        machine = Machine(self, next(self._numbers), of.layers if of else "/")
+        machine.mount()
+        return machine
 
     def close(self) -> None:
         self._holder.communicate()
@@ -53,19 +53,21 @@ class Machine:
         self.root, self._layer, self._work = folder / "root", folder / "layer", folder / "work"
         self._below = below
         self.layers = f"{self._layer}:{below}"
+        self._mounted = False
 
-    def mount(self) -> Self:
+    def mount(self) -> None:
         inside = self.machines.inside
         inside("mkdir", "-p", self.root, self._layer, self._work)
         options = f"lowerdir={self._below},upperdir={self._layer},workdir={self._work}"
         inside("mount", "-t", "overlay", "copy", "-o", options, self.root)
         inside("mount", "-t", "proc", "proc", self.root / "proc")
         inside("mount", "--bind", "/dev", self.root / "dev")
-        return self
+        self._mounted = True
 
     def unmount(self) -> None:
-        for path in (self.root / "dev", self.root / "proc", self.root):
-            self.machines.inside("umount", path)
+        if self._mounted:
+            self.machines.inside("umount", "--recursive", self.root)
+        self._mounted = False
 
     def run(self, *command: str | Path) -> str:
         """What a command prints that succeeds on the copy."""

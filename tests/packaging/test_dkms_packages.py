@@ -209,7 +209,7 @@ def with_driver(
 ) -> Machine:
     """One more, with an NVIDIA driver that came after it."""
     machine = machines.copy(of=installed)
-    package = nvidia_package(tmp_path_factory.mktemp("nvidia"), "550.54.14", "Dual MIT/GPL")
+    package = nvidia_package(tmp_path_factory.mktemp("nvidia"), "550.54.14", "NVIDIA")
     machine.run("dpkg", "-i", machine.put(package))
     return machine
 
@@ -229,21 +229,22 @@ class TestInstalled:
         assert built_for(installed, kernel) == ""
 
     def test_is_built_anew_for_a_driver_that_comes(self, with_driver: Machine, kernel: str) -> None:
-        assert built_for(with_driver, kernel) == "550.54.14-open"
+        assert built_for(with_driver, kernel) == "550.54.14-proprietary"
 
-    def test_is_built_anew_for_another_driver_and_leaves_nothing_behind(
-        self, machines: Machines, with_driver: Machine, kernel: str, tmp_path: Path
+    def test_is_built_after_the_driver_for_a_new_kernel(
+        self, machines: Machines, with_driver: Machine, kernel: str
     ) -> None:
         machine = machines.copy(of=with_driver)
-        machine.run("dpkg", "-i", machine.put(nvidia_package(tmp_path, "560.35.03", "NVIDIA")))
-        assert built_for(machine, kernel) == "560.35.03-proprietary"
-
         machine.run("dkms", "remove", f"gdrdrv/{VERSION}", "--all")
         machine.run("dkms", "add", f"gdrdrv/{VERSION}")
-        machine.run("dkms", "uninstall", "nvidia/560.35.03", "-k", kernel)
+        machine.run("dkms", "uninstall", "nvidia/550.54.14", "-k", kernel)
         machine.run("dkms", "autoinstall", "-k", kernel)
-        assert built_for(machine, kernel) == "560.35.03-proprietary"
+        assert built_for(machine, kernel) == "550.54.14-proprietary"
 
+    def test_leaves_nothing_behind(
+        self, machines: Machines, with_driver: Machine, kernel: str
+    ) -> None:
+        machine = machines.copy(of=with_driver)
         machine.run("dpkg", "-r", "gdrdrv-dkms")
         assert machine.run("dkms", "status", "gdrdrv") == ""
         left = machine.run("find", "/usr/src", "/lib/modules", "/var/lib/dkms", "-name", "gdrdrv*")

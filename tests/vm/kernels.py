@@ -82,7 +82,9 @@ class Kernel:
                 continue
             if source.name == "Kbuild" or source.suffix in (".c", ".h") or source.is_dir():
                 (folder / source.name).symlink_to(source)
-        make = self.command("make", "-C", self.folder / "build", f"M={folder}", "-j2", "modules")
+        make = self.command(
+            "make", "-s", "-C", self.folder / "build", f"M={folder}", "-j2", "modules"
+        )
         # The newest headers have attributes that only a newer compiler knows.
         warnings = "-Werror -Wno-attributes" if self.needs_trixie else "-Werror"
         make += [f"CC={self.compiler}", f"KCFLAGS={warnings}", f"GDRPY_CHECKOUT={CHECKOUT}"]

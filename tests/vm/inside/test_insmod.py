@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gdrdrv import Gdrdrv
 from standin import View
-from test_gdrdrv import PIN_V2, SHARE, call, map_pin
 
 CHECKOUT = Path(__file__).parents[3]
 NODE = Path("/dev/gdrdrv")
@@ -18,19 +18,6 @@ LOADED = Path("/sys/module/gdrdrv")
 FAILED, ANOTHER, IN_USE = 1, 7, 8
 
 Insmod = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-def srcversion(module: Path) -> str:
-    command = ["modinfo", "-F", "srcversion", module]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def module() -> Path:
-    """The file that the bed loaded the module from."""
-    loaded = (LOADED / "srcversion").read_text()
-    built = CHECKOUT.glob(".vm/*/driver/gdrdrv.ko")
-    return next(module for module in built if srcversion(module) == loaded)
 
 
 @pytest.fixture
@@ -135,20 +122,17 @@ class TestUnloading:
         os.close(fd)
 
     def test_names_who_has_a_share_descriptor(self, insmod: Insmod, view: View) -> None:
-        fd = os.open(NODE, os.O_RDWR)
-        pin = call(fd, PIN_V2, "QQIIQ", view.address, view.size, 0, 0, 0)[-1]
-        share = call(fd, SHARE, "IIQiI", 24, 0, pin, 0, 0)[3]
-        os.close(fd)
+        with Gdrdrv() as node:
+            share = node.share(node.pin(view.address, view.size))
         self.refused_for_this_process(insmod)
         os.close(share)
 
     def test_names_who_has_a_mapping(self, insmod: Insmod, view: View) -> None:
-        fd = os.open(NODE, os.O_RDWR)
-        pin = call(fd, PIN_V2, "QQIIQ", view.address, view.size, 0, 0, 0)[-1]
+        with Gdrdrv() as node:
+            mapped = node.map(node.pin(view.address, view.size), view.size)
         # The object keeps a descriptor of its own, which has to be closed too.
-        with map_pin(fd, pin, view.size) as mapped:
+        with mapped:
             mapped[0] = 1
-            os.close(fd)
             self.refused_for_this_process(insmod)
 
 

@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gdrdrv import Gdrdrv
 from standin import PAGE, View
-from test_gdrdrv import PIN_V3, REVOCABLE, UNPIN, call, map_pin
 
 TRACING = Path("/sys/kernel/tracing")
 
 
 @pytest.fixture
-def node() -> Iterator[int]:
-    fd = os.open("/dev/gdrdrv", os.O_RDWR | os.O_CLOEXEC)
-    yield fd
-    os.close(fd)
+def node() -> Iterator[Gdrdrv]:
+    with Gdrdrv() as node:
+        yield node
 
 
 @pytest.fixture
@@ -40,11 +39,11 @@ def told(trace: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 class TestTracepoints:
-    def test_tell_the_life_of_a_pin(self, node: int, view: View, trace: Path) -> None:
-        handle = call(node, PIN_V3, "IIQQQ", 32, REVOCABLE, view.address, view.size, 0)[-1]
-        map_pin(node, handle, PAGE).close()
+    def test_tell_the_life_of_a_pin(self, node: Gdrdrv, view: View, trace: Path) -> None:
+        handle = node.pin(view.address, view.size)
+        node.map(handle, PAGE).close()
         view.unregister()
-        call(node, UNPIN, "Q", handle)
+        node.unpin(handle)
 
         owner = {"owner": str(os.getpid()), "handle": str(handle)}
         pin = owner | {"va": hex(view.address), "bytes": str(view.size), "persistent": "0"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +19,6 @@ HERE = Path(__file__).parent
 DRIVER = HERE.parent.parent / "driver"
 FAULTS = HERE / "faults"
 KERNEL = Kernel("debian")
-#: At the same time.
-BUILDS = 2
 #: Freed memory is overwritten, so that who still uses it does not find what was there.
 POISON = "slub_debug=P"
 
@@ -68,18 +65,13 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a module for each fault, ``NAME.ko``."""
     symbols = KERNEL.build(HERE / "standin") / "Module.symvers"
     folder = tmp_path_factory.mktemp("faults")
-
-    def build(share: int) -> None:
-        # One folder for many, in which only what differs is compiled again.
-        sources = folder / f"faulty-{share}"
-        shutil.copytree(DRIVER, sources)
-        for fault in ALL[share::BUILDS]:
-            put_in(fault, sources)
-            built = KERNEL.build(sources, f"KBUILD_EXTRA_SYMBOLS={symbols}")
-            shutil.copy(built / "gdrdrv.ko", folder / f"{fault.name}.ko")
-
-    with ThreadPoolExecutor(BUILDS) as builds:
-        list(builds.map(build, range(BUILDS)))
+    sources = folder / "faulty"
+    shutil.copytree(DRIVER, sources)
+    # One folder for all, in which only what differs is compiled again.
+    for fault in ALL:
+        put_in(fault, sources)
+        built = KERNEL.build(sources, f"KBUILD_EXTRA_SYMBOLS={symbols}")
+        shutil.copy(built / "gdrdrv.ko", folder / f"{fault.name}.ko")
     return folder
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import standin
 
 PARAMETERS = Path("/sys/module/gpustandin/parameters")
+BUILT = Path(__file__).parents[3] / ".vm"
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +58,18 @@ def bar_folder() -> Path:
 def bar_start(bar_folder: Path) -> int:
     """The physical address of the GPU memory."""
     return int((bar_folder / "resource").read_text().splitlines()[2].split()[0], 16)
+
+
+def modinfo(module: Path, field: str) -> str:
+    command = ["modinfo", "-F", field, module]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def module() -> Path:
+    """The file that the bed loaded the module from."""
+    loaded = (os.uname().release, Path("/sys/module/gdrdrv/srcversion").read_text().strip())
+    for module in BUILT.glob("*/driver/gdrdrv.ko"):
+        if (modinfo(module, "vermagic").split()[0], modinfo(module, "srcversion")) == loaded:
+            return module
+    raise FileNotFoundError(f"no gdrdrv.ko in {BUILT} is for Linux {loaded[0]}, {loaded[1]}")

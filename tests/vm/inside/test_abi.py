@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,29 @@ def programs() -> Path:
     return PROGRAMS
 
 
-@pytest.mark.parametrize("part", sorted(source.stem for source in SOURCES.glob("test_*.c")))
-def test_part_of_the_abi(programs: Path, part: str) -> None:
-    ended = subprocess.run([programs / part], capture_output=True, text=True)
+def check(program: Path) -> None:
+    ended = subprocess.run([program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert " tests passed, 0 failed" in ended.stdout
+
+
+@pytest.mark.parametrize("part", sorted(source.stem for source in SOURCES.glob("test_*.c")))
+def test_part_of_the_abi(programs: Path, part: str) -> None:
+    check(programs / part)
+
+
+def reload(module: Path, *parameters: str) -> None:
+    subprocess.run(["rmmod", "gdrdrv"], check=True)
+    subprocess.run(["insmod", module, *parameters], check=True)
+
+
+@pytest.fixture
+def default_revocable(module: Path) -> Iterator[None]:
+    """The module is loaded without persistence."""
+    reload(module, "use_persistent_mapping=0")
+    yield
+    reload(module)
+
+
+def test_module_without_persistent_mappings(programs: Path, default_revocable: None) -> None:
+    check(programs / "default_revocable")

@@ -16,7 +16,7 @@ PROGRAMS = VM.parent.parent / ".vm/stress"
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    """Built on the host, or else here, which takes the emulator a minute."""
+    """Where they are. Built on the host they are up to date, and this does nothing."""
     subprocess.run(["make", "-s", "-C", VM / "stress"], check=True)
     return PROGRAMS
 

@@ -1,0 +1,88 @@
+"""Short runs of the storm and the fuzzer, as tests/vm/stress/README.md describes them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import standin
+
+VM = Path(__file__).parent.parent
+PROGRAMS = VM.parent.parent / ".vm/stress"
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """Where they are. Built on the host they are up to date, and this does nothing."""
+    subprocess.run(["make", "-s", "-C", VM / "stress"], check=True)
+    return PROGRAMS
+
+
+def run(program: Path, *options: str) -> dict[str, Any]:
+    """What a program found, if it found nothing wrong."""
+    ended = subprocess.run([program, "--json", *options], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def total(results: dict[str, int]) -> int:
+    return sum(results.values())
+
+
+class TestStorm:
+    @pytest.fixture(scope="class")
+    def found(self, programs: Path) -> dict[str, Any]:
+        return run(programs / "storm", "--operations", "10000", "--kill-every", "2000")
+
+    def test_every_operation_happened(self, found: dict[str, Any]) -> None:
+        assert found["operations"] >= 10000
+        never = {name for name, results in found["results"].items() if not total(results)}
+        assert never == {"lost_worker"}
+
+    def test_every_operation_that_may_succeed_did(self, found: dict[str, Any]) -> None:
+        failed = {name for name, results in found["results"].items() if not results.get("ok")}
+        assert failed - {"shrink"} == {
+            "grow",
+            "unload",
+            "stranger_ioctl",
+            "stranger_map",
+            "stranger_read",
+            "child_touch",
+            "lost_worker",
+        }
+
+    def test_mappings_were_seen_to_be_revoked(self, found: dict[str, Any]) -> None:
+        assert found["callbacks"] > 0
+        assert found["results"]["touch"]["SIGBUS"] > 0
+
+    def test_nothing_is_left(self, found: dict[str, Any]) -> None:
+        assert found["pinned_pages_left"] == 0
+        assert standin.live() == (0, 0, 0, 0)
+
+    def test_with_a_wrong_option_is_refused(self, programs: Path) -> None:
+        ended = subprocess.run([programs / "storm", "--workers", "0"], capture_output=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(b"usage: storm")
+
+
+class TestFuzzer:
+    @pytest.fixture(scope="class")
+    def found(self, programs: Path) -> dict[str, Any]:
+        return run(programs / "fuzz", "--calls", "20000")
+
+    def test_every_command_succeeded_and_was_refused(self, found: dict[str, Any]) -> None:
+        assert found["calls"] >= 20000
+        commands = list(found["results"].items())[:12]
+        assert [name for name, results in commands if not results["ok"]] == []
+        assert [name for name, results in commands if not results["EFAULT"]] == []
+
+    def test_a_stranger_was_refused_every_command(self, found: dict[str, Any]) -> None:
+        for results in list(found["strangers"].values())[:12]:
+            assert results.keys() == {"EACCES"}
+
+    def test_nothing_is_left(self, found: dict[str, Any]) -> None:
+        assert found["pinned_pages_left"] == 0
+        assert standin.live() == (0, 0, 0, 0)

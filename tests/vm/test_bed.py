@@ -25,6 +25,19 @@ def run(bed: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def run_debug(run: Run) -> Run:
+    """A guest of the debug kernel; skips where nobody built that."""
+
+    def run_debug(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        ended = run("--kernel", "debug", *arguments)
+        if ended.returncode == NOT_SET_UP:
+            pytest.skip(ended.stderr.strip())
+        return ended
+
+    return run_debug
+
+
 def in_guest(script: str) -> list[str]:
     """The command that runs Python code in the guest, with the stand-in's module at hand."""
     prelude = f"import sys; sys.path.insert(0, {str(INSIDE)!r})\n"
@@ -74,8 +87,7 @@ class TestFailure:
         assert "the guest ended without a result" in ended.stderr
 
     def test_kernel_warning_is_red_though_the_command_succeeds(self, run: Run) -> None:
-        script = "import fcntl, standin; fcntl.ioctl(standin.Node().fd, standin.WARN)"
-        ended = run(*in_guest(script))
+        ended = run(*in_guest("from standin import *; make_fault(Fault.WARNING)"))
         assert ended.returncode == BED_FAILED
         assert "the kernel reported a fault" in ended.stderr
         assert "asked for" in ended.stderr
@@ -109,3 +121,24 @@ with Probe() as probe, View(1) as view:
         ended = run("--gdrdrv", HERE / "run", "--", "true")
         assert ended.returncode == BED_FAILED
         assert "is no kernel module" in ended.stderr
+
+
+class TestCheckers:
+    """Of the debug kernel: one boot for each, since the first report may silence the others."""
+
+    @pytest.mark.parametrize(
+        ("fault", "report", "culprit"),
+        [
+            ("USE_AFTER_FREE", "BUG: KASAN: use-after-free", "use_after_free"),
+            ("LEAK", "kmemleak: 10 new suspected memory leaks", "leak"),
+            ("LOCK_INVERSION", "possible circular locking dependency", "lock_inversion"),
+            ("SLEEP_IN_ATOMIC", "BUG: sleeping function called", "sleep_in_atomic"),
+        ],
+    )
+    def test_fault_is_red_though_the_command_succeeds(
+        self, run_debug: Run, fault: str, report: str, culprit: str
+    ) -> None:
+        ended = run_debug(*in_guest(f"from standin import *; make_fault(Fault.{fault})"))
+        assert ended.returncode == BED_FAILED, ended.stderr
+        assert report in ended.stderr
+        assert f"{culprit}" in ended.stderr

@@ -33,6 +33,15 @@ enum gpustandin_mode {
 	GPUSTANDIN_OTHER,
 };
 
+/* What a kernel reports: a warning everywhere, the others with its checkers built in. */
+enum gpustandin_fault {
+	GPUSTANDIN_WARNING,
+	GPUSTANDIN_USE_AFTER_FREE,
+	GPUSTANDIN_LEAK,
+	GPUSTANDIN_LOCK_INVERSION,
+	GPUSTANDIN_SLEEP_IN_ATOMIC,
+};
+
 struct gpustandin_pte {
 	__u64 address;	/* of the caller's */
 	__u64 physical; /* the rest is answered; nothing mapped is -EFAULT */
@@ -73,7 +82,7 @@ struct gpustandin_stats {
 #define GPUSTANDIN_HOLD_CALLBACKS _IOW('G', 17, __u32)
 #define GPUSTANDIN_PTE _IOWR('G', 18, struct gpustandin_pte)
 #define GPUSTANDIN_STATS _IOR('G', 19, struct gpustandin_stats)
-/* Has the kernel print a warning, so that a bed can be seen to notice. */
-#define GPUSTANDIN_WARN _IO('G', 20)
+/* Does wrong, enum gpustandin_fault says how, so that a bed can be seen to notice. */
+#define GPUSTANDIN_FAULT _IOW('G', 20, __u32)
 
 #endif

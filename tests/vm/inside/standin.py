@@ -73,6 +73,12 @@ class Mode(IntEnum):
     WB, WC, UC_MINUS, UC, OTHER = range(5)
 
 
+class Fault(IntEnum):
+    """What the stand-in can do wrong."""
+
+    WARNING, USE_AFTER_FREE, LEAK, LOCK_INVERSION, SLEEP_IN_ATOMIC = range(5)
+
+
 def _command(kind: str, direction: int, number: int, size: int = 0) -> int:
     return direction << 30 | size << 16 | ord(kind) << 8 | number
 
@@ -86,7 +92,7 @@ FAIL_GET = _command("G", WRITE, 16, 4)
 HOLD_CALLBACKS = _command("G", WRITE, 17, 4)
 PTE = _command("G", READ | WRITE, 18, ctypes.sizeof(Pte))
 STATS = _command("G", READ, 19, ctypes.sizeof(Stats))
-WARN = _command("G", 0, 20)
+FAULT = _command("G", WRITE, 20, 4)
 GET = _command("P", READ | WRITE, 1, ctypes.sizeof(Get))
 PUT = _command("P", 0, 2)
 CALLBACKS = _command("P", 0, 3)
@@ -178,6 +184,11 @@ def fail_next_get(error: int) -> None:
 def hold_callbacks(hold: bool) -> None:
     with Node() as node:
         fcntl.ioctl(node.fd, HOLD_CALLBACKS, ctypes.c_uint32(hold))
+
+
+def make_fault(kind: Fault) -> None:
+    with Node() as node:
+        fcntl.ioctl(node.fd, FAULT, ctypes.c_uint32(kind))
 
 
 def pte(address: int) -> Pte:

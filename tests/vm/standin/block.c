@@ -7,6 +7,8 @@
 
 #include "standin.h"
 
+#define CLEARED_AT_ONCE 256u
+
 static struct {
 	phys_addr_t start;
 	u32 count;
@@ -40,15 +42,34 @@ phys_addr_t block_physical(const struct block *block, u32 page)
 	return page_physical(block->pages[page]);
 }
 
-/* Mapped for this moment only: which memory type others map the page with is theirs to say. */
-static int clear_page_of_bar(u32 page)
+/* Mapped for this moment only: which memory type others map the pages with is theirs to say. */
+static int clear_run(u32 page, u32 count)
 {
-	void __iomem *memory = ioremap_wc(page_physical(page), GPUSTANDIN_PAGE);
+	void __iomem *memory = ioremap_wc(page_physical(page), (size_t)count * GPUSTANDIN_PAGE);
 
 	if (!memory)
 		return -ENOMEM;
-	memset_io(memory, 0, GPUSTANDIN_PAGE);
+	memset_io(memory, 0, (size_t)count * GPUSTANDIN_PAGE);
 	iounmap(memory);
+	return 0;
+}
+
+/* In few mappings: a debug kernel takes milliseconds for each. */
+static int block_clear(const struct block *block)
+{
+	u32 first, count;
+
+	for (first = 0; first < block->count; first += count) {
+		const u32 *run = &block->pages[first];
+		u32 most = min(block->count - first, CLEARED_AT_ONCE);
+		int ret;
+
+		for (count = 1; count < most && run[count] == run[0] + count;)
+			count++;
+		ret = clear_run(run[0], count);
+		if (ret)
+			return ret;
+	}
 	return 0;
 }
 
@@ -82,18 +103,16 @@ struct block *block_create(const struct gpustandin_block *wanted)
 	while (block->count < count) {
 		u32 page = find_free(wanted->flags & GPUSTANDIN_SCATTERED);
 
-		ret = clear_page_of_bar(page);
-		if (ret)
-			goto put_block;
 		set_bit(page, bar.used);
 		block->pages[block->count++] = page;
 		stats.block_pages++;
 	}
+	ret = block_clear(block);
+	if (ret) {
+		block_put(block);
+		return ERR_PTR(ret);
+	}
 	return block;
-
-put_block:
-	block_put(block);
-	return ERR_PTR(ret);
 }
 
 void block_put(struct block *block)

@@ -158,6 +158,7 @@ union argument {
 	u64 address;
 	s32 number;
 	u32 hold;
+	u32 fault;
 	struct gpustandin_pte pte;
 	struct gpustandin_stats stats;
 };
@@ -197,9 +198,8 @@ static long view_ioctl(struct view *view, unsigned int command, union argument *
 		argument->stats = stats;
 		argument->stats.waiting_calls = atomic_read(&waiting);
 		return 0;
-	case GPUSTANDIN_WARN:
-		WARN(1, "asked for");
-		return 0;
+	case GPUSTANDIN_FAULT:
+		return fault_make(argument->fault);
 	}
 	if (!standin_lock())
 		return -EDEADLK;

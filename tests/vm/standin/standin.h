@@ -55,5 +55,6 @@ int block_init(phys_addr_t start, u64 size);
 void block_exit(void);
 int p2p_hold_callbacks(u32 hold);
 int pte_query(struct gpustandin_pte *query);
+int fault_make(u32 kind);
 
 #endif

@@ -66,7 +66,7 @@ said() {
 }
 
 # How to get a package, by its Debian name and its Fedora name.
-install() {
+how_to_get() {
 	if command -v dnf > /dev/null; then
 		echo "dnf install $2"
 	else
@@ -113,7 +113,7 @@ parameter_is() {
 	case $value in
 	Y) [[ $2 =~ ^(1|[yY]|on)$ ]] ;;
 	N) [[ $2 =~ ^(0|[nN]|off)$ ]] ;;
-	*) [[ $2 =~ ^[0-9a-fA-FxX]+$ ]] && [ $((value)) = $(($2)) ] ;;
+	*) [[ $2 =~ ^(0[0-7]*|[1-9][0-9]*|0x[0-9a-fA-F]+)$ ]] && [ $((value)) = $(($2)) ] ;;
 	esac
 }
 
@@ -190,14 +190,15 @@ unfit() {
 need_tools() {
 	local tree compiler=gcc installed
 	[ -e "$headers/Makefile" ] || fail $NO_BUILD "no headers of Linux $release in $headers:" \
-		"$(install "linux-headers-$release" "kernel-devel-$release")"
-	tree=$(sed -n 's/^#define UTS_RELEASE "\(.*\)"/\1/p' "$headers/include/generated/utsrelease.h")
-	[ "$tree" = "$release" ] ||
-		fail $NO_BUILD "$headers is of Linux $tree, but $release runs: set KDIR to that one's"
+		"$(how_to_get "linux-headers-$release" "kernel-devel-$release")"
+	tree=$(sed -n 's/^#define UTS_RELEASE "\(.*\)"/\1/p' \
+		"$headers/include/generated/utsrelease.h" 2> /dev/null) || true
+	[ "$tree" = "$release" ] || fail $NO_BUILD \
+		"$headers is of Linux ${tree:-unknown}, but $release runs: set KDIR to that one's"
 	! has_config CC_IS_CLANG || compiler=clang
 	for command in make "$compiler"; do
 		command -v "$command" > /dev/null ||
-			fail $NO_BUILD "no $command: $(install "$command" "$command")"
+			fail $NO_BUILD "no $command: $(how_to_get "$command" "$command")"
 	done
 	installed=$(FIND_NVIDIA_ROOT=$root driver/find-nvidia.sh installed "$release")
 	[ -z "$installed" ] || [ -z "$running" ] || [ "$installed" = "$running" ] ||
@@ -213,9 +214,9 @@ build() {
 	local tracepoints=
 	[ "$flavour" != open ] || ! has_config EVENT_TRACING || tracepoints=1
 	# Kbuild does not see that the headers it built from were another kernel's.
-	make -s -C driver KDIR="$headers" clean > /dev/null
-	make -s -C driver KDIR="$headers" NVIDIA_DRIVER="$running" \
-		TRACEPOINTS="$tracepoints" || fail $NO_BUILD "driver/ does not build: see above"
+	make -s -C driver KDIR="$headers" clean > /dev/null || fail $NO_BUILD "make clean failed"
+	make -s -C driver KDIR="$headers" NVIDIA_DRIVER="$running" TRACEPOINTS="$tracepoints" ||
+		fail $NO_BUILD "driver/ does not build: see above"
 }
 
 # What makes the kernel refuse unsigned modules; nothing if it takes them.
@@ -305,8 +306,8 @@ holders() {
 		pid=${file#"$root/proc/"} pid=${pid%%/*}
 		found[pid]="$pid ($(said "/proc/$pid/comm"))"
 	done < <(
-		find "$root"/proc/[0-9]*/fd -lname '*/gdrdrv*' 2> /dev/null
-		grep -ls /gdrdrv "$root"/proc/[0-9]*/maps
+		find "$root"/proc/[0-9]*/fd -lname '/dev/gdrdrv*' -o -lname /gdrdrv 2> /dev/null
+		grep -ls ' /gdrdrv$' "$root"/proc/[0-9]*/maps
 	)
 	printf '%s\n' "${found[@]}" | paste -sd , | sed 's/,/, /g'
 }
@@ -358,31 +359,33 @@ unload() {
 
 # What --load would meet or do.
 next_step() {
-	local obstacle unfit
+	local obstacle unfit would="sudo ./insmod.sh would"
 	if loaded; then
 		obstacle=$(loaded_otherwise)
 		if [ -n "$obstacle" ]; then
 			echo "$obstacle"
-		elif ours && ! node_is_right; then
-			echo "sudo ./insmod.sh would make the node"
+		elif ! node_is_right; then
+			echo "$would make the node"
 		else
 			echo "none: gdrdrv is ready"
 		fi
 		return
 	fi
 	unfit=$(unfit)
-	obstacle=$({ need_driver && { [ -z "$unfit" ] || need_tools; }; } 2>&1) || true
-	[ -n "$unfit" ] || [ -n "$obstacle" ] || obstacle=$(need_signature 2>&1) || true
+	obstacle=$( (
+		need_driver
+		[ -z "${GDRDRV_MODULE:-}" ] || [ -z "$unfit" ] || fail $NO_DRIVER "$module $unfit"
+		[ -z "$unfit" ] || need_tools
+		[ -n "$unfit" ] || need_signature
+	) 2>&1) || true
 	if [ -n "$obstacle" ]; then
 		echo "${obstacle#insmod.sh: }"
 	elif [ -z "$unfit" ]; then
-		echo "sudo ./insmod.sh would load $module; nothing of the NVIDIA driver is changed"
-	elif [ -n "${GDRDRV_MODULE:-}" ]; then
-		echo "$module $unfit"
+		echo "$would load $module; nothing of the NVIDIA driver is changed"
 	elif [ -n "$(enforcement)" ]; then
-		echo "sudo ./insmod.sh would build $module; then it has to be signed: docs/kernel-module.md"
+		echo "$would build $module; then it has to be signed: docs/kernel-module.md"
 	else
-		echo "sudo ./insmod.sh would build $module and load it; nothing of the NVIDIA driver is changed"
+		echo "$would build $module and load it; nothing of the NVIDIA driver is changed"
 	fi
 }
 

@@ -418,6 +418,10 @@ class TestStatus:
             "then it has to be signed: docs/kernel-module.md"
         )
 
+    def test_of_a_given_module_that_is_not_there(self, machine: Machine) -> None:
+        status = machine.status(GDRDRV_MODULE="/none.ko")
+        assert status["next"] == "/none.ko is missing"
+
     def test_of_a_built_module(self, built: Machine) -> None:
         assert built.status()["next"] == (
             "sudo ./insmod.sh would load driver/gdrdrv.ko; nothing of the NVIDIA driver is changed"

@@ -152,10 +152,12 @@ static void __attribute__((noreturn)) child_main(struct thread *thread, pid_t pa
 		       guarded_read((uint32_t *)worker.slots[i].address, &value));
 	try_strange_node(thread, NODE_FD + below(&thread->random, NODES));
 
-	result = map_share(thread, slot, SHARE_FD + below(&thread->random, SHARES));
-	record(thread, CHILD_MAP_SHARE, result);
-	if (!result)
-		record(thread, CHILD_TOUCH_SHARE, touch(thread, slot));
+	for (int i = 0; i < SHARES; i++) {
+		result = map_share(thread, slot, SHARE_FD + i);
+		record(thread, CHILD_MAP_SHARE, result);
+		if (!result)
+			record(thread, CHILD_TOUCH_SHARE, touch(thread, slot));
+	}
 	while (wait)
 		pause();
 	_exit(0);

@@ -52,8 +52,8 @@ void storm_fail(const struct thread *thread, const char *format, ...)
 }
 
 /* What an operation may meet besides, when allocations and copies fail on purpose. */
-static const struct kind injected = {
-	"injected", .allowed = {ENOMEM, EFAULT, EAGAIN, ENOBUFS, RESULT_SIGSEGV}};
+static const struct kind injected = {"injected",
+				     .allowed = {ENOMEM, EFAULT, EAGAIN, ENOBUFS, RESULT_SIGSEGV}};
 
 void record(struct thread *thread, enum operation operation, int result)
 {

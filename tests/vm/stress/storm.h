@@ -148,7 +148,8 @@ struct worker {
 struct thread {
 	unsigned int number;
 	struct random random;
-	int fail_nth;
+	int fail_nth; /* descriptors, with --faults */
+	int make_it_fail;
 	unsigned long done;
 };
 

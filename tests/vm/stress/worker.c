@@ -80,14 +80,11 @@ static void open_descriptors(void)
 		install_fd(open(GDRDRV_NODE, O_RDWR | O_CLOEXEC | O_NONBLOCK), NODE_FD + i);
 }
 
-/* With --faults: this thread, its threads and its children are those whose allocations fail. */
-static void allow_faults(void)
+/* With --faults: whether allocations fail for this thread, and for the children that it forks. */
+static void allow_faults(const struct thread *thread, bool allow)
 {
-	int fd = open("/proc/thread-self/make-it-fail", O_WRONLY | O_CLOEXEC);
-
-	if (fd < 0 || write(fd, "1", 1) != 1)
+	if (write(thread->make_it_fail, allow ? "1" : "0", 1) != 1)
 		abort();
-	close(fd);
 }
 
 /* The n-th chance to fail from now on is taken. */
@@ -112,7 +109,12 @@ static void do_one(struct thread *thread)
 	storm->doing[worker.index][thread->number] = operation;
 	if (fails)
 		fail_nth(thread, 1 + below(&thread->random, 16));
+	/* Where fork fails to make a stack, the kernel prints a trace that looks like a fault's. */
+	if (storm->options.faults && operation == FORK)
+		allow_faults(thread, false);
 	result = operation_run(operation, thread);
+	if (storm->options.faults && operation == FORK)
+		allow_faults(thread, true);
 	if (fails)
 		fail_nth(thread, 0);
 	if (result != SKIPPED)
@@ -126,9 +128,10 @@ static void *thread_main(void *argument)
 	pthread_barrier_wait(&slots_are_clear);
 	if (storm->options.faults) {
 		thread->fail_nth = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
-		if (thread->fail_nth < 0)
+		thread->make_it_fail = open("/proc/thread-self/make-it-fail", O_WRONLY | O_CLOEXEC);
+		if (thread->fail_nth < 0 || thread->make_it_fail < 0)
 			abort();
-		allow_faults();
+		allow_faults(thread, true);
 	}
 	while (!storm->stop) {
 		do_one(thread);

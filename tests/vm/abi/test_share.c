@@ -88,11 +88,14 @@ static void a_private_or_executable_mapping_is_refused(void)
 	struct rig rig = shared();
 	const int protection = PROT_READ | PROT_WRITE;
 	unsigned char *mapped;
+	int error;
 
 	CHECK_EQ(map_at(rig.writable, CPU_PAGE, protection, MAP_PRIVATE, 0, &mapped), EINVAL);
 	CHECK_EQ(map_at(rig.readable, CPU_PAGE, PROT_READ, MAP_PRIVATE, 0, &mapped), EINVAL);
-	CHECK_EQ(map_at(rig.writable, CPU_PAGE, protection | PROT_EXEC, MAP_SHARED, 0, &mapped),
-		 EACCES);
+
+	/* Linux 7.3 does not even ask the module. */
+	error = map_at(rig.writable, CPU_PAGE, protection | PROT_EXEC, MAP_SHARED, 0, &mapped);
+	CHECK(error == EACCES || error == EPERM);
 }
 
 static void a_read_only_share_never_becomes_writable(void)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,17 +37,19 @@ _GPU_PAGE = int(lib.GDRDRV_GPU_PAGE_SIZE)
 
 
 class _OwnNode:
-    """The node that this process pins its regions through, opened on first use."""
+    """The node that this process pins its regions through: open while there is one of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._node: Node | None = None
+        self._node: weakref.ref[Node] | None = None
 
     def get(self) -> Node:
         with self._lock:
-            if self._node is None:
-                self._node = Node()
-            return self._node
+            node = self._node() if self._node else None
+            if node is None:
+                node = Node()
+                self._node = weakref.ref(node)
+            return node
 
     def after_fork(self) -> None:
         """In a child: the parent's node is of no use, and a thread now gone may hold the lock."""

@@ -32,18 +32,24 @@ def total(results: dict[str, int]) -> int:
     return sum(results.values())
 
 
-class TestStorm:
-    @pytest.fixture(scope="class")
-    def found(self, programs: Path) -> dict[str, Any]:
-        return run(programs / "storm", "--operations", "10000", "--kill-every", "2000")
+@pytest.fixture(scope="module")
+def storm(programs: Path) -> dict[str, Any]:
+    return run(programs / "storm", "--operations", "10000", "--kill-every", "2000")
 
-    def test_every_operation_happened(self, found: dict[str, Any]) -> None:
-        assert found["operations"] >= 10000
-        never = {name for name, results in found["results"].items() if not total(results)}
+
+@pytest.fixture(scope="module")
+def fuzz(programs: Path) -> dict[str, Any]:
+    return run(programs / "fuzz", "--calls", "20000")
+
+
+class TestStorm:
+    def test_every_operation_happened(self, storm: dict[str, Any]) -> None:
+        assert storm["operations"] >= 10000
+        never = {name for name, results in storm["results"].items() if not total(results)}
         assert never == {"lost_worker"}
 
-    def test_every_operation_that_may_succeed_did(self, found: dict[str, Any]) -> None:
-        failed = {name for name, results in found["results"].items() if not results.get("ok")}
+    def test_every_operation_that_may_succeed_did(self, storm: dict[str, Any]) -> None:
+        failed = {name for name, results in storm["results"].items() if not results.get("ok")}
         assert failed - {"shrink"} == {
             "grow",
             "unload",
@@ -54,12 +60,12 @@ class TestStorm:
             "lost_worker",
         }
 
-    def test_mappings_were_seen_to_be_revoked(self, found: dict[str, Any]) -> None:
-        assert found["callbacks"] > 0
-        assert found["results"]["touch"]["SIGBUS"] > 0
+    def test_mappings_were_seen_to_be_revoked(self, storm: dict[str, Any]) -> None:
+        assert storm["callbacks"] > 0
+        assert storm["results"]["touch"]["SIGBUS"] > 0
 
-    def test_nothing_is_left(self, found: dict[str, Any]) -> None:
-        assert found["pinned_pages_left"] == 0
+    def test_nothing_is_left(self, storm: dict[str, Any]) -> None:
+        assert storm["pinned_pages_left"] == 0
         assert standin.live() == (0, 0, 0, 0)
 
     def test_with_a_wrong_option_is_refused(self, programs: Path) -> None:
@@ -69,20 +75,16 @@ class TestStorm:
 
 
 class TestFuzzer:
-    @pytest.fixture(scope="class")
-    def found(self, programs: Path) -> dict[str, Any]:
-        return run(programs / "fuzz", "--calls", "20000")
-
-    def test_every_command_succeeded_and_was_refused(self, found: dict[str, Any]) -> None:
-        assert found["calls"] >= 20000
-        commands = list(found["results"].items())[:12]
+    def test_every_command_succeeded_and_was_refused(self, fuzz: dict[str, Any]) -> None:
+        assert fuzz["calls"] >= 20000
+        commands = list(fuzz["results"].items())[:12]
         assert [name for name, results in commands if not results["ok"]] == []
         assert [name for name, results in commands if not results["EFAULT"]] == []
 
-    def test_a_stranger_was_refused_every_command(self, found: dict[str, Any]) -> None:
-        for results in list(found["strangers"].values())[:12]:
+    def test_a_stranger_was_refused_every_command(self, fuzz: dict[str, Any]) -> None:
+        for results in list(fuzz["strangers"].values())[:12]:
             assert results.keys() == {"EACCES"}
 
-    def test_nothing_is_left(self, found: dict[str, Any]) -> None:
-        assert found["pinned_pages_left"] == 0
+    def test_nothing_is_left(self, fuzz: dict[str, Any]) -> None:
+        assert fuzz["pinned_pages_left"] == 0
         assert standin.live() == (0, 0, 0, 0)

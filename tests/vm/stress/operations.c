@@ -48,7 +48,7 @@ const struct kind operation_kinds[OPERATIONS] = {
 	[STRANGER_MAP] = {"stranger_map", .must_fail = true, .allowed = {EACCES}},
 	[STRANGER_READ] = {"stranger_read", .must_fail = true, .allowed = {EACCES}},
 	[CHILD_TOUCH] = {"child_touch", .must_fail = true, .allowed = {RESULT_SIGSEGV}},
-	[CHILD_MAP_SHARE] = {"child_map_share", .allowed = {EINVAL, EACCES, ENODEV}},
+	[CHILD_MAP_SHARE] = {"child_map_share", .allowed = {EINVAL, EACCES, ENOMEM, ENODEV}},
 	[CHILD_TOUCH_SHARE] = {"child_touch_share", .allowed = {RESULT_SIGBUS, RESULT_SIGSEGV}},
 	[KILL_CHILD] = {"kill_child"},
 	[KILL_WORKER] = {"kill_worker"},

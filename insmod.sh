@@ -306,8 +306,8 @@ holders() {
 		pid=${file#"$root/proc/"} pid=${pid%%/*}
 		found[pid]="$pid ($(said "/proc/$pid/comm"))"
 	done < <(
-		find "$root"/proc/[0-9]*/fd -lname '/dev/gdrdrv*' -o -lname /gdrdrv 2> /dev/null
-		grep -ls ' /gdrdrv$' "$root"/proc/[0-9]*/maps
+		find "$root"/proc/[0-9]*/fd -lname '/dev/gdrdrv*' -o -lname '/gdrdrv (deleted)' 2> /dev/null
+		grep -ls ' /gdrdrv (deleted)$' "$root"/proc/[0-9]*/maps
 	)
 	printf '%s\n' "${found[@]}" | paste -sd , | sed 's/,/, /g'
 }

@@ -95,6 +95,7 @@ struct gdrdrv_pin {
 	struct gdrdrv_pages pages;
 	struct list_head live;
 	wait_queue_head_t wait;
+	bool zapped; /* no mapping shows the memory any more, nor will */
 
 	/*
 	 * Taken by the free callback, under nvidia.ko's own lock: never held across a call into
@@ -130,7 +131,8 @@ struct gdrdrv_pin *gdrdrv_pin_get(struct gdrdrv_file *gfile, u64 handle);
 void gdrdrv_pin_put(struct gdrdrv_pin *pin);
 int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle);
 void gdrdrv_unpin_all(struct gdrdrv_file *gfile);
-bool gdrdrv_pin_is_live(struct gdrdrv_pin *pin);
+bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin);
+bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin);
 int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type);
 
 /* pages.c */

@@ -121,7 +121,7 @@ static int gdrdrv_ioctl_cb_flag(struct gdrdrv_file *gfile, struct gdrdrv_get_cb_
 	pin = gdrdrv_pin_get(gfile, args.handle);
 	if (!pin)
 		return -EINVAL;
-	args.flag = READ_ONCE(pin->state) == GDRDRV_PIN_REVOKED;
+	args.flag = gdrdrv_pin_was_revoked(pin);
 	args.pad = 0;
 	gdrdrv_pin_put(pin);
 

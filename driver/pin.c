@@ -12,6 +12,7 @@
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 {
 	unmap_mapping_range(pin->file->f_mapping, 0, 0, 1);
+	smp_store_release(&pin->zapped, true);
 	wake_up_interruptible_poll(&pin->wait, EPOLLHUP | EPOLLERR);
 }
 
@@ -264,9 +265,15 @@ void gdrdrv_unpin_all(struct gdrdrv_file *gfile)
 	}
 }
 
-bool gdrdrv_pin_is_live(struct gdrdrv_pin *pin)
+/* Told only once no mapping shows the memory: who hears of the end stores into it no more. */
+bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin)
 {
-	return READ_ONCE(pin->state) == GDRDRV_PIN_LIVE;
+	return smp_load_acquire(&pin->zapped);
+}
+
+bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin)
+{
+	return gdrdrv_pin_has_ended(pin) && READ_ONCE(pin->state) == GDRDRV_PIN_REVOKED;
 }
 
 /* Memory that is cached elsewhere too is mapped cached or not at all, and the other way round. */

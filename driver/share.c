@@ -48,7 +48,7 @@ static __poll_t gdrdrv_share_poll(struct file *filp, poll_table *wait)
 	struct gdrdrv_pin *pin = filp->private_data;
 
 	poll_wait(filp, &pin->wait, wait);
-	return gdrdrv_pin_is_live(pin) ? 0 : EPOLLHUP | EPOLLERR;
+	return gdrdrv_pin_has_ended(pin) ? EPOLLHUP | EPOLLERR : 0;
 }
 
 /* Nobody has the pin any more: neither a table, nor a share fd, nor a mapping. */

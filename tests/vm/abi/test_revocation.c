@@ -305,12 +305,14 @@ static void a_handle_that_is_being_told_is_not_there_yet(void)
 }
 
 static pthread_barrier_t together;
+static useconds_t freed_after; /* another moment in each round */
 
 static void *free_together(void *data)
 {
 	struct gpu *gpu = data;
 
 	pthread_barrier_wait(&together);
+	usleep(freed_after);
 	gpu_free(gpu);
 	return NULL;
 }
@@ -326,6 +328,7 @@ static void race(void (*work)(struct rig *rig), bool is_mapped_before)
 		struct rig rig = is_mapped_before ? pinned_and_mapped(0) : pinned(0);
 		pthread_t freeing = start(free_together, &rig.gpu);
 
+		freed_after = (useconds_t)i * 10;
 		pthread_barrier_wait(&together);
 		work(&rig);
 		join(freeing);
@@ -406,6 +409,7 @@ static void pinning_is_right_while_the_memory_is_freed(void)
 		pthread_t freeing = start(free_together, &rig.gpu);
 		int error;
 
+		freed_after = (useconds_t)i * 10;
 		pthread_barrier_wait(&together);
 		error = pin_v3(rig.node, rig.gpu.va, GPU_PAGE, ABI_V3_REVOCABLE, &rig.handle);
 		join(freeing);
@@ -413,6 +417,31 @@ static void pinning_is_right_while_the_memory_is_freed(void)
 			CHECK_EQ(error, EINVAL);
 		else
 			CHECK_EQ(cb_flag(&rig), 1);
+		close(rig.node);
+		CHECK_EQ(munmap(rig.gpu.bytes, rig.gpu.size), 0);
+		close(rig.gpu.fd);
+	}
+}
+
+/* By a share, or by the flag: a store that follows does not reach the memory. */
+static void who_is_told_of_the_end_stores_too_late(void)
+{
+	for (int i = 0; i < ROUNDS; i++) {
+		struct rig rig = pinned_and_mapped(ABI_V3_ZERO_AFTER);
+		pthread_t freeing;
+		int fd;
+
+		CHECK_EQ(share(rig.node, rig.handle, 0, &fd), 0);
+		freeing = start(free_gpu, &rig.gpu);
+		while (i % 2 ? !is_ready(fd, POLLHUP) : !cb_flag(&rig))
+			;
+		for (size_t at = 0; at < rig.gpu.size; at += CPU_PAGE)
+			rig.mapped[at] = 9;
+		for (size_t at = 0; at < rig.gpu.size; at += CPU_PAGE)
+			CHECK_EQ(rig.gpu.bytes[at], 1);
+		join(freeing);
+		CHECK_EQ(munmap(rig.mapped, rig.gpu.size), 0);
+		close(fd);
 		close(rig.node);
 		CHECK_EQ(munmap(rig.gpu.bytes, rig.gpu.size), 0);
 		close(rig.gpu.fd);
@@ -433,4 +462,5 @@ RIG_MAIN(TEST(an_access_afterwards_is_a_bus_error),
 	 TEST(faults_leave_no_page_of_memory_that_is_freed_meanwhile),
 	 TEST(unpinning_is_right_while_the_memory_is_freed),
 	 TEST(forking_is_right_while_the_memory_is_freed),
-	 TEST(pinning_is_right_while_the_memory_is_freed))
+	 TEST(pinning_is_right_while_the_memory_is_freed),
+	 TEST(who_is_told_of_the_end_stores_too_late))

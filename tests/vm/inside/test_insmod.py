@@ -137,14 +137,14 @@ class TestUnloading:
     def test_names_who_has_a_share_descriptor(self, insmod: Insmod, view: View) -> None:
         with Gdrdrv() as node:
             share = node.share(node.pin(view.address, view.size, PERSISTENT))
-        self.refused_for_this_process(insmod)
-        os.close(share)
+        with os.fdopen(share):
+            self.refused_for_this_process(insmod)
 
     def test_names_who_has_a_mapping(self, insmod: Insmod, view: View) -> None:
         with Gdrdrv() as node:
             mapped = node.map(node.pin(view.address, view.size, PERSISTENT), view.size)
-        self.refused_for_this_process(insmod)
-        mapped.close()
+        with mapped:
+            self.refused_for_this_process(insmod)
 
 
 class TestStatus:

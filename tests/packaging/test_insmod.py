@@ -345,7 +345,9 @@ class TestUnload:
         loaded.process_with(71, "bystander", "/dev/null")
         loaded.process_with(72, "python3", "/dev/gdrdrv")
         loaded.write("proc/73/comm", "trainer")
-        loaded.write("proc/73/maps", "7f0000000000-7f0000010000 rw-s 00000000 00:2b 9 /gdrdrv")
+        loaded.write(
+            "proc/73/maps", "7f0000000000-7f0000010000 rw-s 00000000 00:2b 9 /gdrdrv (deleted)"
+        )
         reason = "gdrdrv is in use by 72 (python3), 73 (trainer): end them first"
         assert loaded.refused("--unload") == (IN_USE, reason)
 

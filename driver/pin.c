@@ -12,6 +12,7 @@
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 {
 	unmap_mapping_range(pin->file->f_mapping, 0, 0, 1);
+	/* Pairs with gdrdrv_pin_has_ended(). */
 	smp_store_release(&pin->zapped, true);
 	wake_up_interruptible_poll(&pin->wait, EPOLLHUP | EPOLLERR);
 }
@@ -268,6 +269,7 @@ void gdrdrv_unpin_all(struct gdrdrv_file *gfile)
 /* Told only once no mapping shows the memory: who hears of the end stores into it no more. */
 bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin)
 {
+	/* Pairs with gdrdrv_pin_zap(). */
 	return smp_load_acquire(&pin->zapped);
 }
 

@@ -43,7 +43,7 @@ lint: tools
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(C_SOURCES)
-	@tests/vm/lint || [ $$? = 77 -a "$$CI" != true ]
+	@tests/vm/lint || [ $$? = 77 -a "$${CI:-}" != true ]
 
 format: tools
 	@$(BIN)/ruff check -q --fix .

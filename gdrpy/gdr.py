@@ -185,10 +185,11 @@ class Pin(Mappable):
 
     def _note_revocation(self) -> bool:
         """Whether it is revoked, and this is the first time that somebody asks so."""
-        if self.closed or self._told or not self.revoked:
-            return False
-        self._told = True
-        return True
+        with self._lock:
+            if self.closed or self._told or not self.revoked:
+                return False
+            self._told = True
+            return True
 
     def export(self, *, readonly: bool = False) -> int:
         """A new file descriptor by which any process may map the pinned GPU pages.

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import gdrpy
+from gdrpy import cuda
 from gdrpy.backends import ALL, Status, node, nvrm
 from gdrpy.backends.nvrm import TESTED_DRIVERS, is_tested
 
@@ -133,6 +134,27 @@ class TestKernelModule:
             pytest.raises(gdrpy.BackendUnavailable, match=r"Pin\.export: sim cannot share"),
         ):
             pin.export()
+
+    def test_gives_a_pin_back_that_has_no_descriptor(self, monkeypatch):
+        ended = []
+
+        class FullNode:
+            full, closed = True, False
+            unpin = staticmethod(ended.append)
+
+            def pin(self, *_: object) -> int:
+                return 7
+
+            def info(self, _: int) -> node.PinnedPages:
+                return node.PinnedPages(1 << 16, 1 << 16, None, False)
+
+            def share(self, _: int) -> int:
+                raise gdrpy.DriverError(errno.EMFILE, "too many open files")
+
+        monkeypatch.setattr(cuda, "location", lambda _: "a GPU")
+        with pytest.raises(gdrpy.DriverError, match="too many open files"):
+            ALL["gdrdrv"]._pin(FullNode(), 1 << 16, 4096, 0, 0)
+        assert ended == [7]
 
 
 class TestRevokedMapping:

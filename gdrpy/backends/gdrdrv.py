@@ -103,15 +103,19 @@ class PinMemory(FdMemory):
     """A pin of this project's module, mapped through its share descriptor."""
 
     def __init__(
-        self, undo: Undo, pin: _Pin, ptr: int, nbytes: int, location: str, persistent: bool
+        self,
+        undo: Undo,
+        pin: _Pin,
+        fd: int,
+        ptr: int,
+        nbytes: int,
+        location: str,
+        persistent: bool,
     ) -> None:
-        fd = pin.node.share(pin.handle)
-        undo.callback(os.close, fd)
-        offset = ptr - pin.pages.va
         super().__init__(
             undo,
             fd,
-            offset,
+            ptr - pin.pages.va,
             nbytes,
             mapping_type=MappingType.WRITE_COMBINED,
             backend=GdrdrvBackend.name,
@@ -276,8 +280,10 @@ class GdrdrvBackend(Backend):
         with Undo() as undo:
             if node.full:
                 pin = _Pin(undo, node, ptr, nbytes, flags)
+                fd = node.share(pin.handle)
+                undo.callback(os.close, fd)
                 persistent = not flags & lib.GDRDRV_PIN_V3_REVOCABLE
-                return PinMemory(undo.pop_all(), pin, ptr, nbytes, location, persistent)
+                return PinMemory(undo.pop_all(), pin, fd, ptr, nbytes, location, persistent)
             start = ptr - ptr % _GPU_PAGE  # only such a pin can be mapped
             pin = _Pin(undo, node, start, ptr + nbytes - start, 0)
             return WholePinMemory(undo.pop_all(), pin, ptr, nbytes, location, node.persistent)

@@ -200,9 +200,12 @@ class ShareMemory(FdMemory):
             raise PermissionDenied(
                 errno.EACCES, "the descriptor was shared read-only: open it with readonly=True"
             )
-        if self.revoked:
-            raise _revoked()
-        return super()._map(offset, nbytes, readonly)
+        try:
+            return super()._map(offset, nbytes, readonly)
+        except DriverError as error:
+            if error.errno == errno.EINVAL and self.revoked:
+                raise _revoked() from None
+            raise
 
     @property
     def revoked(self) -> bool:

@@ -240,9 +240,18 @@ need_signature() {
 		"the kernel takes signed modules only ($why): sign $module: docs/kernel-module.md"
 }
 
+# Those of the module that is loaded, or else of the one to load.
+known_parameters() {
+	if loaded; then
+		(cd "$root/sys/module/gdrdrv/parameters" && echo *)
+	else
+		modinfo -F parm "$module" | cut -d : -f 1 | sort | paste -sd ' '
+	fi
+}
+
 need_known_parameters() {
 	local pair known
-	known=$(modinfo -F parm "$module" | cut -d : -f 1 | sort | paste -sd ' ')
+	known=$(known_parameters)
 	for pair in "${parameters[@]}"; do
 		[[ " $known " == *" ${pair%%=*} "* ]] ||
 			fail $USAGE "gdrdrv has no parameter '${pair%%=*}': there are $known"
@@ -318,6 +327,7 @@ load() {
 	local otherwise unfit message
 	need_root
 	if loaded; then
+		! ours || need_known_parameters
 		otherwise=$(loaded_otherwise)
 		[ -z "$otherwise" ] || fail $ANOTHER "$otherwise"
 		make_node

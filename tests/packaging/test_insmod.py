@@ -305,6 +305,11 @@ class TestRefusal:
         assert built.refused("mod=0666") == (USAGE, reason)
         assert not built.is_loaded
 
+    def test_of_an_unknown_parameter_of_the_loaded_module(self, loaded: Machine) -> None:
+        known = "max_pinned_mib mode use_persistent_mapping"
+        reason = f"gdrdrv has no parameter 'mod': there are {known}"
+        assert loaded.refused("mod=0") == (USAGE, reason)
+
 
 class TestNode:
     def test_is_made_where_nobody_else_does(self, built: Machine) -> None:

@@ -200,8 +200,9 @@ class Pin(Mappable):
 
         Raises BackendUnavailable where gdrpy's kernel module is not loaded.
         """
-        self._check("Pin.export")
-        return self._taken.export(bool(readonly))
+        with self._lock:
+            self._check("Pin.export")
+            return self._taken.export(bool(readonly))
 
     @property
     def attributes(self) -> Attributes:

@@ -181,8 +181,9 @@ class Region(Mappable):
         Whoever holds it can open the region, read and write, as long as it is open; it keeps the
         memory alive. It is not inherited over exec.
         """
-        self._check("Region.export")
-        return duplicate(self._allocation.fd)
+        with self._lock:
+            self._check("Region.export")
+            return duplicate(self._allocation.fd)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

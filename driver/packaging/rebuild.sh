@@ -6,11 +6,10 @@ set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 version=${here##*/gdrdrv-}
 
+# What is installed stays where the build fails.
 rebuild() {
-	dkms remove "gdrdrv/$version" -k "$1"
-	# Removed for its last kernel it is removed altogether.
-	[ -n "$(dkms status "gdrdrv/$version")" ] || dkms add "gdrdrv/$version"
-	dkms install "gdrdrv/$version" -k "$1"
+	dkms build --force "gdrdrv/$version" -k "$1"
+	dkms install --force "gdrdrv/$version" -k "$1"
 }
 
 dkms status "gdrdrv/$version" | sed -n 's/^[^,]*, \([^,]*\), .*: installed.*/\1/p' |

@@ -57,7 +57,7 @@ int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_i
 int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);
 int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
 int64_t gdr_share_size(int fd);
-bool gdr_share_ended(int fd);
+bool gdr_share_ended(int fd, int timeout_ms);
 
 /* nvrm.h */
 struct gdr_nvrm_error {

@@ -175,9 +175,9 @@ int64_t gdr_share_size(int fd)
 	return filesystem.f_type == GDRDRV_SHARE_MAGIC ? status.st_size : -EINVAL;
 }
 
-bool gdr_share_ended(int fd)
+bool gdr_share_ended(int fd, int timeout_ms)
 {
 	struct pollfd share = {.fd = fd};
 
-	return poll(&share, 1, 0) > 0 && share.revents & POLLHUP;
+	return poll(&share, 1, timeout_ms) > 0 && share.revents & POLLHUP;
 }

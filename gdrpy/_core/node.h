@@ -47,7 +47,7 @@ int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event)
 /* Bytes of the pin that a share descriptor is bound to; -EINVAL for any other descriptor. */
 int64_t gdr_share_size(int fd);
 
-/* Whether the pin of a share descriptor has ended. */
-bool gdr_share_ended(int fd);
+/* Whether the pin of a share descriptor has ended, or does within so many milliseconds. */
+bool gdr_share_ended(int fd, int timeout_ms);
 
 #endif

@@ -34,6 +34,8 @@ from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, Permiss
 from gdrpy.mapping import MappingType
 
 _GPU_PAGE = int(lib.GDRDRV_GPU_PAGE_SIZE)
+#: How long at most it takes to take all mappings of a pin away.
+_END_TAKES_MS = 10_000
 
 
 class _OwnNode:
@@ -99,8 +101,31 @@ def _revoked() -> Revoked:
     return Revoked("the GPU memory behind this pin was freed by its owner: close it")
 
 
-class PinMemory(FdMemory):
-    """A pin of this project's module, mapped through its share descriptor."""
+class ShareMemory(FdMemory):
+    """What a share descriptor shows: whole GPU pages around a pin, perhaps another process's."""
+
+    def _map(
+        self, offset: int, nbytes: int, readonly: bool
+    ) -> tuple[Any, MappingType, Callable[[], object]]:
+        if not readonly and not is_writable(self._fd):
+            raise PermissionDenied(
+                errno.EACCES, "the descriptor was shared read-only: open it with readonly=True"
+            )
+        try:
+            return super()._map(offset, nbytes, readonly)
+        except DriverError as error:
+            # The end is told only when the last mapping is gone; new ones are refused before.
+            if error.errno == errno.EINVAL and lib.gdr_share_ended(self._fd, _END_TAKES_MS):
+                raise _revoked() from None
+            raise
+
+    @property
+    def revoked(self) -> bool:
+        return bool(lib.gdr_share_ended(self._fd, 0))
+
+
+class PinMemory(ShareMemory):
+    """A pin of this project's module, which this process made."""
 
     def __init__(
         self,
@@ -128,7 +153,7 @@ class PinMemory(FdMemory):
     def _map(
         self, offset: int, nbytes: int, readonly: bool
     ) -> tuple[Any, MappingType, Callable[[], object]]:
-        view, _, unmap = self._pin.map(lambda: FdMemory._map(self, offset, nbytes, readonly))
+        view, _, unmap = super()._map(offset, nbytes, readonly)
         with Undo() as undo:
             undo.callback(unmap)
             kind = self._pin.mapping_type()
@@ -188,28 +213,6 @@ class WholePinMemory(Memory):
     @property
     def revoked(self) -> bool:
         return not self.persistent and self._pin.revoked
-
-
-class ShareMemory(FdMemory):
-    """What a share descriptor, got from another process, shows: whole GPU pages around a pin."""
-
-    def _map(
-        self, offset: int, nbytes: int, readonly: bool
-    ) -> tuple[Any, MappingType, Callable[[], object]]:
-        if not readonly and not is_writable(self._fd):
-            raise PermissionDenied(
-                errno.EACCES, "the descriptor was shared read-only: open it with readonly=True"
-            )
-        try:
-            return super()._map(offset, nbytes, readonly)
-        except DriverError as error:
-            if error.errno == errno.EINVAL and self.revoked:
-                raise _revoked() from None
-            raise
-
-    @property
-    def revoked(self) -> bool:
-        return bool(lib.gdr_share_ended(self._fd))
 
 
 class GdrdrvBackend(Backend):

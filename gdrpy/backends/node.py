@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,14 @@ class Node(Owner):
 
     def __init__(self) -> None:
         self._node = ffi.new("struct gdr_node *")
-        error = -lib.gdr_node_open(self._node, os.fsencode(PATH))
-        if error:
-            raise _open_error(error)
         undo = Undo()
-        undo.callback(lib.gdr_node_close, self._node)
-        super().__init__(undo)
-        _nodes.add(self)
+        with _fork_lock:
+            error = -lib.gdr_node_open(self._node, os.fsencode(PATH))
+            if error:
+                raise _open_error(error)
+            undo.callback(lib.gdr_node_close, self._node)
+            super().__init__(undo)
+            _nodes.add(self)
 
     @property
     def fd(self) -> int:
@@ -135,15 +137,22 @@ class Node(Owner):
 
 
 _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
+#: Held while a node is opened: no child is to have one that it does not know of.
+_fork_lock = threading.Lock()
 
 
 def _close_in_child() -> None:
     """A child that kept its copy would keep what the parent has pinned."""
+    _fork_lock.release()
     for node in list(_nodes):
         node._undo.close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(
+    before=_fork_lock.acquire,
+    after_in_parent=_fork_lock.release,
+    after_in_child=_close_in_child,
+)
 
 
 def _open_error(error: int) -> Error:

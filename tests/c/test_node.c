@@ -293,7 +293,7 @@ static void what_is_no_share_has_no_size(void)
 	int fd = open(ANY_FILE, O_RDONLY);
 
 	CHECK_EQ(gdr_share_size(fd), -EINVAL);
-	CHECK(!gdr_share_ended(fd));
+	CHECK(!gdr_share_ended(fd, 0));
 	close(fd);
 	CHECK_EQ(gdr_share_size(fd), -EBADF);
 }

@@ -14,7 +14,8 @@ from gdrpy.cli import checks, main
 from gdrpy.cli.checks import peer, sample
 from gdrpy.cli.checks.difference import Mismatch, difference
 
-NAMES = [check.name for check in checks.ALL]
+#: Those that the simulated backend runs.
+NAMES = [check.name for check in checks.ALL if check.backend is None]
 
 
 class TestValidate:

@@ -6,6 +6,8 @@ import itertools
 import subprocess
 from pathlib import Path
 
+PATH_OF_ROOT = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 
 class Machines:
     """A mount namespace with copies in it, each a layer over the one that it was made of."""
@@ -71,7 +73,7 @@ class Machine:
 
     def run(self, *command: str | Path) -> str:
         """What a command prints that succeeds on the copy."""
-        return self.machines.inside("chroot", self.root, *command)
+        return self.machines.inside("env", PATH_OF_ROOT, "chroot", self.root, *command)
 
     def put(self, file: Path) -> str:
         """Copies a file there; its path."""

@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-KERNELS = Path(os.environ.get("GDRPY_VM_KERNELS", CACHE / "gdrpy-vm")).resolve()
+KERNELS = Path(os.environ.get("GDRPY_VM_KERNELS") or CACHE / "gdrpy-vm").resolve()
 BUILT = CHECKOUT / ".vm"
 
 

@@ -181,7 +181,6 @@ int op_fork(struct thread *thread)
 		return result_of(-1);
 	if (WIFEXITED(status) && WEXITSTATUS(status))
 		_exit(1); /* It has said why. */
-	if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-		record(thread, LOST_WORKER, RESULT_SIGSEGV);
+	record_death(thread, status);
 	return 0;
 }

@@ -66,6 +66,13 @@ void record(struct thread *thread, enum operation operation, int result)
 	tally_add(&storm->tally, operation, result);
 }
 
+void record_death(struct thread *thread, int status)
+{
+	if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
+		record(thread, LOST_WORKER,
+		       WTERMSIG(status) == SIGSEGV ? RESULT_SIGSEGV : RESULT_UNKNOWN);
+}
+
 static void __attribute__((noreturn)) give_up(const char *what)
 {
 	fprintf(stderr, "storm: %s: %s\n", what, strerror(errno));
@@ -229,8 +236,7 @@ static void reap(int flags)
 			continue;
 		if (WIFEXITED(status) && WEXITSTATUS(status))
 			storm->failed = true;
-		if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-			record(&nobody, LOST_WORKER, RESULT_SIGSEGV);
+		record_death(&nobody, status);
 		if (!storm->stop)
 			start_worker(index);
 	}

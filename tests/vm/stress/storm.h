@@ -166,6 +166,9 @@ extern struct worker worker;
 /* storm.c */
 /* Counts a result, and ends the storm if it may not be. */
 void record(struct thread *thread, enum operation operation, int result);
+/* Counts a process that a signal ended, of its waitpid() status; only SIGKILL is as it should be.
+ */
+void record_death(struct thread *thread, int status);
 void __attribute__((noreturn, format(printf, 2, 3))) storm_fail(const struct thread *thread,
 								const char *format, ...);
 

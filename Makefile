@@ -22,6 +22,7 @@ ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
+	@echo "make tools   the same, and what the tests and lint need"
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
 	@echo "make test    everything: lint, C under sanitizers, Python, the kernel module in QEMU"
 	@echo "make test-vm the kernel module alone, in QEMU guests"

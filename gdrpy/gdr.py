@@ -97,6 +97,8 @@ class Gdr(Resource):
             address, room = device_range(pointer)
         if nbytes is None and room is None:
             raise TypeError(f"{call}: an address needs nbytes")
+        if sigbus and not revocable:
+            raise ValueError(f"{call}: sigbus=True says how a pin ends with revocable=True only")
         size = as_size(call, room if nbytes is None else nbytes)
         if room is not None and size > room:
             raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {room}")
@@ -142,6 +144,9 @@ class Gdr(Resource):
 
     def _events_node(self, call: str) -> Node:
         self._check(call)
+        status = ALL["gdrdrv"].status(0)
+        if not status.usable:
+            raise BackendUnavailable(f"{call}: {status.reason}: {status.remedy}")
         node = self._open_node()
         if not node.full:
             raise BackendUnavailable(f"{call}: {node.origin} has no events: load gdrpy's module")
@@ -196,7 +201,8 @@ class Pin(Mappable):
 
         Open it by ``Region.from_fd(fd, gpu=False)``; with ``readonly`` the kernel lets nobody write
         through it. It shows whole GPU pages: byte 0 of the pin is at ``pin.ptr - pin.info.va``, and
-        what else lies in the first and the last page is shared with it. It ends with the pin.
+        what else lies in the first and the last page is shared with it. It ends with the pin:
+        then whoever maps it finds zeros, and region.revoked tells.
 
         Raises BackendUnavailable where gdrpy's kernel module is not loaded.
         """

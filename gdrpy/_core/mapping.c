@@ -27,10 +27,11 @@ bool gdr_mapping_usable(struct mapping *self, const char *method)
 		return false;
 	}
 	if (self->revoked) {
-		PyErr_Format(gdr_error_revoked,
-			     "%s: the GPU memory behind this mapping was freed by its owner: close "
-			     "the mapping and its pin",
-			     method);
+		PyErr_Format(
+			gdr_error_revoked,
+			"%s: the GPU memory is gone, freed by its owner or with the pin: close "
+			"what maps it",
+			method);
 		return false;
 	}
 	return true;

@@ -34,6 +34,8 @@ from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, Permiss
 from gdrpy.mapping import MappingType
 
 _GPU_PAGE = int(lib.GDRDRV_GPU_PAGE_SIZE)
+#: Who still maps the share of a pin that has ended finds zeros too.
+_PERSISTENT = int(lib.GDRDRV_PIN_V3_PERSISTENT | lib.GDRDRV_PIN_V3_ZERO_AFTER)
 #: How long at most it takes to take all mappings of a pin away.
 _END_TAKES_MS = 10_000
 
@@ -98,7 +100,7 @@ class _Pin:
 
 
 def _revoked() -> Revoked:
-    return Revoked("the GPU memory behind this pin was freed by its owner: close it")
+    return Revoked("the GPU memory is gone, freed by its owner or with the pin: close what maps it")
 
 
 class ShareMemory(FdMemory):
@@ -164,6 +166,8 @@ class PinMemory(ShareMemory):
         return not self.persistent and self._pin.revoked
 
     def export(self, readonly: bool) -> int:
+        if self.revoked:
+            raise _revoked()
         return self._pin.node.share(self._pin.handle, readonly)
 
 
@@ -261,7 +265,7 @@ class GdrdrvBackend(Backend):
         del fd
         if ptr is None:
             raise InvalidHandle("the gdrdrv backend needs the GPU view: open it with gpu=True")
-        return self._pin(_own_node.get(), ptr, size, device, lib.GDRDRV_PIN_V3_PERSISTENT)
+        return self._pin(_own_node.get(), ptr, size, device, _PERSISTENT)
 
     def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
         pointer.allocation_range(ptr, nbytes)
@@ -297,6 +301,6 @@ class GdrdrvBackend(Backend):
 
 def _flags(request: PinRequest) -> int:
     if not request.revocable:
-        return int(lib.GDRDRV_PIN_V3_PERSISTENT)
+        return _PERSISTENT
     zeros = 0 if request.sigbus else lib.GDRDRV_PIN_V3_ZERO_AFTER
     return int(lib.GDRDRV_PIN_V3_REVOCABLE | zeros)

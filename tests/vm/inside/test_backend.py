@@ -137,6 +137,7 @@ class TestRevocablePin:
                 lambda: flag.wait(1),
                 lambda: memoryview(mapping),
                 lambda: pin.map(),
+                lambda: pin.export(),
             ):
                 with pytest.raises(gdrpy.Revoked, match="freed by its owner"):
                     use()
@@ -253,10 +254,13 @@ with gdrpy.Region.from_fd(fd, gpu=False) as region:
         with gdrpy.Region.from_fd(fd, gpu=False) as region:
             region.write(b"now")
             assert not region.revoked
+            view = memoryview(region.cpu)
             pin.close()
+            assert view[0] == 0
             assert region.revoked
             with pytest.raises(gdrpy.Revoked):
                 region.write(b"then")
+            del view
             with pytest.raises(gdrpy.Revoked):
                 gdrpy.Region.from_fd(fd, gpu=False)
         os.close(fd)

@@ -108,7 +108,7 @@ with Probe() as probe, View(1) as view:
     def test_kernel_that_was_not_fetched_is_named(self, run: Run) -> None:
         ended = run("--kernel", "none-such", "--", "true")
         assert ended.returncode == NOT_SET_UP
-        assert "kernel 'none-such' was not fetched: tests/vm/setup none-such" in ended.stderr
+        assert "no kernel 'none-such' in this checkout: tests/vm/setup none-such" in ended.stderr
 
     def test_module_for_another_kernel_is_refused(self, run: Run) -> None:
         ended = run("--gdrdrv", HERE / "run", "--", "true")

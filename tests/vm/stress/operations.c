@@ -52,7 +52,7 @@ const struct kind operation_kinds[OPERATIONS] = {
 	[CHILD_TOUCH_SHARE] = {"child_touch_share", .allowed = {RESULT_SIGBUS, RESULT_SIGSEGV}},
 	[KILL_CHILD] = {"kill_child"},
 	[KILL_WORKER] = {"kill_worker"},
-	/* Only where an injected failure hit the kernel while it made a signal's frame. */
+	/* Only where an injected failure hit a fault, or the frame of a signal. */
 	[LOST_WORKER] = {"lost_worker", .must_fail = true, .allowed = {}},
 };
 

@@ -52,8 +52,8 @@ void storm_fail(const struct thread *thread, const char *format, ...)
 }
 
 /* What an operation may meet besides, when allocations and copies fail on purpose. */
-static const struct kind injected = {"injected",
-				     .allowed = {ENOMEM, EFAULT, EAGAIN, ENOBUFS, RESULT_SIGSEGV}};
+static const struct kind injected = {
+	"injected", .allowed = {ENOMEM, EFAULT, EAGAIN, ENOBUFS, RESULT_SIGSEGV, RESULT_SIGBUS}};
 
 void record(struct thread *thread, enum operation operation, int result)
 {
@@ -68,9 +68,13 @@ void record(struct thread *thread, enum operation operation, int result)
 
 void record_death(struct thread *thread, int status)
 {
-	if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-		record(thread, LOST_WORKER,
-		       WTERMSIG(status) == SIGSEGV ? RESULT_SIGSEGV : RESULT_UNKNOWN);
+	int number = WIFSIGNALED(status) ? WTERMSIG(status) : SIGKILL;
+
+	if (number == SIGKILL)
+		return;
+	if (number != SIGSEGV && number != SIGBUS)
+		storm_fail(thread, "a process ended by signal %d", number);
+	record(thread, LOST_WORKER, number == SIGBUS ? RESULT_SIGBUS : RESULT_SIGSEGV);
 }
 
 static void __attribute__((noreturn)) give_up(const char *what)

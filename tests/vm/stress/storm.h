@@ -181,6 +181,7 @@ enum operation operation_choose(struct random *random);
 /* worker.c */
 void __attribute__((noreturn)) worker_main(unsigned int index, unsigned int incarnation);
 void install_fd(int fd, int at);
+void install_nothing(int at); /* /dev/null */
 uint32_t mark_of(unsigned int owner);
 
 /* memory.c */

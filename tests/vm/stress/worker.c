@@ -16,16 +16,26 @@ struct worker worker;
 
 static pthread_barrier_t slots_are_clear;
 
+/* What fails here was made to fail, and will not be the next time. */
 void install_fd(int fd, int at)
 {
-	if (dup3(fd, at, O_CLOEXEC) < 0)
-		abort();
+	while (dup3(fd, at, O_CLOEXEC) < 0)
+		;
 	close(fd);
 }
 
 uint32_t mark_of(unsigned int owner)
 {
 	return 0x5A000001 + owner;
+}
+
+void install_nothing(int at)
+{
+	int fd;
+
+	while ((fd = open("/dev/null", O_RDWR | O_CLOEXEC)) < 0)
+		;
+	install_fd(fd, at);
 }
 
 static char *reserve(size_t size)
@@ -75,7 +85,7 @@ static void clear_slots(void)
 static void open_descriptors(void)
 {
 	for (int fd = NODE_FD; fd < FIXED_FD_END; fd++)
-		install_fd(open("/dev/null", O_RDWR | O_CLOEXEC), fd);
+		install_nothing(fd);
 	for (int i = 0; i < NODES; i++)
 		install_fd(open(GDRDRV_NODE, O_RDWR | O_CLOEXEC | O_NONBLOCK), NODE_FD + i);
 }
@@ -83,8 +93,8 @@ static void open_descriptors(void)
 /* With --faults: whether allocations fail for this thread, and for the children that it forks. */
 static void allow_faults(const struct thread *thread, bool allow)
 {
-	if (write(thread->make_it_fail, allow ? "1" : "0", 1) != 1)
-		abort();
+	while (write(thread->make_it_fail, allow ? "1" : "0", 1) != 1)
+		;
 }
 
 /* The n-th chance to fail from now on is taken. */

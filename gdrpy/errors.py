@@ -7,7 +7,7 @@ catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong argu
 
 from __future__ import annotations
 
-from errno import ENODEV, ENXIO
+from errno import ECONNREFUSED, ENODEV, ENXIO, EPERM, EPROTO
 from typing import ClassVar
 
 
@@ -34,6 +34,12 @@ class BackendUnavailable(_OneErrno):
     """No backend can do what was asked; the message gives each one's reason and the remedy."""
 
     _errno = ENODEV
+
+
+class BrokerUnavailable(_OneErrno, ConnectionError):
+    """No broker answers at the socket."""
+
+    _errno = ECONNREFUSED
 
 
 class Closed(Error, ValueError):
@@ -72,23 +78,41 @@ class InvalidHandle(Error, ValueError):
     """The file descriptor or pointer is not GPU memory that can be taken in."""
 
 
+class InvalidRequest(Error, ValueError):
+    """The broker does not understand the request, or its values contradict each other."""
+
+
 class MissingView(Error, ValueError):
     """The region was opened without the view that the call needs."""
 
 
 class NotFound(Error, KeyError):
-    """There is no device of this number."""
+    """There is no device of this number, or no region of this name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class Gone(NotFound):
+    """A region that its identity names is no more, or was of a broker whose state was lost."""
 
 
 class OutOfMemory(Error, MemoryError):
     """GPU memory, or the BAR that maps it, is used up."""
 
 
+class QuotaExceeded(OutOfMemory):
+    """A limit that the broker sets for a user or a device leaves no room."""
+
+
 class PermissionDenied(Error, PermissionError):
-    """The process may not open the device."""
+    """The process may not open the device, or its user not use the region so."""
+
+
+class ProtocolError(_OneErrno, ConnectionError):
+    """The other end of the connection does not speak the broker's protocol, or another version."""
+
+    _errno = EPROTO
 
 
 class ReadOnly(Error, TypeError):
@@ -99,6 +123,12 @@ class Revoked(_OneErrno):
     """The GPU memory behind a pin was freed by its owner."""
 
     _errno = ENXIO
+
+
+class Sealed(_OneErrno, PermissionError):
+    """The region was sealed: nothing writes it any more."""
+
+    _errno = EPERM
 
 
 class SizeMismatch(Error, ValueError):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
+from _socket import socket
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from gdrpy import Error, Region
+from gdrpy import Error, Region, _unix
 from gdrpy.cli import handover, options, rendezvous
 from gdrpy.cli.checks.difference import Difference, difference
 from gdrpy.cli.exits import FAILED, OK
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         peer = undo.enter_context(rendezvous.connect(path, args.timeout))
         steps.add(
-            f"Connected to process {rendezvous.peer_pid(peer)} at {path}",
+            f"Connected to process {_unix.peer_credentials(peer)[0]} at {path}",
             "a Unix socket: the one channel that can carry file descriptors",
         )
         nbytes, fd = handover.receive_offer(peer)
@@ -134,7 +134,7 @@ def _header(args: argparse.Namespace, region: Region) -> Header:
     )
 
 
-def _refuse(peer: socket.socket) -> None:
+def _refuse(peer: socket) -> None:
     """Tell the producer that it did not work, if it is still there."""
     with suppress(handover.HandoverError):
         handover.send_answer(peer, False)

@@ -8,12 +8,10 @@ socket keeps packets apart, so a frame is one packet.
 from __future__ import annotations
 
 import enum
-import os
-import socket
 import struct
-from array import array
-from contextlib import ExitStack
+from _socket import socket
 
+from gdrpy import _unix
 from gdrpy.cli.exits import CommandError
 
 MAGIC = b"GDRH"
@@ -24,7 +22,7 @@ FRAME = struct.Struct("<4sHHQ")
 SIZE_LIMIT = 1 << 62
 
 #: Room for more descriptors than a frame may carry, so that too many are told from truncation.
-_DESCRIPTOR_ROOM = socket.CMSG_SPACE(16 * array("i").itemsize)
+_DESCRIPTOR_ROOM = _unix.room_for(16)
 
 
 class Kind(enum.IntEnum):
@@ -57,24 +55,23 @@ def decode(data: bytes, wanted: Kind) -> int:
     return int(value)
 
 
-def send_offer(peer: socket.socket, nbytes: int, fd: int) -> None:
+def send_offer(peer: socket, nbytes: int, fd: int) -> None:
     """Send a region's size and descriptor; ``fd`` stays the caller's. Raises HandoverError."""
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))
-    _send(peer, encode(Kind.OFFER, nbytes), [rights])
+    _send(peer, encode(Kind.OFFER, nbytes), [fd])
 
 
-def receive_offer(peer: socket.socket) -> tuple[int, int]:
+def receive_offer(peer: socket) -> tuple[int, int]:
     """A size in bytes and a descriptor, which is the caller's to close. Raises HandoverError."""
     nbytes, fds = _receive(peer, Kind.OFFER, descriptors=1)
     return nbytes, fds[0]
 
 
-def send_answer(peer: socket.socket, good: bool) -> None:
+def send_answer(peer: socket, good: bool) -> None:
     """Tell the producer whether the data was right. Raises HandoverError."""
     _send(peer, encode(Kind.ANSWER, int(good)), [])
 
 
-def receive_answer(peer: socket.socket) -> bool:
+def receive_answer(peer: socket) -> bool:
     """Whether the consumer found what it expected. Raises HandoverError."""
     value, _ = _receive(peer, Kind.ANSWER, descriptors=0)
     if value not in (0, 1):
@@ -82,29 +79,24 @@ def receive_answer(peer: socket.socket) -> bool:
     return value == 1
 
 
-def _send(peer: socket.socket, frame: bytes, rights: list[tuple[int, int, array[int]]]) -> None:
+def _send(peer: socket, frame: bytes, fds: list[int]) -> None:
     try:
-        peer.sendmsg([frame], rights)
+        _unix.send(peer, frame, fds)
     except OSError as error:
         raise _broken(error) from error
 
 
-def _receive(peer: socket.socket, kind: Kind, descriptors: int) -> tuple[int, list[int]]:
+def _receive(peer: socket, kind: Kind, descriptors: int) -> tuple[int, list[int]]:
     """A frame's value and its descriptors; whatever is refused, none is left open."""
     try:
-        data, ancillary, flags, _ = peer.recvmsg(
-            FRAME.size + 1, _DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds = _unix.receive(peer, FRAME.size, _DESCRIPTOR_ROOM)
+    except _unix.BadPacket as error:
+        raise HandoverError(f"the peer is at fault: {error}") from error
     except OSError as error:
         raise _broken(error) from error
-    with ExitStack() as undo:
-        fds = _descriptors(ancillary)
-        for fd in fds:
-            undo.callback(os.close, fd)
+    try:
         if not data and not fds:
             raise HandoverError(f"the peer closed the connection instead of sending {kind.name}")
-        if flags & socket.MSG_CTRUNC:
-            raise HandoverError("the descriptors that the peer sent did not all arrive")
         value = decode(data, kind)
         if len(fds) != descriptors:
             raise HandoverError(
@@ -112,16 +104,10 @@ def _receive(peer: socket.socket, kind: Kind, descriptors: int) -> tuple[int, li
             )
         if kind is Kind.OFFER and not 0 < value < SIZE_LIMIT:
             raise HandoverError(f"the peer offers a region of {value} bytes, which none has")
-        undo.pop_all()
-        return value, fds
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return fds.tolist()
+    except HandoverError:
+        _unix.close_all(fds)
+        raise
+    return value, fds
 
 
 def _broken(error: OSError) -> HandoverError:

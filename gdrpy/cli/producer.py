@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import gdrpy
+from gdrpy import _unix
 from gdrpy.cli import handover, hostmemory, options, rendezvous
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header, gpu_words
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         )
         peer = undo.enter_context(rendezvous.accept(listener, args.timeout))
         steps.add(
-            f"Process {rendezvous.peer_pid(peer)} connected",
+            f"Process {_unix.peer_credentials(peer)[0]} connected",
             "SO_PEERCRED: the kernel says who it is, not the peer",
         )
         handover.send_offer(peer, region.nbytes, fd)

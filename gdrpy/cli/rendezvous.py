@@ -6,18 +6,13 @@ import argparse
 import errno
 import os
 import socket
-import stat
-import struct
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from gdrpy import _unix
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 
 _NAME = "gdrpy-handover.sock"
-_CREDENTIALS = struct.Struct("3i")
-#: Bytes that the kernel's sockaddr_un has for a path, and its final zero.
-_PATH_ROOM = 108
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +29,9 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 def socket_path(text: str) -> Path:
     """A path that a socket can have, in a folder that exists. For ``type=`` of argparse."""
     path = Path(text)
-    if len(os.fsencode(path)) >= _PATH_ROOM:
+    if len(os.fsencode(path)) >= _unix.PATH_ROOM:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is too long: a socket's path has {_PATH_ROOM - 1} bytes at most"
+            f"{text!r} is too long: a socket's path has {_unix.PATH_ROOM - 1} bytes at most"
         )
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}: make it first")
@@ -48,18 +43,10 @@ def default_path() -> Path:
 
     Raises CommandError where somebody else made that folder first.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / _NAME
-    folder = Path(tempfile.gettempdir()) / f"gdrpy-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise CommandError(
-            f"{folder} is not a folder that only you can enter: remove it, or pass --socket",
-            UNUSABLE,
-        )
-    return folder / _NAME
+    try:
+        return Path(_unix.private_folder()) / _NAME
+    except PermissionError as error:
+        raise CommandError(f"{error.strerror}, or pass --socket", UNUSABLE) from error
 
 
 def listen(path: Path, undo: ExitStack) -> tuple[socket.socket, bool]:
@@ -67,19 +54,15 @@ def listen(path: Path, undo: ExitStack) -> tuple[socket.socket, bool]:
 
     Raises CommandError.
     """
-    replaced = _remove_stale(path)
-    listener = undo.enter_context(_socket())
-    mask = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        replaced = _unix.remove_stale(str(path))
+        listener = _unix.listen(str(path), 0o600, backlog=1)
     except OSError as error:
         raise CommandError(
-            f"cannot listen at {path}: {error.strerror or error}", UNUSABLE
+            f"cannot listen at {path}: {error.strerror or error}; choose another --socket", UNUSABLE
         ) from error
-    finally:
-        os.umask(mask)
+    undo.callback(listener.close)
     undo.callback(path.unlink, missing_ok=True)
-    listener.listen(1)
     return listener, replaced
 
 
@@ -98,7 +81,7 @@ def accept(listener: socket.socket, timeout: float) -> socket.socket:
 
 def connect(path: Path, timeout: float) -> socket.socket:
     """A connection to the producer. Raises CommandError where there is none."""
-    peer = _socket()
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer.settimeout(timeout)
     try:
         peer.connect(str(path))
@@ -119,42 +102,3 @@ def _unreachable(path: Path, error: OSError) -> str:
             f"'gdrpy producer' first"
         )
     return f"cannot connect to {path}: {error.strerror or error}"
-
-
-def peer_pid(peer: socket.socket) -> int:
-    """The process at the other end, as the kernel tells it."""
-    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(found)[0])
-
-
-def _socket() -> socket.socket:
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-
-def _remove_stale(path: Path) -> bool:
-    """Remove a socket file that nobody is bound to any more. Raises CommandError for others."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise CommandError(f"cannot listen at {path}: {error.strerror}", UNUSABLE) from error
-    if not stat.S_ISSOCK(mode):
-        raise CommandError(f"{path} is no socket and is left alone: choose another", UNUSABLE)
-    if _is_live(path):
-        raise CommandError(
-            f"another producer listens at {path}: wait for it, or choose another --socket",
-            UNUSABLE,
-        )
-    path.unlink()
-    return True
-
-
-def _is_live(path: Path) -> bool:
-    """Whether a process is bound to a socket file.
-
-    A datagram socket asks: it is refused either way, so a producer that listens is not disturbed
-    by a connection which it would take for its consumer.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-        return probe.connect_ex(str(path)) != errno.ECONNREFUSED

@@ -130,7 +130,7 @@ class TestHandover:
     def test_leaves_a_second_producer_no_socket(self, start_producer, capsys, path):
         first = start_producer()
         assert main(["producer", "--socket", str(path)]) == 2
-        assert "another producer listens" in capsys.readouterr().err
+        assert "another program listens" in capsys.readouterr().err
         assert main(["consumer", "--cpu", "--socket", str(path)]) == 0
         first.communicate(timeout=TIMEOUT)
         assert first.returncode == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gdrpy import _unix
 from gdrpy.cli import rendezvous
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 
@@ -77,12 +78,12 @@ class TestListening:
             listener, replaced = rendezvous.listen(path, undo)
             assert replaced
             with rendezvous.connect(path, TIMEOUT), rendezvous.accept(listener, TIMEOUT) as peer:
-                assert rendezvous.peer_pid(peer) == os.getpid()
+                assert _unix.peer_credentials(peer)[0] == os.getpid()
 
     def test_respects_a_live_one_without_disturbing_it(self, path):
         with ExitStack() as undo:
             listener, _ = rendezvous.listen(path, undo)
-            with pytest.raises(CommandError, match="another producer listens") as caught:
+            with pytest.raises(CommandError, match="another program listens") as caught:
                 rendezvous.listen(path, undo)
             assert caught.value.status == UNUSABLE
             with pytest.raises(CommandError, match="no consumer came"):

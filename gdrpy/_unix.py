@@ -1,0 +1,169 @@
+"""Unix sockets that keep packets apart, with file descriptors beside the bytes.
+
+Of ``_socket`` rather than ``socket``, whose import would take longer than opening a region.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import stat
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+#: Bytes that the kernel's sockaddr_un has for a path, and its final zero.
+PATH_ROOM = 108
+#: Descriptors that the kernel takes in one message. Source: SCM_MAX_FD, unix(7).
+MAX_FDS = 253
+
+_CREDENTIALS = struct.Struct("3i")
+#: Source: socket(7), Linux 4.13. Python has no name for it.
+_SO_PEERGROUPS = 59
+_FD_SIZE = struct.calcsize("i")
+
+
+class BadPacket(ValueError):
+    """A packet that is longer than it may be, or whose descriptors did not all arrive."""
+
+
+def packet_socket() -> _socket.socket:
+    """A new socket, closed on exec, not connected."""
+    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+
+
+def room_for(descriptors: int) -> int:
+    """Bytes of ancillary data that so many descriptors take."""
+    return _socket.CMSG_SPACE(descriptors * _FD_SIZE)
+
+
+def send(sock: _socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send one packet; the descriptors stay the caller's. Raises OSError."""
+    if fds:
+        rights = struct.pack(f"{len(fds)}i", *fds)
+        sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    else:
+        sock.send(data)
+
+
+def receive(sock: _socket.socket, limit: int, room: int) -> tuple[bytes, list[int]]:
+    """One packet of up to ``limit`` bytes and its descriptors, which are the caller's to close.
+
+    ``room`` is what :func:`room_for` gives. An empty packet without descriptors is the peer's end.
+    Raises BadPacket, with no descriptor left open, and OSError.
+    """
+    data, ancillary, flags, _ = sock.recvmsg(limit, room, _socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, rights in ancillary:
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            whole = len(rights) // _FD_SIZE
+            fds.extend(struct.unpack_from(f"{whole}i", rights))
+    if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
+        close_all(fds)
+        raise BadPacket(
+            f"a packet has more than {limit} bytes"
+            if flags & _socket.MSG_TRUNC
+            else "the descriptors beside a packet did not all arrive"
+        )
+    return data, fds
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors, and forget them."""
+    while fds:
+        os.close(fds.pop())
+
+
+def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the peer as it connected, by the kernel's word."""
+    found = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(found)
+    return pid, uid, gid
+
+
+def peer_groups(sock: _socket.socket) -> frozenset[int]:
+    """The supplementary groups of the peer as it connected, by the kernel's word."""
+    size = 256 * _FD_SIZE
+    while True:
+        try:
+            found = sock.getsockopt(_socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+        except OSError as error:
+            if error.errno != errno.ERANGE or size > 1 << 20:
+                raise
+            size *= 4
+        else:
+            return frozenset(struct.unpack(f"{len(found) // 4}I", found))
+
+
+def listen(path: str, mode: int, backlog: int) -> socket.socket:
+    """A listening socket at a path that nothing lies at, of this mode before anybody can connect.
+
+    Raises OSError.
+    """
+    import socket
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        mask = os.umask(0o777)  # nobody's until it has its mode
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(mask)
+        os.chmod(path, mode)
+        listener.listen(backlog)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_stale(path: str) -> bool:
+    """Remove a socket file that nobody is bound to any more; whether there was one.
+
+    Raises FileExistsError for a live one and for what is no socket, and OSError.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "it is no socket and is left alone")
+    if is_live(path):
+        raise FileExistsError(errno.EADDRINUSE, "another program listens there")
+    os.unlink(path)
+    return True
+
+
+def is_live(path: str) -> bool:
+    """Whether a process is bound to a socket file.
+
+    A datagram socket asks: it is refused either way, so the listener is not disturbed.
+    """
+    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    try:
+        return probe.connect_ex(path) != errno.ECONNREFUSED
+    finally:
+        probe.close()
+
+
+def private_folder() -> str:
+    """The folder for this user's sockets: the runtime directory, else one under the temporary one.
+
+    Raises PermissionError where somebody else made that folder first.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return runtime
+    import tempfile
+
+    folder = os.path.join(tempfile.gettempdir(), f"gdrpy-{os.geteuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(
+            errno.EPERM, f"{folder} is not a folder that only you can enter: remove it"
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""The broker as its clients see it."""

@@ -1,0 +1,90 @@
+"""The broker's protocol: messages to bytes and back. Never sees a socket.
+
+A message is one packet: a msgpack map with string keys, with file descriptors beside it where its
+``fds`` says so. docs/broker-protocol.md is the specification.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import msgpack
+
+from gdrpy import errors
+
+#: The version of the protocol; a hello of another one is refused.
+VERSION = 1
+#: Bytes of one packet, in either direction.
+PACKET_LIMIT = 64 * 1024
+#: Descriptors beside one packet: what the kernel takes.
+FDS_LIMIT = 253
+#: Bytes of a region's name in UTF-8.
+NAME_LIMIT = 255
+#: Bytes of a region's metadata.
+METADATA_LIMIT = 4096
+#: Names in one ``get_many``, and regions in one ``release`` or ``resume``.
+BATCH_LIMIT = 4096
+#: Bytes of a packet after which a list goes on in another one.
+PAGE_BYTES = 32 * 1024
+#: Holders that a ``stat`` tells of.
+HOLDERS_LIMIT = 256
+#: Bytes of one region, before rounding.
+REGION_LIMIT = 1 << 46
+#: The number that stands for host memory where a device is told.
+CPU_DEVICE = -1
+
+#: Errors that travel: by the name of their class in :mod:`gdrpy.errors`.
+ERRORS: tuple[type[errors.Error], ...] = (
+    errors.Gone,
+    errors.InvalidRequest,
+    errors.NotFound,
+    errors.OutOfMemory,
+    errors.PermissionDenied,
+    errors.ProtocolError,
+    errors.QuotaExceeded,
+    errors.Sealed,
+    errors.SizeMismatch,
+)
+_BY_NAME = {kind.__name__: kind for kind in ERRORS}
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message's packet. Raises InvalidRequest for one that is longer than a packet may be."""
+    packet: bytes = msgpack.packb(message)
+    if len(packet) > PACKET_LIMIT:
+        raise errors.InvalidRequest(
+            f"{message.get('op', 'message')}: {len(packet)} bytes are more than the "
+            f"{PACKET_LIMIT} of a packet: ask for less at once"
+        )
+    return packet
+
+
+def decode(packet: bytes) -> dict[str, Any]:
+    """The message of a packet. Raises ProtocolError."""
+    try:
+        message = msgpack.unpackb(packet)
+    except (ValueError, msgpack.exceptions.UnpackException) as error:
+        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is no message") from error
+    if type(message) is not dict:
+        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is no message")
+    return message
+
+
+def error_message(error: errors.Error) -> dict[str, Any]:
+    """The fields of a reply that stand for an error."""
+    kind = next((kind for kind in type(error).__mro__ if kind in ERRORS), errors.ProtocolError)
+    message = error.strerror if isinstance(error, OSError) else str(error)
+    return {"error": kind.__name__, "message": message}
+
+
+def error_of(reply: dict[str, Any]) -> errors.Error | None:
+    """The error that a reply stands for, if it does."""
+    name = reply.get("error")
+    if name is None:
+        return None
+    kind = _BY_NAME.get(name, errors.ProtocolError)
+    message = str(reply.get("message", name))
+    if kind is errors.PermissionDenied:
+        return errors.PermissionDenied(errno.EACCES, message)
+    return kind(message)

@@ -98,8 +98,8 @@ def peer_groups(sock: _socket.socket) -> frozenset[int]:
             return frozenset(struct.unpack(f"{len(found) // 4}I", found))
 
 
-def listen(path: str, mode: int, backlog: int) -> socket.socket:
-    """A listening socket at a path that nothing lies at, of this mode before anybody can connect.
+def listen(path: str, mode: int, backlog: int, group: int | None = None) -> socket.socket:
+    """A listening socket at a path that nothing lies at, with its mode before anybody can connect.
 
     Raises OSError.
     """
@@ -112,6 +112,8 @@ def listen(path: str, mode: int, backlog: int) -> socket.socket:
             listener.bind(path)
         finally:
             os.umask(mask)
+        if group is not None:
+            os.chown(path, -1, group)
         os.chmod(path, mode)
         listener.listen(backlog)
     except BaseException:

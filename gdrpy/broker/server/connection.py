@@ -1,0 +1,85 @@
+"""A client's connection as the loop sees it: what is still to be sent, and what it watches."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+from collections import deque
+
+from gdrpy import _unix
+from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.table import Session
+
+#: Packets that a watcher may leave unread before events are dropped.
+EVENTS_LIMIT = 256
+#: Packets without sense that a connection may send before it is closed.
+NONSENSE_LIMIT = 16
+
+
+class Connection:
+    """A client. ``outbox`` holds packets that the kernel has not taken yet."""
+
+    __slots__ = (
+        "busy",
+        "identity",
+        "lost",
+        "nonsense",
+        "number",
+        "open",
+        "outbox",
+        "session",
+        "sock",
+        "watching",
+    )
+
+    def __init__(self, sock: socket.socket, identity: Identity) -> None:
+        self.sock = sock
+        self.number = sock.fileno()
+        self.identity = identity
+        self.open = True
+        #: None until it has said hello.
+        self.session: Session | None = None
+        self.outbox: deque[tuple[bytes, list[int]]] = deque()
+        #: The prefix of the names whose changes it is told of.
+        self.watching: str | None = None
+        #: Whether events were dropped since it was last told so.
+        self.lost = False
+        #: Whether a thread works on its request.
+        self.busy = False
+        self.nonsense = 0
+
+    def is_open(self) -> bool:
+        """Whether the client is still there."""
+        return self.open
+
+    def send(self, packet: bytes, fds: list[int]) -> bool:
+        """Send, or keep for later; whether it was sent. Raises OSError when the peer is gone.
+
+        The descriptors stay open until then: the session has leases on what they show, and gives
+        none back while its requests are not read.
+        """
+        if not self.outbox:
+            try:
+                _unix.send(self.sock, packet, fds)
+                return True
+            except BlockingIOError:
+                pass
+        self.outbox.append((packet, fds))
+        return False
+
+    def flush(self) -> bool:
+        """Send what was kept; whether nothing is left. Raises OSError."""
+        while self.outbox:
+            try:
+                _unix.send(self.sock, *self.outbox[0])
+            except BlockingIOError:
+                return False
+            self.outbox.popleft()
+        return True
+
+    def unread(self) -> int:
+        """Bytes, as the kernel counts them, that the client has not read."""
+        found = fcntl.ioctl(self.sock, termios.TIOCOUTQ, struct.pack("i", 0))
+        return int(struct.unpack("i", found)[0])

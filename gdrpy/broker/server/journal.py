@@ -1,0 +1,83 @@
+"""The broker's state as a log in a memfd, which outlives the broker with whoever holds it.
+
+An entry is its length and CRC-32 (two little-endian 32-bit words) and its bytes, written in that
+order but for the length, which comes last: an entry that a killed broker left half-written is none.
+A header of 16 bytes precedes them: magic, generation, and whether the log was begun completely.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+
+_MAGIC = 0x4A524447  # "GDRJ"
+_HEADER = struct.Struct("<IIQ")
+_ENTRY = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+_FIRST_SIZE = 1 << 20
+
+
+class Journal:
+    """A log that is appended to. ``fd`` is its memfd, ``generation`` its place in a row of them."""
+
+    def __init__(self, fd: int) -> None:
+        """Take over a memfd that :meth:`begin` of some broker made. Raises ValueError."""
+        self.fd = fd
+        self._view = mmap.mmap(fd, 0)
+        magic, self.generation, complete = _HEADER.unpack_from(self._view)
+        if magic != _MAGIC or not complete:
+            raise ValueError("a journal that was never begun completely")
+        self._end = _HEADER.size
+        for entry in self.entries():
+            self._end += _ENTRY.size + len(entry)
+
+    @classmethod
+    def begin(cls, generation: int, entries: Iterable[bytes]) -> Journal:
+        """A new journal that starts with these entries."""
+        fd = os.memfd_create("gdrpy-journal", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _FIRST_SIZE)
+        os.pwrite(fd, _HEADER.pack(_MAGIC, generation, 1), 0)
+        journal = cls(fd)
+        _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
+        for entry in entries:
+            journal.append(entry)
+        _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 1)
+        return journal
+
+    @property
+    def size(self) -> int:
+        """Bytes used."""
+        return self._end
+
+    def append(self, entry: bytes) -> None:
+        """Add an entry, in one step as seen by whoever takes the journal over."""
+        start = self._end
+        data = start + _ENTRY.size
+        end = data + len(entry)
+        if end + _ENTRY.size > len(self._view):
+            self._view.resize(2 * max(len(self._view), end))
+        view = self._view
+        view[data:end] = entry
+        _ENTRY.pack_into(view, start, 0, zlib.crc32(entry))
+        _LENGTH.pack_into(view, start, len(entry))
+        self._end = end
+
+    def entries(self) -> Iterator[bytes]:
+        """All entries, in order, up to the first that is not whole."""
+        position, view = _HEADER.size, self._view
+        while position + _ENTRY.size <= len(view):
+            length, checksum = _ENTRY.unpack_from(view, position)
+            data = position + _ENTRY.size
+            entry = view[data : data + length]
+            if not length or len(entry) < length or zlib.crc32(entry) != checksum:
+                return
+            yield entry
+            position = data + length
+
+    def close(self) -> None:
+        """Give the memory up; whoever else holds the memfd keeps it."""
+        self._view.close()
+        os.close(self.fd)

@@ -1,0 +1,100 @@
+"""The keeper: a process that only holds descriptors, so that a killed broker loses nothing.
+
+It listens on a socket that it inherits, serves one broker at a time, and does what these packets
+say (a kind in one byte, then a key): ``H`` hold the descriptor that comes along, ``D`` drop one,
+``G`` give all back, ``E`` end. A ``G`` is answered by packets of keys separated by zero bytes, with
+their descriptors, up to one without. It leaves when no broker has come for a time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+
+from gdrpy import _unix
+
+HOLD, DROP, GIVE, END = b"H", b"D", b"G", b"E"
+#: Bytes of a packet: a key to hold or drop, or as many keys as descriptors can travel together.
+PACKET_LIMIT = 8192
+_SEPARATOR = b"\0"
+
+
+class Keeper:
+    """Descriptors by key. Closing one may take long, so a thread does it."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, int] = {}
+        self._dropped: queue.SimpleQueue[int] = queue.SimpleQueue()
+        threading.Thread(target=self._close_dropped, daemon=True).start()
+
+    def _close_dropped(self) -> None:
+        while True:
+            os.close(self._dropped.get())
+
+    def hold(self, key: bytes, fd: int) -> None:
+        """Own a descriptor, in place of the one of this key."""
+        self.drop(key)
+        self._held[key] = fd
+
+    def drop(self, key: bytes) -> None:
+        """Close the descriptor of a key, if there is one."""
+        fd = self._held.pop(key, None)
+        if fd is not None:
+            self._dropped.put(fd)
+
+    def give(self, broker: socket.socket) -> None:
+        """Send everything, in packets of as many descriptors as the kernel takes."""
+        keys = list(self._held)
+        for start in range(0, len(keys), _unix.MAX_FDS):
+            some = keys[start : start + _unix.MAX_FDS]
+            _unix.send(broker, _SEPARATOR.join(some), [self._held[key] for key in some])
+        broker.send(_SEPARATOR)
+
+    def serve(self, broker: socket.socket) -> bool:
+        """Do what one broker says until it is gone; whether it said that this is the end."""
+        room = _unix.room_for(1)
+        try:
+            while True:
+                packet, fds = _unix.receive(broker, PACKET_LIMIT, room)
+                kind, key = packet[:1], packet[1:]
+                if kind == HOLD and fds:
+                    self.hold(key, fds.pop())
+                elif kind == DROP:
+                    self.drop(key)
+                elif kind == GIVE:
+                    self.give(broker)
+                else:
+                    _unix.close_all(fds)
+                    return kind == END
+        except (OSError, _unix.BadPacket):
+            return False
+
+
+def main(listener_fd: int, linger: float) -> None:
+    """Keep what brokers hand over; ``linger`` is how many seconds to wait for the next one."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    keeper = Keeper()
+    with socket.socket(fileno=listener_fd) as listener:
+        path = listener.getsockname()
+        listener.settimeout(None if linger == math.inf else linger)
+        while True:
+            try:
+                broker, _ = listener.accept()
+            except TimeoutError:
+                break
+            with broker:
+                _, uid, _ = _unix.peer_credentials(broker)
+                broker.settimeout(None)
+                if uid in (0, os.geteuid()) and keeper.serve(broker):
+                    break
+        Path(path).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,345 @@
+"""The broker's one thread: it reads requests, has the service do them, and sends the replies."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from gdrpy import errors
+from gdrpy.broker import protocol
+from gdrpy.broker.server import requests
+from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT, Connection
+from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.rights import READ, allowed, identity_of, start_time
+from gdrpy.broker.server.service import Limits, Service
+from gdrpy.broker.server.state import State
+from gdrpy.broker.server.table import Region, Session
+
+log = logging.getLogger(__name__)
+
+#: Connections of one process, and of one user.
+PROCESS_CONNECTIONS = 256
+USER_CONNECTIONS = 4096
+#: How many clients that do not read are ended to get one descriptor to another.
+_EVICTIONS = 8
+
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Server:
+    """Serves one listening socket until :meth:`stop`."""
+
+    def __init__(
+        self, listener: socket.socket, state: State, limits: Limits, server: str, strict: bool
+    ) -> None:
+        self._listener = listener
+        self._state = state
+        self.service = Service(state, limits, server, strict, self._announce)
+        self._connections: dict[int, Connection] = {}
+        self._of_process: Counter[int] = Counter()
+        self._of_user: Counter[int] = Counter()
+        self._watchers: set[Connection] = set()
+        #: Sessions of an earlier broker's connections, by a descriptor of their process.
+        self._orphans: dict[int, Session] = {}
+        self._store_fd: int | None = None
+        self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
+        self._view = memoryview(self._buffer)
+        self._epoll = select.epoll()
+        # One descriptor kept back, to refuse connections with when there is no other left.
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._stopping = False
+        self._digests = Digests(self._wake)
+
+    def run(self) -> None:
+        """Serve."""
+        self._listener.setblocking(False)
+        self._epoll.register(self._listener, _IN)
+        self._epoll.register(self._woken, _IN)
+        self._watch_store()
+        for session in list(self.service.table.sessions.values()):
+            self._watch_orphan(session)
+        connections = self._connections
+        while not self._stopping:
+            for number, events in self._epoll.poll():
+                connection = connections.get(number)
+                if connection is not None:
+                    self._turn(connection, events)
+                elif number == self._listener.fileno():
+                    self._accept()
+                elif number == self._woken.fileno():
+                    self._woken.recv(4096)
+                    self._give_digests()
+                elif number == self._store_fd:
+                    self._state.replace_store("it ended")
+                    self._watch_store()
+                elif number in self._orphans:
+                    self._end_orphan(number)
+
+    def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
+        """End :meth:`run` soon. For signal handlers and other threads."""
+        del signal_number, frame
+        self._stopping = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._waker.send(b"w")
+
+    def _watch_store(self) -> None:
+        self._store_fd = self._state.store_fd
+        if self._store_fd is not None:
+            self._epoll.register(self._store_fd, _IN)
+
+    def _watch_orphan(self, session: Session) -> None:
+        """Keep what a process held under an earlier broker until it resumes or ends."""
+        who = session.identity
+        try:
+            process = os.pidfd_open(who.pid)
+        except OSError:
+            self.service.end(session)
+            return
+        if start_time(who.pid) != who.started:  # another process has the number by now
+            os.close(process)
+            self.service.end(session)
+            return
+        self._orphans[process] = session
+        self._epoll.register(process, _IN)
+
+    def _end_orphan(self, process: int) -> None:
+        session = self._orphans.pop(process)
+        os.close(process)
+        if session.number in self.service.table.sessions:  # else it was resumed
+            self.service.end(session)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # the client is gone already
+            os.close(self._spare)
+            with contextlib.suppress(OSError):
+                self._listener.accept()[0].close()
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            log.warning("refused a connection: the broker's descriptors are used up")
+            return
+        sock.setblocking(False)
+        connection = Connection(sock, identity_of(sock))
+        who = connection.identity
+        if (
+            self._of_process[who.pid] >= PROCESS_CONNECTIONS
+            or self._of_user[who.uid] >= USER_CONNECTIONS
+        ):
+            refusal = errors.QuotaExceeded(
+                f"hello: a process may have {PROCESS_CONNECTIONS} connections to the broker, a "
+                f"user {USER_CONNECTIONS}"
+            )
+            with contextlib.suppress(OSError):
+                connection.send(_encode({"id": 0, **protocol.error_message(refusal)}), [])
+            sock.close()
+            return
+        self._of_process[who.pid] += 1
+        self._of_user[who.uid] += 1
+        self._connections[connection.number] = connection
+        self._epoll.register(connection.number, _IN)
+
+    def _close(self, connection: Connection) -> None:
+        """The client is gone, or is to be: what it held is given back."""
+        if not connection.open:
+            return
+        connection.open = False
+        del self._connections[connection.number]
+        self._watchers.discard(connection)
+        who = connection.identity
+        for counter, key in ((self._of_process, who.pid), (self._of_user, who.uid)):
+            counter[key] -= 1
+            if not counter[key]:
+                del counter[key]
+        connection.sock.close()
+        if connection.session is not None:
+            self.service.end(connection.session)
+
+    def _turn(self, connection: Connection, events: int) -> None:
+        """One readiness of a connection: one request, or what was still to be sent."""
+        if events & _OUT:
+            try:
+                if connection.flush():
+                    if connection.lost:
+                        connection.lost = False
+                        self._send(connection, _encode({"event": "lost"}), [])
+                    if not connection.outbox:
+                        self._listen_to(connection)
+            except OSError:
+                self._close(connection)
+        elif connection.busy:
+            self._close(connection)
+        else:
+            self._read(connection)
+
+    def _listen_to(self, connection: Connection) -> None:
+        """Take requests again where nothing is left to be sent or done."""
+        if connection.open:
+            mask = _OUT if connection.outbox else 0 if connection.busy else _IN
+            self._epoll.modify(connection.number, mask)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            size = connection.sock.recv_into(self._buffer)
+        except BlockingIOError:
+            return
+        except OSError:
+            size = 0
+        if not size:
+            self._close(connection)
+            return
+        try:
+            request = requests.decoder.decode(self._view[:size])
+        except msgspec.MsgspecError as error:
+            self._refuse(connection, size, error)
+            return
+        try:
+            self._serve(connection, request)
+        except errors.Error as error:
+            self._fail(connection, request, error)
+        except OSError as error:
+            out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
+            self._fail(connection, request, out)
+        except Exception:
+            log.exception("a request failed inside the broker: %r", request)
+            self._close(connection)
+
+    def _serve(self, connection: Connection, request: Any) -> None:
+        kind = type(request)
+        service, session = self.service, connection.session
+        service.counts[kind.__struct_config__.tag] += 1
+        if session is None:
+            if kind is not requests.Hello:
+                raise errors.ProtocolError("the first request of a connection is hello")
+            connection.session, reply = service.begin(connection.identity, request)
+            self._reply(connection, request.id, reply, [])
+        elif kind is requests.Release:
+            service.release(session, request)
+        elif kind is requests.Digest:
+            self._digest(connection, session, request)
+        elif kind is requests.Watch:
+            connection.watching = request.prefix
+            self._watchers.add(connection)
+            self._reply(connection, request.id, {}, [])
+        elif kind is requests.Hello:
+            raise errors.InvalidRequest("hello: this connection has said hello already")
+        else:
+            for reply, fds in service.call(session, request):
+                self._reply(connection, request.id, reply, fds)
+                if not connection.open:
+                    return
+
+    def _refuse(self, connection: Connection, size: int, error: msgspec.MsgspecError) -> None:
+        """Answer a packet that is no request; a client that goes on sending such is closed."""
+        connection.nonsense += 1
+        number = 0
+        refusal: errors.Error = errors.InvalidRequest(f"request: {error}")
+        try:
+            number = _Numbered.decode(self._view[:size]).id
+        except msgspec.MsgspecError:
+            refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {error}")
+        self._reply(connection, number, protocol.error_message(refusal), [])
+        if connection.nonsense >= NONSENSE_LIMIT:
+            log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
+            self._close(connection)
+
+    def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
+        region = self.service.digestible(session, request)
+        if region.digest is not None:
+            self._reply(connection, request.id, {"sha256": region.digest}, [])
+            return
+        self._digests.submit(connection, request.id, region)
+        connection.busy = True
+        self._listen_to(connection)
+
+    def _give_digests(self) -> None:
+        for job, made in self._digests.done():
+            if isinstance(made, str):
+                self.service.digested(job.region, made)
+                reply = {"sha256": made}
+            else:
+                reply = protocol.error_message(made)
+            job.connection.busy = False
+            self._listen_to(job.connection)
+            self._reply(job.connection, job.number, reply, [])
+
+    def _reply(
+        self, connection: Connection, number: int, reply: dict[str, Any], fds: list[int]
+    ) -> None:
+        reply["id"] = number
+        if fds:
+            reply["fds"] = len(fds)
+        self._send(connection, _encode(reply), fds)
+
+    def _fail(self, connection: Connection, request: Any, error: errors.Error) -> None:
+        number = getattr(request, "id", 0)  # a release has none
+        self._reply(connection, number, protocol.error_message(error), [])
+
+    def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
+        """Send now or when the client reads again; until then none of its requests is taken."""
+        for _ in range(_EVICTIONS):
+            if not connection.open:
+                return
+            try:
+                if not connection.send(packet, fds):
+                    self._listen_to(connection)
+                return
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    break
+            self._evict()
+        self._close(connection)
+
+    def _evict(self) -> None:
+        """End the client that leaves most unread: descriptors on their way are limited."""
+        worst = max(self._connections.values(), key=Connection.unread)
+        log.warning("closed a connection of process %d: it does not read", worst.identity.pid)
+        self._close(worst)
+
+    def _announce(self, event: str, region: Region | None) -> None:
+        """Tell watchers of a change that they may know of."""
+        if not self._watchers:
+            return
+        message: dict[str, Any] = {"event": event}
+        if region is not None:
+            message |= {"name": region.name, "region": region.number, "version": region.version}
+        packet = _encode(message)
+        for connection in list(self._watchers):
+            if region is not None and not (
+                region.name is not None
+                and region.name.startswith(connection.watching or "")
+                and allowed(connection.identity, region, READ)
+            ):
+                continue
+            if len(connection.outbox) >= EVENTS_LIMIT:
+                connection.lost = True
+            else:
+                self._send(connection, packet, [])
+
+
+class _Number(msgspec.Struct):
+    """The number of a request that is none otherwise."""
+
+    id: int
+
+
+_Numbered = msgspec.msgpack.Decoder(_Number)

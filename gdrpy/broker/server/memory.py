@@ -1,0 +1,93 @@
+"""The memory behind regions: on which devices there is some, and making it, without a context."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable
+
+from gdrpy import cuda, vmm
+from gdrpy._fd import duplicate
+from gdrpy.backends import take_export
+from gdrpy.broker.protocol import CPU_DEVICE
+
+
+def is_memfd(fd: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
+
+
+def make_memfd(size: int) -> int:
+    fd = os.memfd_create("gdrpy-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    os.fchmod(fd, 0o600)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+def rounded_host_size(nbytes: int) -> int:
+    return -(-nbytes // 4096) * 4096
+
+
+#: Bytes that a digest reads at once, through a mapping of as many.
+_CHUNK = 8 << 20
+
+
+def capacities() -> dict[int, int]:
+    """Bytes of each device that regions can take: a GPU's memory, and half of the host's.
+
+    Raises BackendUnavailable, CudaError.
+    """
+    found = {ordinal: cuda.device_info(ordinal).memory for ordinal in range(cuda.device_count())}
+    found[CPU_DEVICE] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return found
+
+
+def rounded(nbytes: int, device: int) -> int:
+    """Bytes that a region of ``nbytes`` takes on a device."""
+    if device == CPU_DEVICE:
+        return rounded_host_size(nbytes)
+    return vmm.rounded_size(nbytes, device)
+
+
+def make(size: int, device: int) -> int:
+    """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
+    if device == CPU_DEVICE:
+        return make_memfd(size)
+    with vmm.Allocation.create(size, device, gpu=False) as allocation:
+        fd = duplicate(allocation.fd)
+    if is_memfd(fd):  # simulated: like the host's, for those alone whom the broker hands it to
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def readonly(fd: int) -> int | None:
+    """The same memory by a descriptor that cannot be written through; None where none can be had.
+
+    Only memfds have one: a descriptor of a real GPU's memory lets its holder write.
+    """
+    if not is_memfd(fd):
+        return None
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def digest(fd: int, nbytes: int, proceed: Callable[[], bool]) -> str | None:
+    """The SHA-256 of the first bytes, in hex; None when told not to proceed. Raises Error."""
+    checksum = hashlib.sha256()
+    buffer = bytearray(min(nbytes, _CHUNK))
+    memory = take_export(fd)
+    try:
+        for start in range(0, nbytes, _CHUNK):
+            if not proceed():
+                return None
+            size = min(_CHUNK, nbytes - start)
+            with memory.map(start, size, True, None, None) as mapping, memoryview(buffer) as view:
+                mapping.readinto(view[:size], 0)
+                checksum.update(view[:size])
+    finally:
+        memory.close()
+    return checksum.hexdigest()

@@ -1,0 +1,110 @@
+"""What the journal tells: every change of the broker's state, one record each.
+
+A snapshot is the same records. They are arrays that begin with their number; fields are only ever
+added at the end, with a default.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, array_like=True, gc=False):
+    """A change."""
+
+
+class Life(Record, tag=0):
+    """The state's identity, and the number that the next region and session get at least."""
+
+    life: str
+    next_number: int
+
+
+class Made(Record, tag=1):
+    """A region that nobody holds and no name means yet."""
+
+    region: int
+    name: str | None
+    nbytes: int
+    size: int
+    device: int
+    uid: int
+    gid: int
+    mode: int
+    metadata: bytes
+    #: Not 0 for one that was published and replaced before a snapshot.
+    version: int = 0
+
+
+class Published(Record, tag=2):
+    """A region's name means it now, in this version."""
+
+    region: int
+    version: int
+
+
+class Unlinked(Record, tag=3):
+    """A region's name means it no longer."""
+
+    region: int
+
+
+class SealedNow(Record, tag=4):
+    region: int
+
+
+class Digested(Record, tag=5):
+    region: int
+    sha256: str
+
+
+class Changed(Record, tag=6):
+    region: int
+    mode: int
+    metadata: bytes
+
+
+class Began(Record, tag=7):
+    """A client's session."""
+
+    session: int
+    pid: int
+    started: int
+    uid: int
+    gid: int
+    groups: list[int]
+
+
+class Ended(Record, tag=8):
+    session: int
+
+
+class Granted(Record, tag=9):
+    session: int
+    region: int
+    writable: bool
+    gpu: bool
+    count: int = 1
+
+
+class Released(Record, tag=10):
+    session: int
+    region: int
+
+
+AnyRecord = (
+    Life
+    | Made
+    | Published
+    | Unlinked
+    | SealedNow
+    | Digested
+    | Changed
+    | Began
+    | Ended
+    | Granted
+    | Released
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(AnyRecord).decode

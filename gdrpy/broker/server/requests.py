@@ -1,0 +1,148 @@
+"""What clients may ask: the one description of every request's fields and their bounds.
+
+Decoding refuses unknown requests, unknown fields and values out of bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from gdrpy.broker.protocol import (
+    BATCH_LIMIT,
+    CPU_DEVICE,
+    METADATA_LIMIT,
+    NAME_LIMIT,
+    REGION_LIMIT,
+)
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
+Prefix = Annotated[str, Meta(max_length=NAME_LIMIT)]
+Bytes = Annotated[int, Meta(gt=0, le=REGION_LIMIT)]
+Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=1 << 16)]
+Mode = Annotated[int, Meta(ge=0, le=0o666)]
+Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
+Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
+Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
+#: Region, whether it was granted writable, whether for a GPU view.
+Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)]
+
+
+class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, gc=False):
+    """What all requests have: a number that the reply repeats."""
+
+    id: Number
+
+
+class Hello(Request, tag="hello"):
+    version: Number
+    client: Annotated[str, Meta(max_length=80)]
+
+
+class Resume(Request, tag="resume"):
+    session: Number
+    leases: Leases
+
+
+class Allocate(Request, tag="allocate"):
+    name: Name | None
+    nbytes: Bytes
+    device: Device
+    mode: Mode
+    metadata: Metadata
+    gpu: bool
+
+
+class Create(Request, tag="create"):
+    name: Name
+    nbytes: Bytes
+    device: Device
+    mode: Mode
+    metadata: Metadata
+    gpu: bool
+
+
+class Publish(Request, tag="publish"):
+    region: Number
+
+
+class Get(Request, tag="get"):
+    readonly: bool
+    gpu: bool
+    name: Name | None = None
+    region: Number | None = None
+    life: str | None = None
+
+
+class GetMany(Request, tag="get_many"):
+    names: Names
+    readonly: bool
+    gpu: bool
+
+
+class Release(msgspec.Struct, tag="release", tag_field="op", forbid_unknown_fields=True, gc=False):
+    """The one request that has no number and no reply."""
+
+    regions: Regions
+
+
+class Seal(Request, tag="seal"):
+    region: Number
+
+
+class Digest(Request, tag="digest"):
+    region: Number
+
+
+class Delete(Request, tag="delete"):
+    name: Name
+    region: Number | None = None
+
+
+class List(Request, tag="list"):
+    prefix: Prefix
+    after: Prefix
+
+
+class Stat(Request, tag="stat"):
+    name: Name | None = None
+    region: Number | None = None
+
+
+class Change(Request, tag="change"):
+    region: Number
+    mode: Mode | UnsetType = UNSET
+    metadata: Metadata | UnsetType = UNSET
+
+
+class Watch(Request, tag="watch"):
+    prefix: Prefix
+
+
+class Status(Request, tag="status"):
+    pass
+
+
+AnyRequest = (
+    Hello
+    | Resume
+    | Allocate
+    | Create
+    | Publish
+    | Get
+    | GetMany
+    | Release
+    | Seal
+    | Digest
+    | Delete
+    | List
+    | Stat
+    | Change
+    | Watch
+    | Status
+)
+
+decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)

@@ -1,0 +1,90 @@
+"""Who may do what with a region: mode bits as a file's, and the kernel's word on who asks."""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gdrpy import _unix
+from gdrpy.errors import PermissionDenied
+
+READ = 0o4
+WRITE = 0o2
+_WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process as the kernel describes it; ``started`` tells it from a later one of its number."""
+
+    pid: int
+    started: int
+    uid: int
+    gid: int
+    groups: frozenset[int]
+
+    @property
+    def privileged(self) -> bool:
+        """Root, and whoever runs the broker: its memory is theirs anyway."""
+        return self.uid == 0 or self.uid == os.geteuid()
+
+
+def identity_of(sock: _socket.socket) -> Identity:
+    """Who is at the other end of a connection."""
+    pid, uid, gid = _unix.peer_credentials(sock)
+    return Identity(pid, start_time(pid), uid, gid, _unix.peer_groups(sock))
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 where that cannot be known.
+
+    Source: proc_pid_stat(5), field 22.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+class Owned(Protocol):
+    """What has an owner and mode bits."""
+
+    uid: int
+    gid: int
+    mode: int
+
+
+def allowed(who: Identity, region: Owned, wanted: int) -> bool:
+    """Whether somebody may do all of ``wanted``: the first class of bits that fits decides."""
+    if who.privileged:
+        return True
+    if who.uid == region.uid:
+        granted = region.mode >> 6
+    elif region.gid == who.gid or region.gid in who.groups:
+        granted = region.mode >> 3
+    else:
+        granted = region.mode
+    return granted & wanted == wanted
+
+
+def require(who: Identity, region: Any, wanted: int, call: str) -> None:
+    """Raise PermissionDenied unless somebody may do all of ``wanted``."""
+    if not allowed(who, region, wanted):
+        raise PermissionDenied(
+            errno.EACCES,
+            f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}: it belongs to user "
+            f"{region.uid}, group {region.gid}, mode {region.mode:04o}; ask its owner to chmod it",
+        )
+
+
+def require_owner(who: Identity, region: Any, call: str) -> None:
+    """Raise PermissionDenied unless somebody owns the region."""
+    if not who.privileged and who.uid != region.uid:
+        raise PermissionDenied(
+            errno.EACCES, f"{call}: {region} belongs to user {region.uid}, not to user {who.uid}"
+        )

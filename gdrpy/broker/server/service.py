@@ -1,0 +1,488 @@
+"""What the broker does for each request. Replies are maps; descriptors go beside them."""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from gdrpy import errors
+from gdrpy.broker import protocol
+from gdrpy.broker.server import memory, records, requests
+from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, require, require_owner
+from gdrpy.broker.server.state import State
+from gdrpy.broker.server.table import Region, Session
+
+Message = dict[str, Any]
+#: A reply, and the descriptors beside it.
+Reply = tuple[Message, list[int]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that regions may take on a device, in all and of each user, and how many a user has.
+
+    By default a device's whole memory, and half of the host's.
+    """
+
+    device: int | None = None
+    user: int | None = None
+    regions: int = 4096
+
+    @functools.cached_property
+    def devices(self) -> dict[int, int]:
+        """Bytes that regions may take on each device. Takes the time that CUDA takes to begin."""
+        return {
+            device: capacity if self.device is None else min(self.device, capacity)
+            for device, capacity in memory.capacities().items()
+        }
+
+
+@dataclass
+class Service:
+    """The calls, on one state. ``announce`` is told of every change that a watcher may see."""
+
+    state: State
+    limits: Limits
+    server: str
+    #: Whether memory is kept from readers where the kernel cannot keep them from writing it.
+    strict: bool
+    announce: Callable[[str, Region | None], None]
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.table = self.state.table
+
+    def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
+        """A session for a connection that says hello. Raises ProtocolError."""
+        if request.version != protocol.VERSION:
+            raise errors.ProtocolError(
+                f"hello: the client speaks version {request.version} of the protocol and this "
+                f"broker version {protocol.VERSION}: install the same gdrpy on both sides"
+            )
+        number = self.table.number()
+        groups = sorted(who.groups)
+        self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
+        reply = {
+            "version": protocol.VERSION,
+            "life": self.table.life,
+            "session": number,
+            "server": self.server,
+        }
+        return self.table.sessions[number], reply
+
+    def end(self, session: Session) -> None:
+        """The session's connection or process is gone."""
+        self.table.commit(records.Ended(session.number))
+        self._tell_of_room()
+
+    def call(self, session: Session, request: Any) -> Iterator[Reply]:
+        """The replies to a request. Raises Error."""
+        yield from _CALLS[type(request)](self, session, request)
+
+    def _tell_of_room(self) -> None:
+        if self.state.freed:
+            self.state.freed = False
+            self.announce("freed", None)
+
+    def release(self, session: Session, request: requests.Release) -> None:
+        """Give leases back; those that the session does not have are nothing to it."""
+        for number in request.regions:
+            if number in session.regions:
+                self.table.commit(records.Released(session.number, number))
+        self._tell_of_room()
+
+    def _resume(self, session: Session, request: requests.Resume) -> Iterator[Reply]:
+        """Take leases over from a session of the same process whose connection is gone."""
+        before = self.table.sessions.get(request.session)
+        if before is not None and (before is session or before.identity != session.identity):
+            raise errors.InvalidRequest(
+                f"resume: session {request.session} is not an ended one of this process"
+            )
+        lost = []
+        for number, writable, gpu in request.leases:
+            region = self.table.regions.get(number)
+            wanted = READ | WRITE if writable else READ
+            if before is not None and number in before.regions:
+                lease = before.regions[number].leases[before.number]
+                grant = records.Granted(session.number, number, lease.writable, lease.gpu)
+            elif region is not None and _may_find(session, region, wanted):
+                grant = records.Granted(session.number, number, writable, gpu)
+            else:
+                lost.append(number)
+                continue
+            self.table.commit(grant)
+        if before is not None:
+            self.end(before)
+        yield {"lost": lost}, []
+
+    def _allocate(self, session: Session, request: requests.Allocate) -> Iterator[Reply]:
+        name = request.name
+        if name is not None:
+            _check_name("allocate", name)
+        found = None if name is None else self.table.names.get(name)
+        created = found is None
+        if found is None:
+            region = self._make("allocate", session, request)
+            if name is not None:
+                self.table.commit(records.Published(region.number, 1))
+                self.announce("allocated", region)
+        else:
+            region = found
+            require(session.identity, region, READ | WRITE, "allocate")
+            if (region.nbytes, region.device) != (request.nbytes, request.device):
+                raise errors.SizeMismatch(
+                    f"allocate: {region} is there with {region.nbytes} bytes on "
+                    f"{_device(region.device)}, and {request.nbytes} bytes on "
+                    f"{_device(request.device)} were asked for: delete it first, or take another "
+                    f"name"
+                )
+        reply, fds = self._grant(session, region, not region.sealed, request.gpu)
+        yield {**reply, "created": created}, fds
+
+    def _create(self, session: Session, request: requests.Create) -> Iterator[Reply]:
+        _check_name("create", request.name)
+        self._require_replaceable("create", session, request.name)
+        yield self._grant(session, self._make("create", session, request), True, request.gpu)
+
+    def _make(
+        self, call: str, session: Session, request: requests.Allocate | requests.Create
+    ) -> Region:
+        """A new region's memory, which a lease or a name must keep at once."""
+        who, device = session.identity, request.device
+        if device not in self.limits.devices:
+            raise errors.NotFound(f"{call}: this machine has no {_device(device)}")
+        size = memory.rounded(request.nbytes, device)
+        self._require_room(call, who, size, device)
+        number = self.table.number()
+        try:
+            fd = memory.make(size, device)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC):
+                raise errors.OutOfMemory(
+                    f"{call}: the broker cannot hold another region ({error.strerror})"
+                ) from error
+            raise
+        made = records.Made(
+            number,
+            request.name,
+            request.nbytes,
+            size,
+            device,
+            who.uid,
+            who.gid,
+            request.mode,
+            request.metadata,
+        )
+        return self.state.add(made, fd)
+
+    def _require_room(self, call: str, who: Identity, size: int, device: int) -> None:
+        limit, used = self.limits.devices[device], self.table.used[device]
+        if used + size > limit:
+            raise errors.QuotaExceeded(
+                f"{call}: {size} bytes on {_device(device)}: regions take {used} of the {limit} "
+                f"bytes that they may take there; delete some, or wait= for room"
+            )
+        if who.privileged:
+            return
+        share, used = self.limits.user, self.table.used_by.get((device, who.uid), 0)
+        if share is not None and used + size > share:
+            raise errors.QuotaExceeded(
+                f"{call}: {size} bytes on {_device(device)}: regions of user {who.uid} take "
+                f"{used} of the {share} bytes that a user's may take there; delete some"
+            )
+        count = self.table.counted.get(who.uid, 0)
+        if count >= self.limits.regions:
+            raise errors.QuotaExceeded(
+                f"{call}: user {who.uid} has {count} regions, and may have {self.limits.regions}"
+            )
+
+    def _publish(self, session: Session, request: requests.Publish) -> Iterator[Reply]:
+        region = self._held("publish", session, request.region)
+        if region.name is None:
+            raise errors.InvalidRequest(f"publish: {region} has no name")
+        replaced = None
+        if region.draft:
+            require(session.identity, region, WRITE, "publish")
+            self._require_replaceable("publish", session, region.name)
+            old = self.table.names.get(region.name)
+            replaced = None if old is None else old.number
+            version = 1 if old is None else old.version + 1
+            self.table.commit(records.Published(region.number, version))
+            self.announce("published", region)
+            self._tell_of_room()
+        yield {"version": region.version, "replaced": replaced}, []
+
+    def _require_replaceable(self, call: str, session: Session, name: str) -> None:
+        """A name belongs to who may write the region that it means."""
+        current = self.table.names.get(name)
+        if current is not None:
+            require(session.identity, current, WRITE, call)
+
+    def _get(self, session: Session, request: requests.Get) -> Iterator[Reply]:
+        if request.life is not None and request.life != self.table.life:
+            raise errors.Gone(
+                f"get: region {request.region} is of a broker whose state was lost: get it by name"
+            )
+        region = self._find("get", session, request.name, request.region)
+        yield self._get_region(session, region, request.readonly, request.gpu)
+
+    def _get_region(self, session: Session, region: Region, readonly: bool, gpu: bool) -> Reply:
+        who = session.identity
+        if readonly or region.sealed or not allowed(who, region, READ | WRITE):
+            require(who, region, READ, "get")
+            return self._grant(session, region, False, gpu)
+        return self._grant(session, region, True, gpu)
+
+    def _get_many(self, session: Session, request: requests.GetMany) -> Iterator[Reply]:
+        grants: list[Message] = []
+        fds: list[int] = []
+        room = protocol.PAGE_BYTES
+        for name in request.names:
+            if len(fds) == protocol.FDS_LIMIT or room < 0:
+                yield {"grants": grants, "more": True}, fds
+                grants, fds, room = [], [], protocol.PAGE_BYTES
+            try:
+                region = self._find("get_many", session, name, None)
+                grant, its = self._get_region(session, region, request.readonly, request.gpu)
+            except errors.Error as error:
+                grant, its = protocol.error_message(error), []
+            grants.append(grant)
+            fds.extend(its)
+            room -= _GRANT_BYTES + len(grant.get("metadata", b"")) + len(grant.get("message", ""))
+        yield {"grants": grants, "more": False}, fds
+
+    def _grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> Reply:
+        """A lease, and what the client needs to open the memory."""
+        fd: int | None = region.fd
+        enforced = False
+        if not writable and (not gpu or region.device == protocol.CPU_DEVICE):
+            fd = self.state.readonly_fd(region)
+            enforced = fd is not None
+        if self.strict and not (writable or enforced or session.identity.privileged):
+            raise errors.PermissionDenied(
+                errno.EACCES,
+                f"get: {region} is read-only for you, and CUDA lets who opens it write: this "
+                f"broker is strict and does not hand it out so; ask with gpu=False"
+                + ("" if gpu else ", which helps on memory of the host alone"),
+            )
+        self.table.commit(records.Granted(session.number, region.number, writable, gpu))
+        return {
+            "region": region.number,
+            "name": region.name,
+            "nbytes": region.nbytes,
+            "size": region.size,
+            "device": region.device,
+            "version": region.version,
+            "sealed": region.sealed,
+            "readonly": not writable,
+            "enforced": enforced,
+            "metadata": region.metadata,
+        }, [region.fd if fd is None else fd]
+
+    def _seal(self, session: Session, request: requests.Seal) -> Iterator[Reply]:
+        region = self._find("seal", session, None, request.region)
+        require(session.identity, region, WRITE, "seal")
+        if not region.sealed:
+            self.table.commit(records.SealedNow(region.number))
+            if region.linked:
+                self.announce("sealed", region)
+        yield {}, []
+
+    def digestible(self, session: Session, request: requests.Digest) -> Region:
+        """The region of a digest request, which takes too long for this thread. Raises Error."""
+        region = self._find("digest", session, None, request.region)
+        require(session.identity, region, READ, "digest")
+        if not region.sealed:
+            raise errors.InvalidRequest(
+                f"digest: {region} is not sealed, so its content may change: seal it first"
+            )
+        return region
+
+    def digested(self, region: Region, sha256: str) -> None:
+        """Remember a digest."""
+        if region.number in self.table.regions:
+            self.table.commit(records.Digested(region.number, sha256))
+
+    def _delete(self, session: Session, request: requests.Delete) -> Iterator[Reply]:
+        region = self._find("delete", session, request.name, None)
+        if request.region is not None and request.region != region.number:
+            raise errors.Gone(
+                f"delete: {request.name!r} does not mean region {request.region} any more"
+            )
+        require(session.identity, region, WRITE, "delete")
+        self.announce("deleted", region)
+        self.table.commit(records.Unlinked(region.number))
+        self._tell_of_room()
+        yield {}, []
+
+    def _list(self, session: Session, request: requests.List) -> Iterator[Reply]:
+        names = self.table.sorted_names()
+        start = bisect.bisect_left(names, request.prefix)
+        if request.after:
+            start = max(start, bisect.bisect_right(names, request.after))
+        found: list[Message] = []
+        room = protocol.PAGE_BYTES
+        for index in range(start, len(names)):
+            if not names[index].startswith(request.prefix):
+                break
+            if room < 0:
+                yield {"regions": found, "next": names[index - 1]}, []
+                return
+            region = self.table.names[names[index]]
+            if allowed(session.identity, region, READ):
+                found.append(_entry(region))
+                room -= _ENTRY_BYTES + len(names[index])
+            else:
+                room -= _HIDDEN_BYTES
+        yield {"regions": found, "next": None}, []
+
+    def _stat(self, session: Session, request: requests.Stat) -> Iterator[Reply]:
+        region = self._find("stat", session, request.name, request.region)
+        require(session.identity, region, READ, "stat")
+        holders = [
+            {
+                "pid": self.table.sessions[number].identity.pid,
+                "uid": self.table.sessions[number].identity.uid,
+                "writable": lease.writable,
+                "gpu": lease.gpu,
+                "count": lease.count,
+            }
+            for number, lease in list(region.leases.items())[: protocol.HOLDERS_LIMIT]
+        ]
+        yield (
+            {
+                **_entry(region),
+                "linked": region.linked,
+                "metadata": region.metadata,
+                "sha256": region.digest,
+                "holders": holders,
+            },
+            [],
+        )
+
+    def _change(self, session: Session, request: requests.Change) -> Iterator[Reply]:
+        region = self._find("change", session, None, request.region)
+        mode, metadata = region.mode, region.metadata
+        if request.mode is not UNSET:
+            require_owner(session.identity, region, "change")
+            mode = request.mode
+        if request.metadata is not UNSET:
+            require(session.identity, region, WRITE, "change")
+            if region.sealed:
+                raise errors.Sealed(f"change: {region} is sealed, and its metadata with it")
+            metadata = request.metadata
+        self.table.commit(records.Changed(region.number, mode, metadata))
+        yield {}, []
+
+    def _status(self, session: Session, request: requests.Status) -> Iterator[Reply]:
+        del request
+        who = session.identity
+        users = {
+            f"{device}/{uid}": used
+            for (device, uid), used in self.table.used_by.items()
+            if who.privileged or uid == who.uid
+        }
+        yield (
+            {
+                "regions": len(self.table.regions),
+                "names": len(self.table.names),
+                "sessions": len(self.table.sessions),
+                "leases": sum(len(region.leases) for region in self.table.regions.values()),
+                "used": {str(device): self.table.used[device] for device in self.limits.devices},
+                "limits": {str(device): limit for device, limit in self.limits.devices.items()},
+                "users": users,
+                "requests": dict(self.counts),
+            },
+            [],
+        )
+
+    def _find(self, call: str, session: Session, name: str | None, number: int | None) -> Region:
+        """A region by its name, or by its number if the session may know of it."""
+        if (name is None) == (number is None):
+            raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
+        if number is not None:
+            region = self.table.regions.get(number)
+            if region is None or not _may_find(session, region, READ):
+                raise errors.Gone(f"{call}: there is no region {number} any more")
+            return region
+        assert name is not None
+        region = self.table.names.get(name)
+        if region is None:
+            raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
+        return region
+
+    def _held(self, call: str, session: Session, number: int) -> Region:
+        region = session.regions.get(number)
+        if region is None:
+            raise errors.Gone(f"{call}: this connection holds no region {number}")
+        return region
+
+
+def _may_find(session: Session, region: Region, wanted: int) -> bool:
+    """Whether a session may come to a region by its number.
+
+    Drafts are their makers'; who may not read a region is not even told that it is there.
+    """
+    if region.number in session.regions:
+        return True
+    return not region.draft and allowed(session.identity, region, wanted)
+
+
+def _check_name(call: str, name: str) -> None:
+    if len(name.encode()) > protocol.NAME_LIMIT or not name.isprintable():
+        raise errors.InvalidRequest(
+            f"{call}: a name has printable characters, {protocol.NAME_LIMIT} bytes of them in "
+            f"UTF-8 at most, and not {name!r}"
+        )
+
+
+def _device(device: int) -> str:
+    return "the host" if device == protocol.CPU_DEVICE else f"GPU {device}"
+
+
+#: Bytes that a grant and an entry of a list take besides names and metadata, at most.
+_GRANT_BYTES = 400
+_ENTRY_BYTES = 200
+#: What an entry that the asker may not see counts for, so that a page's work is bounded.
+_HIDDEN_BYTES = 8
+
+
+def _entry(region: Region) -> Message:
+    writers = sum(lease.writable for lease in region.leases.values())
+    return {
+        "region": region.number,
+        "name": region.name,
+        "nbytes": region.nbytes,
+        "size": region.size,
+        "device": region.device,
+        "mode": region.mode,
+        "uid": region.uid,
+        "gid": region.gid,
+        "version": region.version,
+        "sealed": region.sealed,
+        "readers": len(region.leases) - writers,
+        "writers": writers,
+    }
+
+
+_CALLS: dict[type, Callable[[Service, Session, Any], Iterator[Reply]]] = {
+    requests.Resume: Service._resume,
+    requests.Allocate: Service._allocate,
+    requests.Create: Service._create,
+    requests.Publish: Service._publish,
+    requests.Get: Service._get,
+    requests.GetMany: Service._get_many,
+    requests.Seal: Service._seal,
+    requests.Delete: Service._delete,
+    requests.List: Service._list,
+    requests.Stat: Service._stat,
+    requests.Change: Service._change,
+    requests.Status: Service._status,
+}

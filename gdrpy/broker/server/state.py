@@ -1,0 +1,161 @@
+"""The broker's state, and what makes it outlive the broker: journal, store and descriptors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+
+from gdrpy import _unix
+from gdrpy.broker.server import memory, records
+from gdrpy.broker.server.journal import Journal
+from gdrpy.broker.server.store import Store
+from gdrpy.broker.server.table import Region, Table
+
+log = logging.getLogger(__name__)
+
+#: Bytes of a journal, and times its size when it was begun, at which a new one is begun.
+_COMPACT_BYTES = 1 << 20
+_COMPACT_RATIO = 4
+
+
+class State:
+    """The table, kept. What an earlier broker of the same store left is there again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.table = Table(self._remember, self._free)
+        # Giving memory back may take seconds, and nobody shall wait for it.
+        self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        threading.Thread(target=self._close, daemon=True).start()
+        found = store.recover()
+        try:
+            self._journal = self._replay(found)
+            self._claim(found)
+        except BaseException:
+            _unix.close_all(list(found.values()))
+            raise
+        self.recovered = len(self.table.regions)
+        self.freed = False
+        self._compact()
+
+    def _close(self) -> None:
+        while True:
+            os.close(self._closing.get())
+
+    def _replay(self, found: dict[str, int]) -> Journal:
+        """The newest journal among what was found, its records applied; else a first one."""
+        journals: list[Journal] = []
+        for key in [key for key in found if key.startswith("j")]:
+            fd = found.pop(key)
+            try:
+                journals.append(Journal(fd))
+            except ValueError:  # its broker was killed while it wrote the snapshot
+                os.close(fd)
+                self._store.drop(key)
+        journals.sort(key=lambda journal: journal.generation)
+        if not journals:
+            first = Journal.begin(0, [records.encode(records.Life(os.urandom(16).hex(), 1))])
+            journals.append(first)
+        for older in journals[:-1]:
+            self._store.drop(f"j{older.generation}")
+            older.close()
+        for entry in journals[-1].entries():
+            self.table.apply(records.decode(entry))
+        return journals[-1]
+
+    def _claim(self, found: dict[str, int]) -> None:
+        """Give every region its descriptor, and drop what nobody needs."""
+        self.table.discard_unheld()
+        for region in list(self.table.regions.values()):
+            fd = found.pop(_key(region), None)
+            if fd is None:
+                log.error("%s is lost: nobody held its memory", region)
+                self._lose(region)
+            else:
+                region.fd = fd
+        for key, fd in found.items():
+            self._store.drop(key)
+            self._closing.put(fd)
+        found.clear()
+
+    def _lose(self, region: Region) -> None:
+        for session in list(region.leases):
+            for _ in range(region.leases[session].count):
+                self.table.commit(records.Released(session, region.number))
+        if region.linked:
+            self.table.commit(records.Unlinked(region.number))
+
+    def _remember(self, record: records.Record) -> None:
+        self._journal.append(records.encode(record))
+        if self._journal.size > self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Begin a new journal with the state as it is."""
+        old = self._journal
+        new = Journal.begin(old.generation + 1, map(records.encode, self.table.snapshot()))
+        self._hold(f"j{new.generation}", new.fd)
+        self._journal = new
+        self._compact_at = max(_COMPACT_BYTES, _COMPACT_RATIO * new.size)
+        self._drop(f"j{old.generation}")
+        old.close()
+
+    def add(self, made: records.Made, fd: int) -> Region:
+        """Take a new region's memory over. Raises OSError, and ``fd`` is the caller's then."""
+        self._hold(f"r{made.region}", fd)
+        self.table.commit(made)
+        region = self.table.regions[made.region]
+        region.fd = fd
+        return region
+
+    def readonly_fd(self, region: Region) -> int | None:
+        """The region's descriptor that cannot be written through, made when first asked for."""
+        if region.readonly_fd is None:
+            region.readonly_fd = memory.readonly(region.fd)
+        return region.readonly_fd
+
+    def _free(self, region: Region) -> None:
+        self.freed = True
+        if region.fd < 0:  # while an earlier broker's journal is read
+            return
+        self._drop(_key(region))
+        for fd in (region.fd, region.readonly_fd):
+            if fd is not None:
+                self._closing.put(fd)
+
+    def _hold(self, key: str, fd: int) -> None:
+        try:
+            self._store.hold(key, fd)
+        except OSError as error:
+            self.replace_store(error)
+            self._store.hold(key, fd)
+
+    def _drop(self, key: str) -> None:
+        try:
+            self._store.drop(key)
+        except OSError as error:
+            self.replace_store(error)
+
+    def replace_store(self, reason: object) -> None:
+        """After the store was lost: another one, which gets everything anew."""
+        log.error("the keeper is gone (%s): starting another one", reason)
+        self._store.replace()
+        self._store.hold(f"j{self._journal.generation}", self._journal.fd)
+        for region in self.table.regions.values():
+            if region.fd >= 0:
+                self._store.hold(_key(region), region.fd)
+
+    @property
+    def store_fd(self) -> int | None:
+        """What becomes readable when the store is lost, None if it cannot be."""
+        return self._store.fileno()
+
+    def end(self) -> None:
+        """Give everything up: the broker stops for good."""
+        self._store.end()
+
+
+def _key(region: Region) -> str:
+    return f"r{region.number}"

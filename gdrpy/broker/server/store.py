@@ -1,0 +1,141 @@
+"""Who keeps the broker's descriptors while no broker runs: a keeper process, or nobody."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from gdrpy import _unix
+from gdrpy.broker.server import keeper
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a keeper may be silent before another one takes its place.
+_PATIENCE = 5.0
+
+
+class Store(ABC):
+    """Descriptors by key, which outlive the broker."""
+
+    @abstractmethod
+    def recover(self) -> dict[str, int]:
+        """What an earlier broker had held; the descriptors are the caller's."""
+
+    @abstractmethod
+    def hold(self, key: str, fd: int) -> None:
+        """Have a descriptor kept; ``fd`` stays the caller's. Raises OSError."""
+
+    @abstractmethod
+    def drop(self, key: str) -> None:
+        """Have it forgotten. Raises OSError."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Forget everything: the broker stops for good."""
+
+    def fileno(self) -> int | None:
+        """What becomes readable when the store is lost, None if it cannot be."""
+        return None
+
+    def replace(self) -> None:
+        """Put another one, which holds nothing yet, in place of a lost one. Raises OSError."""
+        raise NotImplementedError
+
+
+class NoStore(Store):
+    """Nobody keeps anything: the regions end with the broker."""
+
+    def recover(self) -> dict[str, int]:
+        return {}
+
+    def hold(self, key: str, fd: int) -> None:
+        pass
+
+    def drop(self, key: str) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+class KeeperStore(Store):
+    """A keeper process, which is found at its socket or started."""
+
+    def __init__(self, path: str, linger: float) -> None:
+        self._path = path
+        self._linger = linger
+        self._keeper = self._connect() or self._start()
+
+    def _connect(self) -> socket.socket | None:
+        """A connection to the keeper that runs, if one does and it is ours."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(_PATIENCE)
+        try:
+            sock.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        if _unix.peer_credentials(sock)[1] != os.geteuid():
+            sock.close()
+            raise PermissionError(errno.EPERM, f"the keeper at {self._path} is another user's")
+        return sock
+
+    def _start(self) -> socket.socket:
+        _unix.remove_stale(self._path)
+        with _unix.listen(self._path, 0o600, backlog=4) as listener:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", keeper.__name__, str(listener.fileno()), str(self._linger)],
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+            started = self._connect()
+        assert started is not None
+        return started
+
+    def replace(self) -> None:
+        """Start another keeper, which holds nothing yet."""
+        self._keeper.close()
+        if _unix.is_live(self._path):  # it runs, but does not listen to us
+            Path(self._path).unlink()
+        self._keeper = self._start()
+
+    def recover(self) -> dict[str, int]:
+        self._keeper.send(keeper.GIVE)
+        found: dict[str, int] = {}
+        room = _unix.room_for(_unix.MAX_FDS)
+        while True:
+            packet, fds = _unix.receive(self._keeper, keeper.PACKET_LIMIT, room)
+            if not fds:
+                if not packet:
+                    raise ConnectionError("the keeper ended while it gave back what it held")
+                return found
+            found.update(zip(packet.decode().split("\0"), fds, strict=True))
+
+    def hold(self, key: str, fd: int) -> None:
+        while True:
+            try:
+                return _unix.send(self._keeper, keeper.HOLD + key.encode(), [fd])
+            except OSError as error:
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+            select.select([], [self._keeper], [], _PATIENCE)
+
+    def drop(self, key: str) -> None:
+        self._keeper.send(keeper.DROP + key.encode())
+
+    def end(self) -> None:
+        self._keeper.send(keeper.END)
+        self._keeper.close()
+
+    def fileno(self) -> int:
+        return self._keeper.fileno()

@@ -1,0 +1,274 @@
+"""The broker's state: regions, names, sessions and leases. No I/O but the records that it gives.
+
+Every change is a record, and :meth:`Table.apply` alone makes changes: what a broker does and what
+the next one reads from its journal is the same code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gdrpy.broker.server import records
+from gdrpy.broker.server.rights import Identity
+
+
+class Lease:
+    """A session's hold on a region: how many grants, and of which kind any of them was."""
+
+    __slots__ = ("count", "gpu", "writable")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.writable = False
+        self.gpu = False
+
+
+class Region:
+    """A region as the broker knows it. ``fd`` and what is made from it are the server's."""
+
+    __slots__ = (
+        "device",
+        "digest",
+        "fd",
+        "gid",
+        "leases",
+        "linked",
+        "metadata",
+        "mode",
+        "name",
+        "nbytes",
+        "number",
+        "readonly_fd",
+        "sealed",
+        "size",
+        "uid",
+        "version",
+    )
+
+    def __init__(self, made: records.Made) -> None:
+        self.number = made.region
+        self.name = made.name
+        self.nbytes = made.nbytes
+        self.size = made.size
+        self.device = made.device
+        self.uid = made.uid
+        self.gid = made.gid
+        self.mode = made.mode
+        self.metadata = made.metadata
+        #: Of the name; 0 for drafts and regions without one.
+        self.version = made.version
+        #: Whether the name means this region.
+        self.linked = False
+        self.sealed = False
+        self.digest: str | None = None
+        self.leases: dict[int, Lease] = {}
+        self.fd = -1
+        self.readonly_fd: int | None = None
+
+    @property
+    def draft(self) -> bool:
+        """Whether it waits to be published."""
+        return self.name is not None and self.version == 0
+
+    def __str__(self) -> str:
+        return f"region {self.number}" if self.name is None else f"region {self.name!r}"
+
+
+class Session:
+    """A client's connection, or what was one of an earlier broker's until its process ends."""
+
+    __slots__ = ("identity", "number", "regions")
+
+    def __init__(self, number: int, identity: Identity) -> None:
+        self.number = number
+        self.identity = identity
+        #: Those that it has leases of.
+        self.regions: dict[int, Region] = {}
+
+
+class Table:
+    """All state. ``journal`` gets every record before it is applied; ``freed`` every region that
+    neither a name nor a lease keeps any longer.
+    """
+
+    def __init__(
+        self, journal: Callable[[records.Record], object], freed: Callable[[Region], object]
+    ) -> None:
+        self.life = ""
+        self.regions: dict[int, Region] = {}
+        self.names: dict[str, Region] = {}
+        self.sessions: dict[int, Session] = {}
+        #: Bytes of each device's memory that regions take, and each user's share of it.
+        self.used: dict[int, int] = defaultdict(int)
+        self.used_by: dict[tuple[int, int], int] = defaultdict(int)
+        #: How many regions each user has.
+        self.counted: Counter[int] = Counter()
+        self._next = 1
+        self._journal = journal
+        self._freed = freed
+        self._sorted: list[str] | None = None
+
+    def number(self) -> int:
+        """A number that no region or session of this life has had."""
+        found = self._next
+        self._next += 1
+        return found
+
+    def commit(self, record: records.Record) -> None:
+        """Make a change, and have it remembered."""
+        self._journal(record)
+        self.apply(record)
+
+    def apply(self, record: Any) -> None:
+        """Make the change that a record tells of."""
+        _APPLY[type(record)](self, record)
+
+    def _live(self, record: records.Life) -> None:
+        self.life = record.life
+        self._next = max(self._next, record.next_number)
+
+    def _make(self, record: records.Made) -> None:
+        region = Region(record)
+        self.regions[region.number] = region
+        self._next = max(self._next, region.number + 1)
+        self.used[region.device] += region.size
+        self.used_by[region.device, region.uid] += region.size
+        self.counted[region.uid] += 1
+
+    def _publish(self, record: records.Published) -> None:
+        region = self.regions[record.region]
+        assert region.name is not None
+        replaced = self.names.get(region.name)
+        self.names[region.name] = region
+        region.version = record.version
+        region.linked = True
+        if replaced is None:
+            self._sorted = None
+        else:
+            replaced.linked = False
+            self._forget_unheld(replaced)
+
+    def _unlink(self, record: records.Unlinked) -> None:
+        region = self.regions[record.region]
+        assert region.name is not None
+        del self.names[region.name]
+        self._sorted = None
+        region.linked = False
+        self._forget_unheld(region)
+
+    def _seal(self, record: records.SealedNow) -> None:
+        self.regions[record.region].sealed = True
+
+    def _digest(self, record: records.Digested) -> None:
+        self.regions[record.region].digest = record.sha256
+
+    def _change(self, record: records.Changed) -> None:
+        region = self.regions[record.region]
+        region.mode = record.mode
+        region.metadata = record.metadata
+
+    def _begin(self, record: records.Began) -> None:
+        identity = Identity(
+            record.pid, record.started, record.uid, record.gid, frozenset(record.groups)
+        )
+        self.sessions[record.session] = Session(record.session, identity)
+        self._next = max(self._next, record.session + 1)
+
+    def _end(self, record: records.Ended) -> None:
+        session = self.sessions.pop(record.session)
+        for region in session.regions.values():
+            del region.leases[session.number]
+            self._forget_unheld(region)
+
+    def _grant(self, record: records.Granted) -> None:
+        region = self.regions[record.region]
+        lease = region.leases.get(record.session)
+        if lease is None:
+            lease = region.leases[record.session] = Lease()
+            self.sessions[record.session].regions[region.number] = region
+        lease.count += record.count
+        lease.writable |= record.writable
+        lease.gpu |= record.gpu
+
+    def _release(self, record: records.Released) -> None:
+        region = self.regions[record.region]
+        lease = region.leases[record.session]
+        lease.count -= 1
+        if lease.count == 0:
+            del region.leases[record.session]
+            del self.sessions[record.session].regions[region.number]
+            self._forget_unheld(region)
+
+    def _forget_unheld(self, region: Region) -> None:
+        if region.linked or region.leases:
+            return
+        del self.regions[region.number]
+        self.used[region.device] -= region.size
+        owned = (region.device, region.uid)
+        self.used_by[owned] -= region.size
+        if not self.used_by[owned]:
+            del self.used_by[owned]
+        self.counted[region.uid] -= 1
+        self._freed(region)
+
+    def sorted_names(self) -> list[str]:
+        """All names, in order."""
+        if self._sorted is None:
+            self._sorted = sorted(self.names)
+        return self._sorted
+
+    def discard_unheld(self) -> None:
+        """Forget regions that were made by a broker which died before anybody got them."""
+        for region in list(self.regions.values()):
+            self._forget_unheld(region)
+
+    def snapshot(self) -> Iterator[records.Record]:
+        """The records that make this state."""
+        yield records.Life(self.life, self._next)
+        for session in self.sessions.values():
+            who = session.identity
+            groups = sorted(who.groups)
+            yield records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
+        for region in self.regions.values():
+            yield from _snapshot_of(region)
+
+
+def _snapshot_of(region: Region) -> Iterator[records.Record]:
+    number = region.number
+    yield records.Made(
+        number,
+        region.name,
+        region.nbytes,
+        region.size,
+        region.device,
+        region.uid,
+        region.gid,
+        region.mode,
+        region.metadata,
+        region.version,
+    )
+    if region.linked:
+        yield records.Published(number, region.version)
+    if region.sealed:
+        yield records.SealedNow(number)
+    if region.digest is not None:
+        yield records.Digested(number, region.digest)
+    for session, lease in region.leases.items():
+        yield records.Granted(session, number, lease.writable, lease.gpu, lease.count)
+
+
+_APPLY: dict[type, Callable[[Table, Any], None]] = {
+    records.Life: Table._live,
+    records.Made: Table._make,
+    records.Published: Table._publish,
+    records.Unlinked: Table._unlink,
+    records.SealedNow: Table._seal,
+    records.Digested: Table._digest,
+    records.Changed: Table._change,
+    records.Began: Table._begin,
+    records.Ended: Table._end,
+    records.Granted: Table._grant,
+    records.Released: Table._release,
+}

@@ -46,6 +46,13 @@ setup(
             py_limited_api=True,
         ),
         Extension(
+            "gdrpy._core._packet",
+            sources("gdrpy/_core/packet.c"),
+            depends=sources("gdrpy/_core/pyhelp.h"),
+            extra_compile_args=CFLAGS,
+            py_limited_api=True,
+        ),
+        Extension(
             SIMULATED_DRIVER,
             sources("gdrpy/sim/src/*.c"),
             depends=sources("gdrpy/sim/src/*.h"),

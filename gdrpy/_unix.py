@@ -12,8 +12,11 @@ import stat
 import struct
 from typing import TYPE_CHECKING
 
+from gdrpy._core import _packet
+
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
 #: Bytes that the kernel's sockaddr_un has for a path, and its final zero.
 PATH_ROOM = 108
@@ -23,7 +26,8 @@ MAX_FDS = 253
 _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
 _SO_PEERGROUPS = 59
-_FD_SIZE = struct.calcsize("i")
+_TIMEVAL = struct.Struct("ll")
+_TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
 
 
 class BadPacket(ValueError):
@@ -35,33 +39,31 @@ def packet_socket() -> _socket.socket:
     return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
 
 
-def room_for(descriptors: int) -> int:
-    """Bytes of ancillary data that so many descriptors take."""
-    return _socket.CMSG_SPACE(descriptors * _FD_SIZE)
+def set_timeout(sock: _socket.socket, seconds: float | None) -> None:
+    """How long each packet may take; then sending and receiving raise BlockingIOError.
+
+    By the kernel's timers: the socket stays a blocking one, as :func:`send` and :func:`receive`
+    want it, and no call looks first whether it may.
+    """
+    whole, part = divmod(seconds or 0.0, 1.0)
+    limit = _TIMEVAL.pack(int(whole), int(part * 1e6) or (part > 0))
+    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
 
 
-def send(sock: _socket.socket, data: bytes, fds: list[int]) -> None:
+def send(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """Send one packet; the descriptors stay the caller's. Raises OSError."""
-    if fds:
-        rights = struct.pack(f"{len(fds)}i", *fds)
-        sock.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    else:
-        sock.send(data)
+    _packet.send(sock.fileno(), data, fds)
 
 
-def receive(sock: _socket.socket, limit: int, room: int) -> tuple[bytes, list[int]]:
+def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[int]]:
     """One packet of up to ``limit`` bytes and its descriptors, which are the caller's to close.
 
-    ``room`` is what :func:`room_for` gives. An empty packet without descriptors is the peer's end.
-    Raises BadPacket, with no descriptor left open, and OSError.
+    An empty packet without descriptors is the peer's end. Raises BadPacket, with no descriptor left
+    open, and OSError.
     """
-    data, ancillary, flags, _ = sock.recvmsg(limit, room, _socket.MSG_CMSG_CLOEXEC)
-    fds: list[int] = []
-    for level, kind, rights in ancillary:
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            whole = len(rights) // _FD_SIZE
-            fds.extend(struct.unpack_from(f"{whole}i", rights))
-    if flags & (_socket.MSG_TRUNC | _socket.MSG_CTRUNC):
+    data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
+    if flags & _TRUNCATED:
         close_all(fds)
         raise BadPacket(
             f"a packet has more than {limit} bytes"
@@ -86,7 +88,7 @@ def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:
 
 def peer_groups(sock: _socket.socket) -> frozenset[int]:
     """The supplementary groups of the peer as it connected, by the kernel's word."""
-    size = 256 * _FD_SIZE
+    size = 1024
     while True:
         try:
             found = sock.getsockopt(_socket.SOL_SOCKET, _SO_PEERGROUPS, size)

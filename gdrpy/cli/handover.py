@@ -22,7 +22,7 @@ FRAME = struct.Struct("<4sHHQ")
 SIZE_LIMIT = 1 << 62
 
 #: Room for more descriptors than a frame may carry, so that too many are told from truncation.
-_DESCRIPTOR_ROOM = _unix.room_for(16)
+_DESCRIPTORS_LIMIT = 16
 
 
 class Kind(enum.IntEnum):
@@ -89,7 +89,7 @@ def _send(peer: socket, frame: bytes, fds: list[int]) -> None:
 def _receive(peer: socket, kind: Kind, descriptors: int) -> tuple[int, list[int]]:
     """A frame's value and its descriptors; whatever is refused, none is left open."""
     try:
-        data, fds = _unix.receive(peer, FRAME.size, _DESCRIPTOR_ROOM)
+        data, fds = _unix.receive(peer, FRAME.size, _DESCRIPTORS_LIMIT)
     except _unix.BadPacket as error:
         raise HandoverError(f"the peer is at fault: {error}") from error
     except OSError as error:
@@ -111,6 +111,6 @@ def _receive(peer: socket, kind: Kind, descriptors: int) -> tuple[int, list[int]
 
 
 def _broken(error: OSError) -> HandoverError:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, BlockingIOError):
         return HandoverError("the peer said nothing within the timeout")
     return HandoverError(f"the peer is gone ({error.strerror})")

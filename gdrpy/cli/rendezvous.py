@@ -75,14 +75,15 @@ def accept(listener: socket.socket, timeout: float) -> socket.socket:
         raise CommandError(
             f"no consumer came within {timeout:g} s: start 'gdrpy consumer'", FAILED
         ) from None
-    peer.settimeout(timeout)
+    peer.settimeout(None)
+    _unix.set_timeout(peer, timeout)
     return peer
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
     """A connection to the producer. Raises CommandError where there is none."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    peer.settimeout(timeout)
+    _unix.set_timeout(peer, timeout)
     try:
         peer.connect(str(path))
     except OSError as error:

@@ -58,10 +58,9 @@ class Keeper:
 
     def serve(self, broker: socket.socket) -> bool:
         """Do what one broker says until it is gone; whether it said that this is the end."""
-        room = _unix.room_for(1)
         try:
             while True:
-                packet, fds = _unix.receive(broker, PACKET_LIMIT, room)
+                packet, fds = _unix.receive(broker, PACKET_LIMIT, 1)
                 kind, key = packet[:1], packet[1:]
                 if kind == HOLD and fds:
                     self.hold(key, fds.pop())

@@ -76,7 +76,7 @@ class KeeperStore(Store):
     def _connect(self) -> socket.socket | None:
         """A connection to the keeper that runs, if one does and it is ours."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.settimeout(_PATIENCE)
+        _unix.set_timeout(sock, _PATIENCE)
         try:
             sock.connect(self._path)
         except (FileNotFoundError, ConnectionRefusedError):
@@ -112,9 +112,8 @@ class KeeperStore(Store):
     def recover(self) -> dict[str, int]:
         self._keeper.send(keeper.GIVE)
         found: dict[str, int] = {}
-        room = _unix.room_for(_unix.MAX_FDS)
         while True:
-            packet, fds = _unix.receive(self._keeper, keeper.PACKET_LIMIT, room)
+            packet, fds = _unix.receive(self._keeper, keeper.PACKET_LIMIT, _unix.MAX_FDS)
             if not fds:
                 if not packet:
                     raise ConnectionError("the keeper ended while it gave back what it held")

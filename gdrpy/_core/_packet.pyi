@@ -1,0 +1,6 @@
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+def send(sock: int, data: Buffer, fds: Sequence[int], /) -> None: ...
+def receive(sock: int, limit: int, max_fds: int, /) -> tuple[bytes, list[int], int]: ...

@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The extension module gdrpy._core._packet: one packet of a Unix socket, with file descriptors
+ * beside it, in one call each way. The socket must be a blocking one for a call that shall wait.
+ */
+#define _GNU_SOURCE
+#include "pyhelp.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* What the kernel takes beside one message. Source: SCM_MAX_FD, unix(7). */
+#define MAX_FDS 253
+
+/* Room for that many descriptors, aligned as the kernel's headers want it. */
+union control {
+	char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
+	struct cmsghdr align;
+};
+
+/* Put descriptors of a sequence into out; how many, or -1 with an exception set. */
+static Py_ssize_t take_fds(PyObject *sequence, int *out)
+{
+	Py_ssize_t count = PySequence_Size(sequence), i;
+
+	if (count > MAX_FDS) {
+		PyErr_Format(PyExc_ValueError, "%zd descriptors are more than the %d of a packet",
+			     count, MAX_FDS);
+		return -1;
+	}
+	for (i = 0; i < count; i++) {
+		PyObject *item = PySequence_GetItem(sequence, i);
+
+		if (!item)
+			return -1;
+		out[i] = (int)PyLong_AsLong(item);
+		Py_DECREF(item);
+		if (out[i] == -1 && PyErr_Occurred())
+			return -1;
+	}
+	return count;
+}
+
+static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	int sock, fds[MAX_FDS];
+	Py_buffer data;
+	PyObject *sequence;
+	Py_ssize_t count;
+	ssize_t sent;
+	struct iovec iov;
+	union control control;
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (!PyArg_ParseTuple(args, "iy*O:send", &sock, &data, &sequence))
+		return NULL;
+	count = take_fds(sequence, fds);
+	if (count < 0)
+		goto failed;
+
+	iov = (struct iovec){.iov_base = data.buf, .iov_len = (size_t)data.len};
+	if (count) {
+		struct cmsghdr *header = &control.align;
+
+		memset(header, 0, sizeof(*header));
+		header->cmsg_level = SOL_SOCKET;
+		header->cmsg_type = SCM_RIGHTS;
+		header->cmsg_len = CMSG_LEN((size_t)count * sizeof(int));
+		memcpy(CMSG_DATA(header), fds, (size_t)count * sizeof(int));
+		message.msg_control = &control;
+		message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+	}
+	do {
+		Py_BEGIN_ALLOW_THREADS;
+		sent = sendmsg(sock, &message, MSG_NOSIGNAL);
+		Py_END_ALLOW_THREADS;
+	} while (sent < 0 && errno == EINTR && !PyErr_CheckSignals());
+	if (sent < 0) {
+		if (!PyErr_Occurred())
+			PyErr_SetFromErrno(PyExc_OSError);
+		goto failed;
+	}
+	PyBuffer_Release(&data);
+	Py_RETURN_NONE;
+
+failed:
+	PyBuffer_Release(&data);
+	return NULL;
+}
+
+/* The descriptors that came, as a list which owns them by number; closes them where it cannot. */
+static PyObject *list_fds(struct msghdr *message)
+{
+	PyObject *list = PyList_New(0);
+	struct cmsghdr *header;
+
+	for (header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
+		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int), i;
+
+		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (i = 0; i < count; i++) {
+			PyObject *number;
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
+			number = list ? PyLong_FromLong(fd) : NULL;
+			if (!number || PyList_Append(list, number)) {
+				close(fd);
+				Py_CLEAR(list);
+			}
+			Py_XDECREF(number);
+		}
+	}
+	return list;
+}
+
+static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	int sock;
+	Py_ssize_t limit, max_fds;
+	ssize_t size;
+	char *buffer;
+	PyObject *data = NULL, *fds = NULL, *result = NULL;
+	struct iovec iov;
+	union control control;
+	struct msghdr message;
+
+	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
+		return NULL;
+	if (limit < 0 || max_fds < 0 || max_fds > MAX_FDS)
+		return PyErr_Format(PyExc_ValueError, "a limit of %zd bytes and %zd descriptors",
+				    limit, max_fds);
+	buffer = PyMem_Malloc((size_t)limit);
+	if (!buffer)
+		return PyErr_NoMemory();
+
+	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
+	do {
+		message = (struct msghdr){
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = &control,
+			.msg_controllen = max_fds ? CMSG_SPACE((size_t)max_fds * sizeof(int)) : 0,
+		};
+		Py_BEGIN_ALLOW_THREADS;
+		size = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
+		Py_END_ALLOW_THREADS;
+	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
+	if (size < 0) {
+		if (!PyErr_Occurred())
+			PyErr_SetFromErrno(PyExc_OSError);
+		goto free_buffer;
+	}
+
+	fds = list_fds(&message);
+	if (!fds)
+		goto free_buffer;
+	data = PyBytes_FromStringAndSize(buffer, size);
+	if (data)
+		result = Py_BuildValue("OOi", data, fds, message.msg_flags);
+	if (!result) {
+		Py_ssize_t i;
+
+		for (i = 0; i < PyList_Size(fds); i++)
+			close((int)PyLong_AsLong(PyList_GetItem(fds, i)));
+	}
+
+free_buffer:
+	Py_XDECREF(data);
+	Py_XDECREF(fds);
+	PyMem_Free(buffer);
+	return result;
+}
+
+static PyMethodDef functions[] = {
+	{"send", packet_send, METH_VARARGS,
+	 "send(sock, data, fds, /)\n--\n\nSend one packet. Raises OSError."},
+	{"receive", packet_receive, METH_VARARGS,
+	 "receive(sock, limit, max_fds, /)\n--\n\n"
+	 "One packet: its bytes, its descriptors (the caller's), recvmsg's flags. Raises OSError."},
+	{NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "gdrpy._core._packet",
+	.m_doc = "Packets of Unix sockets with file descriptors beside them.",
+	.m_size = 0,
+	.m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__packet(void);
+
+PyMODINIT_FUNC PyInit__packet(void)
+{
+	return PyModule_Create(&definition);
+}

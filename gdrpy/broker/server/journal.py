@@ -1,7 +1,7 @@
 """The broker's state as a log in a memfd, which outlives the broker with whoever holds it.
 
-An entry is its length and CRC-32 (two little-endian 32-bit words) and its bytes, written in that
-order but for the length, which comes last: an entry that a killed broker left half-written is none.
+An entry is its length and CRC-32 (two little-endian 32-bit words) and its bytes. One that a killed
+broker left half-written does not have the checksum that it says, and is none.
 A header of 16 bytes precedes them: magic, generation, and whether the log was begun completely.
 """
 
@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 _MAGIC = 0x4A524447  # "GDRJ"
 _HEADER = struct.Struct("<IIQ")
 _ENTRY = struct.Struct("<II")
-_LENGTH = struct.Struct("<I")
 _FIRST_SIZE = 1 << 20
 
 
@@ -53,16 +52,12 @@ class Journal:
         return self._end
 
     def append(self, entry: bytes) -> None:
-        """Add an entry, in one step as seen by whoever takes the journal over."""
+        """Add an entry; whoever takes the journal over finds all of it or nothing."""
         start = self._end
-        data = start + _ENTRY.size
-        end = data + len(entry)
+        end = start + _ENTRY.size + len(entry)
         if end + _ENTRY.size > len(self._view):
             self._view.resize(2 * max(len(self._view), end))
-        view = self._view
-        view[data:end] = entry
-        _ENTRY.pack_into(view, start, 0, zlib.crc32(entry))
-        _LENGTH.pack_into(view, start, len(entry))
+        self._view[start:end] = _ENTRY.pack(len(entry), zlib.crc32(entry)) + entry
         self._end = end
 
     def entries(self) -> Iterator[bytes]:

@@ -33,6 +33,7 @@ USER_CONNECTIONS = 4096
 _EVICTIONS = 8
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_OF_CONNECTIONS = (requests.Hello, requests.Release, requests.Digest, requests.Watch)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -225,28 +226,34 @@ class Server:
 
     def _serve(self, connection: Connection, request: Any) -> None:
         kind = type(request)
-        service, session = self.service, connection.session
-        service.counts[kind.__struct_config__.tag] += 1
-        if session is None:
-            if kind is not requests.Hello:
-                raise errors.ProtocolError("the first request of a connection is hello")
-            connection.session, reply = service.begin(connection.identity, request)
-            self._reply(connection, request.id, reply, [])
-        elif kind is requests.Release:
-            service.release(session, request)
-        elif kind is requests.Digest:
-            self._digest(connection, session, request)
-        elif kind is requests.Watch:
-            connection.watching = request.prefix
-            self._watchers.add(connection)
-            self._reply(connection, request.id, {}, [])
-        elif kind is requests.Hello:
-            raise errors.InvalidRequest("hello: this connection has said hello already")
+        session = connection.session
+        self.service.counts[kind] += 1
+        if session is None or kind in _OF_CONNECTIONS:
+            self._serve_connection(connection, session, request)
         else:
-            for reply, fds in service.call(session, request):
+            for reply, fds in self.service.call(session, request):
                 self._reply(connection, request.id, reply, fds)
-                if not connection.open:
-                    return
+
+    def _serve_connection(
+        self, connection: Connection, session: Session | None, request: Any
+    ) -> None:
+        """Requests that are about the connection, or about what takes longer than a turn of it."""
+        match request, session:
+            case requests.Hello(), None:
+                connection.session, reply = self.service.begin(connection.identity, request)
+                self._reply(connection, request.id, reply, [])
+            case requests.Hello(), _:
+                raise errors.InvalidRequest("hello: this connection has said hello already")
+            case _, None:
+                raise errors.ProtocolError("the first request of a connection is hello")
+            case requests.Release(), Session():
+                self.service.release(session, request)
+            case requests.Digest(), Session():
+                self._digest(connection, session, request)
+            case requests.Watch(), Session():
+                connection.watching = request.prefix
+                self._watchers.add(connection)
+                self._reply(connection, request.id, {}, [])
 
     def _refuse(self, connection: Connection, size: int, error: msgspec.MsgspecError) -> None:
         """Answer a packet that is no request; a client that goes on sending such is closed."""

@@ -145,4 +145,10 @@ AnyRequest = (
     | Status
 )
 
+
+def name_of(kind: type) -> str:
+    """What a request is called in its packet."""
+    return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
+
+
 decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _socket
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,11 +26,11 @@ class Identity:
     uid: int
     gid: int
     groups: frozenset[int]
+    #: Root, and whoever runs the broker: its memory is theirs anyway.
+    privileged: bool = field(init=False)
 
-    @property
-    def privileged(self) -> bool:
-        """Root, and whoever runs the broker: its memory is theirs anyway."""
-        return self.uid == 0 or self.uid == os.geteuid()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "privileged", self.uid in (0, os.geteuid()))
 
 
 def identity_of(sock: _socket.socket) -> Identity:

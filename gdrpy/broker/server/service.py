@@ -6,7 +6,7 @@ import bisect
 import errno
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class Service:
     #: Whether memory is kept from readers where the kernel cannot keep them from writing it.
     strict: bool
     announce: Callable[[str, Region | None], None]
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[type] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.table = self.state.table
@@ -82,9 +82,9 @@ class Service:
         self.table.commit(records.Ended(session.number))
         self._tell_of_room()
 
-    def call(self, session: Session, request: Any) -> Iterator[Reply]:
+    def call(self, session: Session, request: Any) -> list[Reply]:
         """The replies to a request. Raises Error."""
-        yield from _CALLS[type(request)](self, session, request)
+        return _CALLS[type(request)](self, session, request)
 
     def _tell_of_room(self) -> None:
         if self.state.freed:
@@ -98,7 +98,7 @@ class Service:
                 self.table.commit(records.Released(session.number, number))
         self._tell_of_room()
 
-    def _resume(self, session: Session, request: requests.Resume) -> Iterator[Reply]:
+    def _resume(self, session: Session, request: requests.Resume) -> list[Reply]:
         """Take leases over from a session of the same process whose connection is gone."""
         before = self.table.sessions.get(request.session)
         if before is not None and (before is session or before.identity != session.identity):
@@ -120,9 +120,9 @@ class Service:
             self.table.commit(grant)
         if before is not None:
             self.end(before)
-        yield {"lost": lost}, []
+        return [({"lost": lost}, [])]
 
-    def _allocate(self, session: Session, request: requests.Allocate) -> Iterator[Reply]:
+    def _allocate(self, session: Session, request: requests.Allocate) -> list[Reply]:
         name = request.name
         if name is not None:
             _check_name("allocate", name)
@@ -144,12 +144,14 @@ class Service:
                     f"name"
                 )
         reply, fds = self._grant(session, region, not region.sealed, request.gpu)
-        yield {**reply, "created": created}, fds
+        reply["created"] = created
+        return [(reply, fds)]
 
-    def _create(self, session: Session, request: requests.Create) -> Iterator[Reply]:
+    def _create(self, session: Session, request: requests.Create) -> list[Reply]:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
-        yield self._grant(session, self._make("create", session, request), True, request.gpu)
+        region = self._make("create", session, request)
+        return [self._grant(session, region, True, request.gpu)]
 
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
@@ -203,7 +205,7 @@ class Service:
                 f"{call}: user {who.uid} has {count} regions, and may have {self.limits.regions}"
             )
 
-    def _publish(self, session: Session, request: requests.Publish) -> Iterator[Reply]:
+    def _publish(self, session: Session, request: requests.Publish) -> list[Reply]:
         region = self._held("publish", session, request.region)
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
@@ -217,7 +219,7 @@ class Service:
             self.table.commit(records.Published(region.number, version))
             self.announce("published", region)
             self._tell_of_room()
-        yield {"version": region.version, "replaced": replaced}, []
+        return [({"version": region.version, "replaced": replaced}, [])]
 
     def _require_replaceable(self, call: str, session: Session, name: str) -> None:
         """A name belongs to who may write the region that it means."""
@@ -225,13 +227,13 @@ class Service:
         if current is not None:
             require(session.identity, current, WRITE, call)
 
-    def _get(self, session: Session, request: requests.Get) -> Iterator[Reply]:
+    def _get(self, session: Session, request: requests.Get) -> list[Reply]:
         if request.life is not None and request.life != self.table.life:
             raise errors.Gone(
                 f"get: region {request.region} is of a broker whose state was lost: get it by name"
             )
         region = self._find("get", session, request.name, request.region)
-        yield self._get_region(session, region, request.readonly, request.gpu)
+        return [self._get_region(session, region, request.readonly, request.gpu)]
 
     def _get_region(self, session: Session, region: Region, readonly: bool, gpu: bool) -> Reply:
         who = session.identity
@@ -240,13 +242,14 @@ class Service:
             return self._grant(session, region, False, gpu)
         return self._grant(session, region, True, gpu)
 
-    def _get_many(self, session: Session, request: requests.GetMany) -> Iterator[Reply]:
+    def _get_many(self, session: Session, request: requests.GetMany) -> list[Reply]:
+        replies: list[Reply] = []
         grants: list[Message] = []
         fds: list[int] = []
         room = protocol.PAGE_BYTES
         for name in request.names:
             if len(fds) == protocol.FDS_LIMIT or room < 0:
-                yield {"grants": grants, "more": True}, fds
+                replies.append(({"grants": grants, "more": True}, fds))
                 grants, fds, room = [], [], protocol.PAGE_BYTES
             try:
                 region = self._find("get_many", session, name, None)
@@ -256,7 +259,8 @@ class Service:
             grants.append(grant)
             fds.extend(its)
             room -= _GRANT_BYTES + len(grant.get("metadata", b"")) + len(grant.get("message", ""))
-        yield {"grants": grants, "more": False}, fds
+        replies.append(({"grants": grants, "more": False}, fds))
+        return replies
 
     def _grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> Reply:
         """A lease, and what the client needs to open the memory."""
@@ -286,14 +290,14 @@ class Service:
             "metadata": region.metadata,
         }, [region.fd if fd is None else fd]
 
-    def _seal(self, session: Session, request: requests.Seal) -> Iterator[Reply]:
+    def _seal(self, session: Session, request: requests.Seal) -> list[Reply]:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if not region.sealed:
             self.table.commit(records.SealedNow(region.number))
             if region.linked:
                 self.announce("sealed", region)
-        yield {}, []
+        return [({}, [])]
 
     def digestible(self, session: Session, request: requests.Digest) -> Region:
         """The region of a digest request, which takes too long for this thread. Raises Error."""
@@ -310,7 +314,7 @@ class Service:
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
 
-    def _delete(self, session: Session, request: requests.Delete) -> Iterator[Reply]:
+    def _delete(self, session: Session, request: requests.Delete) -> list[Reply]:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
@@ -320,9 +324,9 @@ class Service:
         self.announce("deleted", region)
         self.table.commit(records.Unlinked(region.number))
         self._tell_of_room()
-        yield {}, []
+        return [({}, [])]
 
-    def _list(self, session: Session, request: requests.List) -> Iterator[Reply]:
+    def _list(self, session: Session, request: requests.List) -> list[Reply]:
         names = self.table.sorted_names()
         start = bisect.bisect_left(names, request.prefix)
         if request.after:
@@ -333,17 +337,16 @@ class Service:
             if not names[index].startswith(request.prefix):
                 break
             if room < 0:
-                yield {"regions": found, "next": names[index - 1]}, []
-                return
+                return [({"regions": found, "next": names[index - 1]}, [])]
             region = self.table.names[names[index]]
             if allowed(session.identity, region, READ):
                 found.append(_entry(region))
                 room -= _ENTRY_BYTES + len(names[index])
             else:
                 room -= _HIDDEN_BYTES
-        yield {"regions": found, "next": None}, []
+        return [({"regions": found, "next": None}, [])]
 
-    def _stat(self, session: Session, request: requests.Stat) -> Iterator[Reply]:
+    def _stat(self, session: Session, request: requests.Stat) -> list[Reply]:
         region = self._find("stat", session, request.name, request.region)
         require(session.identity, region, READ, "stat")
         holders = [
@@ -356,18 +359,16 @@ class Service:
             }
             for number, lease in list(region.leases.items())[: protocol.HOLDERS_LIMIT]
         ]
-        yield (
-            {
-                **_entry(region),
-                "linked": region.linked,
-                "metadata": region.metadata,
-                "sha256": region.digest,
-                "holders": holders,
-            },
-            [],
-        )
+        told = {
+            **_entry(region),
+            "linked": region.linked,
+            "metadata": region.metadata,
+            "sha256": region.digest,
+            "holders": holders,
+        }
+        return [(told, [])]
 
-    def _change(self, session: Session, request: requests.Change) -> Iterator[Reply]:
+    def _change(self, session: Session, request: requests.Change) -> list[Reply]:
         region = self._find("change", session, None, request.region)
         mode, metadata = region.mode, region.metadata
         if request.mode is not UNSET:
@@ -379,9 +380,9 @@ class Service:
                 raise errors.Sealed(f"change: {region} is sealed, and its metadata with it")
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
-        yield {}, []
+        return [({}, [])]
 
-    def _status(self, session: Session, request: requests.Status) -> Iterator[Reply]:
+    def _status(self, session: Session, request: requests.Status) -> list[Reply]:
         del request
         who = session.identity
         users = {
@@ -389,19 +390,17 @@ class Service:
             for (device, uid), used in self.table.used_by.items()
             if who.privileged or uid == who.uid
         }
-        yield (
-            {
-                "regions": len(self.table.regions),
-                "names": len(self.table.names),
-                "sessions": len(self.table.sessions),
-                "leases": sum(len(region.leases) for region in self.table.regions.values()),
-                "used": {str(device): self.table.used[device] for device in self.limits.devices},
-                "limits": {str(device): limit for device, limit in self.limits.devices.items()},
-                "users": users,
-                "requests": dict(self.counts),
-            },
-            [],
-        )
+        told = {
+            "regions": len(self.table.regions),
+            "names": len(self.table.names),
+            "sessions": len(self.table.sessions),
+            "leases": sum(len(region.leases) for region in self.table.regions.values()),
+            "used": {str(device): self.table.used[device] for device in self.limits.devices},
+            "limits": {str(device): limit for device, limit in self.limits.devices.items()},
+            "users": users,
+            "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
+        }
+        return [(told, [])]
 
     def _find(self, call: str, session: Session, name: str | None, number: int | None) -> Region:
         """A region by its name, or by its number if the session may know of it."""
@@ -472,7 +471,7 @@ def _entry(region: Region) -> Message:
     }
 
 
-_CALLS: dict[type, Callable[[Service, Session, Any], Iterator[Reply]]] = {
+_CALLS: dict[type, Callable[[Service, Session, Any], list[Reply]]] = {
     requests.Resume: Service._resume,
     requests.Allocate: Service._allocate,
     requests.Create: Service._create,

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from pathlib import Path
 
 from gdrpy import _unix
 
@@ -80,7 +79,6 @@ def main(listener_fd: int, linger: float) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     keeper = Keeper()
     with socket.socket(fileno=listener_fd) as listener:
-        path = listener.getsockname()
         listener.settimeout(None if linger == math.inf else linger)
         while True:
             try:
@@ -92,7 +90,6 @@ def main(listener_fd: int, linger: float) -> None:
                 broker.settimeout(None)
                 if uid in (0, os.geteuid()) and keeper.serve(broker):
                     break
-        Path(path).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class State:
         # Giving memory back may take seconds, and nobody shall wait for it.
         self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
+        self.freed = False
+        self._compact_at = _COMPACT_BYTES
         found = store.recover()
         try:
             self._journal = self._replay(found)
@@ -37,7 +39,6 @@ class State:
             _unix.close_all(list(found.values()))
             raise
         self.recovered = len(self.table.regions)
-        self.freed = False
         self._compact()
 
     def _close(self) -> None:

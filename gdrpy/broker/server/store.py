@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -18,7 +19,7 @@ from gdrpy.broker.server import keeper
 log = logging.getLogger(__name__)
 
 #: Seconds for which a keeper may be silent before another one takes its place.
-_PATIENCE = 5.0
+_PATIENCE = 2.0
 
 
 class Store(ABC):
@@ -133,8 +134,10 @@ class KeeperStore(Store):
         self._keeper.send(keeper.DROP + key.encode())
 
     def end(self) -> None:
-        self._keeper.send(keeper.END)
+        with contextlib.suppress(OSError):  # it is gone already
+            self._keeper.send(keeper.END)
         self._keeper.close()
+        Path(self._path).unlink(missing_ok=True)
 
     def fileno(self) -> int:
         return self._keeper.fileno()

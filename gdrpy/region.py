@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from gdrpy.tensor import Tensor
+
 
 def alloc(
     nbytes: int,
@@ -174,6 +176,24 @@ class Region(Mappable):
         """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
         self._check("Region.readinto")
         return self._views.readinto(buffer, offset)
+
+    def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
+        """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
+
+        Raises ValueError if they do not fit the region, TypeError.
+        """
+        from gdrpy.tensor import Tensor
+
+        self._check("Region.tensor")
+        return Tensor(self, shape, dtype, offset)
+
+    def __dlpack__(self, **wishes: Any) -> object:
+        """The whole region as bytes: see :meth:`Tensor.__dlpack__`."""
+        return self.tensor(self.nbytes, "U8").__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
+        return self.tensor(self.nbytes, "U8").__dlpack_device__()
 
     def export(self) -> int:
         """A new file descriptor of the memory: hand it to another process, and close it.

@@ -15,6 +15,8 @@ from gdrpy.transfer import Views
 from gdrpy.vmm import Allocation
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import numpy as np
     from numpy.typing import DTypeLike
 
@@ -194,6 +196,24 @@ class Region(Mappable):
     def __dlpack_device__(self) -> tuple[int, int]:
         """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
         return self.tensor(self.nbytes, "U8").__dlpack_device__()
+
+    def mirror(
+        self,
+        load: bool = False,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+    ) -> AbstractContextManager[np.ndarray[Any, Any]]:
+        """A writable array in host memory, whose bytes go into the region at the block's end.
+
+        ``load`` copies the region's bytes in first; else the array begins with any values: fill all
+        of it. It begins at byte 0; ``shape`` None is the whole region. Its memory is page-locked if
+        the region has a GPU view, and freed when the last array of it is gone. Nothing is copied
+        back when the block raises. Over a read-only region the array is read-only.
+        """
+        from gdrpy.mirror import mirror
+
+        self._check("Region.mirror")
+        return mirror(self, load, dtype, shape)
 
     def export(self) -> int:
         """A new file descriptor of the memory: hand it to another process, and close it.

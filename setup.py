@@ -38,6 +38,7 @@ setup(
                 "gdrpy/_core/module.c",
                 "gdrpy/_core/mapping.c",
                 "gdrpy/_core/flag.c",
+                "gdrpy/_core/dlpack.c",
                 "gdrpy/_core/pyhelp.c",
                 "gdrpy/_core/copy*.c",
             ),

@@ -15,8 +15,12 @@ from gdrpy.transfer import Views
 from gdrpy.vmm import Allocation
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import numpy as np
     from numpy.typing import DTypeLike
+
+    from gdrpy.tensor import Tensor
 
 
 def alloc(
@@ -174,6 +178,42 @@ class Region(Mappable):
         """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
         self._check("Region.readinto")
         return self._views.readinto(buffer, offset)
+
+    def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
+        """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
+
+        Raises ValueError if they do not fit the region, TypeError.
+        """
+        from gdrpy.tensor import Tensor
+
+        self._check("Region.tensor")
+        return Tensor(self, shape, dtype, offset)
+
+    def __dlpack__(self, **wishes: Any) -> object:
+        """The whole region as bytes: see :meth:`Tensor.__dlpack__`."""
+        return self.tensor(self.nbytes, "U8").__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
+        return self.tensor(self.nbytes, "U8").__dlpack_device__()
+
+    def mirror(
+        self,
+        load: bool = False,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+    ) -> AbstractContextManager[np.ndarray[Any, Any]]:
+        """A writable array in host memory, whose bytes go into the region at the block's end.
+
+        ``load`` copies the region's bytes in first; else the array begins with any values: fill all
+        of it. It begins at byte 0; ``shape`` None is the whole region. Its memory is page-locked if
+        the region has a GPU view, and freed when the last array of it is gone. Nothing is copied
+        back when the block raises. Over a read-only region the array is read-only.
+        """
+        from gdrpy.mirror import mirror
+
+        self._check("Region.mirror")
+        return mirror(self, load, dtype, shape)
 
     def export(self) -> int:
         """A new file descriptor of the memory: hand it to another process, and close it.

@@ -8,6 +8,17 @@ from typing_extensions import Buffer
 _Bytes: TypeAlias = Buffer | NDArray[Any]
 
 def fork_generation() -> int: ...
+def dlpack(
+    address: int,
+    device_type: int,
+    device_id: int,
+    shape: tuple[int, ...],
+    code: int,
+    bits: int,
+    readonly: bool,
+    owner: object,
+    versioned: bool,
+) -> object: ...
 
 class Mapping:
     def __init__(

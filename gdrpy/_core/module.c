@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
+#include "dlpack.h"
 #include "mapping.h"
 
 #include <pthread.h>
@@ -52,13 +53,14 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
 static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
 	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
+	{"dlpack", gdr_dlpack, METH_VARARGS, gdr_dlpack_doc},
 	{NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "gdrpy._core._mapping",
-	.m_doc = "The types of the hot path: Mapping and Flag.",
+	.m_doc = "The types of the hot path, Mapping and Flag, and DLPack capsules.",
 	.m_size = -1,
 	.m_methods = functions,
 };

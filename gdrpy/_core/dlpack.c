@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The capsule holds a table that says where the memory lies, and how it is to be given back. A
+ * consumer renames the capsule and takes the table over; it gives it back from whatever thread it
+ * likes, also long after the capsule is gone. Until then the table owns a reference to `owner`.
+ */
+#include "dlpack.h"
+
+#include <stdlib.h>
+
+#define MAX_DIMENSIONS 64
+
+/* The layouts are the public ABI of DLPack 1.x; only the names are ours. */
+struct dl_tensor {
+	void *data;
+	int32_t device_type;
+	int32_t device_id;
+	int32_t ndim;
+	uint8_t dtype_code;
+	uint8_t dtype_bits;
+	uint16_t dtype_lanes;
+	int64_t *shape;
+	int64_t *strides; /* in elements */
+	uint64_t byte_offset;
+};
+
+struct dl_managed {
+	struct dl_tensor tensor;
+	void *context;
+	void (*deleter)(struct dl_managed *self);
+};
+
+#define DL_MAJOR 1
+#define DL_MINOR 1 /* the first that knows the 8-bit floats */
+#define DL_READ_ONLY UINT64_C(1)
+
+struct dl_managed_versioned {
+	uint32_t major;
+	uint32_t minor;
+	void *context;
+	void (*deleter)(struct dl_managed_versioned *self);
+	uint64_t flags;
+	struct dl_tensor tensor;
+};
+
+struct export {
+	union {
+		struct dl_managed managed;
+		struct dl_managed_versioned versioned;
+	};
+	PyObject *owner;
+	int64_t lengths[]; /* shape, then strides */
+};
+
+static void let_go(struct export *export)
+{
+	PyObject *error, *value, *traceback;
+	PyGILState_STATE state;
+
+	/* The interpreter is ending: the kernel gives everything back. */
+	if (!Py_IsInitialized())
+		return;
+
+	state = PyGILState_Ensure();
+	PyErr_Fetch(&error, &value, &traceback);
+	Py_DECREF(export->owner);
+	PyErr_Restore(error, value, traceback);
+	PyGILState_Release(state);
+	free(export);
+}
+
+static void delete_managed(struct dl_managed *self)
+{
+	let_go(self->context);
+}
+
+static void delete_versioned(struct dl_managed_versioned *self)
+{
+	let_go(self->context);
+}
+
+static const char NAME[] = "dltensor";
+static const char VERSIONED_NAME[] = "dltensor_versioned";
+
+/* A consumer gives the capsule another name. */
+static void destroy_capsule(PyObject *capsule)
+{
+	const char *name = PyCapsule_GetName(capsule);
+
+	if (name == NAME || name == VERSIONED_NAME)
+		let_go(PyCapsule_GetPointer(capsule, name));
+}
+
+/* Fill in shape and the strides of a packed array; false with an exception set. */
+static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
+{
+	int64_t stride = 1;
+	Py_ssize_t i;
+
+	for (i = ndim - 1; i >= 0; i--) {
+		Py_ssize_t length = gdr_as_size("dlpack", "shape", PyTuple_GetItem(shape, i), 0);
+
+		if (length < 0)
+			return false;
+		lengths[i] = length;
+		lengths[ndim + i] = stride;
+		if (__builtin_mul_overflow(stride, length ? length : 1, &stride)) {
+			PyErr_Format(PyExc_ValueError, "dlpack: shape %R overflows", shape);
+			return false;
+		}
+	}
+	return true;
+}
+
+const char gdr_dlpack_doc[] =
+	"dlpack(address, device_type, device_id, shape, code, bits, readonly, owner, versioned)\n"
+	"--\n\n"
+	"A DLPack capsule of packed memory; `owner` is referred to until its consumer is done.";
+
+PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	int device_type, device_id, readonly, versioned;
+	struct dl_tensor tensor = {.dtype_lanes = 1};
+	PyObject *shape, *owner, *capsule;
+	unsigned long long address;
+	unsigned char code, bits;
+	struct export *export;
+	Py_ssize_t ndim;
+
+	if (!PyArg_ParseTuple(args, "KiiO!bbpOp:dlpack", &address, &device_type, &device_id,
+			      &PyTuple_Type, &shape, &code, &bits, &readonly, &owner, &versioned))
+		return NULL;
+	ndim = PyTuple_Size(shape);
+	if (ndim > MAX_DIMENSIONS || (readonly && !versioned)) {
+		PyErr_SetString(PyExc_ValueError, "dlpack: too many dimensions, or read-only "
+						  "memory in a capsule that cannot say so");
+		return NULL;
+	}
+
+	export = malloc(sizeof(*export) + 2 * (size_t)ndim * sizeof(int64_t));
+	if (!export)
+		return PyErr_NoMemory();
+	if (!fill_lengths(export->lengths, shape, ndim))
+		goto free_export;
+
+	tensor.data = (void *)(uintptr_t)address;
+	tensor.device_type = device_type;
+	tensor.device_id = device_id;
+	tensor.ndim = (int32_t)ndim;
+	tensor.dtype_code = code;
+	tensor.dtype_bits = bits;
+	tensor.shape = export->lengths;
+	tensor.strides = export->lengths + ndim;
+	if (versioned)
+		export->versioned = (struct dl_managed_versioned){
+			.major = DL_MAJOR,
+			.minor = DL_MINOR,
+			.context = export,
+			.deleter = delete_versioned,
+			.flags = readonly ? DL_READ_ONLY : 0,
+			.tensor = tensor,
+		};
+	else
+		export->managed = (struct dl_managed){
+			.tensor = tensor,
+			.context = export,
+			.deleter = delete_managed,
+		};
+
+	capsule = PyCapsule_New(export, versioned ? VERSIONED_NAME : NAME, destroy_capsule);
+	if (!capsule)
+		goto free_export;
+	export->owner = Py_NewRef(owner);
+	return capsule;
+
+free_export:
+	free(export);
+	return NULL;
+}

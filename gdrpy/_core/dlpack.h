@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+/* DLPack: memory handed to other array libraries as a capsule. */
+#ifndef GDRPY_DLPACK_H
+#define GDRPY_DLPACK_H
+
+#include "pyhelp.h"
+
+extern const char gdr_dlpack_doc[];
+
+PyObject *gdr_dlpack(PyObject *module, PyObject *args);
+
+#endif

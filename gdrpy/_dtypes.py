@@ -1,0 +1,94 @@
+"""The element types of tensors, by the names that the safetensors format gives them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: DLPack's codes of kinds of elements.
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN, _FLOAT8_E5M2 = 0, 1, 2, 4, 6, 10, 12
+
+
+class DType(NamedTuple):
+    """An element type: ``nbytes`` bytes an element, ``code`` is DLPack's.
+
+    ``array_name`` is its name in numpy, or in ml_dtypes where numpy lacks it.
+    """
+
+    name: str
+    nbytes: int
+    code: int
+    array_name: str
+    native: bool = True
+
+    def numpy(self, call: str) -> np.dtype[Any]:
+        """Numpy's element type. Raises TypeError where it needs ml_dtypes, which is missing."""
+        import numpy as np
+
+        if self.native:
+            return np.dtype(self.array_name)
+        try:
+            ml_dtypes = importlib.import_module("ml_dtypes")
+        except ImportError:
+            raise TypeError(
+                f"{call}: numpy has no {self.name}: pip install ml_dtypes, or take the raw bits "
+                f"as a tensor of U{8 * self.nbytes}"
+            ) from None
+        kind: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.array_name))
+        return kind
+
+
+DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DType("BOOL", 1, _BOOL, "bool"),
+        DType("U8", 1, _UINT, "uint8"),
+        DType("I8", 1, _INT, "int8"),
+        DType("U16", 2, _UINT, "uint16"),
+        DType("I16", 2, _INT, "int16"),
+        DType("F16", 2, _FLOAT, "float16"),
+        DType("BF16", 2, _BFLOAT, "bfloat16", native=False),
+        DType("U32", 4, _UINT, "uint32"),
+        DType("I32", 4, _INT, "int32"),
+        DType("F32", 4, _FLOAT, "float32"),
+        DType("U64", 8, _UINT, "uint64"),
+        DType("I64", 8, _INT, "int64"),
+        DType("F64", 8, _FLOAT, "float64"),
+        DType("F8_E4M3", 1, _FLOAT8_E4M3FN, "float8_e4m3fn", native=False),
+        DType("F8_E5M2", 1, _FLOAT8_E5M2, "float8_e5m2", native=False),
+    )
+}
+_BY_ARRAY_NAME = {dtype.array_name: dtype for dtype in DTYPES.values()}
+
+
+def as_dtype(call: str, value: Any) -> DType:
+    """The element type that a safetensors name, or what ``numpy.dtype`` takes, stands for.
+
+    Where a name means something in both ("U8"), it is safetensors'. Raises TypeError.
+    """
+    if isinstance(value, DType):
+        return value
+    if isinstance(value, str):
+        found = DTYPES.get(value) or _BY_ARRAY_NAME.get(value)
+        if found:
+            return found
+    import numpy as np
+
+    try:
+        kind = np.dtype(value)
+    except (TypeError, ValueError):
+        kind = None
+    if value is None or kind is None or kind.name not in _BY_ARRAY_NAME:
+        raise TypeError(
+            f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's name or type for one, "
+            f"and is {value!r}"
+        )
+    if not kind.isnative:
+        raise TypeError(
+            f"{call}: dtype {kind.str!r} is of the other byte order: convert the array first, by "
+            f"array.astype(array.dtype.newbyteorder('='))"
+        )
+    return _BY_ARRAY_NAME[kind.name]

@@ -1,0 +1,91 @@
+"""A mirror: host memory that is filled at leisure and copied to a region at once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gdrpy import cuda
+from gdrpy._core import _mapping
+from gdrpy._dtypes import as_dtype
+from gdrpy.errors import MissingView
+from gdrpy.mapping import MappingType
+from gdrpy.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gdrpy.region import Region
+
+#: From about this size in bytes on, DMA from page-locked memory beats CPU stores.
+DMA_WRITE_MIN = 1 << 20
+
+
+@contextmanager
+def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """What :meth:`Region.mirror` gives."""
+    kind = as_dtype("Region.mirror", dtype)
+    array_kind = kind.numpy("Region.mirror")
+    part = Tensor(region, region.nbytes // kind.nbytes if shape is None else shape, kind)
+    memory = host_memory(region, part.nbytes)
+    if load:
+        region.readinto(memory, 0)
+    array = memory.view(array_kind).reshape(part.shape)
+    writable = not _readonly(region)
+    array.flags.writeable = writable
+    yield array
+    if writable:
+        write_from_host(region, memory, 0)
+
+
+def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
+    """Bytes of fresh host memory, page-locked if the region has a GPU view; any values at first.
+
+    It is freed when the last array of it is gone. Raises OutOfMemory, CudaError.
+    """
+    import numpy as np
+
+    if not nbytes or not _has_gpu_view(region):
+        return np.empty(nbytes, np.uint8)
+    device = region.device
+    assert device is not None
+    with cuda.context(device):
+        address = int(cuda.call("cuMemHostAlloc", nbytes, 0))
+    free = functools.partial(_free_host, device, address)
+    owner = _mapping.Mapping(address, nbytes, MappingType.CACHED, False, free)
+    return np.frombuffer(memoryview(owner), np.uint8)
+
+
+def write_from_host(region: Region, memory: np.ndarray[Any, Any], offset: int) -> None:
+    """Copy bytes of :func:`host_memory` to byte ``offset`` of its region, the faster way."""
+    if memory.nbytes >= DMA_WRITE_MIN and _has_gpu_view(region):
+        region._views.dma_write(memory, offset)
+    else:
+        region.write(memory, offset)
+
+
+def _free_host(device: int, address: int) -> None:
+    # At interpreter exit the process gives everything back, and CUDA may be gone already.
+    if not sys.is_finalizing():
+        with cuda.context(device):
+            cuda.call("cuMemFreeHost", address)
+
+
+def _has_gpu_view(region: Region) -> bool:
+    try:
+        _ = region.ptr
+    except MissingView:
+        return False
+    return True
+
+
+def _readonly(region: Region) -> bool:
+    """Whether the region was opened read-only, by its CPU view or as a whole."""
+    try:
+        cpu_readonly = region.cpu.readonly
+    except MissingView:
+        cpu_readonly = False
+    return cpu_readonly or bool(getattr(region, "readonly", False))

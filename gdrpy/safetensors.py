@@ -1,0 +1,202 @@
+"""Tensors by name in a region, laid out as a safetensors file is.
+
+The image begins at the region's first byte, and its data at a multiple of 256 bytes. A region may
+be larger than its image.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gdrpy import _safetensors as image
+from gdrpy._dtypes import DTYPES, as_dtype
+from gdrpy._safetensors import Entry, Layout
+from gdrpy.errors import SizeMismatch
+from gdrpy.mirror import host_memory, write_from_host
+from gdrpy.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+    from gdrpy.region import Region
+
+__all__ = [
+    "Entry",
+    "Layout",
+    "Plan",
+    "file_layout",
+    "layout",
+    "load",
+    "plan",
+    "size_of",
+    "store",
+    "tensors",
+]
+
+#: Bytes of a file that are read at once.
+_CHUNK = 16 << 20
+
+
+class Plan(NamedTuple):
+    """What :func:`store` would write: length and header, the names in order of their data, size.
+
+    ``nbytes`` is what the region needs at least.
+    """
+
+    header: bytes
+    order: tuple[str, ...]
+    nbytes: int
+
+
+def plan(tensors: Mapping[str, ArrayLike], metadata: Mapping[str, str] | None = None) -> Plan:
+    """Lay arrays out: the largest elements first, then by name, so that all are aligned.
+
+    ``metadata`` is free text by name. Raises TypeError for element types that the format lacks,
+    ValueError for names that it refuses.
+    """
+    found = _lay_out(_arrays(tensors), metadata)
+    return Plan(image.pad(image.encode(found)), tuple(found.entries), found.nbytes)
+
+
+def store(
+    region: Region, tensors: Mapping[str, ArrayLike], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write arrays into a region as :func:`plan` lays them out, the header last.
+
+    Raises SizeMismatch if the region is too small, and what :func:`plan` raises.
+    """
+    arrays = _arrays(tensors)
+    found = _lay_out(arrays, metadata)
+    _begin("store", region, found.nbytes)
+    for name, tensor in _tensors(region, found).items():
+        tensor.write(arrays[name])
+    region.write(image.pad(image.encode(found)))
+
+
+def layout(region: Region) -> Layout:
+    """What the header in a region says. Raises ValueError if it holds no valid image."""
+    found = image.parse(image.read_header(region.nbytes, region.read))
+    if found.nbytes > region.nbytes:
+        raise ValueError(
+            f"safetensors: the header tells of {found.nbytes} bytes, and the region has "
+            f"{region.nbytes}"
+        )
+    return found
+
+
+def tensors(region: Region) -> dict[str, Tensor]:
+    """The tensors in a region by name. Raises ValueError if it holds no valid image."""
+    return _tensors(region, layout(region))
+
+
+def file_layout(path: str | os.PathLike[str]) -> Layout:
+    """What the header of a file says. Raises ValueError if it is invalid, OSError."""
+    with _open(path) as file:
+        return _file_header(file)[1]
+
+
+def size_of(path: str | os.PathLike[str]) -> int:
+    """The bytes that a region needs for :func:`load`: the file's, with the header padded.
+
+    Raises ValueError if the file is invalid, OSError.
+    """
+    with _open(path) as file:
+        return _padded(*_file_header(file))[1].nbytes
+
+
+def load(
+    path: str | os.PathLike[str],
+    region: Region,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Copy a file into a region in large pieces, the data first and the padded header last.
+
+    ``progress`` is called after each piece with the bytes done and to do. Raises SizeMismatch if
+    the region is too small, ValueError if the file is invalid, OSError.
+    """
+    with _open(path) as file:
+        header, source = _file_header(file)
+        padded, target = _padded(header, source)
+        _begin("load", region, target.nbytes)
+        file.seek(source.data_start)
+        memory = host_memory(region, min(_CHUNK, target.nbytes - target.data_start))
+        for offset in range(target.data_start, target.nbytes, _CHUNK):
+            piece = memory[: target.nbytes - offset]
+            _fill(file, piece)
+            write_from_host(region, piece, offset)
+            if progress:
+                progress(offset - target.data_start + piece.nbytes, target.nbytes)
+    region.write(padded)
+    if progress:
+        progress(target.nbytes, target.nbytes)
+
+
+def _arrays(tensors: Mapping[str, ArrayLike]) -> dict[str, np.ndarray[Any, Any]]:
+    import numpy as np
+
+    return {name: np.asarray(array) for name, array in tensors.items()}
+
+
+def _lay_out(
+    arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None
+) -> Layout:
+    kinds = {
+        name: (as_dtype(f"safetensors: tensor {name!r}", array.dtype), array.shape)
+        for name, array in arrays.items()
+    }
+    return image.lay_out(kinds, metadata or {})
+
+
+def _tensors(region: Region, found: Layout) -> dict[str, Tensor]:
+    return {
+        name: Tensor(region, entry.shape, DTYPES[entry.dtype], found.data_start + entry.start)
+        for name, entry in found.entries.items()
+    }
+
+
+def _begin(call: str, region: Region, nbytes: int) -> None:
+    """Whoever reads the region before the new header is written finds none."""
+    if nbytes > region.nbytes:
+        raise SizeMismatch(
+            f"safetensors.{call}: the tensors and their header take {nbytes} bytes, and the region "
+            f"has {region.nbytes}"
+        )
+    region.write(bytes(image.LENGTH_SIZE))
+
+
+def _open(path: str | os.PathLike[str]) -> FileIO:
+    return Path(path).open("rb", buffering=0)
+
+
+def _file_header(file: FileIO) -> tuple[bytes, Layout]:
+    """The header of a file that has all of its data and no more, and what it says."""
+    fd = file.fileno()
+    size = os.fstat(fd).st_size
+    header = image.read_header(size, lambda nbytes, offset: os.pread(fd, nbytes, offset))
+    found = image.parse(header)
+    if found.nbytes != size:
+        raise ValueError(
+            f"safetensors: the header tells of {found.nbytes} bytes, and the file has {size}"
+        )
+    return header, found
+
+
+def _padded(header: bytes, found: Layout) -> tuple[bytes, Layout]:
+    """A file's length and header as they are put into a region, and what they say there."""
+    padded = image.pad(header)
+    nbytes = len(padded) + found.nbytes - found.data_start
+    return padded, found._replace(data_start=len(padded), nbytes=nbytes)
+
+
+def _fill(file: FileIO, piece: np.ndarray[Any, Any]) -> None:
+    rest = piece.data
+    while rest:
+        done = file.readinto(rest)
+        if not done:
+            raise ValueError("safetensors: the file became shorter while it was read")
+        rest = rest[done:]

@@ -1,0 +1,185 @@
+"""Tensors: elements, shapes and the ways to them."""
+
+from __future__ import annotations
+
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gdrpy
+from gdrpy._dtypes import DTYPES
+
+NATIVE = [dtype for dtype in DTYPES.values() if dtype.native]
+FOREIGN = {
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+
+
+class TestElementType:
+    @pytest.mark.parametrize("dtype", NATIVE, ids=lambda dtype: dtype.name)
+    def test_is_named_as_numpy_or_as_safetensors_does(self, region, dtype):
+        kind = np.dtype(dtype.array_name)
+        for name in (dtype.name, dtype.array_name, kind, kind.type):
+            tensor = region.tensor((2, 5), name)
+            assert tensor.dtype == dtype.name
+            assert tensor.nbytes == 10 * kind.itemsize
+            assert tensor.numpy().dtype == kind
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_that_numpy_lacks_comes_from_ml_dtypes(self, region, name):
+        tensor = region.tensor((4,), FOREIGN[name])
+        assert tensor.dtype == name
+        tensor.write(np.array([0.5, 1, 2, 4], FOREIGN[name]))
+        assert tensor.numpy().dtype == FOREIGN[name]
+        assert tensor.read().astype(float).tolist() == [0.5, 1, 2, 4]
+
+    @pytest.mark.parametrize(("name", "bits"), [("BF16", "U16"), ("F8_E4M3", "U8")])
+    def test_that_numpy_lacks_needs_ml_dtypes(self, region, monkeypatch, name, bits):
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        tensor = region.tensor((4,), name)
+        for use in (tensor.numpy, tensor.read):
+            with pytest.raises(TypeError, match=f"pip install ml_dtypes, .* {bits}$"):
+                use()
+
+    @pytest.mark.parametrize("dtype", ["F128", "complex64", None, 3, "M8[s]", object, [("a", 1)]])
+    def test_that_is_none_is_refused(self, region, dtype):
+        with pytest.raises(TypeError, match=r"Region.tensor: dtype must be one of BOOL, U8"):
+            region.tensor((1,), dtype)
+
+    def test_of_the_other_byte_order_is_refused(self, region):
+        with pytest.raises(TypeError, match="other byte order"):
+            region.tensor((1,), ">f4")
+
+
+class TestShape:
+    def test_may_be_one_length(self, region):
+        assert region.tensor(3, "F32").shape == (3,)
+
+    def test_of_nothing_is_one_element(self, region):
+        tensor = region.tensor((), "F64", 8)
+        tensor.write(2.5)
+        assert (tensor.nbytes, tensor.read().shape, float(tensor.numpy())) == (8, (), 2.5)
+
+    def test_with_a_length_of_0_has_no_bytes(self, region):
+        tensor = region.tensor((4, 0), "F32", region.nbytes)
+        tensor.write(np.empty((4, 0), np.float32))
+        assert (tensor.nbytes, tensor.read().shape, tensor.numpy().shape) == (0, (4, 0), (4, 0))
+
+    def test_reaches_to_the_last_byte(self, region):
+        region.tensor((1,), "U16", region.nbytes - 2).write(np.array([0x1234], np.uint16))
+        assert region.read(2, region.nbytes - 2) == b"\x34\x12"
+
+    @pytest.mark.parametrize("shape", [(-1,), (1 << 62,), (1,) * 65])
+    def test_that_is_none_is_refused(self, region, shape):
+        with pytest.raises(ValueError, match="a shape is up to 64 lengths"):
+            region.tensor(shape, "U8")
+
+    @pytest.mark.parametrize("shape", [(1.0,), "12", None, (True,)])
+    def test_of_the_wrong_type_is_refused(self, region, shape):
+        with pytest.raises(TypeError, match="shape must be an int"):
+            region.tensor(shape, "U8")
+
+    @pytest.mark.parametrize(
+        ("shape", "offset"), [((1 << 18, 1), 4), ((1 << 18,), 1), ((1 << 40, 1 << 40), 0), (1, -1)]
+    )
+    def test_outside_the_region_is_refused(self, region, shape, offset):
+        with pytest.raises(ValueError, match=r"Region\.tensor: offset .* lies outside"):
+            region.tensor(shape, "F32", offset)
+
+
+class TestCopies:
+    def test_of_a_strided_array_are_packed(self, region):
+        array = np.arange(24, dtype=np.int32).reshape(4, 6)[::2, ::3]
+        region.tensor((2, 2), "I32").write(array)
+        assert region.numpy(np.int32)[:4].tolist() == [0, 3, 12, 15]
+
+    def test_of_another_element_type_are_refused(self, region):
+        with pytest.raises(TypeError, match="dtype is F64, and the tensor's F32"):
+            region.tensor((2,), "F32").write(np.zeros(2))
+
+    @pytest.mark.parametrize("shape", [(3,), (1, 2), ()])
+    def test_of_another_shape_are_refused(self, region, shape):
+        with pytest.raises(ValueError, match=r"and the tensor's \(2,\)"):
+            region.tensor((2,), "F32").write(np.zeros(shape, np.float32))
+
+    def test_to_a_read_only_region_are_refused(self, readonly_region):
+        with pytest.raises(gdrpy.ReadOnly):
+            readonly_region.tensor((2,), "U8").write(np.zeros(2, np.uint8))
+
+    def test_need_no_cpu_view(self, backend):
+        with gdrpy.alloc(1 << 20, cpu=False) as region:
+            tensor = region.tensor((100, 100), "F32", 3)
+            array = np.arange(10_000, dtype=np.float32).reshape(100, 100)
+            tensor.write(array)
+            assert np.array_equal(tensor.read(), array)
+            with pytest.raises(gdrpy.MissingView, match="cpu=True"):
+                tensor.numpy()
+
+    def test_reach_elements_that_are_not_aligned(self, region):
+        tensor = region.tensor((2,), "F32", 1)
+        tensor.write(np.array([1, 2], np.float32))
+        assert tensor.read().tolist() == [1, 2]
+        with pytest.raises(ValueError, match="offset 1 is not aligned"):
+            tensor.numpy()
+
+
+class TestGpuViewOfATensor:
+    def test_begins_at_its_offset(self, region, gpu_read):
+        tensor = region.tensor((2,), "F32", 16)
+        tensor.write(np.array([1, 2], np.float32))
+        assert tensor.ptr == region.ptr + 16
+        assert gpu_read(tensor.ptr, 8) == np.array([1, 2], np.float32).tobytes()
+
+    def test_is_missing_where_the_region_lacks_it(self, readonly_region):
+        tensor = readonly_region.tensor((2,), "F32")
+        with pytest.raises(gdrpy.MissingView, match="gpu=True"):
+            _ = tensor.ptr
+        assert not hasattr(tensor, "__cuda_array_interface__")
+
+    def test_speaks_the_cuda_array_interface(self, region):
+        assert region.tensor((2, 3), "F16", 6).__cuda_array_interface__ == {
+            "shape": (2, 3),
+            "typestr": "<f2",
+            "data": (region.ptr + 6, False),
+            "version": 3,
+        }
+
+    def test_of_no_elements_has_no_address(self, region):
+        assert region.tensor(0, "F16").__cuda_array_interface__["data"] == (0, False)
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_of_elements_without_type_string_has_no_interface(self, region, name):
+        with pytest.raises(AttributeError, match=f"cannot say {name}: use from_dlpack"):
+            _ = region.tensor((2,), name).__cuda_array_interface__
+
+    def test_that_is_not_aligned_has_no_interface(self, region):
+        with pytest.raises(AttributeError, match="offset 1 is not aligned"):
+            _ = region.tensor((2,), "F16", 1).__cuda_array_interface__
+
+
+class TestTensor:
+    def test_is_described_by_its_repr(self, region):
+        tensor = region.tensor((2, 3), "bfloat16", 4)
+        assert repr(tensor) == f"<Tensor BF16 (2, 3) at offset 4 of {region!r}>"
+
+    def test_keeps_its_region(self, backend):
+        tensor = gdrpy.alloc(4096).tensor((2,), "U8")
+        tensor.write(np.array([1, 2], np.uint8))
+        assert tensor.read().tolist() == [1, 2]
+
+    def test_of_a_closed_region_raises_closed(self, region):
+        tensor = region.tensor((2,), "U8")
+        region.close()
+        for use in (
+            tensor.numpy,
+            tensor.read,
+            lambda: tensor.write(np.zeros(2, np.uint8)),
+            lambda: tensor.ptr,
+            lambda: region.tensor(1, "U8"),
+        ):
+            with pytest.raises(gdrpy.Closed):
+                use()

@@ -56,6 +56,11 @@ class Allocate(Request, tag="allocate"):
     gpu: bool
 
 
+class RoundedSize(Request, tag="rounded_size"):
+    nbytes: Bytes
+    device: Device
+
+
 class Create(Request, tag="create"):
     name: Name
     nbytes: Bytes
@@ -131,6 +136,7 @@ AnyRequest = (
     | Resume
     | Allocate
     | Create
+    | RoundedSize
     | Publish
     | Get
     | GetMany

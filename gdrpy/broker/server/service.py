@@ -147,6 +147,15 @@ class Service:
         reply["created"] = created
         return [(reply, fds)]
 
+    def _rounded_size(self, session: Session, request: requests.RoundedSize) -> list[Reply]:
+        del session
+        self._require_device("rounded_size", request.device)
+        return [({"size": memory.rounded(request.nbytes, request.device)}, [])]
+
+    def _require_device(self, call: str, device: int) -> None:
+        if device not in self.limits.devices:
+            raise errors.NotFound(f"{call}: this machine has no {_device(device)}")
+
     def _create(self, session: Session, request: requests.Create) -> list[Reply]:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
@@ -158,8 +167,7 @@ class Service:
     ) -> Region:
         """A new region's memory, which a lease or a name must keep at once."""
         who, device = session.identity, request.device
-        if device not in self.limits.devices:
-            raise errors.NotFound(f"{call}: this machine has no {_device(device)}")
+        self._require_device(call, device)
         size = memory.rounded(request.nbytes, device)
         self._require_room(call, who, size, device)
         number = self.table.number()
@@ -475,6 +483,7 @@ _CALLS: dict[type, Callable[[Service, Session, Any], list[Reply]]] = {
     requests.Resume: Service._resume,
     requests.Allocate: Service._allocate,
     requests.Create: Service._create,
+    requests.RoundedSize: Service._rounded_size,
     requests.Publish: Service._publish,
     requests.Get: Service._get,
     requests.GetMany: Service._get_many,

@@ -8,6 +8,7 @@ from typing import Any
 
 import attach
 import bandwidth
+import broker
 import latency
 from harness import Measurement, identifier
 
@@ -31,6 +32,8 @@ class Goal:
     unit: str
     at_least: bool = False
     relative_to: tuple[str, ...] = ()
+    #: Whether it is of software alone, and holds on a simulated GPU too.
+    anywhere: bool = False
 
     def check(self, medians: dict[str, float]) -> float | None:
         """The figure to hold against the bound, None where it was not measured."""
@@ -47,6 +50,10 @@ class Goal:
 
 def _latency(operation: str, nbytes: int, way: str) -> str:
     return identifier(latency.MODULE, operation, nbytes, way)
+
+
+def _broker(operation: str, way: str) -> str:
+    return identifier(broker.MODULE, operation, None, way)
 
 
 def _rate(operation: str) -> str:
@@ -81,16 +88,61 @@ GOALS = (
     Goal("from the mapping, 1 MiB, one thread", _rate("read"), 0.95, "GB/s", at_least=True),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
+    Goal(
+        "broker: get with its CPU view, one core",
+        _broker(broker.ROUND_TRIP, broker.GET),
+        25,
+        "us",
+        anywhere=True,
+    ),
+    Goal(
+        "broker: a bare server's round trip over get with its CPU view",
+        _broker(broker.ROUND_TRIP, broker.GET),
+        round(1 / 1.6, 3),
+        "x",
+        at_least=True,
+        relative_to=(_broker(broker.ROUND_TRIP, broker.BARE),),
+        anywhere=True,
+    ),
+    Goal(
+        "broker: a bare server's requests a second over its own, 16 clients",
+        _broker(broker.THROUGHPUT, broker.BROKER),
+        round(1 / 0.6, 3),
+        "x",
+        relative_to=(_broker(broker.THROUGHPUT, broker.BARE),),
+        anywhere=True,
+    ),
+    Goal(
+        "broker: cold process, first get and load, over a bare Python's start",
+        _broker(broker.COLD, f"{broker.CONNECT_AND_GET} - {broker.BARE_PYTHON}"),
+        30,
+        "ms",
+        anywhere=True,
+    ),
+    Goal(
+        "broker: 1,000 regions got in one call",
+        _broker(broker.MANY, "gdrpy"),
+        20,
+        "ms",
+        anywhere=True,
+    ),
+    Goal(
+        "broker: allocate over the driver's cuMemCreate and export",
+        _broker(broker.ALLOCATE, f"{broker.BROKER} - {broker.CREATE_AND_EXPORT}"),
+        40,
+        "us",
+    ),
 )
 
 
 def check(measurements: Iterable[Measurement], simulated: bool) -> list[dict[str, Any]]:
     """Every goal beside what was measured; ``figure`` is None where that says nothing."""
     medians = {one.id: one.median for one in measurements if one.verified is not False}
-    return [_row(goal, None if simulated else goal.check(medians), simulated) for goal in GOALS]
+    return [_row(goal, medians, simulated and not goal.anywhere) for goal in GOALS]
 
 
-def _row(goal: Goal, figure: float | None, simulated: bool) -> dict[str, Any]:
+def _row(goal: Goal, medians: dict[str, float], simulated: bool) -> dict[str, Any]:
+    figure = None if simulated else goal.check(medians)
     if figure is not None:
         verdict = MET if goal.kept(figure) else MISSED
     else:

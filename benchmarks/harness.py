@@ -20,6 +20,8 @@ LONGEST_BATCH = 5_000_000
 #: What a time in ns is multiplied with for a unit. GB/s is bytes per ns.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
 RATE_UNIT = "GB/s"
+#: Thousands of requests a second.
+REQUEST_RATE_UNIT = "kHz"
 
 
 class Timed(Protocol):
@@ -107,7 +109,7 @@ class Measurement:
     def json(self) -> dict[str, Any]:
         """As plain values. A rate has no p99: its slow end is the minimum."""
         ordered = sorted(self.samples)
-        is_rate = self.topic.unit == RATE_UNIT
+        is_rate = self.topic.unit not in TIME_UNITS
         p99 = None if is_rate else ordered[math.ceil(0.99 * len(ordered)) - 1]
         return {
             "id": self.id,

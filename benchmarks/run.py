@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 import attach
 import bandwidth
+import broker
 import goals
 import latency
 import machine
@@ -27,7 +28,7 @@ from harness import Session
 from tables import Table, tables
 
 MODULES: dict[str, Callable[[Session], None]] = {
-    one.MODULE: one.run for one in (latency, bandwidth, attach)
+    one.MODULE: one.run for one in (latency, bandwidth, attach, broker)
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -1,0 +1,294 @@
+"""The broker beside a bare server of the same transport, both on one core, and with 16 clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import gdrpy
+from broker_client import BareClient, WireClient
+from harness import REQUEST_RATE_UNIT, Contender, Measurement, Session, Topic
+
+MODULE = "broker"
+
+ROUND_TRIP = "one client, one core"
+THROUGHPUT = "16 clients"
+COLD = "cold process to first load"
+MANY = "1,000 regions in one call"
+BARE = "bare server"
+BARE_C = "bare server, packets in C"
+GET = "get with its CPU view"
+BROKER = "broker"
+ALLOCATE = "allocate 2 MiB of GPU memory"
+CREATE_AND_EXPORT = "cuMemCreate and export"
+BARE_PYTHON = "bare Python"
+CONNECT_AND_GET = "connect and get"
+
+_FOLDER = Path(__file__).resolve().parent
+_NBYTES = 2 << 20
+_CLIENTS = 16
+_REGIONS = 1000
+#: Regions of one batch that are open at a time: their descriptors are.
+_OPEN = 100
+
+
+def run(session: Session) -> None:
+    """Measure the broker into the session."""
+    core = {min(os.sched_getaffinity(0))}
+    with ExitStack() as undo:
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="gdrpy-bench-"))
+        with _on(core):
+            bare = undo.enter_context(_served(f"{folder}/bare.sock", _BARE_SERVER))
+            path = undo.enter_context(_served(f"{folder}/broker.sock", _BROKER))
+        broker = undo.enter_context(gdrpy.connect(path))
+        kept = undo.enter_context(broker.allocate("bench", _NBYTES, gpu=False))
+        kept.cpu.store(0, 1)
+        with _on(core):
+            _round_trips(session, bare, path, broker)
+        _allocations(session, path)
+        _many(session, broker)
+        _cold(session, path)
+        _throughput(session, bare, path)
+
+
+_BARE_SERVER = [str(_FOLDER / "echo_server.py")]
+_BROKER = ["-m", "gdrpy", "serve", "--json", "--socket"]
+
+
+@contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Run this process, and what it starts meanwhile, on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def _served(path: str, program: list[str]) -> Iterator[str]:
+    """A server at a path, which has said that it is ready."""
+    server = subprocess.Popen(
+        [sys.executable, *program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        if not server.stdout.readline():
+            raise RuntimeError(f"{program} did not start")
+        yield path
+    finally:
+        server.stdin.close()
+        server.terminate()
+        server.wait()
+        server.stdout.close()
+
+
+class Batched:
+    """Something done so many times, :data:`_OPEN` at a time, then closed, which is not timed."""
+
+    def __init__(self, do: Callable[[], Any], settle: Callable[[], object]) -> None:
+        self._do = do
+        self._settle = settle
+
+    def once(self) -> Any:
+        return self._do()
+
+    def batch(self, calls: int) -> int:
+        taken = 0
+        do, now = self._do, time.perf_counter_ns
+        while calls > 0:
+            count = min(calls, _OPEN)
+            made = []
+            start = now()
+            for _ in range(count):
+                made.append(do())
+            taken += now() - start
+            for one in made:
+                one.close()
+            self._settle()
+            calls -= count
+        return taken
+
+
+def _round_trips(session: Session, bare: str, path: str, broker: gdrpy.Broker) -> None:
+    with BareClient(bare) as sockets, WireClient(bare) as packets:
+
+        def settle() -> None:
+            broker.status()
+
+        def right(timed: Any) -> bool:
+            with timed.once() as region:
+                return bool(region.cpu.load(0) == 1)
+
+        session.compare(
+            Topic(MODULE, ROUND_TRIP),
+            [
+                Contender(
+                    BARE,
+                    "one request, a reply with a descriptor: msgpack and Python's sockets at both "
+                    "ends, SEQPACKET; the descriptor closed",
+                    Batched(sockets.get, lambda: None),
+                ),
+                Contender(
+                    BARE_C,
+                    "the same server, gdrpy's packets at the client's end",
+                    Batched(packets.get, lambda: None),
+                ),
+                Contender(
+                    GET,
+                    "broker.get(name, gpu=False), mapped; not counting region.close()",
+                    Batched(lambda: broker.get("bench", gpu=False), settle),
+                    right,
+                ),
+                Contender(
+                    "connect and get with its CPU view",
+                    "gdrpy.connect(path), then the same; not counting the closing",
+                    Batched(lambda: _Connected(path), settle),
+                ),
+                Contender(
+                    "allocate host memory with its CPU view",
+                    "broker.allocate(None, 2 MiB, device='cpu'); not counting region.close()",
+                    Batched(lambda: broker.allocate(None, _NBYTES, device="cpu"), settle),
+                ),
+            ],
+        )
+
+
+class _Connected:
+    """A connection of its own and a region got by it."""
+
+    def __init__(self, path: str) -> None:
+        self._broker = gdrpy.connect(path)
+        self._region = self._broker.get("bench", gpu=False)
+
+    def close(self) -> None:
+        self._region.close()
+        self._broker.close()
+
+
+class _Made:
+    """An allocation of the driver's and its descriptor."""
+
+    def __init__(self) -> None:
+        from gdrpy.vmm import Allocation
+
+        self._allocation = Allocation.create(_NBYTES, 0, gpu=False)
+
+    def close(self) -> None:
+        self._allocation.close()
+
+
+def _allocations(session: Session, path: str) -> None:
+    with WireClient(path) as wire:
+        found = session.compare(
+            Topic(MODULE, ALLOCATE),
+            [
+                Contender(
+                    BROKER,
+                    "an allocate request without a name until the descriptor is there",
+                    Batched(wire.allocate, lambda: None),
+                ),
+                Contender(
+                    CREATE_AND_EXPORT,
+                    "the driver's calls in this process, without a context",
+                    Batched(_Made, lambda: None),
+                ),
+            ],
+        )
+        session.derive_difference(found[BROKER], found[CREATE_AND_EXPORT])
+
+
+def _many(session: Session, broker: gdrpy.Broker) -> None:
+    count = 20 if session.quick else _REGIONS
+    names = [f"many/{number}" for number in range(count)]
+    kept = [broker.allocate(name, 4096, device="cpu", cpu=True) for name in names]
+    for region in kept:
+        region.close()
+    topic = Topic(MODULE, MANY if count == _REGIONS else f"{count} regions in one call", unit="ms")
+    samples = []
+    for _ in range(3 if session.quick else 20):
+        start = time.perf_counter_ns()
+        regions = broker.get_many(names, gpu=False)
+        samples.append(topic.sample(time.perf_counter_ns() - start))
+        for region in regions:
+            region.close()
+    for name in names:
+        broker.delete(name)
+    method = "broker.get_many(names, gpu=False), each mapped; not counting the closing"
+    session.add(Measurement(topic, "gdrpy", method, samples, verified=len(regions) == count))
+
+
+_COLD_GET = """
+import gdrpy
+with gdrpy.connect({path!r}).get("bench", gpu=False) as region:
+    assert region.cpu.load(0) == 1
+"""
+
+
+def _cold(session: Session, path: str) -> None:
+    """A fresh process until it has loaded from a region, and one that does nothing, in turns."""
+    topic = Topic(MODULE, COLD, unit="ms")
+    programs = {BARE_PYTHON: "pass", CONNECT_AND_GET: _COLD_GET.format(path=path)}
+    samples: dict[str, list[float]] = {way: [] for way in programs}
+    for _ in range(3 if session.quick else 40):
+        for way, program in programs.items():
+            start = time.perf_counter_ns()
+            subprocess.run([sys.executable, "-c", program], check=True)
+            samples[way].append(topic.sample(time.perf_counter_ns() - start))
+    method = "from starting the process to its end, byte code cached: "
+    bare = Measurement(topic, BARE_PYTHON, method + "python -c pass", samples[BARE_PYTHON])
+    full = Measurement(
+        topic,
+        CONNECT_AND_GET,
+        method + "import gdrpy, connect, get with a CPU view, one load",
+        samples[CONNECT_AND_GET],
+        verified=True,
+    )
+    session.derive_difference(session.add(full), session.add(bare))
+
+
+def _throughput(session: Session, bare: str, path: str) -> None:
+    """Requests a second of 16 processes, at one server and then at the other."""
+    topic = Topic(MODULE, THROUGHPUT, unit=REQUEST_RATE_UNIT)
+    samples: dict[str, list[float]] = {BARE: [], BROKER: []}
+    seconds = 0.2 if session.quick else 1.5
+    for _ in range(1 if session.quick else 5):
+        for way, where in ((BARE, bare), (BROKER, path)):
+            samples[way].append(_requests_per_second(way, where, seconds) / 1e3)
+    for way, method in (
+        (BARE, "at the bare server"),
+        (BROKER, "get at the broker; leases given back 64 at a time, which is not counted"),
+    ):
+        full = f"{_CLIENTS} processes with gdrpy's packets, descriptors closed: {method}"
+        session.add(Measurement(topic, way, full, samples[way], verified=True))
+
+
+def _requests_per_second(way: str, path: str, seconds: float) -> float:
+    kind = "bare" if way == BARE else "broker"
+    program = [sys.executable, str(_FOLDER / "broker_client.py"), kind, path, str(seconds)]
+    clients = [
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(_CLIENTS)
+    ]
+    for client in clients:
+        assert client.stdout is not None
+        client.stdout.readline()  # it is connected
+    for client in clients:
+        assert client.stdin is not None
+        client.stdin.write("go\n")
+        client.stdin.flush()
+    total = 0.0
+    for client in clients:
+        told, _ = client.communicate()
+        total += json.loads(told)
+    return total

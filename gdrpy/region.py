@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from errno import EACCES
 
 from gdrpy._arguments import as_int, as_range, as_size
-from gdrpy._fd import duplicate
+from gdrpy._fd import duplicate, is_writable
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
-from gdrpy.backends import Memory, take_allocation, take_export
-from gdrpy.errors import MissingView, SizeMismatch
-from gdrpy.mapping import Flag, Mapping
+from gdrpy.backends import take_allocation, take_export
+from gdrpy.backends.memfd import Memfd
+from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.transfer import Views
-from gdrpy.vmm import Allocation
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Any, Self
 
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.memory import Memory
+    from gdrpy.mapping import Flag, Mapping
     from gdrpy.tensor import Tensor
 
 
@@ -42,8 +46,10 @@ def alloc(
     size = as_size("alloc", nbytes)
     ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
+    from gdrpy import vmm
+
     with Undo() as undo:
-        allocation = undo.keep(Allocation.create(size, ordinal, gpu=gpu))
+        allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
         region = Region(allocation, memory, size, cpu=cpu, readonly=False, backend=backend)
         undo.pop_all()
@@ -63,7 +69,7 @@ class Region(Mappable):
 
     def __init__(
         self,
-        allocation: Allocation,
+        allocation: Allocation | Memfd,
         memory: Memory | None,
         nbytes: int,
         *,
@@ -76,12 +82,14 @@ class Region(Mappable):
         self._taken = memory
         self._backend = backend
         self.location = memory.location if memory else allocation.location
-        self._cpu = self.map(readonly=readonly) if cpu else None
+        if cpu:
+            self._cpu = self._memory().map(0, nbytes, bool(readonly), self._ptr, self.device)
         self._views = Views(nbytes, self._cpu, allocation)
 
     def _memory(self) -> Memory:
         """As a backend has taken it in; a region without CPU view does so when it is mapped."""
         if self._taken is None:
+            assert not isinstance(self._allocation, Memfd)
             self._taken = take_allocation(self._allocation, self._backend)
         return self._taken
 
@@ -95,7 +103,7 @@ class Region(Mappable):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
-    ) -> Region:
+    ) -> Self:
         """Open a region that :meth:`export` gave a descriptor of, in this or another process.
 
         ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
@@ -115,9 +123,9 @@ class Region(Mappable):
                 raise SizeMismatch(
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            take = Allocation.from_fd if gpu else Allocation.keep_fd
-            allocation = undo.keep(take(fd, size))
-            memory.source = allocation
+            allocation = _holder(memory, fd, gpu)
+            if allocation is not memory:
+                memory.source = undo.keep(allocation)
             region = cls(
                 allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
             )
@@ -241,9 +249,9 @@ class Region(Mappable):
         return self._allocation.users
 
     def _give_back(self, undo: Undo) -> None:
-        undo.callback(self._allocation.close)
-        if self._taken is not None:
-            undo.callback(self._taken.close)
+        undo.keep(self._allocation)
+        if self._taken is not None and self._taken is not self._allocation:
+            undo.keep(self._taken)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -255,6 +263,26 @@ class Region(Mappable):
         )
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
+
+
+def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
+    """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
+    if isinstance(memory, Memfd):
+        if not gpu:
+            return memory
+        if not is_writable(fd):
+            raise PermissionDenied(
+                EACCES,
+                f"Region.from_fd: file descriptor {fd} is open for reading only, and a GPU view "
+                f"can always write: open it with gpu=False, readonly=True",
+            )
+    if gpu:
+        from gdrpy import vmm
+
+        return vmm.import_fd(fd, memory.nbytes)
+    from gdrpy.allocation import Allocation
+
+    return Allocation.keep_fd(fd, memory.nbytes)
 
 
 def _check_views(call: str, gpu: bool, cpu: bool) -> None:

@@ -1,23 +1,17 @@
 """Which way a copy takes: CPU loads and stores through the mapping, or the GPU's DMA engine.
 
-Both ways are done when the call returns, and neither waits for kernels: DMA runs in a stream of its
-own that does not synchronize with the legacy default stream.
+Both ways are done when the call returns, and neither waits for kernels.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-from gdrpy import cuda
-from gdrpy._arguments import as_range
-from gdrpy._core import _ffi
-from gdrpy.mapping import Mapping
-from gdrpy.vmm import Allocation
-
-ffi = _ffi.ffi
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.memfd import Memfd
+    from gdrpy.mapping import Mapping
 
 #: Reads of up to this size in bytes are made by CPU loads: they are bound by one bus round trip for
 #: each line of 64 bytes. On an H200 with PCIe Gen5 the mapping won at 8 KiB and DMA at 16 KiB.
@@ -26,13 +20,15 @@ ffi = _ffi.ffi
 MAPPING_READ_MAX = 12 * 1024
 
 
-@dataclass(frozen=True)
 class Views:
     """The ways to the first ``nbytes`` bytes of an allocation: a CPU mapping, its GPU address."""
 
-    nbytes: int
-    cpu: Mapping | None
-    allocation: Allocation
+    __slots__ = ("allocation", "cpu", "nbytes")
+
+    def __init__(self, nbytes: int, cpu: Mapping | None, allocation: Allocation | Memfd) -> None:
+        self.nbytes = nbytes
+        self.cpu = cpu
+        self.allocation = allocation
 
     def write(self, data: Any, offset: Any) -> None:
         """Copy a contiguous buffer to byte ``offset``."""
@@ -60,39 +56,12 @@ class Views:
 
     def dma_write(self, data: Any, offset: Any) -> None:
         """As :meth:`write`, by DMA whatever the size."""
-        call, source = "Region.write", ffi.from_buffer(data)
-        host, nbytes = _address(source), len(source)
-        self._dma(call, offset, nbytes, lambda ptr: ("cuMemcpyHtoDAsync", ptr, host, nbytes))
+        from gdrpy import dma
+
+        dma.write(self.allocation, self.nbytes, data, offset)
 
     def dma_readinto(self, buffer: Any, offset: Any) -> int:
         """As :meth:`readinto`, by DMA whatever the size."""
-        call, target = "Region.readinto", ffi.from_buffer(buffer, require_writable=True)
-        host, nbytes = _address(target), len(target)
-        self._dma(call, offset, nbytes, lambda ptr: ("cuMemcpyDtoHAsync", host, ptr, nbytes))
-        return nbytes
+        from gdrpy import dma
 
-    def _dma(
-        self, call: str, offset: Any, nbytes: int, copy: Callable[[int], tuple[Any, ...]]
-    ) -> None:
-        start, _ = as_range(call, offset, nbytes, self.nbytes)
-        ptr, device = self.allocation.ptr, self.allocation.device
-        assert ptr is not None
-        assert device is not None
-        if not nbytes:
-            return
-        with self.allocation.held(), cuda.context(device):
-            stream = _stream(device)
-            cuda.call(*copy(ptr + start), stream)
-            cuda.call("cuStreamSynchronize", stream)
-
-
-def _address(buffer: Any) -> int:
-    return int(ffi.cast("uintptr_t", buffer))
-
-
-@functools.cache
-def _stream(device: int) -> Any:
-    """The stream of all DMA on a device; the caller has made its primary context current."""
-    del device
-    flags = cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING
-    return cuda.call("cuStreamCreate", flags)
+        return dma.readinto(self.allocation, self.nbytes, buffer, offset)

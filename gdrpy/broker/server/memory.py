@@ -58,7 +58,7 @@ def make(size: int, device: int) -> int:
     """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
     if device == CPU_DEVICE:
         return make_memfd(size)
-    with vmm.Allocation.create(size, device, gpu=False) as allocation:
+    with vmm.create(size, device, gpu=False) as allocation:
         fd = duplicate(allocation.fd)
     if is_memfd(fd):  # simulated: like the host's, for those alone whom the broker hands it to
         os.fchmod(fd, 0o600)

@@ -11,6 +11,8 @@ from gdrpy.errors import InvalidHandle
 
 _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
+#: What the memory files of host memory are called.
+HOST_NAME = "gdrpy-host"
 #: The node of simulated GPU memory on a PCI BAR, and what it tells of a descriptor's block: bytes,
 #: an identity, the device's ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
 _BAR_NODE = "/dev/gpustandin"
@@ -41,6 +43,11 @@ def simulated_device(target: str) -> int | None:
     if number.isdecimal() and target == f"{_SIMULATED}{number}{_DELETED}":
         return int(number)
     return None
+
+
+def is_host(target: str) -> bool:
+    """Whether this is what the kernel calls a memory file of host memory."""
+    return target == f"{_MEMFD}{HOST_NAME}{_DELETED}"
 
 
 def is_nvidia_export(target: str) -> bool:
@@ -87,6 +94,8 @@ def describe(fd: int) -> str:
         return "not open"
     if is_simulated(target):
         return "memory of a simulated GPU"
+    if is_host(target):
+        return "host memory"
     if share_size(fd) is not None:
         return "a share of a pin"
     if target.startswith("/dmabuf"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_range, as_size
+from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
-from gdrpy.backends import take_allocation, take_export
+from gdrpy.backends import host, take_allocation, take_export
 from gdrpy.backends.memfd import Memfd
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.transfer import Views
@@ -16,7 +17,7 @@ from gdrpy.transfer import Views
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from typing import Any, Self
+    from typing import Any, Literal, Self
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -29,21 +30,26 @@ if TYPE_CHECKING:
 
 def alloc(
     nbytes: int,
-    device: int = 0,
+    device: int | Literal["cpu"] = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
     backend: str | None = None,
 ) -> Region:
-    """Allocate a region of ``nbytes`` bytes on a device.
+    """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
     CPU view. ``backend`` forces the way in which the CPU view is made. The memory taken is
     ``nbytes`` rounded up to the granularity; do not rely on what it holds at first.
 
+    Host memory has the CPU view alone, whatever ``gpu`` and ``backend`` say, so that one program
+    can use either kind; it is rounded up to whole pages.
+
     Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
     """
     size = as_size("alloc", nbytes)
+    if device == "cpu":
+        return _alloc_on_host(size, cpu)
     ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
     from gdrpy import vmm
@@ -56,12 +62,23 @@ def alloc(
         return region
 
 
+def _alloc_on_host(size: int, cpu: bool) -> Region:
+    if not cpu:
+        raise ValueError("alloc: host memory has no other view than the CPU's, and cpu is False")
+    with Undo() as undo:
+        fd = host.create(size)
+        memory = undo.keep(Memfd(fd, sealed_size(fd), host.NAME, host.LOCATION))
+        region = Region(memory, memory, size, cpu=True, readonly=False, backend=None)
+        undo.pop_all()
+        return region
+
+
 class Region(Mappable):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
-    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view;
-    ``location`` says in words where the memory lies. Threads may share a region.
+    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view and
+    for host memory; ``location`` says in words where the memory lies. Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped.
@@ -108,7 +125,8 @@ class Region(Mappable):
 
         ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
         allocation. With ``gpu=False`` neither CUDA nor a context is needed. ``readonly`` makes the
-        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import.
+        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import. Host
+        memory has no GPU view, whatever ``gpu`` says.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
         """
@@ -137,8 +155,14 @@ class Region(Mappable):
         """The GPU address of the first byte. Raises MissingView in a process without it."""
         self._check("Region.ptr")
         if self._ptr is None:
+            if self._on_host:
+                raise MissingView("Region.ptr: host memory has no GPU address: alloc on a device")
             raise MissingView("this region was opened without a GPU view: open it with gpu=True")
         return self._ptr
+
+    @property
+    def _on_host(self) -> bool:
+        return isinstance(self._allocation, Memfd) and self._allocation.on_host
 
     @property
     def cpu(self) -> Mapping:
@@ -237,7 +261,8 @@ class Region(Mappable):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view as bytes (version 3), for torch, cupy, numba and others."""
         if self._ptr is None:
-            raise AttributeError("__cuda_array_interface__: the region was opened with gpu=False")
+            why = "lies on the host" if self._on_host else "was opened with gpu=False"
+            raise AttributeError(f"__cuda_array_interface__: the region {why}")
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
@@ -268,7 +293,7 @@ class Region(Mappable):
 def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
     """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
     if isinstance(memory, Memfd):
-        if not gpu:
+        if memory.on_host or not gpu:
             return memory
         if not is_writable(fd):
             raise PermissionDenied(

@@ -21,7 +21,7 @@ def open_descriptors() -> dict[str, str]:
 def gpu_mappings() -> int:
     """How many mappings of GPU memory, real or simulated, this process has."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    names = ("/dev/nvidia", "/memfd:gdrpy-sim", "/dev/gpustandin", "gdrdrv")
+    names = ("/dev/nvidia", "/memfd:gdrpy-sim", "/memfd:gdrpy-host", "/dev/gpustandin", "gdrdrv")
     return sum(any(name in line for name in names) for line in lines)
 
 

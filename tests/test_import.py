@@ -68,8 +68,9 @@ UNUSED = (
 
 
 class TestOpeningARegionForTheCpu:
-    def test_imports_nothing_that_it_does_not_use(self):
-        with gdrpy.alloc(4096) as region:
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_imports_nothing_that_it_does_not_use(self, device):
+        with gdrpy.alloc(4096, device) as region:
             region.write(b"hello")
             fd = region.export()
         environment = {name: value for name, value in os.environ.items() if "BACKEND" not in name}

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gdrpy._fd import (
     describe,
+    is_host,
     is_nvidia_export,
     is_simulated,
     share_size,
     simulated_device,
     target_of,
 )
-from gdrpy.backends import sim
+from gdrpy.backends import host, sim
 from gdrpy.backends.memfd import Memfd
 from gdrpy.errors import BackendUnavailable, InvalidHandle
 
@@ -110,11 +111,16 @@ def take_allocation(allocation: Allocation, backend: str | None = None) -> Memor
 
 
 def take_export(fd: int, backend: str | None = None) -> Memory:
-    """Take in an exported allocation by its descriptor alone, without CUDA."""
+    """Take in an exported allocation by its descriptor alone, without CUDA.
+
+    Host memory is taken in whatever backend is forced: there is one way to map it.
+    """
     if not 0 <= fd < 1 << 31:
         raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
     forced = _forced(backend)
     target = target_of(fd)
+    if is_host(target):
+        return Memfd.of_fd(fd, host.NAME, host.LOCATION)
     if forced and forced.takes_exports:
         return forced.from_export(fd)
     device = simulated_device(target)

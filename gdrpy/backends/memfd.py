@@ -1,4 +1,4 @@
-"""Memory that is a sealed memory file: of the simulated GPU."""
+"""Memory that is a sealed memory file: of the simulated GPU, or of the host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 
 from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate
+from gdrpy.backends import host
 from gdrpy.backends.memory import Memory, status_error
 from gdrpy.errors import InvalidHandle, PermissionDenied
 from gdrpy.mapping import Mapping
@@ -46,6 +47,11 @@ class Memfd(Memory):
         """Its descriptor, closed with it: duplicate it to keep it."""
         self._check("Memfd.fd")
         return self._fd
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies on no GPU."""
+        return self.backend == host.NAME
 
     def map(
         self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None

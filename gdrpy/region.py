@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_range, as_size
@@ -9,7 +10,7 @@ from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
-from gdrpy.backends import host, take_allocation, take_export
+from gdrpy.backends import host, sim, take_allocation, take_export
 from gdrpy.backends.memfd import Memfd
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.transfer import Views
@@ -134,6 +135,22 @@ class Region(Mappable):
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
         _check_views(call, gpu, cpu)
+        return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
+
+    @classmethod
+    def _open(
+        cls,
+        call: str,
+        fd: int,
+        wanted: int | None,
+        *,
+        gpu: bool,
+        cpu: bool,
+        readonly: bool,
+        backend: str | None,
+        **more: Any,
+    ) -> Self:
+        """What :meth:`from_fd` does; ``more`` is for the ``__init__`` of a class made of this."""
         with Undo() as undo:
             memory = undo.keep(take_export(fd, backend))
             size = memory.nbytes
@@ -145,10 +162,54 @@ class Region(Mappable):
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
-                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
+                allocation,
+                memory,
+                wanted or size,
+                cpu=cpu,
+                readonly=readonly,
+                backend=backend,
+                **more,
             )
             undo.pop_all()
             return region
+
+    @classmethod
+    def _adopt(
+        cls,
+        fd: int,
+        nbytes: int,
+        device: int | None,
+        *,
+        gpu: bool,
+        cpu: bool,
+        readonly: bool,
+        backend: str | None = None,
+        **more: Any,
+    ) -> Self:
+        """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
+
+        ``fd`` is the region's from here on, also where this raises. ``device`` is where the memory
+        lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
+        is noticed. ``more`` is for the ``__init__`` of a class made of this one.
+        """
+        size = 0 if gpu and device is not None else sealed_size(fd)
+        if not 0 < nbytes <= size:
+            call = f"opening a {cls.__name__}"
+            try:
+                return cls._open(
+                    call, fd, nbytes, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend, **more
+                )
+            finally:
+                os.close(fd)
+        if device is None:
+            memory = Memfd(fd, size, host.NAME, host.LOCATION)
+        else:
+            memory = Memfd(fd, size, sim.NAME, sim.location(device))
+        try:
+            return cls(memory, memory, nbytes, cpu=cpu, readonly=readonly, backend=backend, **more)
+        except BaseException:
+            memory.close()
+            raise
 
     @property
     def ptr(self) -> int:

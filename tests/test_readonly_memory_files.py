@@ -47,3 +47,10 @@ class TestDescriptorForReading:
         with pytest.raises(gdrpy.PermissionDenied, match="gpu=False, readonly=True") as caught:
             gdrpy.Region.from_fd(reader, readonly=readonly)
         assert caught.value.errno == errno.EACCES
+
+    def test_adopted_cannot_be_written_through(self, reader):
+        fd = os.dup(reader)
+        with pytest.raises(gdrpy.PermissionDenied, match="readonly=True"):
+            gdrpy.Region._adopt(fd, 4096, 0, gpu=False, cpu=True, readonly=False)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

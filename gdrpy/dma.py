@@ -1,4 +1,4 @@
-"""Copies by the GPU's DMA engine, done when the call returns.
+"""Copies and fills by the GPU's DMA engine, done when the call returns.
 
 They wait for no kernels: DMA runs in a stream of its own that does not synchronize with the legacy
 default stream.
@@ -34,6 +34,11 @@ def readinto(allocation: Allocation | Memfd, room: int, buffer: Any, offset: Any
     start, _ = as_range("Region.readinto", offset, nbytes, room)
     _run(allocation, start, nbytes, lambda ptr: ("cuMemcpyDtoHAsync", host, ptr, nbytes))
     return nbytes
+
+
+def fill(allocation: Allocation | Memfd, value: int, start: int, nbytes: int) -> None:
+    """Set ``nbytes`` bytes from ``start`` on, which lie inside, to a byte's value."""
+    _run(allocation, start, nbytes, lambda ptr: ("cuMemsetD8Async", ptr, value, nbytes))
 
 
 def _run(

@@ -272,6 +272,14 @@ class Region(Mappable):
         self._check("Region.readinto")
         return self._views.readinto(buffer, offset)
 
+    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
+
+        By CPU stores if the region has a CPU view, else by DMA. Raises ValueError, ReadOnly.
+        """
+        self._check("Region.fill")
+        self._views.fill(value, offset, nbytes)
+
     def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
         """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
 

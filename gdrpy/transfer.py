@@ -5,6 +5,8 @@ Both ways are done when the call returns, and neither waits for kernels.
 
 from __future__ import annotations
 
+from gdrpy._arguments import as_int, as_range
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 #: Writes through the mapping beat DMA from pageable memory at every size measured, up to 64 MiB.
 #: See benchmarks/results.
 MAPPING_READ_MAX = 12 * 1024
+#: Bytes that a fill stores at a time.
+_FILL_CHUNK = 256 * 1024
 
 
 class Views:
@@ -50,6 +54,22 @@ class Views:
         if self.cpu is not None and self._by_loads(memoryview(buffer).nbytes):
             return self.cpu.readinto(buffer, offset)
         return self.dma_readinto(buffer, offset)
+
+    def fill(self, value: Any, offset: Any, nbytes: Any) -> None:
+        """Set ``nbytes`` bytes (None: all the rest) from byte ``offset`` on to a byte's value."""
+        call = "Region.fill"
+        byte = as_int(call, "value", value)
+        if not 0 <= byte <= 255:
+            raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
+        start, size = as_range(call, offset, nbytes, self.nbytes)
+        if self.cpu is None:
+            from gdrpy import dma
+
+            dma.fill(self.allocation, byte, start, size)
+            return
+        chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
+        for done in range(0, size or 1, _FILL_CHUNK):  # once for no bytes too: it may be read-only
+            self.cpu.write(chunk[: size - done], start + done)
 
     def _by_loads(self, nbytes: int) -> bool:
         return self.allocation.ptr is None or nbytes <= MAPPING_READ_MAX

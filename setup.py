@@ -39,6 +39,8 @@ setup(
                 "gdrpy/_core/mapping.c",
                 "gdrpy/_core/flag.c",
                 "gdrpy/_core/dlpack.c",
+                "gdrpy/_core/map.c",
+                "gdrpy/_core/memfd.c",
                 "gdrpy/_core/pyhelp.c",
                 "gdrpy/_core/copy*.c",
             ),

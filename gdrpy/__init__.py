@@ -3,10 +3,8 @@
 ``alloc`` makes a region whose bytes the GPU sees at ``region.ptr`` and the CPU through
 ``region.cpu``, ``region.numpy()``, ``region.write()``; ``Region.from_fd`` opens it in another
 process; ``open().pin()`` maps memory that somebody else allocated. Importing the package touches no
-GPU.
+GPU, and what it offers is imported when it is first used.
 """
-
-from importlib import metadata
 
 try:
     import gdrpy._core._mapping  # noqa: F401
@@ -43,12 +41,50 @@ from gdrpy.errors import (
     Timeout,
     UntestedDriver,
 )
-from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
-from gdrpy.mapping import Flag, Mapping, MappingType
-from gdrpy.region import Region, alloc
-from gdrpy.vmm import granularity, rounded_size
 
-__version__ = metadata.version("gdrpy")
+#: Where the rest is: imported when it is first asked for.
+_HOMES = {
+    "Attributes": "gdrpy.gdr",
+    "Flag": "gdrpy.mapping",
+    "Gdr": "gdrpy.gdr",
+    "Mapping": "gdrpy.mapping",
+    "MappingType": "gdrpy.mappingtype",
+    "Pin": "gdrpy.gdr",
+    "PinInfo": "gdrpy.gdr",
+    "Region": "gdrpy.region",
+    "Revocation": "gdrpy.gdr",
+    "alloc": "gdrpy.region",
+    "granularity": "gdrpy.vmm",
+    "open": "gdrpy.gdr",
+    "rounded_size": "gdrpy.vmm",
+}
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
+    from gdrpy.mapping import Flag, Mapping
+    from gdrpy.mappingtype import MappingType
+    from gdrpy.region import Region, alloc
+    from gdrpy.vmm import granularity, rounded_size
+
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from importlib import metadata
+
+            value = metadata.version(__name__)
+        elif name in _HOMES:
+            value = getattr(__import__(_HOMES[name], fromlist=(name,)), name)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, "__version__"})
+
 
 __all__ = [
     "Attributes",

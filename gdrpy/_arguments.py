@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
+from operator import index
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def as_int(call: str, name: str, value: Any) -> int:
     """An int, or an object that stands for one (numpy's integers). Raises TypeError."""
     if not isinstance(value, bool):
         try:
-            return operator.index(value)
+            return index(value)
         except TypeError:
             pass
     raise TypeError(f"{call}: {name} must be an int, and is {value!r}")

@@ -1,64 +1,81 @@
-"""File descriptors that carry GPU memory: what one is, and a duplicate to own."""
+"""File descriptors that carry memory: what one is, and a duplicate to own."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
-import re
 import stat
-import struct
-from pathlib import Path
 
-from gdrpy._core import _ffi
 from gdrpy.errors import InvalidHandle
 
-_SIMULATED = re.compile(r"/memfd:gdrpy-sim-dev(\d+) \(deleted\)")
+_MEMFD, _DELETED = "/memfd:", " (deleted)"
+_SIMULATED = _MEMFD + "gdrpy-sim-dev"
+#: What the memory files of host memory are called.
+HOST_NAME = "gdrpy-host"
 #: The node of simulated GPU memory on a PCI BAR, and what it tells of a descriptor's block: bytes,
 #: an identity, the device's ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
 _BAR_NODE = "/dev/gpustandin"
 _BAR_INFO = 0x80184703
-_BAR_BLOCK = struct.Struct("QQII")
-#: A peer that could shrink the memory could kill its users by SIGBUS.
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_BAR_LAYOUT = "QQII"
 
 
-def _target(fd: int) -> str:
-    return str(Path(f"/proc/self/fd/{fd}").readlink())
+def _readlink(fd: int) -> str:
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (pathlib takes long to import)
 
 
-def is_simulated(fd: int) -> bool:
-    """Whether the descriptor bears the name of an allocation of the simulated GPU."""
+def target_of(fd: int) -> str:
+    """What a descriptor is open on, as the kernel calls it; empty if it is not open."""
     try:
-        target = _target(fd)
+        return _readlink(fd)
     except OSError:
-        return False
-    return target == _BAR_NODE or _SIMULATED.fullmatch(target) is not None
+        return ""
 
 
-def simulated_block(fd: int) -> tuple[int, int]:
-    """Device and size in bytes of a simulated allocation's descriptor. Raises InvalidHandle."""
-    found = _SIMULATED.fullmatch(_target(fd))
-    size = 0
-    if found:
-        device = int(found[1])
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS:
-            size = os.fstat(fd).st_size
-    else:
-        with contextlib.suppress(OSError):  # a view of nothing yet
-            block = fcntl.ioctl(fd, _BAR_INFO, bytes(_BAR_BLOCK.size))
-            size, _, device, _ = _BAR_BLOCK.unpack(block)
+def is_simulated(target: str) -> bool:
+    """Whether this is what the kernel calls an allocation of the simulated GPU."""
+    return target == _BAR_NODE or simulated_device(target) is not None
+
+
+def simulated_device(target: str) -> int | None:
+    """The device of a memory file of the simulated GPU; None for anything else."""
+    number = target.removeprefix(_SIMULATED).removesuffix(_DELETED)
+    if number.isdecimal() and target == f"{_SIMULATED}{number}{_DELETED}":
+        return int(number)
+    return None
+
+
+def is_host(target: str) -> bool:
+    """Whether this is what the kernel calls a memory file of host memory."""
+    return target == f"{_MEMFD}{HOST_NAME}{_DELETED}"
+
+
+def is_nvidia_export(target: str) -> bool:
+    """Whether this is the node that the NVIDIA driver exports allocations on."""
+    return target == "/dev/nvidiactl"
+
+
+def bar_block(fd: int) -> tuple[int, int]:
+    """Device and size in bytes of simulated memory on a PCI BAR. Raises InvalidHandle."""
+    import struct
+
+    layout = struct.Struct(_BAR_LAYOUT)
+    try:
+        size, _, device, _ = layout.unpack(fcntl.ioctl(fd, _BAR_INFO, bytes(layout.size)))
+    except OSError:  # a view of nothing yet
+        size = device = 0
     if not size:
         raise InvalidHandle(
-            f"file descriptor {fd} bears the name of simulated GPU memory but is empty or can "
-            f"be resized: it was not made by the simulated driver"
+            f"file descriptor {fd} bears the name of simulated GPU memory but is empty: it was not "
+            f"made by the simulated driver"
         )
     return device, size
 
 
 def share_size(fd: int) -> int | None:
     """Bytes of the pin that a kernel module's share descriptor shows; None for any other."""
+    from gdrpy._core import _ffi
+
     size = int(_ffi.lib.gdr_share_size(fd))
     return size if size >= 0 else None
 
@@ -68,28 +85,22 @@ def is_writable(fd: int) -> bool:
     return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
-def is_nvidia_export(fd: int) -> bool:
-    """Whether the descriptor is of the node that the NVIDIA driver exports allocations on."""
-    try:
-        return _target(fd) == "/dev/nvidiactl"
-    except OSError:
-        return False
-
-
 def describe(fd: int) -> str:
     """What a descriptor is, in words for an error message."""
     try:
         mode = os.fstat(fd).st_mode
-        target = _target(fd)
+        target = _readlink(fd)
     except (OSError, OverflowError):
         return "not open"
-    if is_simulated(fd):
+    if is_simulated(target):
         return "memory of a simulated GPU"
+    if is_host(target):
+        return "host memory"
     if share_size(fd) is not None:
         return "a share of a pin"
     if target.startswith("/dmabuf"):
         return "a dma-buf"
-    if target.startswith("/memfd:"):
+    if target.startswith(_MEMFD):
         return "a memfd"
     kinds = {
         stat.S_IFIFO: "a pipe",

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import abstractmethod
 
 from gdrpy._arguments import as_range
 from gdrpy._resource import Resource, Undo
-from gdrpy.backends import Memory
-from gdrpy.mapping import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from weakref import WeakSet
+
+    from gdrpy.backends.memory import Memory
+    from gdrpy.mapping import Mapping
 
 
 class Mappable(Resource):
     """``nbytes`` bytes of GPU memory, and the CPU mappings of them."""
 
     _taken: Memory | None
+    #: The mapping that it keeps itself, and those that it has given away.
+    _cpu: Mapping | None = None
+    _mappings: WeakSet[Mapping] | None = None
 
     def __init__(self, nbytes: int, ptr: int | None, device: int | None) -> None:
         super().__init__()
         self.nbytes = nbytes
         self.device = device
         self._ptr = ptr
-        self._mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
 
     @abstractmethod
     def _memory(self) -> Memory:
@@ -40,8 +46,17 @@ class Mappable(Resource):
             self._check(call)
             ptr = None if self._ptr is None else self._ptr + start
             mapping = self._memory().map(start, size, bool(readonly), ptr, self.device)
+            if self._mappings is None:
+                from weakref import WeakSet
+
+                self._mappings = WeakSet()
             self._mappings.add(mapping)
         return mapping
+
+    def _mapped(self) -> list[Mapping]:
+        """Its mappings, open or closed."""
+        own = () if self._cpu is None else (self._cpu,)
+        return [*own, *(self._mappings or ())]
 
     @property
     def revoked(self) -> bool:
@@ -54,13 +69,15 @@ class Mappable(Resource):
         with self._lock:
             found = self._taken is not None and self._taken.revoked
             if found:
-                for mapping in list(self._mappings):
+                for mapping in self._mapped():
                     mapping._revoke()
         return found
 
     def _refuse_if_busy(self) -> None:
         """Raise BufferError while somebody could still use the memory."""
-        users = sum(mapping._users for mapping in list(self._mappings)) + self._copies()
+        users = self._copies()
+        for mapping in self._mapped():
+            users += mapping._users
         if users:
             raise BufferError(
                 f"{type(self).__name__}.close: {users} views or running copies still use the "
@@ -76,7 +93,7 @@ class Mappable(Resource):
         with Undo() as undo:
             self._give_back(undo)
             try:
-                for mapping in list(self._mappings):
+                for mapping in self._mapped():
                     mapping.close()
             except BufferError:  # a view made since: nothing is given back under it
                 undo.pop_all()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar
+from _thread import RLock
 
 from gdrpy._core._mapping import fork_generation
 from gdrpy.errors import Closed, Forked
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-class Closable(Protocol):
-    """What has a close()."""
+    class Closable(Protocol):
+        """What has a close()."""
 
-    def close(self) -> None:
-        """Give everything back."""
+        def close(self) -> None:
+            """Give everything back."""
 
-
-R = TypeVar("R", bound=Closable)
+    R = TypeVar("R", bound=Closable)
 
 
 class Undo:
@@ -32,16 +31,18 @@ class Undo:
     and loses the others outside of an exception handler.)
     """
 
+    __slots__ = ("_steps",)
+
     def __init__(self) -> None:
-        self._steps: list[Callable[[], object]] = []
+        self._steps: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
     def callback(self, function: Callable[..., object], *args: Any) -> None:
         """Add a step."""
-        self._steps.append(functools.partial(function, *args))
+        self._steps.append((function, args))
 
     def keep(self, resource: R) -> R:
         """Add closing a resource as a step; returns the resource."""
-        self._steps.append(resource.close)
+        self._steps.append((resource.close, ()))
         return resource
 
     def pop_all(self) -> Undo:
@@ -59,9 +60,9 @@ class Undo:
     def _run(self, error: BaseException | None) -> BaseException | None:
         """Run the steps; the first of ``error`` and their failures, with notes of the others."""
         while self._steps:
-            step = self._steps.pop()
+            function, args = self._steps.pop()
             try:
-                step()
+                function(*args)
             except BaseException as failure:
                 if error is None:
                     error = failure
@@ -91,10 +92,12 @@ class Resource:
     take away.
     """
 
+    _closed = True  # until it is made
+
     def __init__(self) -> None:
         self._closed = False
         self._generation = fork_generation()
-        self._lock = threading.RLock()
+        self._lock = RLock()
 
     @property
     def closed(self) -> bool:
@@ -116,6 +119,8 @@ class Resource:
 
     def close(self) -> None:
         """Give everything back. May be called again, and does nothing in a forked child."""
+        if self._closed:
+            return
         if self._forked():
             self._closed = True
             return
@@ -159,11 +164,12 @@ def close_after(resource: Closable, error: BaseException | None) -> None:
 class Owner(Resource):
     """A resource that is given back, at the latest, when nobody refers to it any more.
 
-    ``undo`` holds what gives it back, latest first. Users that :meth:`hold` it put that off: the
-    garbage collector may finalize an owner before the things that were made from it.
+    ``undo`` holds what gives it back, latest first; a class that overrides :meth:`_give_back` needs
+    none. Users that :meth:`hold` it put that off: the garbage collector may finalize an owner
+    before the things that were made from it.
     """
 
-    def __init__(self, undo: Undo) -> None:
+    def __init__(self, undo: Undo | None) -> None:
         super().__init__()
         self._undo = undo
         self._held = 0
@@ -181,15 +187,6 @@ class Owner(Resource):
             if self._closed:
                 self._release()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold it for the length of a block."""
-        self.hold()
-        try:
-            yield
-        finally:
-            self.let_go()
-
     @property
     def users(self) -> int:
         """How many hold it now."""
@@ -197,9 +194,13 @@ class Owner(Resource):
 
     def _release(self) -> None:
         if not self._held:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._undo is not None:
             self._undo.close()
 
     def __del__(self) -> None:
         # At interpreter exit the process gives everything back, and CUDA may be gone already.
-        if not sys.is_finalizing() and hasattr(self, "_held"):
+        if not self._closed and not sys.is_finalizing():
             self.close()

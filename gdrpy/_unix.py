@@ -10,10 +10,10 @@ import errno
 import os
 import stat
 import struct
-from typing import TYPE_CHECKING
 
 from gdrpy._core import _packet
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence

@@ -8,7 +8,10 @@ catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong argu
 from __future__ import annotations
 
 from errno import ECONNREFUSED, ENODEV, ENXIO, EPERM, EPROTO
-from typing import ClassVar
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
 
 
 class Error(Exception):

@@ -10,12 +10,14 @@ from gdrpy import cuda
 from gdrpy._arguments import as_size
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Resource, Undo
-from gdrpy.backends import ALL, Memory, PinRequest, take_pointer
+from gdrpy.backends import ALL, take_pointer
+from gdrpy.backends.memory import Memory
 from gdrpy.backends.node import Node
 from gdrpy.backends.pointer import device_of
+from gdrpy.backends.records import PinRequest
 from gdrpy.errors import BackendUnavailable, SizeMismatch
 from gdrpy.interop import device_range
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class Pin(Mappable):
         page = ALL[self.backend].page_size
         first = self.ptr - self.ptr % page
         last = -(-(self.ptr + self.nbytes) // page) * page
-        mapped = [one.mapping_type for one in list(self._mappings) if not one.closed]
+        mapped = [one.mapping_type for one in self._mapped() if not one.closed]
         return PinInfo(first, last - first, page, bool(mapped), mapped[0] if mapped else None)
 
     def __repr__(self) -> str:

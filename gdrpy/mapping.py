@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import enum
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
-
-from gdrpy import cuda
 from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
 from gdrpy._resource import close_after
 from gdrpy.errors import MissingView
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, NoReturn, Self
+
     import numpy as np
     from numpy.typing import DTypeLike
 
-
-class MappingType(enum.IntEnum):
-    """How the CPU caches a mapping: decides how copies to and from it are made."""
-
-    WRITE_COMBINED = 1
-    CACHED = 2
-    DEVICE = 3
+    from gdrpy.mappingtype import MappingType
 
 
 class Mapping(_mapping.Mapping):
@@ -39,25 +29,11 @@ class Mapping(_mapping.Mapping):
     byte, None in a process that has only the CPU view.
     """
 
-    def __init__(
-        self,
-        address: int,
-        nbytes: int,
-        mapping_type: MappingType,
-        readonly: bool,
-        release: Callable[[], object],
-        backend: str,
-        ptr: int | None,
-        device: int | None,
-    ) -> None:
-        super().__init__(address, nbytes, int(mapping_type), readonly, release)
-        self.backend = backend
-        self.ptr = ptr
-        self.device = device
-
     @property
     def mapping_type(self) -> MappingType:
         """How the CPU caches it."""
+        from gdrpy.mappingtype import MappingType
+
         return MappingType(self._type)
 
     def numpy(
@@ -71,6 +47,8 @@ class Mapping(_mapping.Mapping):
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
         than a few bytes. Raises ValueError if the array does not fit or is not aligned.
         """
+        import math
+
         import numpy as np
 
         call = "Mapping.numpy"
@@ -98,17 +76,12 @@ class Mapping(_mapping.Mapping):
         """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
         return Flag(self, offset, width)
 
-    @contextmanager
-    def batch(self) -> Iterator[None]:
+    def batch(self) -> Batch:
         """Inside the block writes and stores are not fenced one by one; one fence ends it.
 
         Of a mapping, not of a thread: batch in one thread only.
         """
-        self._begin_batch()
-        try:
-            yield
-        finally:
-            self._end_batch()
+        return Batch(self)
 
     def __enter__(self) -> Self:
         return self
@@ -133,6 +106,19 @@ class Mapping(_mapping.Mapping):
         access = "read-only, " if self.readonly else ""
         kind = self.mapping_type.name.lower().replace("_", "-")
         return f"<Mapping of {self.nbytes} bytes, {access}{kind}, {self.backend}>"
+
+
+class Batch:
+    """The block of :meth:`Mapping.batch`."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+
+    def __enter__(self) -> None:
+        self._mapping._begin_batch()
+
+    def __exit__(self, *error: object) -> None:
+        self._mapping._end_batch()
 
 
 #: CUDA's numbers of the conditions that a flag can be waited for with.
@@ -175,6 +161,8 @@ class Flag(_mapping.Flag):
         word = as_int(name, "value", value)
         if not 0 <= word < 1 << 8 * self.width:
             raise ValueError(f"{name}: {word} does not fit {8 * self.width} unsigned bits")
+        from gdrpy import cuda
+
         ptr = self.ptr
         device = self.mapping.device
         assert device is not None

@@ -12,7 +12,7 @@ from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy._dtypes import as_dtype
 from gdrpy.errors import MissingView
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:

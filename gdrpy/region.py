@@ -2,50 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from errno import EACCES
 
 from gdrpy._arguments import as_int, as_range, as_size
-from gdrpy._fd import duplicate
+from gdrpy._core._mapping import sealed_size
+from gdrpy._fd import duplicate, is_writable
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
-from gdrpy.backends import Memory, take_allocation, take_export
-from gdrpy.errors import MissingView, SizeMismatch
-from gdrpy.mapping import Flag, Mapping
+from gdrpy.backends import host, sim, take_allocation, take_export
+from gdrpy.backends.memfd import Memfd
+from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.transfer import Views
-from gdrpy.vmm import Allocation
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from typing import Any, Literal, Self
 
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.memory import Memory
+    from gdrpy.mapping import Flag, Mapping
     from gdrpy.tensor import Tensor
 
 
 def alloc(
     nbytes: int,
-    device: int = 0,
+    device: int | Literal["cpu"] = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
     backend: str | None = None,
 ) -> Region:
-    """Allocate a region of ``nbytes`` bytes on a device.
+    """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
     CPU view. ``backend`` forces the way in which the CPU view is made. The memory taken is
     ``nbytes`` rounded up to the granularity; do not rely on what it holds at first.
 
+    Host memory has the CPU view alone, whatever ``gpu`` and ``backend`` say, so that one program
+    can use either kind; it is rounded up to whole pages.
+
     Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
     """
     size = as_size("alloc", nbytes)
+    if device == "cpu":
+        return _alloc_on_host(size, cpu)
     ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
+    from gdrpy import vmm
+
     with Undo() as undo:
-        allocation = undo.keep(Allocation.create(size, ordinal, gpu=gpu))
+        allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
         region = Region(allocation, memory, size, cpu=cpu, readonly=False, backend=backend)
+        undo.pop_all()
+        return region
+
+
+def _alloc_on_host(size: int, cpu: bool) -> Region:
+    if not cpu:
+        raise ValueError("alloc: host memory has no other view than the CPU's, and cpu is False")
+    with Undo() as undo:
+        fd = host.create(size)
+        memory = undo.keep(Memfd(fd, sealed_size(fd), host.NAME, host.LOCATION))
+        region = Region(memory, memory, size, cpu=True, readonly=False, backend=None)
         undo.pop_all()
         return region
 
@@ -54,8 +78,8 @@ class Region(Mappable):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
-    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view;
-    ``location`` says in words where the memory lies. Threads may share a region.
+    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view and
+    for host memory; ``location`` says in words where the memory lies. Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped.
@@ -63,7 +87,7 @@ class Region(Mappable):
 
     def __init__(
         self,
-        allocation: Allocation,
+        allocation: Allocation | Memfd,
         memory: Memory | None,
         nbytes: int,
         *,
@@ -76,12 +100,14 @@ class Region(Mappable):
         self._taken = memory
         self._backend = backend
         self.location = memory.location if memory else allocation.location
-        self._cpu = self.map(readonly=readonly) if cpu else None
+        if cpu:
+            self._cpu = self._memory().map(0, nbytes, bool(readonly), self._ptr, self.device)
         self._views = Views(nbytes, self._cpu, allocation)
 
     def _memory(self) -> Memory:
         """As a backend has taken it in; a region without CPU view does so when it is mapped."""
         if self._taken is None:
+            assert not isinstance(self._allocation, Memfd)
             self._taken = take_allocation(self._allocation, self._backend)
         return self._taken
 
@@ -95,12 +121,13 @@ class Region(Mappable):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
-    ) -> Region:
+    ) -> Self:
         """Open a region that :meth:`export` gave a descriptor of, in this or another process.
 
         ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
         allocation. With ``gpu=False`` neither CUDA nor a context is needed. ``readonly`` makes the
-        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import.
+        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import. Host
+        memory has no GPU view, whatever ``gpu`` says.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
         """
@@ -108,6 +135,22 @@ class Region(Mappable):
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
         _check_views(call, gpu, cpu)
+        return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
+
+    @classmethod
+    def _open(
+        cls,
+        call: str,
+        fd: int,
+        wanted: int | None,
+        *,
+        gpu: bool,
+        cpu: bool,
+        readonly: bool,
+        backend: str | None,
+        **more: Any,
+    ) -> Self:
+        """What :meth:`from_fd` does; ``more`` is for the ``__init__`` of a class made of this."""
         with Undo() as undo:
             memory = undo.keep(take_export(fd, backend))
             size = memory.nbytes
@@ -115,22 +158,72 @@ class Region(Mappable):
                 raise SizeMismatch(
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            take = Allocation.from_fd if gpu else Allocation.keep_fd
-            allocation = undo.keep(take(fd, size))
-            memory.source = allocation
+            allocation = _holder(memory, fd, gpu)
+            if allocation is not memory:
+                memory.source = undo.keep(allocation)
             region = cls(
-                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
+                allocation,
+                memory,
+                wanted or size,
+                cpu=cpu,
+                readonly=readonly,
+                backend=backend,
+                **more,
             )
             undo.pop_all()
             return region
+
+    @classmethod
+    def _adopt(
+        cls,
+        fd: int,
+        nbytes: int,
+        device: int | None,
+        *,
+        gpu: bool,
+        cpu: bool,
+        readonly: bool,
+        backend: str | None = None,
+        **more: Any,
+    ) -> Self:
+        """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
+
+        ``fd`` is the region's from here on, also where this raises. ``device`` is where the memory
+        lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
+        is noticed. ``more`` is for the ``__init__`` of a class made of this one.
+        """
+        size = 0 if gpu and device is not None else sealed_size(fd)
+        if not 0 < nbytes <= size:
+            call = f"opening a {cls.__name__}"
+            try:
+                return cls._open(
+                    call, fd, nbytes, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend, **more
+                )
+            finally:
+                os.close(fd)
+        if device is None:
+            memory = Memfd(fd, size, host.NAME, host.LOCATION)
+        else:
+            memory = Memfd(fd, size, sim.NAME, sim.location(device))
+        try:
+            return cls(memory, memory, nbytes, cpu=cpu, readonly=readonly, backend=backend, **more)
+        except BaseException:
+            memory.close()
+            raise
 
     @property
     def ptr(self) -> int:
         """The GPU address of the first byte. Raises MissingView in a process without it."""
         self._check("Region.ptr")
         if self._ptr is None:
+            if self._on_host:
+                raise MissingView("Region.ptr: host memory has no GPU address: alloc on a device")
             raise MissingView("this region was opened without a GPU view: open it with gpu=True")
         return self._ptr
+
+    @property
+    def _on_host(self) -> bool:
+        return isinstance(self._allocation, Memfd) and self._allocation.on_host
 
     @property
     def cpu(self) -> Mapping:
@@ -178,6 +271,14 @@ class Region(Mappable):
         """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
         self._check("Region.readinto")
         return self._views.readinto(buffer, offset)
+
+    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
+
+        By CPU stores if the region has a CPU view, else by DMA. Raises ValueError, ReadOnly.
+        """
+        self._check("Region.fill")
+        self._views.fill(value, offset, nbytes)
 
     def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
         """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
@@ -229,7 +330,8 @@ class Region(Mappable):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view as bytes (version 3), for torch, cupy, numba and others."""
         if self._ptr is None:
-            raise AttributeError("__cuda_array_interface__: the region was opened with gpu=False")
+            why = "lies on the host" if self._on_host else "was opened with gpu=False"
+            raise AttributeError(f"__cuda_array_interface__: the region {why}")
         return {
             "shape": (self.nbytes,),
             "typestr": "|u1",
@@ -241,9 +343,9 @@ class Region(Mappable):
         return self._allocation.users
 
     def _give_back(self, undo: Undo) -> None:
-        undo.callback(self._allocation.close)
-        if self._taken is not None:
-            undo.callback(self._taken.close)
+        undo.keep(self._allocation)
+        if self._taken is not None and self._taken is not self._allocation:
+            undo.keep(self._taken)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -255,6 +357,26 @@ class Region(Mappable):
         )
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
+
+
+def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
+    """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
+    if isinstance(memory, Memfd):
+        if memory.on_host or not gpu:
+            return memory
+        if not is_writable(fd):
+            raise PermissionDenied(
+                EACCES,
+                f"Region.from_fd: file descriptor {fd} is open for reading only, and a GPU view "
+                f"can always write: open it with gpu=False, readonly=True",
+            )
+    if gpu:
+        from gdrpy import vmm
+
+        return vmm.import_fd(fd, memory.nbytes)
+    from gdrpy.allocation import Allocation
+
+    return Allocation.keep_fd(fd, memory.nbytes)
 
 
 def _check_views(call: str, gpu: bool, cpu: bool) -> None:

@@ -11,8 +11,8 @@ from gdrpy import cuda
 from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
 from gdrpy._dtypes import as_dtype
+from gdrpy._resource import Owner
 from gdrpy.errors import MissingView
-from gdrpy.vmm import Allocation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,7 +192,7 @@ class Tensor:
 class _Hold:
     """One user of an allocation, for as long as it is referred to."""
 
-    def __init__(self, allocation: Allocation) -> None:
+    def __init__(self, allocation: Owner) -> None:
         allocation.hold()
         self._allocation = allocation
 

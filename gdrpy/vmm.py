@@ -9,7 +9,8 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._arguments import as_size
 from gdrpy._fd import describe, duplicate
-from gdrpy._resource import Owner, Undo
+from gdrpy._resource import Undo
+from gdrpy.allocation import Allocation
 from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory
 
 
@@ -41,75 +42,40 @@ def rounded_size(nbytes: int, device: int = 0) -> int:
     return -(-size // unit) * unit
 
 
-class Allocation(Owner):
-    """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
+def create(nbytes: int, device: int = 0, *, gpu: bool = True) -> Allocation:
+    """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
 
-    Made by :meth:`create`, :meth:`from_fd` and, where no CUDA is wanted, :meth:`keep_fd`. Its
-    ``size`` is in bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the
-    GPU view.
+    Without ``gpu`` no CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
     """
+    size = rounded_size(nbytes, device)
+    with Undo() as undo:
+        try:
+            handle = cuda.call("cuMemCreate", size, _properties(device), 0)
+        except OutOfMemory as error:
+            raise OutOfMemory(
+                f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or "
+                f"allocate less"
+            ) from error
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        fd = export(handle)
+        undo.callback(os.close, fd)
+        ptr = _map(undo, handle, size, device) if gpu else None
+        return Allocation(undo.pop_all(), fd, size, device, ptr)
 
-    def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
-        super().__init__(undo)
-        self._fd = fd
-        self.device = device
-        self.size = size
-        self.ptr = ptr
 
-    @classmethod
-    def create(cls, nbytes: int, device: int = 0, *, gpu: bool = True) -> Allocation:
-        """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
+def import_fd(fd: int, size: int) -> Allocation:
+    """Import an exported allocation of ``size`` bytes and map it for the GPU it lies on.
 
-        Without ``gpu`` no CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
-        """
-        size = rounded_size(nbytes, device)
-        with Undo() as undo:
-            try:
-                handle = cuda.call("cuMemCreate", size, _properties(device), 0)
-            except OutOfMemory as error:
-                raise OutOfMemory(
-                    f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or "
-                    f"allocate less"
-                ) from error
-            undo.callback(cuda.call, "cuMemRelease", handle)
-            fd = export(handle)
-            undo.callback(os.close, fd)
-            ptr = _map(undo, handle, size, device) if gpu else None
-            return cls(undo.pop_all(), fd, size, device, ptr)
-
-    @classmethod
-    def from_fd(cls, fd: int, size: int) -> Allocation:
-        """Import an exported allocation of ``size`` bytes and map it for the GPU it lies on.
-
-        ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
-        """
-        with Undo() as undo:
-            fd = duplicate(fd)
-            undo.callback(os.close, fd)
-            handle = import_handle(fd)
-            undo.callback(cuda.call, "cuMemRelease", handle)
-            device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
-            ptr = _map(undo, handle, size, device)
-            return cls(undo.pop_all(), fd, size, device, ptr)
-
-    @classmethod
-    def keep_fd(cls, fd: int, size: int) -> Allocation:
-        """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
-        with Undo() as undo:
-            fd = duplicate(fd)
-            undo.callback(os.close, fd)
-            return cls(undo.pop_all(), fd, size, None, None)
-
-    @property
-    def location(self) -> str:
-        """On which GPU it lies, in words."""
-        return "an unknown GPU" if self.device is None else cuda.location(self.device)
-
-    @property
-    def fd(self) -> int:
-        """The allocation's own descriptor, closed with it: duplicate it to keep it."""
-        self._check("Allocation.fd")
-        return self._fd
+    ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
+    """
+    with Undo() as undo:
+        fd = duplicate(fd)
+        undo.callback(os.close, fd)
+        handle = import_handle(fd)
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
+        ptr = _map(undo, handle, size, device)
+        return Allocation(undo.pop_all(), fd, size, device, ptr)
 
 
 def export(handle: Any) -> int:

@@ -1,6 +1,7 @@
 """What several tests need and no fixture gives."""
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def open_descriptors() -> dict[str, str]:
 def gpu_mappings() -> int:
     """How many mappings of GPU memory, real or simulated, this process has."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    names = ("/dev/nvidia", "/memfd:gdrpy-sim", "/dev/gpustandin", "gdrdrv")
+    names = ("/dev/nvidia", "/memfd:gdrpy-sim", "/memfd:gdrpy-host", "/dev/gpustandin", "gdrdrv")
     return sum(any(name in line for name in names) for line in lines)
 
 
@@ -43,3 +44,8 @@ def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Node, "__init__", open_plain)
     monkeypatch.setattr(gdrdrv, "_own_node", gdrdrv._OwnNode())
+
+
+def reopened_for_reading(fd: int) -> int:
+    """A new descriptor of the same memory file, through which nobody can write."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)

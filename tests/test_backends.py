@@ -11,8 +11,9 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.backends import ALL, Status, node, nvrm
+from gdrpy.backends import ALL, node, nvrm
 from gdrpy.backends.nvrm import TESTED_DRIVERS, is_tested
+from gdrpy.backends.records import Status
 
 
 class TestChoice:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+import pytest
+
+import gdrpy
 
 WATCHED_IMPORT = """
 import sys
@@ -26,8 +33,6 @@ class TestImport:
         assert done.stdout == "[] []\n"
 
     def test_offers_what_all_lists(self):
-        import gdrpy
-
         assert [name for name in gdrpy.__all__ if not hasattr(gdrpy, name)] == []
 
     def test_of_a_source_folder_that_is_not_built_says_what_to_do(self, tmp_path):
@@ -43,3 +48,68 @@ class TestImport:
         )
         assert "gdrpy's C parts are not built" in done.stderr
         assert "make build" in done.stderr
+
+
+OPENED = """
+import sys
+import gdrpy
+region = gdrpy.Region.from_fd(int(sys.argv[1]), gpu=False)
+assert region.cpu.read(5) == b"hello"
+region.close()
+heavy = sys.argv[2].split()
+print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))
+"""
+
+#: What takes long to import, and opening a region for the CPU has no use for.
+UNUSED = (
+    "numpy asyncio ctypes re dataclasses pathlib socket importlib.metadata cuda rich inspect "
+    "typing enum functools contextlib weakref threading _cffi_backend"
+)
+
+
+class TestOpeningARegionForTheCpu:
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_imports_nothing_that_it_does_not_use(self, device):
+        with gdrpy.alloc(4096, device) as region:
+            region.write(b"hello")
+            fd = region.export()
+        environment = {name: value for name, value in os.environ.items() if "BACKEND" not in name}
+        done = subprocess.run(
+            [sys.executable, "-c", OPENED, str(fd), UNUSED],
+            pass_fds=[fd],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        os.close(fd)
+        assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+class TestLazyNames:
+    def test_are_those_that_type_checkers_see(self):
+        tree = ast.parse(Path(gdrpy.__file__).read_text())
+        seen = {
+            alias.name: node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if (node.module or "").startswith("gdrpy.")
+        }
+        assert set(gdrpy.__all__) == set(seen)
+        lazy = {name: home for name, home in seen.items() if home != "gdrpy.errors"}
+        assert lazy == gdrpy._HOMES
+
+    def test_are_listed_before_they_are_used(self):
+        code = "import gdrpy; print({*gdrpy.__all__, '__version__'} <= set(dir(gdrpy)))"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "True\n"
+
+    def test_version_is_the_installed_one(self):
+        assert gdrpy.__version__ == metadata.version("gdrpy")
+
+    def test_that_do_not_exist_are_told_by_name(self):
+        with pytest.raises(AttributeError, match="module 'gdrpy' has no attribute 'aloc'"):
+            gdrpy.aloc  # noqa: B018

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -19,6 +19,7 @@ def dlpack(
     owner: object,
     versioned: bool,
 ) -> object: ...
+def sealed_size(fd: int, /) -> int: ...
 
 class Mapping:
     def __init__(
@@ -28,7 +29,29 @@ class Mapping:
         type: int,
         readonly: bool,
         release: Callable[[], object],
+        backend: str | None = None,
+        ptr: int | None = None,
+        device: int | None = None,
     ) -> None: ...
+    @classmethod
+    def _of_memfd(
+        cls,
+        fd: int,
+        offset: int,
+        nbytes: int,
+        readonly: bool,
+        keep: object,
+        backend: str,
+        ptr: int | None,
+        device: int | None,
+        /,
+    ) -> Self: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def ptr(self) -> int | None: ...
+    @property
+    def device(self) -> int | None: ...
     @property
     def nbytes(self) -> int: ...
     @property

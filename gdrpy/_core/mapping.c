@@ -7,6 +7,7 @@
  */
 #include "mapping.h"
 
+#include <errno.h>
 #include <structmember.h>
 
 /* Copies that take longer than about 4 us let other Python threads run meanwhile. */
@@ -288,6 +289,16 @@ static PyObject *mapping_revoke(struct mapping *self, PyObject *Py_UNUSED(unused
 	Py_RETURN_NONE;
 }
 
+static PyObject *unmap(struct gdr_map *map)
+{
+	int error = gdr_map_undo(map);
+
+	if (!error)
+		Py_RETURN_NONE;
+	errno = -error;
+	return PyErr_SetFromErrno(PyExc_OSError);
+}
+
 static PyObject *release_once(struct mapping *self)
 {
 	PyObject *release = self->release;
@@ -295,7 +306,7 @@ static PyObject *release_once(struct mapping *self)
 
 	self->address = NULL;
 	self->release = NULL;
-	result = PyObject_CallNoArgs(release);
+	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
 	Py_DECREF(release);
 	return result;
 }
@@ -352,11 +363,30 @@ static PyObject *mapping_address(struct mapping *self, void *Py_UNUSED(unused))
 	return PyLong_FromVoidPtr(self->address);
 }
 
+void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
+		       enum gdr_mapping_type type, bool readonly, PyObject *release)
+{
+	self->address = address;
+	self->nbytes = nbytes;
+	self->type = type;
+	self->readonly = readonly;
+	self->generation = gdr_fork_generation;
+	self->release = Py_NewRef(release);
+}
+
+void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
+{
+	self->backend = Py_NewRef(backend);
+	self->ptr = Py_NewRef(ptr);
+	self->device = Py_NewRef(device);
+}
+
 static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 {
-	static char *names[] = {"address", "nbytes", "type", "readonly", "release", NULL};
+	static char *names[] = {"address", "nbytes", "type",   "readonly", "release",
+				"backend", "ptr",    "device", NULL};
+	PyObject *release, *backend = Py_None, *ptr = Py_None, *device = Py_None;
 	unsigned long long address;
-	PyObject *release;
 	int type, readonly;
 	Py_ssize_t nbytes;
 
@@ -364,8 +394,9 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_TypeError, "a Mapping is made once");
 		return -1;
 	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO:Mapping", names, &address, &nbytes,
-					 &type, &readonly, &release))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
+					 &nbytes, &type, &readonly, &release, &backend, &ptr,
+					 &device))
 		return -1;
 	if (!address || nbytes <= 0 || type <= GDR_MAPPING_NONE || type > GDR_MAPPING_DEVICE ||
 	    !PyCallable_Check(release)) {
@@ -373,13 +404,8 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 				"Mapping: address, nbytes, type or release is out of range");
 		return -1;
 	}
-
-	self->address = (char *)(uintptr_t)address;
-	self->nbytes = nbytes;
-	self->type = type;
-	self->readonly = readonly;
-	self->generation = gdr_fork_generation;
-	self->release = Py_NewRef(release);
+	gdr_mapping_begin(self, (char *)(uintptr_t)address, nbytes, type, readonly, release);
+	gdr_mapping_name(self, backend, ptr, device);
 	return 0;
 }
 
@@ -404,6 +430,9 @@ static void mapping_dealloc(struct mapping *self)
 		PyErr_Restore(error, value, traceback);
 	}
 	Py_XDECREF(self->release);
+	Py_XDECREF(self->backend);
+	Py_XDECREF(self->ptr);
+	Py_XDECREF(self->device);
 	free_object(self);
 	Py_DECREF(type);
 }
@@ -432,6 +461,7 @@ static PyMethodDef mapping_methods[] = {
 	{"close", (PyCFunction)mapping_close, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
+	{"_of_memfd", gdr_map_memfd, METH_VARARGS | METH_CLASS, NULL},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
 	{"_revoke", (PyCFunction)mapping_revoke, METH_NOARGS, NULL},
@@ -446,6 +476,12 @@ static PyMemberDef mapping_members[] = {
 	 "Whether stores are refused."},
 	{"revoked", T_BOOL, offsetof(struct mapping, revoked), READONLY,
 	 "Whether the memory is known to have been freed: see Pin.revoked."},
+	{"backend", T_OBJECT, offsetof(struct mapping, backend), READONLY,
+	 "Name of the backend that made it."},
+	{"ptr", T_OBJECT, offsetof(struct mapping, ptr), READONLY,
+	 "GPU address of the first byte, None in a process that has only the CPU view."},
+	{"device", T_OBJECT, offsetof(struct mapping, device), READONLY,
+	 "CUDA ordinal of the device, None without the GPU view."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},

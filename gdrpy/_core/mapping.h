@@ -4,6 +4,7 @@
 #define GDRPY_MAPPING_H
 
 #include "copy.h"
+#include "map.h"
 #include "pyhelp.h"
 
 struct mapping {
@@ -13,9 +14,11 @@ struct mapping {
 	bool readonly;
 	bool revoked; /* the memory is gone, and this process has been told */
 	unsigned int generation;
-	Py_ssize_t users;  /* buffers exported, and calls running without the GIL */
-	int batch;	   /* depth of batch() blocks: writes are not fenced */
-	PyObject *release; /* called once with no arguments, after the last use */
+	Py_ssize_t users;   /* buffers exported, and calls running without the GIL */
+	int batch;	    /* depth of batch() blocks: writes are not fenced */
+	struct gdr_map map; /* what to unmap after the last use, if base is not NULL */
+	PyObject *release;  /* else called then, once, with no arguments; in both cases let go */
+	PyObject *backend, *ptr, *device; /* what Python calls it */
 };
 
 extern PyTypeObject *gdr_mapping_type_object;
@@ -35,6 +38,15 @@ uint64_t gdr_word_load(const char *address, Py_ssize_t width);
 
 /* The word at an offset, fenced from the loads that follow. */
 uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
+
+/* What makes a mapping out of a new object, whose fields are all zero. */
+void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
+		       enum gdr_mapping_type type, bool readonly, PyObject *release);
+void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
+
+/* In memfd.c: sealed_size(fd), and Mapping._of_memfd(). */
+PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
+PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
 
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;

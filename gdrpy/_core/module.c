@@ -54,6 +54,8 @@ static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
 	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
 	{"dlpack", gdr_dlpack, METH_VARARGS, gdr_dlpack_doc},
+	{"sealed_size", gdr_sealed_size, METH_O,
+	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
 	{NULL, NULL, 0, NULL},
 };
 

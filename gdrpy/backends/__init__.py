@@ -6,34 +6,54 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from gdrpy import cuda
-from gdrpy._fd import describe, is_nvidia_export, is_simulated, share_size
-from gdrpy.backends.base import Backend, Memory, PinRequest, Status
-from gdrpy.backends.dmabuf import DmabufBackend
-from gdrpy.backends.gdrdrv import GdrdrvBackend
-from gdrpy.backends.nvrm import NvrmBackend
-from gdrpy.backends.sim import SimBackend
+from gdrpy._fd import (
+    describe,
+    is_host,
+    is_nvidia_export,
+    is_simulated,
+    share_size,
+    simulated_device,
+    target_of,
+)
+from gdrpy.backends import host, sim
+from gdrpy.backends.memfd import Memfd
 from gdrpy.errors import BackendUnavailable, InvalidHandle
-from gdrpy.vmm import Allocation
 
-__all__ = [
-    "ALL",
-    "Backend",
-    "Memory",
-    "PinRequest",
-    "Status",
-    "take_allocation",
-    "take_export",
-    "take_pointer",
-]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.base import Backend
+    from gdrpy.backends.memory import Memory
+    from gdrpy.backends.records import PinRequest
+
+
+class _Backends(Mapping[str, "Backend"]):
+    """Backends by name: ``x`` is the class ``XBackend`` of the module ``x``, imported when used."""
+
+    def __init__(self, *names: str) -> None:
+        self._made: dict[str, Backend | None] = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Backend:
+        backend = self._made[name]
+        if backend is None:
+            module = __import__(f"{__name__}.{name}", fromlist=("",))
+            backend = self._made[name] = getattr(module, f"{name.capitalize()}Backend")()
+        return backend
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._made
+
 
 #: Every backend, in the order of choice on a real GPU.
-ALL: dict[str, Backend] = {
-    backend.name: backend
-    for backend in (GdrdrvBackend(), DmabufBackend(), NvrmBackend(), SimBackend())
-}
+ALL = _Backends("gdrdrv", "dmabuf", "nvrm", "sim")
 
 
 def _forced(backend: str | None) -> Backend | None:
@@ -49,6 +69,8 @@ def _candidates(backend: str | None) -> Iterable[Backend]:
     forced = _forced(backend)
     if forced:
         return [forced]
+    from gdrpy import cuda
+
     if cuda.simulated():
         return [ALL["gdrdrv"], ALL["sim"]]
     return [one for one in ALL.values() if one.name != "sim"]
@@ -89,18 +111,27 @@ def take_allocation(allocation: Allocation, backend: str | None = None) -> Memor
 
 
 def take_export(fd: int, backend: str | None = None) -> Memory:
-    """Take in an exported allocation by its descriptor alone, without CUDA."""
+    """Take in an exported allocation by its descriptor alone, without CUDA.
+
+    Host memory is taken in whatever backend is forced: there is one way to map it.
+    """
     if not 0 <= fd < 1 << 31:
         raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
     forced = _forced(backend)
+    target = target_of(fd)
+    if is_host(target):
+        return Memfd.of_fd(fd, host.NAME, host.LOCATION)
     if forced and forced.takes_exports:
         return forced.from_export(fd)
+    device = simulated_device(target)
+    if device is not None:
+        return Memfd.of_fd(fd, sim.NAME, sim.location(device))
+    if is_simulated(target):
+        return ALL["sim"].from_export(fd)
+    if is_nvidia_export(target):
+        return ALL["nvrm"].from_export(fd)
     if share_size(fd) is not None:
         return ALL["gdrdrv"].from_export(fd)
-    if is_simulated(fd):
-        return ALL["sim"].from_export(fd)
-    if is_nvidia_export(fd):
-        return ALL["nvrm"].from_export(fd)
     raise InvalidHandle(
         f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
         f"Region.export() or Pin.export() gave"

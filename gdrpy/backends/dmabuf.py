@@ -13,9 +13,12 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, FdMemory, Memory, PinRequest, Status
+from gdrpy.backends.base import Backend
+from gdrpy.backends.fdmemory import FdMemory
+from gdrpy.backends.memory import Memory
+from gdrpy.backends.records import PinRequest, Status
 from gdrpy.errors import CudaError, InvalidHandle
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 
 _MMAP_SUPPORTED = "CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED"
 

@@ -18,20 +18,13 @@ from gdrpy import cuda, sim
 from gdrpy._fd import describe, duplicate, is_writable, share_size
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import (
-    Backend,
-    FdMemory,
-    Memory,
-    PinRequest,
-    Status,
-    ffi,
-    lib,
-    map_fd,
-    unmap,
-)
+from gdrpy.backends.base import Backend
+from gdrpy.backends.fdmemory import FdMemory, address_of, lib, map_fd, unmap
+from gdrpy.backends.memory import HeldMemory, Memory
 from gdrpy.backends.node import Node
+from gdrpy.backends.records import PinRequest, Status
 from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, PermissionDenied, Revoked
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 
 _GPU_PAGE = int(lib.GDRDRV_GPU_PAGE_SIZE)
 #: Who still maps the share of a pin that has ended finds zeros too.
@@ -108,7 +101,7 @@ class ShareMemory(FdMemory):
 
     def _map(
         self, offset: int, nbytes: int, readonly: bool
-    ) -> tuple[Any, MappingType, Callable[[], object]]:
+    ) -> tuple[int, MappingType, Callable[[], object]]:
         if not readonly and not is_writable(self._fd):
             raise PermissionDenied(
                 errno.EACCES, "the descriptor was shared read-only: open it with readonly=True"
@@ -154,12 +147,12 @@ class PinMemory(ShareMemory):
 
     def _map(
         self, offset: int, nbytes: int, readonly: bool
-    ) -> tuple[Any, MappingType, Callable[[], object]]:
-        view, _, unmap = super()._map(offset, nbytes, readonly)
+    ) -> tuple[int, MappingType, Callable[[], object]]:
+        address, _, unmap = super()._map(offset, nbytes, readonly)
         with Undo() as undo:
             undo.callback(unmap)
             kind = self._pin.mapping_type()
-            return view, kind, undo.pop_all().close
+            return address, kind, undo.pop_all().close
 
     @property
     def revoked(self) -> bool:
@@ -171,7 +164,7 @@ class PinMemory(ShareMemory):
         return self._pin.node.share(self._pin.handle, readonly)
 
 
-class WholePinMemory(Memory):
+class WholePinMemory(HeldMemory):
     """A pin of NVIDIA's module: mapped once, as a whole, while any part of it is in use."""
 
     def __init__(
@@ -188,20 +181,18 @@ class WholePinMemory(Memory):
 
     def _map(
         self, offset: int, nbytes: int, readonly: bool
-    ) -> tuple[Any, MappingType, Callable[[], object]]:
+    ) -> tuple[int, MappingType, Callable[[], object]]:
         """Read-only is kept by the Mapping alone: the pages are those of the others."""
-        del readonly
+        del nbytes, readonly
         with self._mapping_lock:
             if not self._parts:
                 self._whole = self._pin.map(self._map_whole)
             self._parts += 1
-            part = ffi.new("struct gdr_map *")
-            part.address = ffi.cast("char *", self._whole.address) + self._offset + offset
-            part.nbytes = nbytes
+            address = address_of(self._whole) + self._offset + offset
         with Undo() as undo:
             undo.callback(self._give_back_part)
             kind = self._pin.mapping_type()
-            return part, kind, undo.pop_all().close
+            return address, kind, undo.pop_all().close
 
     def _map_whole(self) -> Any:
         file_offset = self._pin.handle * os.sysconf("SC_PAGESIZE")

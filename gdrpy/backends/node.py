@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdrpy._resource import Owner, Undo
-from gdrpy.backends.base import ffi, lib, status_error
+from gdrpy.backends.fdmemory import ffi, lib
+from gdrpy.backends.memory import status_error
 from gdrpy.errors import BackendUnavailable, Error, InvalidHandle, OutOfMemory, PermissionDenied
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 
 PATH = Path(ffi.string(lib.GDRDRV_NODE).decode())
 _MODULE_VERSION = Path("/sys/module/gdrdrv/version")
@@ -145,7 +146,7 @@ def _close_in_child() -> None:
     """A child that kept its copy would keep what the parent has pinned."""
     _fork_lock.release()
     for node in list(_nodes):
-        node._undo.close()
+        node._give_back()
 
 
 os.register_at_fork(

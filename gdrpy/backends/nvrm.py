@@ -22,17 +22,12 @@ from gdrpy import cuda
 from gdrpy._fd import describe
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
-from gdrpy.backends.base import (
-    Backend,
-    Memory,
-    PinRequest,
-    Status,
-    ffi,
-    lib,
-    status_error,
-)
+from gdrpy.backends.base import Backend
+from gdrpy.backends.fdmemory import address_of, ffi, lib
+from gdrpy.backends.memory import HeldMemory, Memory, status_error
+from gdrpy.backends.records import PinRequest, Status
 from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, UntestedDriver
-from gdrpy.mapping import MappingType
+from gdrpy.mappingtype import MappingType
 
 CONTROL_NODE = Path("/dev/nvidiactl")
 _VERSION_FILE = "/proc/driver/nvidia/version"
@@ -121,7 +116,7 @@ def _call(purpose: str, function: Any, *args: Any) -> None:
         raise status_error(error.error, f"{purpose}: {name}", error.status)
 
 
-class NvrmMemory(Memory):
+class NvrmMemory(HeldMemory):
     """A physical block of GPU memory in this process's RM client, of which a part was asked for."""
 
     def __init__(
@@ -134,7 +129,7 @@ class NvrmMemory(Memory):
 
     def _map(
         self, offset: int, nbytes: int, readonly: bool
-    ) -> tuple[Any, MappingType, Callable[[], object]]:
+    ) -> tuple[int, MappingType, Callable[[], object]]:
         mapping = ffi.new("struct gdr_nvrm_mapping *")
         _call(
             f"mapping {nbytes} bytes at offset {offset}",
@@ -147,7 +142,7 @@ class NvrmMemory(Memory):
             mapping,
         )
         unmap = functools.partial(_call, "unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
-        return mapping.map, MappingType.WRITE_COMBINED, unmap
+        return address_of(mapping.map), MappingType.WRITE_COMBINED, unmap
 
 
 def _adopt(undo: Undo, client: Any, block: Any, offset: int, nbytes: int) -> NvrmMemory:

@@ -4,40 +4,60 @@ from __future__ import annotations
 
 import os
 
-from gdrpy import cuda
-from gdrpy._core import _ffi
-from gdrpy._fd import describe, duplicate, is_simulated, simulated_block
+from gdrpy._fd import bar_block, describe, duplicate, is_simulated, simulated_device, target_of
 from gdrpy._resource import Undo
-from gdrpy.backends import pointer
-from gdrpy.backends.base import Backend, FdMemory, Memory, PinRequest, Status
+from gdrpy.backends.base import Backend
+from gdrpy.backends.memfd import Memfd
 from gdrpy.errors import InvalidHandle
-from gdrpy.mapping import MappingType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy.backends.memory import Memory
+    from gdrpy.backends.records import PinRequest, Status
+
+
+NAME = "sim"
+
+
+def location(device: int) -> str:
+    """On which GPU memory lies, in words."""
+    return f"simulated GPU {device}"
 
 
 class SimBackend(Backend):
     """Maps simulated GPU memory: ordinary cached memory."""
 
-    name = "sim"
+    name = NAME
 
     def _status(self, device: int | None) -> Status:
+        from gdrpy import cuda
+        from gdrpy.backends.records import Status
+
         del device
         if cuda.simulated():
             return Status(True, "the simulated GPU is in use")
         return Status(False, "a real GPU is in use", "set GDRPY_SIM=1 to use the simulated one")
 
     def from_export(self, fd: int) -> Memory:
-        if not is_simulated(fd):
+        target = target_of(fd)
+        if not is_simulated(target):
             raise InvalidHandle(
                 f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
                 f"pass one that Region.export() gave"
             )
-        device, size = simulated_block(fd)
+        ordinal = simulated_device(target)
+        if ordinal is not None:
+            return Memfd.of_fd(fd, self.name, location(ordinal))
+        device, size = bar_block(fd)
         with Undo() as undo:
             own = duplicate(fd)
             undo.callback(os.close, own)
-            return self._memory(undo, own, 0, size, device)
+            return self._part(undo, own, 0, size, device)
 
     def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
+        from gdrpy._core import _ffi
+        from gdrpy.backends import pointer
+
         del request
         found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
@@ -50,9 +70,12 @@ class SimBackend(Backend):
                 fd = duplicate(info.object)
                 undo.callback(os.close, fd)
                 offset += info.block_offset
-            return self._memory(undo, fd, offset, nbytes, device)
+            return self._part(undo, fd, offset, nbytes, device)
 
-    def _memory(self, undo: Undo, fd: int, offset: int, nbytes: int, device: int) -> Memory:
+    def _part(self, undo: Undo, fd: int, offset: int, nbytes: int, device: int) -> Memory:
+        from gdrpy.backends.fdmemory import FdMemory
+        from gdrpy.mappingtype import MappingType
+
         return FdMemory(
             undo.pop_all(),
             fd,
@@ -60,5 +83,5 @@ class SimBackend(Backend):
             nbytes,
             mapping_type=MappingType.CACHED,
             backend=self.name,
-            location=f"simulated GPU {device}",
+            location=location(device),
         )

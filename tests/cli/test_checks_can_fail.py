@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.backends.base import Memory
+from gdrpy.backends.memfd import Memfd
 from gdrpy.cli import checks, main
 from gdrpy.cli.checks import gpu, peer, rig, sharing
 from gdrpy.transfer import Views
@@ -74,24 +74,24 @@ def mapping_reads_one_byte_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
-    map_ = Memory.map
+    map_ = Memfd.map
 
-    def late(self: Memory, offset: int, *rest: Any) -> gdrpy.Mapping:
+    def late(self: Memfd, offset: int, *rest: Any) -> gdrpy.Mapping:
         return map_(self, offset + (offset > 0), *rest)
 
-    patch.setattr(Memory, "map", late)
+    patch.setattr(Memfd, "map", late)
 
 
 def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    map_ = Memory.map
+    map_ = Memfd.map
 
     def writable(
-        self: Memory, offset: int, nbytes: int, readonly: bool, *rest: Any
+        self: Memfd, offset: int, nbytes: int, readonly: bool, *rest: Any
     ) -> gdrpy.Mapping:
         del readonly
         return map_(self, offset, nbytes, False, *rest)
 
-    patch.setattr(Memory, "map", writable)
+    patch.setattr(Memfd, "map", writable)
 
 
 def dma_writes_wrong(patch: pytest.MonkeyPatch) -> None:

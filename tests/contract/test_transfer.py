@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 
 import numpy as np
@@ -54,11 +55,70 @@ class TestRegionCopies:
                     call(offset)
 
     def test_to_a_read_only_region_are_refused_whatever_their_size(self, large):
-        import os
-
         fd = large.export()
         with gdrpy.Region.from_fd(fd, readonly=True) as reader:
             for nbytes in (8, large.nbytes):
                 with pytest.raises(gdrpy.ReadOnly):
                     reader.write(bytes(nbytes))
         os.close(fd)
+
+
+@pytest.fixture(params=["mapping", "dma", "host"])
+def filled(request, contract: None):
+    """A region of ones, filled by the CPU, by the GPU, or on the host."""
+    nbytes = 600_000
+    where = "cpu" if request.param == "host" else 0
+    with gdrpy.alloc(nbytes, where, cpu=request.param != "dma") as region:
+        region.write(b"\x01" * nbytes)
+        yield region
+
+
+class TestFill:
+    @pytest.mark.parametrize(
+        ("offset", "nbytes"), [(0, 600_000), (1, 1), (7, 262_144), (3, 262_145), (599_999, 1)]
+    )
+    def test_sets_the_range_and_nothing_beside_it(self, filled, offset, nbytes):
+        filled.fill(0xA5, offset, nbytes)
+        expected = bytearray(b"\x01" * 600_000)
+        expected[offset : offset + nbytes] = b"\xa5" * nbytes
+        assert filled.read() == expected
+
+    def test_goes_to_the_end_unless_told_otherwise(self, filled):
+        filled.fill(0, 599_990)
+        assert filled.read(offset=599_985) == b"\x01" * 5 + bytes(10)
+        filled.fill(255)
+        assert filled.read() == b"\xff" * 600_000
+
+    def test_of_nothing_changes_nothing(self, filled):
+        filled.fill(9, 100, 0)
+        filled.fill(9, 600_000)
+        assert filled.read() == b"\x01" * 600_000
+
+    @pytest.mark.parametrize("value", [-1, 256])
+    def test_with_more_than_a_byte_is_refused(self, filled, value):
+        with pytest.raises(ValueError, match=f"fill: value must be a byte's, .* is {value}"):
+            filled.fill(value)
+
+    @pytest.mark.parametrize("value", [1.0, b"x", None, True])
+    def test_with_no_number_is_refused(self, filled, value):
+        with pytest.raises(TypeError, match=r"Region\.fill: value must be an int"):
+            filled.fill(value)
+
+    @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (600_001, None), (599_999, 2)])
+    def test_outside_the_region_is_refused(self, filled, offset, nbytes):
+        with pytest.raises(ValueError, match=r"Region\.fill: offset .* outside"):
+            filled.fill(0, offset, nbytes)
+
+    @pytest.mark.parametrize("nbytes", [0, 1])
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_of_a_read_only_region_is_refused(self, contract, device, nbytes):
+        with gdrpy.alloc(100, device) as region:
+            fd = region.export()
+        with gdrpy.Region.from_fd(fd, readonly=True) as reader, pytest.raises(gdrpy.ReadOnly):
+            reader.fill(0, 0, nbytes)
+        os.close(fd)
+
+    def test_of_a_closed_region_is_refused(self, filled):
+        filled.close()
+        with pytest.raises(gdrpy.Closed, match=r"Region\.fill"):
+            filled.fill(0)

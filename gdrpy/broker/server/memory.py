@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gdrpy import cuda, vmm
 from gdrpy._fd import duplicate
-from gdrpy.backends import take_export
+from gdrpy.backends import host, take_export
 from gdrpy.broker.protocol import CPU_DEVICE
 
 
@@ -19,18 +19,6 @@ def is_memfd(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def make_memfd(size: int) -> int:
-    fd = os.memfd_create("gdrpy-host", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    os.fchmod(fd, 0o600)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    return fd
-
-
-def rounded_host_size(nbytes: int) -> int:
-    return -(-nbytes // 4096) * 4096
 
 
 #: Bytes that a digest reads at once, through a mapping of as many.
@@ -50,15 +38,15 @@ def capacities() -> dict[int, int]:
 def rounded(nbytes: int, device: int) -> int:
     """Bytes that a region of ``nbytes`` takes on a device."""
     if device == CPU_DEVICE:
-        return rounded_host_size(nbytes)
+        return host.rounded_size(nbytes)
     return vmm.rounded_size(nbytes, device)
 
 
 def make(size: int, device: int) -> int:
     """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
     if device == CPU_DEVICE:
-        return make_memfd(size)
-    with vmm.Allocation.create(size, device, gpu=False) as allocation:
+        return host.create(size)
+    with vmm.create(size, device, gpu=False) as allocation:
         fd = duplicate(allocation.fd)
     if is_memfd(fd):  # simulated: like the host's, for those alone whom the broker hands it to
         os.fchmod(fd, 0o600)

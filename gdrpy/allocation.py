@@ -1,0 +1,46 @@
+"""An allocation: physical GPU memory, held by its file descriptor."""
+
+from __future__ import annotations
+
+import os
+
+from gdrpy._fd import duplicate
+from gdrpy._resource import Owner, Undo
+
+
+class Allocation(Owner):
+    """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
+
+    Made by :mod:`gdrpy.vmm` and, where no CUDA is wanted, :meth:`keep_fd`. Its ``size`` is in
+    bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view.
+    """
+
+    def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
+        super().__init__(undo)
+        self._fd = fd
+        self.device = device
+        self.size = size
+        self.ptr = ptr
+
+    @classmethod
+    def keep_fd(cls, fd: int, size: int) -> Allocation:
+        """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
+        with Undo() as undo:
+            fd = duplicate(fd)
+            undo.callback(os.close, fd)
+            return cls(undo.pop_all(), fd, size, None, None)
+
+    @property
+    def location(self) -> str:
+        """On which GPU it lies, in words."""
+        if self.device is None:
+            return "an unknown GPU"
+        from gdrpy import cuda
+
+        return cuda.location(self.device)
+
+    @property
+    def fd(self) -> int:
+        """The allocation's own descriptor, closed with it: duplicate it to keep it."""
+        self._check("Allocation.fd")
+        return self._fd

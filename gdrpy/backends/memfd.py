@@ -1,0 +1,75 @@
+"""Memory that is a sealed memory file: of the simulated GPU, or of the host."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from gdrpy._core._mapping import sealed_size
+from gdrpy._fd import duplicate
+from gdrpy.backends import host
+from gdrpy.backends.memory import Memory, status_error
+from gdrpy.errors import InvalidHandle, PermissionDenied
+from gdrpy.mapping import Mapping
+
+
+class Memfd(Memory):
+    """A memory file that nobody can resize, and its descriptor, which it owns.
+
+    It is an allocation without GPU view, and the memory to be mapped, in one. Its mappings need it
+    no more: the kernel keeps the pages. They keep ``source`` alive.
+    """
+
+    ptr: int | None = None
+    device: int | None = None
+
+    def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
+        """``size`` is what sealed_size() says of ``fd``, which is its own from here on."""
+        super().__init__(None, size, backend, location)
+        self._fd = fd
+        self.size = size
+
+    @classmethod
+    def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
+        """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
+        own = duplicate(fd)
+        size = sealed_size(own)
+        if not size:
+            os.close(own)
+            raise InvalidHandle(
+                f"file descriptor {fd} bears the name of {location} but is empty or can be "
+                f"resized: pass one that Region.export() gave"
+            )
+        return cls(own, size, backend, location)
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, closed with it: duplicate it to keep it."""
+        self._check("Memfd.fd")
+        return self._fd
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies on no GPU."""
+        return self.backend == host.NAME
+
+    def map(
+        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
+    ) -> Mapping:
+        """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
+        try:
+            return Mapping._of_memfd(
+                self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
+            )
+        except OSError as error:
+            failure = error.errno
+        if failure in (errno.EACCES, errno.EPERM):
+            raise PermissionDenied(
+                failure,
+                f"the descriptor of {self.location} is open for reading only: open it with "
+                f"gpu=False, readonly=True",
+            )
+        raise status_error(failure or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
+
+    def _give_back(self) -> None:
+        os.close(self._fd)

@@ -136,6 +136,7 @@ class KeeperStore(Store):
     def end(self) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             self._keeper.send(keeper.END)
+            self._keeper.recv(1)  # nothing: it closes the connection when it holds nothing
         self._keeper.close()
         Path(self._path).unlink(missing_ok=True)
 

@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 
 
+class Full(OSError):
+    """A store takes no more descriptors."""
+
+
 class Store(ABC):
     """Descriptors by key, which outlive the broker."""
 
@@ -31,7 +35,7 @@ class Store(ABC):
 
     @abstractmethod
     def hold(self, key: str, fd: int) -> None:
-        """Have a descriptor kept; ``fd`` stays the caller's. Raises OSError."""
+        """Have a descriptor kept; ``fd`` stays the caller's. Raises Full, OSError: it is lost."""
 
     @abstractmethod
     def drop(self, key: str) -> None:

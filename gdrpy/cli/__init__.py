@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 from gdrpy import sim
-from gdrpy.cli import consumer, copybw, info, producer, validate
+from gdrpy.cli import consumer, copybw, info, producer, serve, validate
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
 from gdrpy.cli.header import gdrpy_version
@@ -30,6 +30,7 @@ COMMANDS = (
     copybw,
     producer,
     consumer,
+    serve,
 )
 
 

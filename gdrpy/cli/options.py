@@ -28,6 +28,7 @@ def add_command(
     description: str,
     examples: str,
     exit_status: str,
+    json_help: str = "print one JSON object on stdout, and nothing else",
 ) -> argparse.ArgumentParser:
     """The parser of a command, with the options that every command has."""
     parser = commands.add_parser(
@@ -38,9 +39,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
-    )
+    parser.add_argument("--json", action="store_true", help=json_help)
     parser.set_defaults(run=run, parser=parser)
     return parser
 

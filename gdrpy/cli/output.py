@@ -62,6 +62,12 @@ class Output:
             with self._writing():
                 self._out.out(text, highlight=False)
 
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Print one of several results, as a line of its own, where JSON is wanted."""
+        if self.as_json:
+            with self._writing():
+                self._out.out(json.dumps(record, allow_nan=False), highlight=False)
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         if sys.stdout is None:  # what Python makes of a closed descriptor

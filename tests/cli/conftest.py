@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from brokers import broker_process, start_broker
 from gdrpy.cli import main
 from support import open_descriptors
+
+__all__ = ["broker_process", "start_broker"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

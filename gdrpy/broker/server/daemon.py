@@ -13,41 +13,50 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdrpy import _unix
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.service import Limits
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import KeeperStore, NoStore, Store
+from gdrpy.broker.server.store import NoStore, Store
+from gdrpy.broker.server.systemd import Notifier
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
+_ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a broker is to run. ``linger`` is the seconds for which a keeper waits for the next."""
+    """How a broker is to run: at the socket ``path``, or on ``listener``, which is there already.
+
+    ``store`` makes what keeps the memory when the broker is killed. ``mode`` and ``group`` are of a
+    socket that is made here. ``notifier`` is told that the broker is ready, and that it ends.
+    """
 
     path: str
     limits: Limits
+    store: Callable[[], Store] = NoStore
+    listener: socket.socket | None = None
     mode: int = 0o600
     group: int | None = None
-    linger: float = 3600.0
-    keep: bool = True
     strict: bool = False
+    notifier: Notifier = field(default_factory=lambda: Notifier(None))
 
 
 def serve(options: Options, server: str, ready: Callable[[Server, State], None]) -> None:
     """Serve until SIGTERM or SIGINT; ``ready`` is called when clients can connect.
 
-    Raises OSError where the socket cannot be had, FileExistsError where another broker has it.
+    Raises OSError where the socket cannot be had, FileExistsError where another broker has it, and
+    KeyboardInterrupt for a signal before it is ready.
     """
+    for number in _ENDS:
+        signal.signal(number, signal.default_int_handler)
     _raise_descriptor_limit()
-    with _locked(options.path):
-        state = State(_store(options))
+    with _locked(options.path, options.mode), _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.limits], daemon=True)
         begin.start()
         if not state.recovered:  # nobody waits for what is there already: fail now if at all
@@ -55,15 +64,25 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             options.limits.devices  # noqa: B018
         with _listening(options) as listener:
             loop = Server(listener, state, options.limits, server, options.strict)
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in _ENDS:
                 signal.signal(number, loop.stop)
             ready(loop, state)
+            options.notifier.tell("READY=1")
             loop.run()
-        state.end()
+            options.notifier.tell("STOPPING=1")
 
 
-def _store(options: Options) -> Store:
-    return KeeperStore(f"{options.path}.keeper", options.linger) if options.keep else NoStore()
+@contextmanager
+def _state(options: Options) -> Iterator[State]:
+    """The state, which is given up at the end; after a failure only if no region is lost by it."""
+    state = State(options.store())
+    try:
+        yield state
+    except BaseException:
+        if not state.table.regions:
+            state.end()
+        raise
+    state.end()
 
 
 def _begin_cuda(limits: Limits) -> None:
@@ -72,9 +91,9 @@ def _begin_cuda(limits: Limits) -> None:
 
 
 @contextmanager
-def _locked(path: str) -> Iterator[None]:
+def _locked(path: str, mode: int) -> Iterator[None]:
     """Be the only broker at a path, also against one that starts at the same time."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_folder(Path(path).parent, mode)
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -86,9 +105,21 @@ def _locked(path: str) -> Iterator[None]:
         os.close(lock)
 
 
+def _make_folder(folder: Path, mode: int) -> None:
+    """Make the socket's folder, which others may pass through if the socket is for others."""
+    if not folder.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if mode & 0o077:
+            folder.chmod(0o755)
+
+
 @contextmanager
 def _listening(options: Options) -> Iterator[socket.socket]:
     """The broker's socket, which has its mode and group before anybody can connect."""
+    if options.listener is not None:
+        with options.listener as listener:
+            yield listener
+        return
     if _unix.remove_stale(options.path):
         log.info("replaced the stale socket %s", options.path)
     with _unix.listen(options.path, options.mode, _BACKLOG, group=options.group) as listener:

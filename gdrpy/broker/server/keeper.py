@@ -3,7 +3,8 @@
 It listens on a socket that it inherits, serves one broker at a time, and does what these packets
 say (a kind in one byte, then a key): ``H`` hold the descriptor that comes along, ``D`` drop one,
 ``G`` give all back, ``E`` end. A ``G`` is answered by packets of keys separated by zero bytes, with
-their descriptors, up to one without. It leaves when no broker has come for a time.
+their descriptors, up to one without; an ``E`` by the end of the connection, when nothing is held
+any more. It leaves when no broker has come for a time.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Keeper:
         if fd is not None:
             self._dropped.put(fd)
 
+    def close(self) -> None:
+        """Close everything."""
+        _unix.close_all(list(self._held.values()))
+        self._held.clear()
+
     def give(self, broker: socket.socket) -> None:
         """Send everything, in packets of as many descriptors as the kernel takes."""
         keys = list(self._held)
@@ -89,6 +95,7 @@ def main(listener_fd: int, linger: float) -> None:
                 _, uid, _ = _unix.peer_credentials(broker)
                 broker.settimeout(None)
                 if uid in (0, os.geteuid()) and keeper.serve(broker):
+                    keeper.close()
                     break
 
 

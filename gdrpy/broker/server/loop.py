@@ -8,9 +8,11 @@ import logging
 import os
 import select
 import socket
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +27,8 @@ from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: Connections of one process, and of one user.
 PROCESS_CONNECTIONS = 256
@@ -62,6 +66,7 @@ class Server:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._stopping = False
+        self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._digests = Digests(self._wake)
 
     def run(self) -> None:
@@ -83,6 +88,7 @@ class Server:
                 elif number == self._woken.fileno():
                     self._woken.recv(4096)
                     self._give_digests()
+                    self._answer()
                 elif number == self._store_fd:
                     self._state.replace_store("it ended")
                     self._watch_store()
@@ -94,6 +100,25 @@ class Server:
         del signal_number, frame
         self._stopping = True
         self._wake()
+
+    def numbers(self) -> dict[str, Any]:
+        """What the service counts, and the connections. For the serving thread."""
+        return {**self.service.numbers(None), "connections": len(self._connections)}
+
+    def ask(self, question: Callable[[], _T]) -> Future[_T]:
+        """The answer to a question about the state, between two requests. For other threads."""
+        answer: Future[_T] = Future()
+        self._questions.append((question, answer))
+        self._wake()
+        return answer
+
+    def _answer(self) -> None:
+        while self._questions:
+            question, answer = self._questions.popleft()
+            try:
+                answer.set_result(question())
+            except Exception as error:
+                answer.set_exception(error)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):

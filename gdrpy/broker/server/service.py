@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import errno
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -190,7 +191,11 @@ class Service:
             request.mode,
             request.metadata,
         )
-        return self.state.add(made, fd)
+        try:
+            return self.state.add(made, fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _require_room(self, call: str, who: Identity, size: int, device: int) -> None:
         limit, used = self.limits.devices[device], self.table.used[device]
@@ -392,13 +397,16 @@ class Service:
 
     def _status(self, session: Session, request: requests.Status) -> list[Reply]:
         del request
-        who = session.identity
+        return [(self.numbers(session.identity), [])]
+
+    def numbers(self, who: Identity | None) -> Message:
+        """What there is and was done; of users' bytes those that ``who`` may know, None: all."""
         users = {
             f"{device}/{uid}": used
             for (device, uid), used in self.table.used_by.items()
-            if who.privileged or uid == who.uid
+            if who is None or who.privileged or uid == who.uid
         }
-        told = {
+        return {
             "regions": len(self.table.regions),
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
@@ -408,7 +416,6 @@ class Service:
             "users": users,
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }
-        return [(told, [])]
 
     def _find(self, call: str, session: Session, name: str | None, number: int | None) -> Region:
         """A region by its name, or by its number if the session may know of it."""

@@ -10,7 +10,7 @@ import threading
 from gdrpy import _unix
 from gdrpy.broker.server import memory, records
 from gdrpy.broker.server.journal import Journal
-from gdrpy.broker.server.store import Store
+from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,8 @@ class State:
     def _hold(self, key: str, fd: int) -> None:
         try:
             self._store.hold(key, fd)
+        except Full:
+            raise
         except OSError as error:
             self.replace_store(error)
             self._store.hold(key, fd)

@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 
 
+class Full(OSError):
+    """A store takes no more descriptors."""
+
+
 class Store(ABC):
     """Descriptors by key, which outlive the broker."""
 
@@ -31,7 +35,7 @@ class Store(ABC):
 
     @abstractmethod
     def hold(self, key: str, fd: int) -> None:
-        """Have a descriptor kept; ``fd`` stays the caller's. Raises OSError."""
+        """Have a descriptor kept; ``fd`` stays the caller's. Raises Full, OSError: it is lost."""
 
     @abstractmethod
     def drop(self, key: str) -> None:
@@ -136,6 +140,7 @@ class KeeperStore(Store):
     def end(self) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             self._keeper.send(keeper.END)
+            self._keeper.recv(1)  # nothing: it closes the connection when it holds nothing
         self._keeper.close()
         Path(self._path).unlink(missing_ok=True)
 

@@ -1,0 +1,169 @@
+"""The broker's numbers for Prometheus, by HTTP: one request at a time, in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.errors import Error
+
+log = logging.getLogger(__name__)
+
+#: Seconds that one scrape may take, from the first byte to the last: others wait meanwhile.
+PATIENCE = 5.0
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: What :meth:`gdrpy.broker.server.service.Service.numbers` gives.
+Numbers = dict[str, Any]
+
+
+class Metrics(HTTPServer):
+    """``GET /metrics`` at a host and port. ``about`` are labels that tell of the broker itself.
+
+    ``numbers`` is called for each request, in the thread that serves them. Raises OSError where the
+    address cannot be had.
+    """
+
+    request_queue_size = 16
+
+    def __init__(
+        self, address: tuple[str, int], numbers: Callable[[], Numbers], about: dict[str, str]
+    ) -> None:
+        self._numbers = numbers
+        self._about = about
+        self._began = time.time()
+        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+        super().__init__(address, _Handler)
+        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+
+    @property
+    def host(self) -> str:
+        """The address that it was bound to, as an URL has it."""
+        host = str(self.server_address[0])
+        return f"[{host}]" if ":" in host else host
+
+    @property
+    def port(self) -> int:
+        """Where it listens, also if it was asked to choose by port 0."""
+        return int(self.server_address[1])
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks the name server
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve one request, which ends when its time is over."""
+        end = threading.Timer(PATIENCE, _shut_down, [request])
+        end.daemon = True
+        end.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            end.cancel()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        del request
+        log.debug("a scrape from %s failed", client_address, exc_info=True)
+
+    def text(self) -> str:
+        """All metrics as Prometheus reads them. Raises TimeoutError, Error."""
+        return "".join(_lines(self._numbers(), self._about, self._began))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, one request."""
+
+    server: Metrics
+
+    def do_GET(self) -> None:
+        """Answer with the metrics, whatever parameters the address has."""
+        if self.path.partition("?")[0] not in ("/", "/metrics"):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        try:
+            body = self.server.text().encode()
+        except (TimeoutError, Error) as error:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", _CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        log.debug(f"metrics: {format}", *args)
+
+
+def _shut_down(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[str]:
+    yield from _metric("info", "gauge", "The broker.", [(about, 1)])
+    yield from _metric(
+        "start_time_seconds", "gauge", "When the broker started, in Unix time.", [({}, began)]
+    )
+    for name, meaning in (
+        ("regions", "Regions, also those without a name."),
+        ("names", "Names, each of one region."),
+        ("connections", "Connections of clients."),
+        ("sessions", "Sessions: connections, and processes that held regions at a restart."),
+        ("leases", "Regions that sessions hold, counted once for each session."),
+    ):
+        yield from _metric(name, "gauge", meaning, [({}, numbers[name])])
+    yield from _metric(
+        "used_bytes",
+        "gauge",
+        "Bytes of a device that regions take.",
+        [({"device": _device(device)}, used) for device, used in numbers["used"].items()],
+    )
+    yield from _metric(
+        "limit_bytes",
+        "gauge",
+        "Bytes of a device that regions may take.",
+        [({"device": _device(device)}, limit) for device, limit in numbers["limits"].items()],
+    )
+    yield from _metric(
+        "user_bytes",
+        "gauge",
+        "Bytes of a device that a user's regions take.",
+        [
+            ({"device": _device(device), "uid": uid}, used)
+            for (device, _, uid), used in (
+                (key.partition("/"), used) for key, used in numbers["users"].items()
+            )
+        ],
+    )
+    yield from _metric(
+        "requests_total",
+        "counter",
+        "Requests, by what they ask.",
+        [({"op": op}, count) for op, count in sorted(numbers["requests"].items())],
+    )
+
+
+def _metric(
+    name: str, kind: str, meaning: str, values: list[tuple[dict[str, str], float]]
+) -> Iterator[str]:
+    yield f"# HELP gdrpy_broker_{name} {meaning}\n# TYPE gdrpy_broker_{name} {kind}\n"
+    for labels, value in values:
+        pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"gdrpy_broker_{name}{{{pairs}}} {value}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _device(number: str) -> str:
+    return "cpu" if int(number) == CPU_DEVICE else number

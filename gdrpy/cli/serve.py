@@ -1,0 +1,352 @@
+"""``gdrpy serve``: the broker, which hands named regions to every process that may have them."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import grp
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdrpy import cuda
+from gdrpy.broker import place
+from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.cli import options, rendezvous, units
+from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.header import gdrpy_version, gpu_words
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import approximate_size, parse_size
+from gdrpy.errors import Error
+
+if TYPE_CHECKING:
+    from gdrpy.broker.server import daemon
+    from gdrpy.broker.server.loop import Server
+    from gdrpy.broker.server.metrics import Metrics
+    from gdrpy.broker.server.service import Limits
+    from gdrpy.broker.server.state import State
+    from gdrpy.broker.server.store import Store
+    from gdrpy.broker.server.systemd import Notifier
+    from gdrpy.cli.options import Commands
+
+log = logging.getLogger(__name__)
+
+_LEVELS = ("debug", "info", "warning", "error")
+#: What the journal calls these levels. Source: sd-daemon(3).
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+#: Bits of a socket's mode that mean anything.
+_MODES = 0o666
+#: Seconds for which the metrics wait for the serving thread.
+_PATIENCE = 2.0
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``serve`` to the command line."""
+    parser = options.add_command(
+        commands,
+        "serve",
+        run,
+        summary="the broker: named regions for every process of the machine",
+        description=(
+            "Runs the broker: it owns regions of GPU and host memory, and hands them by name to\n"
+            "the processes that may have them. A region outlives its makers, and the broker's own\n"
+            "sudden end: a small keeper process holds the memory until the next broker is there.\n"
+            "SIGTERM and Ctrl-C end it for good and give the memory back."
+        ),
+        examples=(
+            "gdrpy serve                                        for yourself\n"
+            "gdrpy serve --group gpu --max-bytes-per-user 20G   for a group's processes\n"
+            "gdrpy serve --print-unit service                   for systemd\n"
+            "gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready"
+        ),
+        exit_status=(
+            "0  ended by SIGTERM or Ctrl-C\n"
+            "2  wrong usage, no GPU driver, or the socket cannot be had: another broker has it"
+        ),
+        json_help="print one line of JSON on stdout when clients can connect",
+    )
+    _add_socket(parser)
+    _add_limits(parser)
+    _add_keeper(parser)
+    parser.add_argument(
+        "--metrics",
+        type=_address,
+        metavar="HOST:PORT",
+        help="serve numbers for Prometheus there by HTTP, as text",
+    )
+    parser.add_argument(
+        "--log-level", choices=_LEVELS, default="info", help="what goes to stderr (default: info)"
+    )
+    parser.add_argument(
+        "--print-unit",
+        choices=units.KINDS,
+        help="print a systemd unit for a broker of these options, and end",
+    )
+
+
+def _add_socket(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--socket",
+        type=_socket_path,
+        metavar="PATH",
+        help=f"where to listen (default: ${place.VARIABLE}, else gdrpy/broker.sock in "
+        "$XDG_RUNTIME_DIR, for root in /run, else in a private folder under the temporary one)",
+    )
+    parser.add_argument(
+        "--mode",
+        type=_mode,
+        metavar="OCTAL",
+        help="the socket's mode: who may connect (default: 0600, with --group 0660)",
+    )
+    parser.add_argument(
+        "--group", type=_group, metavar="NAME", help="the socket's group (default: your own)"
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-bytes",
+        type=parse_size,
+        metavar="SIZE",
+        help="what regions may take on each device (default: all of a GPU, half of the host)",
+    )
+    parser.add_argument(
+        "--max-bytes-per-user",
+        type=parse_size,
+        metavar="SIZE",
+        help="what one user's regions may take on each device (default: no limit of its own)",
+    )
+    parser.add_argument(
+        "--max-regions",
+        type=options.positive_number,
+        default=4096,
+        metavar="N",
+        help="how many regions one user may have (default: 4096)",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse GPU memory to who may only read it, since CUDA would let them write",
+    )
+
+
+def _add_keeper(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--keeper",
+        choices=("process", "systemd", "none"),
+        default="process",
+        help="who holds the memory when the broker is killed: a process of its own, systemd's "
+        "store of a service's descriptors, or nobody (default: process)",
+    )
+    parser.add_argument(
+        "--linger",
+        type=_linger,
+        default=3600.0,
+        metavar="SECONDS",
+        help="how long the keeper process waits for the next broker, or inf (default: 3600)",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Serve until told to end."""
+    if args.print_unit:
+        text = units.text(args.print_unit, args)
+        output.line(text.rstrip())
+        output.finish({"unit": text})
+        return OK
+    from gdrpy.broker.server import daemon
+
+    _log_to_stderr(args.log_level)
+    try:
+        settings = _settings(args)
+        daemon.serve(settings, _name(), functools.partial(_ready, args, output, settings))
+    except KeyboardInterrupt:
+        pass
+    except Error:
+        raise
+    except OSError as error:
+        where = f" at {args.socket}" if args.socket else ""
+        raise CommandError(
+            f"cannot serve{where}: {error.strerror or error}; choose another --socket", UNUSABLE
+        ) from error
+    return OK
+
+
+def _name() -> str:
+    return f"gdrpy {gdrpy_version()}"
+
+
+def _settings(args: argparse.Namespace) -> daemon.Options:
+    """What the daemon is to do. Raises CommandError, OSError."""
+    from gdrpy.broker.server import daemon, systemd
+    from gdrpy.broker.server.service import Limits
+
+    passed = systemd.take_passed()
+    notifier = systemd.Notifier.of_environment()
+    if passed.listener is None:
+        path = args.socket or place.serve_path()
+    else:
+        path = passed.listener.getsockname()
+    return daemon.Options(
+        path=path,
+        limits=Limits(args.max_bytes, args.max_bytes_per_user, args.max_regions),
+        store=_store(args, path, notifier, passed.kept),
+        listener=passed.listener,
+        mode=args.mode if args.mode is not None else 0o600 if args.group is None else 0o660,
+        group=args.group,
+        strict=args.strict,
+        notifier=notifier,
+    )
+
+
+def _store(
+    args: argparse.Namespace, path: str, notifier: Notifier, kept: dict[str, int]
+) -> Callable[[], Store]:
+    """How to make what keeps the memory. Raises CommandError."""
+    from gdrpy.broker.server import store, systemd
+
+    if args.keeper == "none":
+        return store.NoStore
+    if args.keeper == "process":
+        return lambda: store.KeeperStore(f"{path}.keeper", args.linger)
+    if not notifier.present:
+        raise CommandError(
+            "--keeper systemd: systemd did not start this process as a service of Type=notify; "
+            "see gdrpy serve --print-unit service",
+            UNUSABLE,
+        )
+    return lambda: systemd.SystemdStore(notifier, kept, systemd.store_limit())
+
+
+def _ready(
+    args: argparse.Namespace,
+    output: Output,
+    settings: daemon.Options,
+    server: Server,
+    state: State,
+) -> None:
+    """Clients can connect: start the metrics, and say what is served."""
+    metrics = _start_metrics(args.metrics, server) if args.metrics else None
+    say = functools.partial(_say, output, settings, state.recovered, metrics)
+    if state.recovered:  # who waits for what they had does not wait until CUDA has begun
+        threading.Thread(target=say, daemon=True).start()
+    else:
+        say()
+
+
+def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
+    from gdrpy.broker.server.metrics import Metrics
+
+    def numbers() -> dict[str, Any]:
+        return server.ask(server.numbers).result(_PATIENCE)
+
+    try:
+        return Metrics(address, numbers, {"version": gdrpy_version()})
+    except OSError as error:
+        raise CommandError(
+            f"--metrics: cannot serve at {address[0]} port {address[1]}: {error.strerror}; choose "
+            "another port",
+            UNUSABLE,
+        ) from error
+
+
+def _say(output: Output, settings: daemon.Options, recovered: int, metrics: Metrics | None) -> None:
+    try:
+        devices = _devices(settings.limits)
+    except Error as error:
+        log.warning("no memory can be allocated: %s", error)
+        devices = []
+    for device in devices:
+        output.line(
+            f"{device['name']}: regions may take {approximate_size(device['limit'])} of "
+            f"{approximate_size(device['memory'])}"
+        )
+    if settings.limits.user is not None:
+        output.line(f"of that each user {approximate_size(settings.limits.user)}")
+    if recovered:
+        output.line(f"took over {recovered} region{'s' * (recovered > 1)} of an earlier broker")
+    if metrics:
+        output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
+    output.line(f"serving at {settings.path}")
+    output.record(
+        {
+            "socket": settings.path,
+            "pid": os.getpid(),
+            "simulated": any(device["simulated"] for device in devices),
+            "recovered": recovered,
+            "devices": devices,
+            "metrics": metrics and metrics.port,
+        }
+    )
+
+
+def _devices(limits: Limits) -> list[dict[str, Any]]:
+    """The devices that regions can be on, and how many bytes of each. Raises Error."""
+    return [_device(number, limit) for number, limit in limits.devices.items()]
+
+
+def _device(number: int, limit: int) -> dict[str, Any]:
+    if number == CPU_DEVICE:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        about: dict[str, Any] = {"device": "cpu", "name": "host memory", "simulated": False}
+    else:
+        info = cuda.device_info(number)
+        memory = info.memory
+        name = gpu_words(info.name, info.simulated)
+        about = {"device": number, "name": f"GPU {number}, {name}", "simulated": info.simulated}
+    return {**about, "memory": memory, "limit": limit}
+
+
+def _log_to_stderr(level: str) -> None:
+    """With the time; to the journal, which knows it, with the priority that it reads."""
+    handler = logging.StreamHandler()
+    stderr = os.fstat(2)
+    if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
+        handler.setFormatter(_JournalFormatter("%(message)s"))
+    else:
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+        )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _JournalFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"<{_PRIORITIES[record.levelname]}>{super().format(record)}"
+
+
+def _socket_path(text: str) -> str:
+    rendezvous.socket_path(f"{text}.keeper")
+    return str(Path(text).absolute())
+
+
+def _mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if mode & ~_MODES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an octal mode from 0 to 0666")
+    return mode
+
+
+def _group(text: str) -> int:
+    try:
+        return grp.getgrnam(text).gr_gid
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None
+
+
+def _linger(text: str) -> float:
+    return math.inf if text == "inf" else options.seconds(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as 127.0.0.1:9464 is")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import errno
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -190,7 +191,11 @@ class Service:
             request.mode,
             request.metadata,
         )
-        return self.state.add(made, fd)
+        try:
+            return self.state.add(made, fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _require_room(self, call: str, who: Identity, size: int, device: int) -> None:
         limit, used = self.limits.devices[device], self.table.used[device]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from brokers import broker_process, start_broker
 from gdrpy.cli import main
+from serving import broker_process, start_serving
 from support import open_descriptors
 
-__all__ = ["broker_process", "start_broker"]
+__all__ = ["broker_process", "start_serving"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

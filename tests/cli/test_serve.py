@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers import BrokerProcess, StartBroker, wait_for_ends
+from serving import BrokerProcess, StartServing, wait_for_ends
 
 
 class TestReadyBroker:
@@ -29,8 +29,8 @@ class TestReadyBroker:
     def test_has_a_keeper(self, broker_process: BrokerProcess):
         assert len(broker_process.family()) == 2
 
-    def test_has_none_where_none_is_wanted(self, start_broker: StartBroker):
-        broker = start_broker("--keeper", "none")
+    def test_has_none_where_none_is_wanted(self, start_serving: StartServing):
+        broker = start_serving("--keeper", "none")
         assert broker.family() == [broker.pid]
 
 

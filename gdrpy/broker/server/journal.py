@@ -37,9 +37,13 @@ class Journal:
     def begin(cls, generation: int, entries: Iterable[bytes]) -> Journal:
         """A new journal that starts with these entries."""
         fd = os.memfd_create("gdrpy-journal", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _FIRST_SIZE)
-        os.pwrite(fd, _HEADER.pack(_MAGIC, generation, 1), 0)
-        journal = cls(fd)
+        try:
+            os.ftruncate(fd, _FIRST_SIZE)
+            os.pwrite(fd, _HEADER.pack(_MAGIC, generation, 1), 0)
+            journal = cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
         _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
         for entry in entries:
             journal.append(entry)

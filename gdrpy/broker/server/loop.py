@@ -35,6 +35,8 @@ PROCESS_CONNECTIONS = 256
 USER_CONNECTIONS = 4096
 #: How many clients that do not read are ended to get one descriptor to another.
 _EVICTIONS = 8
+#: Seconds until a keeper that could not be started is tried again.
+_RETRY = 1.0
 
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _OF_CONNECTIONS = (requests.Hello, requests.Release, requests.Digest, requests.Watch)
@@ -74,12 +76,15 @@ class Server:
         self._listener.setblocking(False)
         self._epoll.register(self._listener, _IN)
         self._epoll.register(self._woken, _IN)
+        self._state.store_replaced = self._watch_store
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
             self._watch_orphan(session)
         connections = self._connections
         while not self._stopping:
-            for number, events in self._epoll.poll():
+            if self._state.store_lost:
+                self._state.mend_store("there was no room for one")
+            for number, events in self._epoll.poll(_RETRY if self._state.store_lost else None):
                 connection = connections.get(number)
                 if connection is not None:
                     self._turn(connection, events)
@@ -90,8 +95,7 @@ class Server:
                     self._give_digests()
                     self._answer()
                 elif number == self._store_fd:
-                    self._state.replace_store("it ended")
-                    self._watch_store()
+                    self._state.mend_store("it ended")
                 elif number in self._orphans:
                     self._end_orphan(number)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 
 from gdrpy import _unix
 from gdrpy.broker.server import memory, records
@@ -30,6 +31,10 @@ class State:
         self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
+        #: Whether there is no store, because no other one could be had when it was lost.
+        self.store_lost = False
+        #: Called when there is another store.
+        self.store_replaced: Callable[[], object] = lambda: None
         self._compact_at = _COMPACT_BYTES
         found = store.recover()
         try:
@@ -89,15 +94,23 @@ class State:
             self.table.commit(records.Unlinked(region.number))
 
     def _remember(self, record: records.Record) -> None:
+        if self._journal.size > self._compact_at:  # before: the table has no part of the record yet
+            try:
+                self._compact()
+            except OSError as error:
+                log.warning("the journal goes on growing: no new one can be begun (%s)", error)
+                self._compact_at = 2 * self._journal.size
         self._journal.append(records.encode(record))
-        if self._journal.size > self._compact_at:
-            self._compact()
 
     def _compact(self) -> None:
-        """Begin a new journal with the state as it is."""
+        """Begin a new journal with the state as it is. Raises OSError, and the old one stays."""
         old = self._journal
         new = Journal.begin(old.generation + 1, map(records.encode, self.table.snapshot()))
-        self._hold(f"j{new.generation}", new.fd)
+        try:
+            self._hold(f"j{new.generation}", new.fd)
+        except BaseException:
+            new.close()
+            raise
         self._journal = new
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_RATIO * new.size)
         self._drop(f"j{old.generation}")
@@ -132,23 +145,30 @@ class State:
         except Full:
             raise
         except OSError as error:
-            self.replace_store(error)
+            self.mend_store(error)
             self._store.hold(key, fd)
 
     def _drop(self, key: str) -> None:
         try:
             self._store.drop(key)
         except OSError as error:
-            self.replace_store(error)
+            self.mend_store(error)
 
-    def replace_store(self, reason: object) -> None:
-        """After the store was lost: another one, which gets everything anew."""
-        log.error("the keeper is gone (%s): starting another one", reason)
-        self._store.replace()
-        self._store.hold(f"j{self._journal.generation}", self._journal.fd)
-        for region in self.table.regions.values():
-            if region.fd >= 0:
-                self._store.hold(_key(region), region.fd)
+    def mend_store(self, reason: object) -> None:
+        """Have another store, which gets everything anew, if one can be had now."""
+        log.warning("the keeper is gone (%s): starting another one", reason)
+        try:
+            self._store.replace()
+            self._store.hold(f"j{self._journal.generation}", self._journal.fd)
+            for region in self.table.regions.values():
+                if region.fd >= 0:
+                    self._store.hold(_key(region), region.fd)
+        except OSError as error:
+            log.error("no keeper can be started, all regions would end with the broker: %s", error)
+            self.store_lost = True
+        else:
+            self.store_lost = False
+            self.store_replaced()
 
     @property
     def store_fd(self) -> int | None:

@@ -138,11 +138,11 @@ def wait_for_ends(processes: list[int]) -> list[int]:
     return left
 
 
-StartBroker = Callable[..., BrokerProcess]
+StartServing = Callable[..., BrokerProcess]
 
 
 @pytest.fixture
-def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
+def start_serving(tmp_path: Path) -> Iterator[StartServing]:
     """Starts brokers: options of ``gdrpy serve``, and more environment by keyword.
 
     Each has a folder of its own. At the end each is stopped and must have left nothing.
@@ -163,6 +163,6 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
 
 
 @pytest.fixture
-def broker_process(start_broker: StartBroker) -> BrokerProcess:
+def broker_process(start_serving: StartServing) -> BrokerProcess:
     """A broker on the simulated GPU."""
-    return start_broker()
+    return start_serving()

@@ -1,0 +1,219 @@
+"""Brokers as processes of their own, which tests kill and start again.
+
+Each comes from a *template*: a process that has imported everything and forks a broker when told
+to, so that the hundreds of starts of the kill tests take milliseconds each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rawclient import RawClient
+
+#: An ordinary user for brokers that must not be root; nothing else here runs as it.
+BROKER_UID = 54321
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass
+class Setup:
+    """How to run a broker. ``limits`` and ``options`` are the fields of the server's own."""
+
+    path: str
+    limits: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    uid: int | None = None
+    descriptors: int | None = None
+    log: str | None = None
+
+
+class Template:
+    """Forks brokers. One at a time: each answers to the next :meth:`start` when it has ended."""
+
+    def __init__(self, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            env=os.environ | {"GDRPY_SIM": "1"} | environment,
+            cwd=Path(__file__).parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, setup: Setup) -> int:
+        """Fork a broker; its process number when clients can connect to it."""
+        self.fork(setup)
+        ready = self.line()
+        if ready["event"] != "ready":
+            raise RuntimeError(f"the broker did not start: {ready}")
+        return int(ready["pid"])
+
+    def fork(self, setup: Setup) -> None:
+        """Have a broker forked, without waiting for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(setup.__dict__) + "\n")
+        self._process.stdin.flush()
+
+    def line(self) -> dict[str, Any]:
+        """What the broker, or the template about it, says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the template ended")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ended(self) -> int:
+        """Wait for the broker's end; its status as of waitpid."""
+        while True:
+            event = self.line()
+            if event["event"] == "ended":
+                return int(event["status"])
+
+    def close(self) -> None:
+        """End the template."""
+        self._process.communicate()
+
+
+class Broker:
+    """A broker that can be killed and started again at its place; its log is kept."""
+
+    def __init__(self, template: Template, folder: Path, **setup: Any) -> None:
+        self._template = template
+        self.log = folder / "broker.log"
+        self.setup = Setup(str(folder / "broker.sock"), log=str(self.log), **setup)
+        self.setup.options.setdefault("linger", 30.0)
+        self.path = self.setup.path
+        self.pid = 0
+
+    def start(self) -> Broker:
+        """Start it, or the next one after its end."""
+        self.pid = self._template.start(self.setup)
+        return self
+
+    def client(self, **options: Any) -> RawClient:
+        """A new connection."""
+        return RawClient(self.path, **options)
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.await_end()
+
+    def await_end(self) -> int:
+        """Wait until it has ended; its status as of waitpid."""
+        self.pid = 0
+        return self._template.ended()
+
+    def restart(self) -> None:
+        """Kill it, and start the next one."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> int:
+        """End it by SIGTERM, and its keeper with it; its exit status."""
+        os.kill(self.pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(self.await_end())
+
+    @property
+    def keeper(self) -> int:
+        """Its keeper's process number."""
+        listener = _listening_inode(f"{self.path}.keeper")
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            if pid != self.pid and f"socket:[{listener}]" in descriptors(pid):
+                return pid
+        raise ProcessLookupError("no keeper")
+
+    def errors(self) -> list[str]:
+        """What its log has of errors and of exceptions that nobody expected."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [line for line in text.splitlines() if line.startswith(("ERROR", "Traceback"))]
+
+
+def descriptors(pid: int | str) -> list[str]:
+    """What a process has open."""
+    found = []
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                found.append(str(entry.readlink()))
+            except OSError:
+                continue
+    except OSError:
+        return []
+    return found
+
+
+def _listening_inode(path: str) -> int:
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[7:] == [path] and int(words[3], 16) & 0x10000:
+            return int(words[6])
+    raise ProcessLookupError(f"nobody listens at {path}")
+
+
+def _say(event: str, **more: Any) -> None:
+    os.write(1, (json.dumps({"event": event, **more}) + "\n").encode())
+
+
+def _serve(setup: Setup) -> None:
+    """Be a broker, in a forked child."""
+    import logging
+
+    from gdrpy.broker.server import daemon
+
+    os.environ.update(setup.environment)
+    if setup.log is not None:
+        log = os.open(setup.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, 2)
+        os.close(log)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, force=True)
+    if setup.descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (setup.descriptors, setup.descriptors))
+    if setup.uid is not None:
+        os.setgroups([])
+        os.setresgid(setup.uid, setup.uid, setup.uid)
+        os.setresuid(setup.uid, setup.uid, setup.uid)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as if it had been started so
+    limits = daemon.Limits(**setup.limits)
+    options = daemon.Options(setup.path, limits, **setup.options)
+    daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
+
+
+def _main() -> None:
+    import gdrpy.broker.server.daemon
+    import gdrpy.cuda  # noqa: F401
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            devnull = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(devnull, 0)
+            os.close(devnull)
+            status = 1
+            try:
+                _serve(Setup(**json.loads(line)))
+                status = 0
+            except BaseException as error:
+                print(f"ERROR {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                raise
+            finally:
+                sys.stderr.flush()
+                if status == 0:
+                    os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        _say("ended", status=status)
+
+
+if __name__ == "__main__":
+    _main()

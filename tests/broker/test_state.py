@@ -1,0 +1,254 @@
+"""The state: what is in the store at any moment is enough for the next broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_table import described
+
+from gdrpy.broker.server import records, state
+from gdrpy.broker.server.state import State
+from gdrpy.broker.server.store import Store
+
+
+class Killed(BaseException):
+    """The broker ends here and now."""
+
+
+class Held(Store):
+    """A keeper without a process. ``calls_left`` is after how many calls the broker is killed."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.calls_left = -1
+        self.fails: list[OSError] = []
+        self.replaced = 0
+
+    def _call(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            raise Killed
+        if self.fails:
+            raise self.fails.pop()
+
+    def copy(self) -> Held:
+        """Another store of the same, as a broker that is killed now leaves it."""
+        made = Held()
+        made.held = self.recover()
+        return made
+
+    def recover(self) -> dict[str, int]:
+        return {key: os.dup(fd) for key, fd in self.held.items()}
+
+    def hold(self, key: str, fd: int) -> None:
+        self._call()
+        self.drop(key)
+        self.held[key] = os.dup(fd)
+
+    def drop(self, key: str) -> None:
+        self._call()
+        fd = self.held.pop(key, None)
+        if fd is not None:
+            os.close(fd)
+
+    def replace(self) -> None:
+        self.replaced += 1
+        self.end()
+
+    def end(self) -> None:
+        for fd in self.held.values():
+            os.close(fd)
+        self.held.clear()
+
+
+@pytest.fixture
+def store() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.end()
+
+
+@pytest.fixture(autouse=True)
+def often_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals are begun anew after some ten records rather than a megabyte of them."""
+    monkeypatch.setattr(state, "_COMPACT_BYTES", 500)
+    monkeypatch.setattr(state, "_COMPACT_RATIO", 2)
+
+
+def made(number: int, name: str | None = None) -> records.Made:
+    return records.Made(number, name, 100, 4096, -1, 0, 0, 0o600, b"metadata")
+
+
+def add(kept: State, name: str | None, session: int) -> int:
+    """A region of the state, as the service makes one."""
+    number = kept.table.number()
+    fd = os.memfd_create("region")
+    os.write(fd, str(number).encode())
+    kept.add(made(number, name), fd)
+    if name is not None:
+        old = kept.table.names.get(name)
+        kept.table.commit(records.Published(number, 1 if old is None else old.version + 1))
+    kept.table.commit(records.Granted(session, number, True, False))
+    return number
+
+
+def session_of(kept: State) -> int:
+    number = kept.table.number()
+    kept.table.commit(records.Began(number, os.getpid(), 1, 0, 0, []))
+    return number
+
+
+def work(kept: State, steps: int) -> Iterator[dict[str, Any]]:
+    """Much that a broker does; what the state is after each step."""
+    session = session_of(kept)
+    yield described(kept.table)
+    for step in range(steps):
+        region = add(kept, f"name-{step % 3}" if step % 4 else None, session)
+        if step % 2:
+            kept.table.commit(records.Released(session, region))
+        if step % 5 == 4 and kept.table.names:
+            name = min(kept.table.names)
+            kept.table.commit(records.Unlinked(kept.table.names[name].number))
+        if step % 7 == 6:
+            kept.table.commit(records.Ended(session))
+            session = session_of(kept)
+        yield described(kept.table)
+
+
+def check_recovered(store: Held, kept: State) -> None:
+    """All regions have the memory that is theirs, and the store holds nothing else."""
+    for region in kept.table.regions.values():
+        assert os.pread(region.fd, 20, 0) == str(region.number).encode()
+    journals = [key for key in store.held if key.startswith("j")]
+    assert len(journals) == 1
+    assert set(store.held) == {*journals, *(f"r{number}" for number in kept.table.regions)}
+
+
+class TestState:
+    def test_is_the_same_for_the_next_broker_after_every_change(self, store: Held) -> None:
+        for then in work(State(store), 60):
+            copy = store.copy()
+            again = State(copy)
+            assert described(again.table) == then
+            check_recovered(copy, again)
+            copy.end()
+
+    def test_of_a_first_broker_has_a_life_of_its_own(self, store: Held) -> None:
+        other = Held()
+        assert State(store).table.life != State(other).table.life
+        assert len(State(store).table.life) == 32
+        other.end()
+
+    def test_killed_at_any_call_of_the_store_loses_and_leaks_nothing(self) -> None:
+        killed_at, ended = 0, False
+        while not ended:
+            killed_at += 1
+            store = Held()
+            kept = State(store)
+            store.calls_left = killed_at
+            states = [described(kept.table)]
+            try:
+                states.extend(work(kept, 12))
+                ended = True
+            except Killed:
+                pass
+            store.calls_left = -1
+            again = State(store)
+            found = described(again.table)
+            check_recovered(store, again)
+            # The step under way happened or did not, up to what nobody can have been told of.
+            for number, region in states[-1]["regions"].items():
+                if number not in found["regions"]:
+                    assert not ended
+                    assert region[9] or region[12]  # it was let go of in this step
+            assert found["life"] == states[-1]["life"]
+            if ended:
+                assert found == states[-1]
+            store.end()
+        assert killed_at > 30
+
+    def test_killed_while_it_starts_is_there_for_the_one_after(self) -> None:
+        for killed_at in range(1, 40):
+            store = Held()
+            before = list(work(State(store), 10))[-1]
+            store.calls_left = killed_at
+            try:
+                State(store)
+            except Killed:
+                store.calls_left = -1
+                again = State(store)
+                assert described(again.table) == before
+                check_recovered(store, again)
+            else:
+                break
+            finally:
+                store.end()
+        assert killed_at > 2
+
+    def test_region_whose_memory_is_lost_is_no_more_and_the_others_are(
+        self, store: Held, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        kept = State(store)
+        session = session_of(kept)
+        lost, unnamed, there = (add(kept, name, session) for name in ("lost", None, "there"))
+        for number in (lost, unnamed):
+            os.close(store.held.pop(f"r{number}"))
+        again = State(store)
+        assert set(again.table.regions) == {there}
+        assert set(again.table.names) == {"there"}
+        assert again.table.used == {-1: 4096}
+        assert "region 'lost' is lost" in caplog.text
+        assert described(State(store).table) == described(again.table)
+
+    def test_memory_of_no_region_is_given_back(self, store: Held) -> None:
+        kept = State(store)
+        add(kept, "a", session_of(kept))
+        store.held["r999"] = os.memfd_create("nobody's")
+        check_recovered(store, State(store))
+
+    def test_change_is_made_also_when_no_new_journal_can_be_begun(
+        self, store: Held, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(generation: int, entries: object) -> None:
+            raise OSError(24, "too many open files")
+
+        kept = State(store)
+        with monkeypatch.context() as patched:
+            patched.setattr(state.Journal, "begin", refuse)
+            *_, then = work(kept, 30)
+        assert described(State(store).table) == then
+
+    def test_store_that_is_lost_at_any_call_is_replaced_by_one_that_holds_everything(
+        self,
+    ) -> None:
+        for fails_at in range(1, 40):
+            store = Held()
+            kept = State(store)
+            steps = work(kept, 60)
+            for _ in range(fails_at):
+                next(steps)
+            store.fails = [BrokenPipeError(32, "broken pipe")]
+            then = next(steps)
+            assert store.replaced == 1
+            assert not kept.store_lost
+            again = State(store)
+            assert described(again.table) == then
+            check_recovered(store, again)
+            store.end()
+
+    def test_memory_that_no_store_takes_stays_the_caller_s(self, store: Held) -> None:
+        kept = State(store)
+        before = described(kept.table)
+        fd = os.memfd_create("region")
+        store.fails = [BrokenPipeError(32, "broken pipe")] * 3
+        with pytest.raises(BrokenPipeError):
+            kept.add(made(kept.table.number()), fd)
+        os.close(fd)
+        assert described(kept.table) == before
+        assert kept.store_lost
+        kept.mend_store("again")
+        assert not kept.store_lost
+        assert set(store.held) == {"j1"}

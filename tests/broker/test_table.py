@@ -1,0 +1,219 @@
+"""The table: what the next broker reads is what this one had, whatever was done to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gdrpy.broker.server import records
+from gdrpy.broker.server.journal import Journal
+from gdrpy.broker.server.table import Region, Table
+
+
+def described(table: Table) -> dict[str, Any]:
+    """All that a table says, to be compared."""
+    return {
+        "life": table.life,
+        "regions": {
+            region.number: (
+                *(region.name, region.nbytes, region.size, region.device, region.uid, region.gid),
+                *(region.mode, region.metadata, region.version, region.linked, region.sealed),
+                region.digest,
+                {
+                    number: (lease.count, lease.writable, lease.gpu)
+                    for number, lease in region.leases.items()
+                },
+            )
+            for region in table.regions.values()
+        },
+        "names": {name: region.number for name, region in table.names.items()},
+        "sorted": table.sorted_names(),
+        "sessions": {
+            session.number: (session.identity, set(session.regions))
+            for session in table.sessions.values()
+        },
+        "used": {device: used for device, used in table.used.items() if used},
+        "used_by": dict(table.used_by),
+        "counted": {uid: count for uid, count in table.counted.items() if count},
+    }
+
+
+def replayed(entries: list[bytes]) -> Table:
+    table = Table(lambda record: None, lambda region: None)
+    for entry in entries:
+        table.apply(records.decode(entry))
+    return table
+
+
+NAMES = st.sampled_from(["a", "b", "weights/0", "weights/1", "\u00e4\U0001f600"])
+DEVICES = st.sampled_from([-1, 0, 1])
+
+
+class TableMachine(RuleBasedStateMachine):
+    """What a broker may do to its table, in any order, beside a model of it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.journal = Journal.begin(0, [])
+        self.freed: list[int] = []
+        self.table = Table(
+            lambda record: self.journal.append(records.encode(record)),
+            lambda region: self.freed.append(region.number),
+        )
+        self.table.commit(records.Life("00ff" * 8, 1))
+        self.made: set[int] = set()
+
+    def teardown(self) -> None:
+        if hasattr(self, "journal"):
+            self.journal.close()
+
+    def any_session(self, data: Any) -> int:
+        return int(data.draw(st.sampled_from(sorted(self.table.sessions))))
+
+    def any_region(self, data: Any) -> Region:
+        return self.table.regions[data.draw(st.sampled_from(sorted(self.table.regions)))]
+
+    @rule(uid=st.integers(0, 2), groups=st.sets(st.integers(0, 3)))
+    def session_begins(self, uid: int, groups: set[int]) -> None:
+        number = self.table.number()
+        self.table.commit(records.Began(number, 100 + uid, 7, uid, uid, sorted(groups)))
+
+    @precondition(lambda self: self.table.sessions)
+    @rule(
+        data=st.data(),
+        name=st.none() | NAMES,
+        nbytes=st.integers(1, 10_000),
+        device=DEVICES,
+        draft=st.booleans(),
+    )
+    def region_is_made_and_held(
+        self, data: Any, name: str | None, nbytes: int, device: int, draft: bool
+    ) -> None:
+        session = self.table.sessions[self.any_session(data)]
+        number = self.table.number()
+        assert number not in self.made, "a number of this life again"
+        self.made.add(number)
+        size = -(-nbytes // 4096) * 4096
+        who = session.identity
+        self.table.commit(
+            records.Made(
+                number, name, nbytes, size, device, who.uid, who.gid, 0o640, b"m" * (nbytes % 9)
+            )
+        )
+        if name is not None and not draft and name not in self.table.names:
+            self.table.commit(records.Published(number, 1))
+        self.table.commit(records.Granted(session.number, number, True, device >= 0))
+
+    @precondition(lambda self: any(region.draft for region in self.table.regions.values()))
+    @rule(data=st.data())
+    def draft_is_published(self, data: Any) -> None:
+        drafts = [number for number, region in self.table.regions.items() if region.draft]
+        region = self.table.regions[data.draw(st.sampled_from(sorted(drafts)))]
+        assert region.name is not None
+        old = self.table.names.get(region.name)
+        version = 1 if old is None else old.version + 1
+        self.table.commit(records.Published(region.number, version))
+
+    @precondition(lambda self: self.table.names)
+    @rule(data=st.data())
+    def name_is_deleted(self, data: Any) -> None:
+        region = self.table.names[data.draw(st.sampled_from(sorted(self.table.names)))]
+        self.table.commit(records.Unlinked(region.number))
+
+    @precondition(lambda self: self.table.sessions and self.table.regions)
+    @rule(data=st.data(), writable=st.booleans(), gpu=st.booleans(), count=st.integers(1, 3))
+    def region_is_granted(self, data: Any, writable: bool, gpu: bool, count: int) -> None:
+        region = self.any_region(data)
+        session = self.any_session(data)
+        self.table.commit(records.Granted(session, region.number, writable, gpu, count))
+
+    @precondition(lambda self: any(region.leases for region in self.table.regions.values()))
+    @rule(data=st.data())
+    def lease_is_released(self, data: Any) -> None:
+        held = [number for number, region in self.table.regions.items() if region.leases]
+        region = self.table.regions[data.draw(st.sampled_from(sorted(held)))]
+        session = data.draw(st.sampled_from(sorted(region.leases)))
+        self.table.commit(records.Released(session, region.number))
+
+    @precondition(lambda self: self.table.sessions)
+    @rule(data=st.data())
+    def session_ends(self, data: Any) -> None:
+        self.table.commit(records.Ended(self.any_session(data)))
+
+    @precondition(lambda self: self.table.regions)
+    @rule(data=st.data(), mode=st.integers(0, 0o666), metadata=st.binary(max_size=20))
+    def region_changes(self, data: Any, mode: int, metadata: bytes) -> None:
+        self.table.commit(records.Changed(self.any_region(data).number, mode, metadata))
+
+    @precondition(lambda self: self.table.regions)
+    @rule(data=st.data(), digest=st.booleans())
+    def region_is_sealed(self, data: Any, digest: bool) -> None:
+        region = self.any_region(data)
+        self.table.commit(records.SealedNow(region.number))
+        if digest:
+            self.table.commit(records.Digested(region.number, "ab" * 32))
+
+    @rule()
+    def journal_is_begun_anew(self) -> None:
+        old = self.journal
+        self.journal = Journal.begin(old.generation + 1, map(records.encode, self.table.snapshot()))
+        old.close()
+
+    @invariant()
+    def next_broker_finds_the_same(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        found = replayed(list(self.journal.entries()))
+        assert described(found) == described(self.table)
+        assert found.number() >= max([0, *self.made & set(found.regions), *self.table.sessions]), (
+            "a number would be given again"
+        )
+
+    @invariant()
+    def snapshot_says_the_same(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        entries = [records.encode(record) for record in self.table.snapshot()]
+        again = replayed(entries)
+        assert described(again) == described(self.table)
+        assert again.number() == self.table._next
+
+    @invariant()
+    def accounts_agree_with_the_regions(self) -> None:
+        if not hasattr(self, "table"):
+            return
+        table, regions = self.table, self.table.regions.values()
+        used: Counter[int] = Counter()
+        used_by: Counter[tuple[int, int]] = Counter()
+        for region in regions:
+            used[region.device] += region.size
+            used_by[region.device, region.uid] += region.size
+            assert region.linked or region.leases, "nobody keeps it"
+            assert region.number not in self.freed
+            for number, lease in region.leases.items():
+                assert lease.count > 0
+                assert table.sessions[number].regions[region.number] is region
+        assert {device: n for device, n in table.used.items() if n} == dict(used)
+        assert dict(table.used_by) == dict(used_by)
+        assert {uid: n for uid, n in table.counted.items() if n} == dict(
+            Counter(region.uid for region in regions)
+        )
+        assert {region.name for region in regions if region.linked} == set(table.names)
+        assert self.made == set(table.regions) | set(self.freed)
+        assert len(self.freed) == len(set(self.freed)), "freed twice"
+        for session in table.sessions.values():
+            for number in session.regions:
+                assert session.number in table.regions[number].leases
+
+
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

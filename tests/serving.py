@@ -130,8 +130,9 @@ def wait_for_ends(processes: list[int]) -> list[int]:
             process = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
-        ended, _, _ = select.select([process], [], [], max(0.0, deadline - time.monotonic()))
-        if not ended:
+        poll = select.poll()  # select() would refuse a descriptor from 1024 up
+        poll.register(process, select.POLLIN)
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
             left.append(pid)
             signal.pidfd_send_signal(process, signal.SIGKILL)
         os.close(process)

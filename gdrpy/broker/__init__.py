@@ -2,7 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gdrpy.broker.temporary import temporary
+    from gdrpy.broker._temporary import temporary
 
 __all__ = ["temporary"]
 
@@ -10,6 +10,6 @@ __all__ = ["temporary"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gdrpy.broker.temporary import temporary
+    from gdrpy.broker._temporary import temporary
 
     return temporary

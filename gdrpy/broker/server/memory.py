@@ -12,15 +12,6 @@ from gdrpy._fd import duplicate
 from gdrpy.backends import host, take_export
 from gdrpy.broker.protocol import CPU_DEVICE
 
-
-def is_memfd(fd: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return False
-    return True
-
-
 #: Bytes that a digest reads at once, through a mapping of as many.
 _CHUNK = 8 << 20
 
@@ -47,18 +38,17 @@ def make(size: int, device: int) -> int:
     if device == CPU_DEVICE:
         return host.create(size)
     with vmm.create(size, device, gpu=False) as allocation:
-        fd = duplicate(allocation.fd)
-    if is_memfd(fd):  # simulated: like the host's, for those alone whom the broker hands it to
-        os.fchmod(fd, 0o600)
-    return fd
+        return duplicate(allocation.fd)
 
 
 def readonly(fd: int) -> int | None:
     """The same memory by a descriptor that cannot be written through; None where none can be had.
 
-    Only memfds have one: a descriptor of a real GPU's memory lets its holder write.
+    Only memory files have one: a descriptor of a real GPU's memory lets its holder write.
     """
-    if not is_memfd(fd):
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # it is none
         return None
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 

@@ -37,7 +37,9 @@ static CUresult memfd_create_block(struct backing *backing, int ordinal, uint64_
 	backing->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (backing->fd < 0)
 		return result;
-	if (ftruncate(backing->fd, (off_t)size) || fcntl(backing->fd, F_ADD_SEALS, SEALS))
+	/* Nobody else opens it anew, by /proc, for more than their descriptor allows. */
+	if (fchmod(backing->fd, 0600) || ftruncate(backing->fd, (off_t)size) ||
+	    fcntl(backing->fd, F_ADD_SEALS, SEALS))
 		goto close_fd;
 	result = describe(backing);
 	if (result != CUDA_SUCCESS)

@@ -34,6 +34,17 @@ class BadPacket(ValueError):
     """A packet that is longer than it may be, or whose descriptors did not all arrive."""
 
 
+class DescriptorsLost(BadPacket):
+    """Descriptors beside a packet did not all arrive: this process may open no more.
+
+    ``data`` is the packet, which is whole.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__("the descriptors beside a packet did not all arrive")
+        self.data = data
+
+
 def packet_socket() -> _socket.socket:
     """A new socket, closed on exec, not connected."""
     return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
@@ -65,11 +76,9 @@ def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list
     data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
     if flags & _TRUNCATED:
         close_all(fds)
-        raise BadPacket(
-            f"a packet has more than {limit} bytes"
-            if flags & _socket.MSG_TRUNC
-            else "the descriptors beside a packet did not all arrive"
-        )
+        if flags & _socket.MSG_TRUNC:
+            raise BadPacket(f"a packet has more than {limit} bytes")
+        raise DescriptorsLost(data)
     return data, fds
 
 

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any, NoReturn, Protocol, Self, TypeVar
+    from typing import Any, Protocol, Self, TypeVar
 
     class Closable(Protocol):
         """What has a close()."""
@@ -92,6 +92,8 @@ class Resource:
     take away.
     """
 
+    #: What a forked child is to do instead of using its parent's.
+    _again = "open it again, from its file descriptor"
     _closed = True  # until it is made
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class Resource:
         if self._forked():
             raise Forked(
                 f"{call}: this {type(self).__name__} belongs to the parent process; in a forked "
-                f"child open it again, from its file descriptor"
+                f"child {self._again}"
             )
         if self._closed:
             raise Closed(f"{call}: the {type(self).__name__} is closed")
@@ -144,7 +146,7 @@ class Resource:
     ) -> None:
         close_after(self, error)
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: send a file descriptor, from "
             f"Region.export(), and open it there by Region.from_fd()"

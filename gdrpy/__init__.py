@@ -45,6 +45,9 @@ from gdrpy.errors import (
 #: Where the rest is: imported when it is first asked for.
 _HOMES = {
     "Attributes": "gdrpy.gdr",
+    "Broker": "gdrpy.broker.client.broker",
+    "BrokerRegion": "gdrpy.broker.client.region",
+    "Event": "gdrpy.broker.client.records",
     "Flag": "gdrpy.mapping",
     "Gdr": "gdrpy.gdr",
     "Mapping": "gdrpy.mapping",
@@ -52,8 +55,11 @@ _HOMES = {
     "Pin": "gdrpy.gdr",
     "PinInfo": "gdrpy.gdr",
     "Region": "gdrpy.region",
+    "RegionInfo": "gdrpy.broker.client.records",
     "Revocation": "gdrpy.gdr",
+    "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
+    "connect": "gdrpy.broker.client.broker",
     "granularity": "gdrpy.vmm",
     "open": "gdrpy.gdr",
     "rounded_size": "gdrpy.vmm",
@@ -61,6 +67,10 @@ _HOMES = {
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker, connect
+    from gdrpy.broker.client.records import Event, RegionInfo
+    from gdrpy.broker.client.region import BrokerRegion
+    from gdrpy.broker.client.watch import Watch
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mapping import Flag, Mapping
     from gdrpy.mappingtype import MappingType
@@ -89,11 +99,14 @@ else:
 __all__ = [
     "Attributes",
     "BackendUnavailable",
+    "Broker",
+    "BrokerRegion",
     "BrokerUnavailable",
     "Closed",
     "CudaError",
     "DriverError",
     "Error",
+    "Event",
     "Flag",
     "Forked",
     "Gdr",
@@ -112,13 +125,16 @@ __all__ = [
     "QuotaExceeded",
     "ReadOnly",
     "Region",
+    "RegionInfo",
     "Revocation",
     "Revoked",
     "Sealed",
     "SizeMismatch",
     "Timeout",
     "UntestedDriver",
+    "Watch",
     "alloc",
+    "connect",
     "granularity",
     "open",
     "rounded_size",

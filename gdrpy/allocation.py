@@ -12,8 +12,11 @@ class Allocation(Owner):
     """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
 
     Made by :mod:`gdrpy.vmm` and, where no CUDA is wanted, :meth:`keep_fd`. Its ``size`` is in
-    bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view.
+    bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view. It
+    keeps ``source`` alive.
     """
+
+    source: object = None
 
     def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
         super().__init__(undo)

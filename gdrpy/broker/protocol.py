@@ -74,6 +74,29 @@ def decode(packet: bytes) -> dict[str, Any]:
     return message
 
 
+def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
+    """A region's metadata as it travels. Raises TypeError, and ValueError for too much of it."""
+    if not metadata:
+        return b""
+    if not isinstance(metadata, dict):
+        raise TypeError(f"{call}: metadata must be a dict, and is {metadata!r}")
+    try:
+        packed: bytes = msgpack.packb(metadata)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{call}: metadata holds what msgpack does not pack: {error}") from error
+    if len(packed) > METADATA_LIMIT:
+        raise ValueError(
+            f"{call}: metadata takes {len(packed)} bytes, and a region has room for "
+            f"{METADATA_LIMIT}: keep more of it in the region"
+        )
+    return packed
+
+
+def unpack_metadata(packed: bytes) -> dict[str, Any]:
+    """What :func:`pack_metadata` packed. Raises ProtocolError."""
+    return decode(packed) if packed else {}
+
+
 def error_message(error: errors.Error) -> dict[str, Any]:
     """The fields of a reply that stand for an error."""
     kind = next((kind for kind in type(error).__mro__ if kind in ERRORS), errors.ProtocolError)
@@ -81,11 +104,9 @@ def error_message(error: errors.Error) -> dict[str, Any]:
     return {"error": kind.__name__, "message": message}
 
 
-def error_of(reply: dict[str, Any]) -> errors.Error | None:
-    """The error that a reply stands for, if it does."""
-    name = reply.get("error")
-    if name is None:
-        return None
+def error_of(reply: dict[str, Any]) -> errors.Error:
+    """The error that a reply stands for that has one."""
+    name = reply["error"]
     kind = _BY_NAME.get(name, errors.ProtocolError)
     message = str(reply.get("message", name))
     if kind is errors.PermissionDenied:

@@ -1,4 +1,4 @@
-"""Brokers for the tests: processes of their own, on the simulated GPU."""
+"""Brokers for the tests: processes of their own, on the simulated GPU, and played ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brokers import Broker, Template
+from fake_server import FakeServer, Script
 from rawclient import RawClient
 
 from serving import broker_process, start_serving
+from support import open_descriptors
 
 __all__ = ["broker_process", "start_serving"]
 
@@ -77,3 +80,23 @@ def client(broker: Broker) -> Iterator[RawClient]:
     """A client that has said hello."""
     with broker.client() as made:
         yield made
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Starts a broker that plays one script for each connection; gives its socket's path."""
+    with ExitStack() as servers:
+
+        def start(*scripts: Script) -> str:
+            path = str(tmp_path / f"played-{len(list(tmp_path.iterdir()))}.sock")
+            return servers.enter_context(FakeServer(path, *scripts)).path
+
+        yield start
+
+
+@pytest.fixture
+def no_descriptors_leak() -> Iterator[None]:
+    """As many are open at the end as were: of what the test has closed itself."""
+    before = open_descriptors()
+    yield
+    assert len(open_descriptors()) == len(before), open_descriptors()

@@ -1,0 +1,167 @@
+"""Calls that put arrays and tensors into a region, and how a region tells what array it holds."""
+
+from __future__ import annotations
+
+from gdrpy.broker.client import calls, region_calls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    import numpy as np
+    from numpy.typing import ArrayLike
+
+    from gdrpy.broker.client.calls import Client
+    from gdrpy.broker.client.region import LeasedRegion
+
+    R = TypeVar("R", bound=LeasedRegion)
+
+#: The key of an array's element type and shape in a region's metadata.
+ARRAY = "array"
+#: What the metadata of a region says that holds an image of the safetensors format.
+SAFETENSORS = {"format": "safetensors"}
+
+
+async def put(
+    client: Client[R],
+    name: str,
+    array: ArrayLike,
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    metadata: dict[str, Any] | None = None,
+    seal: bool = False,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+) -> R:
+    """Publish a copy of an array under the name; ``region.numpy()`` gives it back, as it was.
+
+    Others find the array or what was there before, never a part of it. With ``seal`` nobody may
+    write it any more. Parameters and errors as of :meth:`create`; TypeError for arrays of objects
+    and of structures.
+    """
+    import numpy as np
+
+    source = np.asarray(array, order="C")
+    layout = [_type_name(source.dtype), list(source.shape)]
+    draft = await calls.create(
+        client,
+        name,
+        max(source.nbytes, 1),
+        device,
+        mode=mode,
+        metadata={**(metadata or {}), ARRAY: layout},
+        gpu=gpu,
+        cpu=cpu,
+        wait=wait,
+    )
+    return await _publish(draft, lambda: draft.write(source.reshape(-1).view(np.uint8)), seal)
+
+
+async def put_tensors(
+    client: Client[R],
+    name: str,
+    tensors: Mapping[str, ArrayLike],
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    metadata: dict[str, Any] | None = None,
+    seal: bool = False,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+) -> R:
+    """Publish copies of arrays by their names, in one region, for its ``tensors()``.
+
+    They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
+    Parameters and errors as of :meth:`put`.
+    """
+    from gdrpy import safetensors
+
+    draft = await calls.create(
+        client,
+        name,
+        safetensors.plan(tensors).nbytes,
+        device,
+        mode=mode,
+        metadata={**(metadata or {}), **SAFETENSORS},
+        gpu=gpu,
+        cpu=cpu,
+        wait=wait,
+    )
+    return await _publish(draft, lambda: safetensors.store(draft, tensors), seal)
+
+
+async def load(
+    client: Client[R],
+    path: str | os.PathLike[str],
+    name: str,
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    metadata: dict[str, Any] | None = None,
+    seal: bool = False,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> R:
+    """Publish a safetensors file's content, for its ``tensors()``.
+
+    ``progress`` is called after each piece with the bytes done and to do. Parameters and errors
+    otherwise as of :meth:`put`; ValueError for an invalid file, OSError.
+    """
+    from gdrpy import safetensors
+
+    draft = await calls.create(
+        client,
+        name,
+        safetensors.size_of(path),
+        device,
+        mode=mode,
+        metadata={**(metadata or {}), **SAFETENSORS},
+        gpu=gpu,
+        cpu=cpu,
+        wait=wait,
+    )
+    return await _publish(draft, lambda: safetensors.load(path, draft, progress), seal)
+
+
+async def _publish(draft: R, fill: Callable[[], object], seal: bool) -> R:
+    """The draft, filled and published; it is closed if that fails."""
+    try:
+        fill()
+        if seal:
+            await region_calls.seal(draft)
+        await region_calls.publish(draft)
+    except BaseException:
+        draft.close()
+        raise
+    return draft
+
+
+def _type_name(dtype: np.dtype[Any]) -> str:
+    """What stands for an element type: numpy's letters, safetensors' name where it has none."""
+    if dtype.kind != "V":
+        if dtype.hasobject:
+            raise TypeError(f"put: an array of {dtype} holds objects, not bytes: convert it first")
+        return dtype.str
+    if dtype.names is None:
+        from gdrpy._dtypes import as_dtype
+
+        return as_dtype("put", dtype).name
+    raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
+
+
+def stored_type(call: str, name: str) -> np.dtype[Any]:
+    """The element type that stands for. Raises TypeError where ml_dtypes is missing for it."""
+    import numpy as np
+
+    if name[0] in "<>|":
+        return np.dtype(name)
+    from gdrpy._dtypes import as_dtype
+
+    return as_dtype(call, name).numpy(call)

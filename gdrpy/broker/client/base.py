@@ -1,0 +1,99 @@
+"""What the blocking and the asyncio client have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from gdrpy._resource import Resource
+from gdrpy._unix import PATH_ROOM
+from gdrpy.broker.client.channel import Lost, Silent
+from gdrpy.broker.client.connection import Connection
+from gdrpy.broker.place import VARIABLE, connect_path
+from gdrpy.errors import BrokerUnavailable, Timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gdrpy.broker.client.channel import Channel
+    from gdrpy.broker.client.connection import Lease, Message, Replies, Reply
+
+    #: Makes a channel that is not connected, for answers within so many seconds.
+    ChannelMaker = Callable[[float | None], Channel]
+
+
+class BrokerBase(Resource):
+    """A running broker, as this process is connected to it."""
+
+    _again = "connect to the broker again"
+
+    def __init__(self, connection: Connection, make_channel: ChannelMaker) -> None:
+        super().__init__()
+        self._connection = connection
+        self._make_channel = make_channel
+
+    @property
+    def socket(self) -> str:
+        """The path of the broker's socket."""
+        return self._connection.path
+
+    @property
+    def life(self) -> str:
+        """What stands for the broker's state, 32 hexadecimal digits: regions are of one life."""
+        return self._connection.life
+
+    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+        """The reply to a request: see :meth:`Connection.ask`."""
+        self._check(request["op"])
+        connection = self._connection
+        try:
+            return await connection.channel.alone(connection.ask, request, lease)
+        finally:
+            connection.flush()
+
+    async def _ask_many(self, request: Message) -> Replies:
+        """The replies to a request: see :meth:`Connection.ask_many`."""
+        self._check(request["op"])
+        connection = self._connection
+        try:
+            return await connection.channel.alone(connection.ask_many, request)
+        finally:
+            connection.flush()
+
+    def _separate(self, timeout: float | None) -> Connection:
+        """A connection of its own, for what takes long; not connected yet."""
+        connection = self._connection
+        return Connection(self._make_channel(timeout), connection.path, connection.reconnect)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<{type(self).__name__} CLOSED>"
+        return f"<{type(self).__name__} at {self.socket}>"
+
+
+async def reach(
+    make_channel: ChannelMaker, socket: str | None, timeout: float, reconnect: float
+) -> Connection:
+    """A connection to the broker: see :func:`gdrpy.connect`."""
+    for name, value in (("timeout", timeout), ("reconnect", reconnect)):
+        if not 0 <= value < math.inf or (value == 0 and name == "timeout"):
+            raise ValueError(f"connect: {name} must be a number of seconds, and is {value!r}")
+    path = connect_path() if socket is None else os.fspath(socket)
+    if len(os.fsencode(path)) >= PATH_ROOM:
+        raise ValueError(
+            f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
+        )
+    connection = Connection(make_channel(timeout), path, reconnect)
+    try:
+        await connection.open()
+    except Silent:
+        raise Timeout(
+            f"connect: the broker at {path} did not answer within {timeout:g} s"
+        ) from None
+    except Lost as lost:
+        raise BrokerUnavailable(
+            f"connect: no broker answers at {path} ({lost}): start one by `gdrpy serve`, or say by "
+            f"socket= or {VARIABLE} where it is"
+        ) from None
+    return connection

@@ -1,0 +1,71 @@
+"""The blocking client: connect, and the broker."""
+
+from __future__ import annotations
+
+from gdrpy.broker.client import arrays, calls
+from gdrpy.broker.client.base import BrokerBase, reach
+from gdrpy.broker.client.channel import BlockingChannel, blocking, run
+from gdrpy.broker.client.region import BrokerRegion
+from gdrpy.broker.client.watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy.broker.client.channel import Descriptors
+    from gdrpy.broker.client.connection import Message
+
+
+def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
+    """Connect to the running broker.
+
+    ``socket`` is the path of its socket, by default $GDRPY_SOCKET, else this user's broker, else
+    the machine's (/run/gdrpy/broker.sock). ``timeout`` is for how many seconds to wait for an
+    answer, ``reconnect`` for how many to look for a broker that went away.
+
+    Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
+    """
+    return Broker(run(reach(BlockingChannel, socket, timeout, reconnect)), BlockingChannel)
+
+
+class Broker(BrokerBase):
+    """A running broker: named regions for every process of the machine. Made by :func:`connect`.
+
+    Threads may share it: one call is made at a time. When the broker is restarted, a call waits for
+    it to come back, and the regions held here are held on. Closing ends the leases of this
+    connection's regions; the regions stay usable.
+    """
+
+    allocate = blocking(calls.allocate)
+    create = blocking(calls.create)
+    get = blocking(calls.get)
+    get_many = blocking(calls.get_many)
+    put = blocking(arrays.put)
+    put_tensors = blocking(arrays.put_tensors)
+    load = blocking(arrays.load)
+    list = blocking(calls.list_regions)
+    stat = blocking(calls.stat)
+    delete = blocking(calls.delete)
+    seal = blocking(calls.seal)
+    chmod = blocking(calls.chmod)
+    rounded_size = blocking(calls.rounded_size)
+    status = blocking(calls.status)
+    _attach = blocking(calls.attach)
+
+    def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
+        """Events about regions whose names begin with ``prefix``, from now on."""
+        self._check("Broker.watch")
+        watch = Watch(self._separate(self._connection.channel.timeout), prefix, timeout)
+        try:
+            run(watch.begin())
+        except BaseException:
+            watch.close()
+            raise
+        return watch
+
+    def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, fds, gpu, cpu)
+
+    def _release(self) -> None:
+        run(self._connection.channel.alone(self._disconnect))
+
+    async def _disconnect(self) -> None:
+        self._connection.close()

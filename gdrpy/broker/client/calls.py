@@ -1,0 +1,347 @@
+"""Every call of a broker, said once: what is asked, and what becomes of the answer.
+
+They are coroutine functions, so that the asyncio client has them as they are; the blocking one runs
+them to their end (:func:`~gdrpy.broker.client.channel.blocking`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from gdrpy._arguments import as_int, as_size
+from gdrpy._resource import Undo
+from gdrpy._unix import close_all
+from gdrpy.broker.client.records import RegionInfo
+from gdrpy.broker.client.watch import Watching
+from gdrpy.broker.protocol import (
+    BATCH_LIMIT,
+    CPU_DEVICE,
+    NAME_LIMIT,
+    error_of,
+    pack_metadata,
+)
+from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, Protocol, TypeVar
+
+    from gdrpy.broker.client.channel import Descriptors
+    from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+    from gdrpy.broker.client.region import LeasedRegion
+
+    R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
+    R = TypeVar("R", bound=LeasedRegion)
+
+    class Client(Protocol[R_co]):
+        """A connected broker, whichever way it waits, whose regions are of class ``R``."""
+
+        async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+            """The reply to a request; see :meth:`Connection.ask`."""
+
+        async def _ask_many(self, request: Message) -> list[Reply]:
+            """The replies to one; see :meth:`Connection.ask_many`."""
+
+        def _separate(self, timeout: float | None) -> Connection:
+            """A connection of its own, not connected yet."""
+
+        def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> R_co:
+            """The region of a grant, whose descriptor it takes out of ``fds``."""
+
+
+#: Seconds after which memory is asked for again though the broker told of none that came back:
+#: other programs free some too.
+_ASK_AGAIN = 1.0
+
+
+def _name(call: str, name: Any) -> str:
+    """A region's name. Raises TypeError, ValueError."""
+    if not isinstance(name, str):
+        raise TypeError(f"{call}: name must be a str, and is {name!r}")
+    if not 0 < len(name.encode()) <= NAME_LIMIT:
+        raise ValueError(f"{call}: name must have 1 to {NAME_LIMIT} bytes, and is {name!r}")
+    return name
+
+
+def _device(call: str, device: Any) -> int:
+    """The number of a device as it travels. Raises TypeError, ValueError."""
+    if device == "cpu":
+        return CPU_DEVICE
+    ordinal = as_int(call, "device", device)
+    if ordinal < 0:
+        raise ValueError(f"{call}: device must be a CUDA ordinal or 'cpu', and is {device!r}")
+    return ordinal
+
+
+def _mode(call: str, mode: Any) -> int:
+    """Permission bits. Raises TypeError, ValueError."""
+    bits = as_int(call, "mode", mode)
+    if bits & ~0o666:
+        raise ValueError(f"{call}: mode must be permission bits like 0o640, and is {bits:#o}")
+    return bits
+
+
+def _views(call: str, gpu: bool, cpu: bool) -> None:
+    if not gpu and not cpu:
+        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")
+
+
+async def _patiently(
+    client: Client[R], request: Message, wait: float, refusal: type[Error], prefix: str
+) -> Reply:
+    """Ask until it is not refused so any more: at every event of names with this prefix."""
+    call = request["op"]
+    if not wait >= 0:
+        raise ValueError(f"{call}: wait must be a number of seconds, and is {wait!r}")
+    deadline = time.monotonic() + wait
+    try:
+        return await client._ask(request)
+    except refusal:
+        pass
+    with Watching(client._separate(None), prefix) as watching:
+        await watching.begin()
+        while True:
+            try:
+                return await client._ask(request)
+            except refusal as error:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise Timeout(f"{call}: waited {wait:g} s: {error}") from error
+            await watching.next(min(deadline, now + _ASK_AGAIN))
+
+
+async def allocate(
+    client: Client[R],
+    name: str | None,
+    nbytes: int,
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    metadata: dict[str, Any] | None = None,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+) -> R:
+    """The region of this name, made if there is none; with a name of None one that only you hold.
+
+    It has ``nbytes`` bytes (in memory: rounded up) on a CUDA device, or with ``device="cpu"`` in
+    host memory. ``mode`` are permission bits as a file's, and ``metadata`` is msgpack's dict of up
+    to 4096 bytes; where the region is found, both are as they were. ``gpu`` and ``cpu`` say which
+    views this process gets; ``gpu=False`` needs no CUDA, and host memory has no GPU view. ``wait``
+    is for how many seconds to wait for memory.
+
+    Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
+    PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
+    """
+    return await _make(client, "allocate", name, nbytes, device, mode, metadata, gpu, cpu, wait)
+
+
+async def create(
+    client: Client[R],
+    name: str,
+    nbytes: int,
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    metadata: dict[str, Any] | None = None,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+) -> R:
+    """A new region that nobody else finds until its ``publish()`` puts it under the name.
+
+    A region that has the name then is replaced, and stays with those who hold it. A draft that is
+    closed unpublished is gone. Parameters and errors as of :meth:`allocate`.
+    """
+    _name("create", name)
+    return await _make(client, "create", name, nbytes, device, mode, metadata, gpu, cpu, wait)
+
+
+async def _make(
+    client: Client[R],
+    call: str,
+    name: str | None,
+    nbytes: int,
+    device: int | str,
+    mode: int,
+    metadata: dict[str, Any] | None,
+    gpu: bool,
+    cpu: bool,
+    wait: float | None,
+) -> R:
+    ordinal = _device(call, device)
+    gpu = bool(gpu) and ordinal != CPU_DEVICE
+    _views(call, gpu, cpu)
+    request = {
+        "op": call,
+        "name": name if name is None else _name(call, name),
+        "nbytes": as_size(call, nbytes),
+        "device": ordinal,
+        "mode": _mode(call, mode),
+        "metadata": pack_metadata(call, metadata),
+        "gpu": gpu,
+    }
+    if wait is None:
+        message, fds = await client._ask(request)
+    else:
+        message, fds = await _patiently(client, request, wait, OutOfMemory, "")
+    return client._region(message, fds, gpu, cpu)
+
+
+async def get(
+    client: Client[R],
+    name: str,
+    *,
+    gpu: bool = True,
+    cpu: bool = True,
+    readonly: bool = False,
+    wait: float | None = None,
+) -> R:
+    """The region of this name, with the views asked for.
+
+    It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
+    user may only read it: its CPU view cannot be written then. ``region.enforced`` says whether
+    more than gdrpy keeps this process from writing. ``wait`` is for how many seconds to wait for
+    the name to appear.
+
+    Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable.
+    """
+    _views("get", gpu, cpu)
+    request = {
+        "op": "get",
+        "name": _name("get", name),
+        "readonly": bool(readonly),
+        "gpu": bool(gpu),
+    }
+    if wait is None:
+        message, fds = await client._ask(request)
+    else:
+        message, fds = await _patiently(client, request, wait, NotFound, name)
+    return client._region(message, fds, gpu, cpu)
+
+
+async def attach(
+    client: Client[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
+) -> R:
+    """The region of this identity. Raises Gone when it is no more, and as :meth:`get`."""
+    request = {"op": "get", "region": region, "life": life, "readonly": readonly, "gpu": gpu}
+    message, fds = await client._ask(request)
+    return client._region(message, fds, gpu, cpu)
+
+
+async def get_many(
+    client: Client[R],
+    names: Iterable[str],
+    *,
+    gpu: bool = True,
+    cpu: bool = True,
+    readonly: bool = False,
+) -> list[R]:
+    """The regions of these names, in their order, asked for at once.
+
+    All or none: one that is refused raises its error, and the others are closed. Parameters and
+    errors as of :meth:`get`.
+    """
+    _views("get_many", gpu, cpu)
+    wanted = [_name("get_many", name) for name in names]
+    with Undo() as undo:
+        regions: list[R] = []
+        for first in range(0, len(wanted), BATCH_LIMIT):
+            batch = wanted[first : first + BATCH_LIMIT]
+            request = {
+                "op": "get_many",
+                "names": batch,
+                "readonly": bool(readonly),
+                "gpu": bool(gpu),
+            }
+            replies = await client._ask_many(request)
+            found = _open_all(client, replies, gpu, cpu)
+            for region in found:
+                undo.keep(region)
+            if len(found) != len(batch):
+                raise ProtocolError(f"get_many: {len(found)} grants came for {len(batch)} names")
+            regions += found
+        undo.pop_all()
+        return regions
+
+
+def _open_all(client: Client[R], replies: list[Reply], gpu: bool, cpu: bool) -> list[R]:
+    """The regions of several packets' grants; all or none."""
+    with Undo() as undo:
+        for _, fds in replies:
+            undo.callback(close_all, fds)
+        regions = []
+        with Undo() as opened:
+            for message, fds in replies:
+                fds.reverse()  # each grant takes the last
+                for grant in message["grants"]:
+                    if "error" in grant:
+                        raise error_of(grant)
+                    regions.append(opened.keep(client._region(grant, fds, gpu, cpu)))
+            opened.pop_all()
+        return regions
+
+
+async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
+    """The named regions that this user may read whose names begin with ``prefix``, by name."""
+    found: list[RegionInfo] = []
+    after: str | None = ""
+    while True:
+        message, _ = await client._ask({"op": "list", "prefix": prefix, "after": after})
+        found += map(RegionInfo.of, message["regions"])
+        after = message["next"]
+        if after is None:
+            return found
+
+
+async def stat(client: Client[R], name: str) -> RegionInfo:
+    """All about the region of this name, with its metadata and holders.
+
+    Raises NotFound, PermissionDenied, BrokerUnavailable.
+    """
+    message, _ = await client._ask({"op": "stat", "name": _name("stat", name)})
+    return RegionInfo.of(message)
+
+
+async def delete(client: Client[R], name: str) -> None:
+    """Take a region's name away; its memory is freed when the last holder is gone.
+
+    Raises NotFound, PermissionDenied, BrokerUnavailable.
+    """
+    await client._ask({"op": "delete", "name": _name("delete", name)})
+
+
+async def seal(client: Client[R], name: str) -> None:
+    """Make the region of this name immutable: nobody is given a writable view of it any more.
+
+    Views that somebody has stay as they are. Raises NotFound, PermissionDenied.
+    """
+    info = await stat(client, name)
+    await client._ask({"op": "seal", "region": info.region})
+
+
+async def chmod(client: Client[R], name: str, mode: int) -> None:
+    """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
+    bits = _mode("chmod", mode)
+    info = await stat(client, name)
+    await client._ask({"op": "change", "region": info.region, "mode": bits})
+
+
+async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) -> int:
+    """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
+    request = {
+        "op": "rounded_size",
+        "nbytes": as_size("rounded_size", nbytes),
+        "device": _device("rounded_size", device),
+    }
+    message, _ = await client._ask(request)
+    size: int = message["size"]
+    return size
+
+
+async def status(client: Client[R]) -> dict[str, Any]:
+    """The broker's counters: bytes per device and user, connections, requests."""
+    message, _ = await client._ask({"op": "status"})
+    del message["id"]
+    return message

@@ -1,0 +1,233 @@
+"""How a connection waits: a channel carries packets, and either blocks or suspends its caller.
+
+Everything above it is written once, as coroutines. Those of a :class:`BlockingChannel` never
+suspend, so that :func:`run` runs them to their end without an event loop.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import functools
+import os
+import select
+import threading
+import time
+import weakref
+
+from gdrpy._unix import BadPacket, DescriptorsLost, packet_socket, receive, set_timeout
+from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
+from gdrpy.errors import PermissionDenied, ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+    S = TypeVar("S")
+    T = TypeVar("T")
+    P = ParamSpec("P")
+
+    Descriptors = list[int]
+    #: A packet and its descriptors, None if they did not all arrive.
+    Packet = tuple[bytes, Descriptors | None]
+
+    class Channel(Protocol):
+        """A packet socket and a way to wait for it.
+
+        Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
+        waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
+        """
+
+        timeout: float | None
+        connected: bool
+
+        async def connect(self, path: str) -> None:
+            """Connect, from not connected."""
+
+        async def exchange(self, packet: bytes) -> Packet:
+            """Send a packet and receive one."""
+
+        async def receive(self) -> Packet:
+            """Receive one more."""
+
+        async def wait(self, deadline: float | None) -> bool:
+            """Until something can be received; False if that is not so by ``time.monotonic()``."""
+
+        async def sleep(self, seconds: float) -> None:
+            """Let time pass."""
+
+        def send_now(self, packet: bytes) -> bool:
+            """Send without waiting; whether it was possible."""
+
+        async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
+            """Await it while no other caller does."""
+
+        def try_alone(self, do: Callable[[], bool]) -> bool:
+            """What it returns; False, at once, while another caller is at it."""
+
+        def fileno(self) -> int:
+            """The socket's descriptor, -1 if not connected."""
+
+        def close(self) -> None:
+            """To not connected."""
+
+        def abandon(self) -> None:
+            """Close the socket alone: it is the parent process's."""
+
+
+class Lost(Exception):
+    """There is nobody at the other end, or no more."""
+
+
+class Silent(Exception):
+    """The other end did not answer in time."""
+
+
+def receive_packet(sock: _socket.socket) -> Packet:
+    """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
+    try:
+        packet = receive(sock, PACKET_LIMIT, FDS_LIMIT)
+    except DescriptorsLost as lost:
+        return lost.data, None
+    except BadPacket as error:
+        raise ProtocolError(str(error)) from None
+    except OSError as error:
+        raise failure(error) from error
+    if not packet[0] and not packet[1]:
+        raise Lost("it closed the connection")
+    return packet
+
+
+def failure(error: OSError) -> Lost | Silent:
+    """What a socket's error means."""
+    return Silent() if error.errno == errno.EAGAIN else Lost(error.strerror)
+
+
+def refused(error: OSError, path: str) -> Exception:
+    """What it means that a socket cannot be connected to."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(
+            error.errno, f"connecting to {path}: {error.strerror}; it is not for this user"
+        )
+    return failure(error)
+
+
+class BlockingChannel:
+    """A channel whose coroutines block instead of suspending."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self.connected = False
+        self._lock = threading.Lock()
+        self._sock: _socket.socket | None = None
+
+    async def connect(self, path: str) -> None:
+        sock = packet_socket()
+        try:
+            sock.settimeout(None)
+            set_timeout(sock, self.timeout)
+            sock.connect(path)
+        except OSError as error:
+            sock.close()
+            raise refused(error, path) from error
+        self._sock = sock
+        self.connected = True
+        close_in_children(self)
+
+    async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
+        with self._lock:
+            return await do(*args)
+
+    def try_alone(self, do: Callable[[], bool]) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return do()
+        finally:
+            self._lock.release()
+
+    async def exchange(self, packet: bytes) -> Packet:
+        assert self._sock is not None
+        try:
+            self._sock.send(packet)
+        except OSError as error:
+            raise failure(error) from error
+        return receive_packet(self._sock)
+
+    async def receive(self) -> Packet:
+        assert self._sock is not None
+        return receive_packet(self._sock)
+
+    async def wait(self, deadline: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            # A C int of milliseconds: more than that is waited for in parts.
+            if poll.poll(None if left is None else min(left * 1000, 1 << 30)):
+                return True
+            if not left:
+                return False
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def send_now(self, packet: bytes) -> bool:
+        if self._sock is None:
+            return False
+        try:
+            self._sock.send(packet, _socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    def close(self) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        self.connected = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+
+_connected: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def close_in_children(channel: Channel) -> None:
+    """Have forked children close its socket: else the broker could not tell that we have ended."""
+    _connected.add(channel)
+
+
+def _abandon_all() -> None:
+    for channel in list(_connected):
+        channel.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def run(steps: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, to its end."""
+    try:
+        steps.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    raise RuntimeError("a blocking call was suspended")
+
+
+def blocking(
+    call: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], T]:
+    """The method that runs a coroutine function to its end."""
+
+    @functools.wraps(call)
+    def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(call(self, *args, **kwargs))
+
+    return method

@@ -1,0 +1,289 @@
+"""One connection to a broker: hello, exchanges, and going on after the broker was restarted."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gdrpy._unix import close_all
+from gdrpy.broker.client.channel import Lost, Silent
+from gdrpy.broker.protocol import BATCH_LIMIT, VERSION, decode, encode, error_of
+from gdrpy.errors import (
+    BrokerUnavailable,
+    Closed,
+    Error,
+    Gone,
+    InvalidRequest,
+    NotFound,
+    ProtocolError,
+    Timeout,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any, TypeVar
+
+    from gdrpy.broker.client.channel import Channel, Descriptors, Packet
+
+    T = TypeVar("T")
+    Message = dict[str, Any]
+    #: A reply and its descriptors, which are the receiver's to close. There are fewer than its
+    #: ``fds`` says when this process may open no more. Each grant in it has its ``lease``.
+    Reply = tuple[Message, Descriptors]
+    Replies = list[Reply]
+
+#: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
+_FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
+#: What a repeated request is refused with after the first one was carried out.
+_DONE_BEFORE = {"delete": NotFound}
+
+
+class Lease:
+    """A grant that this process holds; given back when it is closed, or nobody refers to it."""
+
+    __slots__ = ("_connection", "life", "region")
+
+    def __init__(self, connection: Connection, region: int, writable: bool, gpu: bool) -> None:
+        self._connection = connection
+        self.region = region
+        self.life = connection.life
+        connection.leases[id(self)] = (region, writable, gpu)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the broker knows it no more, or it was given back."""
+        return id(self) not in self._connection.leases
+
+    def close(self) -> None:
+        """Give it back; never waits. May be called again."""
+        connection = self._connection
+        if connection.leases.pop(id(self), None) is not None:
+            connection.returned.append(self.region)
+            connection.flush()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and hasattr(self, "life"):
+            self.close()
+
+
+class Connection:
+    """Requests to the broker at ``path``, one at a time: who asks holds the channel's lock.
+
+    When the broker goes away it is sought for up to ``reconnect`` seconds, the leases are resumed,
+    and the request is repeated.
+    """
+
+    def __init__(self, channel: Channel, path: str, reconnect: float) -> None:
+        self.channel = channel
+        self.path = path
+        #: 32 hexadecimal digits that stand for the broker's state.
+        self.life = ""
+        #: What hello answered.
+        self.server: Message = {}
+        #: Region, writable, gpu of each lease, by the identity of its object.
+        self.leases: dict[int, tuple[int, bool, bool]] = {}
+        #: Regions given back that the broker has not been told of.
+        self.returned: list[int] = []
+        self.reconnect = reconnect
+        self._closed = False
+        #: The sessions that may hold our leases: more than one while a resume was not answered.
+        self._sessions: list[int] = []
+        self._last_id = 0
+        #: Whether the request being made was sent before, to a broker that did not answer it.
+        self._repeated = False
+
+    async def open(self) -> None:
+        """Connect, once. Raises Lost, Silent, PermissionDenied, ProtocolError, Closed."""
+        if self._closed:
+            raise Closed(f"the connection to the broker at {self.path} is closed")
+        await self.channel.connect(self.path)
+        try:
+            self.server, _ = await self._exchange(
+                {"op": "hello", "version": VERSION, "client": "gdrpy"}
+            )
+            if self.server["version"] != VERSION:
+                raise ProtocolError(
+                    f"the broker at {self.path} speaks version {self.server['version']} of the "
+                    f"protocol, this client version {VERSION}: use one gdrpy on both ends"
+                )
+            await self._resume(self.server["life"], self.server["session"])
+        except KeyError as error:
+            self.channel.close()
+            raise ProtocolError(f"the broker's reply has no {error}") from None
+        except BaseException:
+            self.channel.close()
+            raise
+
+    async def _resume(self, life: str, session: int) -> None:
+        """Get back the leases that live, from the sessions that may hold them."""
+        if life != self.life:
+            self.life = life
+            self._sessions = []
+        before, self._sessions = self._sessions, [*self._sessions, session]
+        self.returned.clear()
+        missing = self.leases.copy()
+        for number in before:
+            if missing:
+                missing = await self._resume_from(number, missing)
+        for key in missing:
+            self.leases.pop(key, None)
+        self._sessions = [session]
+
+    async def _resume_from(
+        self, session: int, leases: dict[int, tuple[int, bool, bool]]
+    ) -> dict[int, tuple[int, bool, bool]]:
+        """Resume these leases of a session; those that were not found there."""
+        lost: set[int] = set()
+        wanted = list(leases.values())
+        for first in range(0, len(wanted), BATCH_LIMIT):
+            batch = wanted[first : first + BATCH_LIMIT]
+            try:
+                reply, _ = await self._exchange(
+                    {"op": "resume", "session": session, "leases": batch}
+                )
+            except InvalidRequest:  # this process has become another user's
+                return leases
+            lost.update(reply["lost"])
+        return {key: lease for key, lease in leases.items() if lease[0] in lost}
+
+    def close(self) -> None:
+        """Disconnect for good, which gives back every lease."""
+        self._closed = True
+        self.leases.clear()
+        self.channel.close()
+
+    async def ask(self, request: Message, lease: Lease | None = None) -> Reply:
+        """The reply to a request; one about the region of a lease is not sent once it is lost.
+
+        Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
+        timeout the connection is dropped: the reply may still come.
+        """
+        return await self._persist(self._exchange, request, lease)
+
+    async def ask_many(self, request: Message) -> Replies:
+        """The replies to a request that are told to be more than one."""
+        return await self._persist(self._exchange_many, request, None)
+
+    async def _persist(
+        self, exchange: Callable[[Message], Awaitable[T]], request: Message, lease: Lease | None
+    ) -> T:
+        """Exchange, and again when the broker is back."""
+        sent = False
+        deadline: float | None = None
+        pause = 0.0
+        while True:
+            try:
+                if not self.channel.connected:
+                    await self.open()
+                if self.returned:
+                    self._send_returned()
+                if lease is not None and (lease.lost or lease.life != self.life):
+                    raise self._lost_lease(request, lease)
+                self._repeated, sent = sent, True
+                return await exchange(request)
+            except Silent:
+                raise Timeout(
+                    f"{request['op']}: the broker at {self.path} did not answer within "
+                    f"{self.channel.timeout:g} s"
+                ) from None
+            except Lost as lost:
+                now = time.monotonic()
+                if deadline is None:
+                    deadline = now + self.reconnect
+                elif now >= deadline:
+                    raise BrokerUnavailable(
+                        f"{request['op']}: the broker at {self.path} went away and did not come "
+                        f"back within {self.reconnect:g} s ({lost}): start it by `gdrpy serve`"
+                    ) from None
+            await self.channel.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
+
+    def _lost_lease(self, request: Message, lease: Lease) -> Error:
+        return Gone(
+            f"{request['op']}: region {lease.region} was lost when the broker at {self.path} was "
+            f"restarted: its memory stays usable here until it is closed"
+        )
+
+    async def _exchange(self, request: Message) -> Reply:
+        request["id"] = self._last_id = self._last_id + 1
+        packet = encode(request)
+        try:
+            message, fds = self._accept(await self.channel.exchange(packet), request)
+        except BaseException:
+            self.channel.close()
+            raise
+        if "error" in message:
+            close_all(fds)
+            error = error_of(message)
+            if self._repeated and isinstance(error, _DONE_BEFORE.get(request["op"], ())):
+                return {}, []
+            raise error
+        return message, fds
+
+    async def _exchange_many(self, request: Message) -> Replies:
+        replies = [await self._exchange(request)]
+        try:
+            while replies[-1][0].get("more"):
+                replies.append(self._accept(await self.channel.receive(), request))
+        except BaseException:
+            self.channel.close()
+            for _, fds in replies:
+                close_all(fds)
+            raise
+        return replies
+
+    def _accept(self, packet: Packet, request: Message) -> Reply:
+        """What a packet says that must be the reply to a request. Raises ProtocolError."""
+        data, fds = packet
+        try:
+            message = decode(data)
+            if message.get("id") != request["id"]:
+                if "error" in message and not message["id"]:  # of no request: the connection
+                    raise error_of(message)
+                raise ProtocolError(
+                    f"{request['op']}: a reply to request {message.get('id')} came to request "
+                    f"{request['id']}"
+                )
+            if fds is not None and message.get("fds", 0) != len(fds):
+                raise ProtocolError(
+                    f"{request['op']}: the reply tells of {message.get('fds', 0)} descriptors, and "
+                    f"{len(fds)} came"
+                )
+            if "gpu" in request:
+                self._take_leases(message, request["gpu"])
+        except BaseException:
+            close_all(fds or [])
+            raise
+        return message, fds or []
+
+    def _take_leases(self, message: Message, gpu: bool) -> None:
+        """Have a lease in each grant, which must be as many as the descriptors."""
+        try:
+            grants = [one for one in message.get("grants", (message,)) if "error" not in one]
+            for grant in grants:
+                grant["lease"] = Lease(self, grant["region"], not grant["readonly"], gpu)
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"the broker's grant cannot be read: {error!r}") from error
+        if len(grants) != message.get("fds", 0):
+            raise ProtocolError(
+                f"{len(grants)} grants came with {message.get('fds', 0)} descriptors"
+            )
+
+    def flush(self) -> None:
+        """Tell which regions were given back, if that can be done without waiting.
+
+        Called in any thread, by the garbage collector too: even by one that asks just now. Who
+        holds the lock calls it again when it has let go.
+        """
+        while self.returned and self.channel.try_alone(self._send_returned):
+            pass
+
+    def _send_returned(self) -> bool:
+        """With the lock held; whether there was room for all of it."""
+        while self.returned:
+            batch = self.returned[:BATCH_LIMIT]
+            if not self.channel.send_now(encode({"op": "release", "regions": batch})):
+                return False
+            del self.returned[: len(batch)]
+        return True

@@ -1,0 +1,124 @@
+"""What the broker tells of regions, their holders and what happens to them."""
+
+from __future__ import annotations
+
+from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
+from gdrpy.errors import ProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, ClassVar, NoReturn, Self
+
+
+class Record:
+    """Fields that do not change, shown and compared by value. Its annotations name them."""
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = tuple(cls.__annotations__)
+
+    def __init__(self, *values: Any) -> None:
+        self.__dict__.update(zip(self._fields, values, strict=True))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, those of records in them too: ready for JSON."""
+        return {name: _plain(value) for name, value in self.__dict__.items()}
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(f"the fields of a {type(self).__name__} do not change")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), tuple(self.__dict__.values())
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({fields})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.as_dict()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+class Holder(Record):
+    """A process that holds a region ``count`` times, at least once so if ``writable``, ``gpu``."""
+
+    pid: int
+    uid: int
+    writable: bool
+    gpu: bool
+    count: int
+
+
+class RegionInfo(Record):
+    """A region as the broker tells of it.
+
+    ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is a CUDA
+    ordinal or "cpu". ``version`` is 0 until it is published. ``readers`` and ``writers`` count the
+    leases. ``metadata`` and ``holders`` are None in a list, ``sha256`` until it was asked for.
+    ``linked`` says whether its name means it: not that of a draft, nor one replaced or deleted.
+    """
+
+    region: int
+    name: str | None
+    nbytes: int
+    size: int
+    device: int | str
+    mode: int
+    uid: int
+    gid: int
+    version: int
+    sealed: bool
+    readers: int
+    writers: int
+    metadata: dict[str, Any] | None
+    holders: tuple[Holder, ...] | None
+    sha256: str | None
+    linked: bool
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> RegionInfo:
+        """From an entry of a ``list``, or the reply to a ``stat``. Raises ProtocolError."""
+        try:
+            always = [entry[name] for name in cls._fields[:12]]
+            holders = entry.get("holders")
+            if holders is not None:
+                holders = tuple(Holder(*map(one.__getitem__, Holder._fields)) for one in holders)
+            metadata = entry.get("metadata")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(f"what the broker tells of a region lacks {error}") from error
+        if entry["device"] == CPU_DEVICE:
+            always[cls._fields.index("device")] = "cpu"
+        unpacked = None if metadata is None else unpack_metadata(metadata)
+        return cls(*always, unpacked, holders, entry.get("sha256"), entry.get("linked", True))
+
+
+class Event(Record):
+    """Something that happened to a region, or to the watching of them.
+
+    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (its memory came back) or
+    "lost": events are missing before this one, because nobody read them or the broker was
+    restarted. ``name``, ``region`` and ``version`` are None where there is none.
+    """
+
+    kind: str
+    name: str | None
+    region: int | None
+    version: int | None
+
+    @classmethod
+    def of(cls, message: dict[str, Any]) -> Event:
+        """From the packet that told of it."""
+        return cls(*map(message.get, ("event", "name", "region", "version")))
+
+
+#: What a watch that went on with a restarted broker tells first.
+LOST = Event("lost", None, None, None)

@@ -1,0 +1,197 @@
+"""A region of a broker, as a process holds it."""
+
+from __future__ import annotations
+
+import errno
+
+from gdrpy._unix import close_all
+from gdrpy.broker.client import region_calls
+from gdrpy.broker.client.arrays import ARRAY, stored_type
+from gdrpy.broker.client.channel import blocking
+from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
+from gdrpy.errors import MissingView, ReadOnly, Sealed
+from gdrpy.region import Region
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
+
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.memfd import Memfd
+    from gdrpy.backends.memory import Memory
+    from gdrpy.broker.client.base import BrokerBase
+    from gdrpy.broker.client.connection import Lease, Message
+    from gdrpy.mapping import Mapping
+    from gdrpy.tensor import Tensor
+
+
+class LeasedRegion(Region):
+    """A region that a broker granted. Made by the broker's calls; see :class:`BrokerRegion`."""
+
+    #: The broker's number of it, of this broker's life.
+    id: int
+    #: None for an anonymous region.
+    name: str | None
+    #: Which region of its name it is, from 1 on; 0 for a draft.
+    version: int
+    #: Whether it was sealed when it was opened, or by this object.
+    sealed: bool
+    #: Whether this process may only read it.
+    readonly: bool
+    #: Whether the kernel keeps this process from writing; CUDA has no read-only memory.
+    enforced: bool
+
+    def __init__(
+        self,
+        allocation: Allocation | Memfd,
+        memory: Memory | None,
+        nbytes: int,
+        *,
+        broker: BrokerBase,
+        grant: Message,
+        **views: Any,
+    ) -> None:
+        self._lease: Lease = grant["lease"]
+        allocation.source = self._lease  # as long as this process has anything of the memory
+        super().__init__(allocation, memory, nbytes, **views)
+        self._broker = broker
+        self._packed: bytes = grant["metadata"]
+        self._metadata: dict[str, Any] | None = None
+        self.id = grant["region"]
+        self.name = grant["name"]
+        self.version = grant["version"]
+        self.sealed = grant["sealed"]
+        self.readonly = grant["readonly"]
+        self.enforced = grant["enforced"]
+
+    @classmethod
+    def _granted(
+        cls, broker: BrokerBase, grant: Message, fds: list[int], gpu: bool, cpu: bool
+    ) -> Self:
+        """The region of a grant, which takes the last of ``fds`` with it."""
+        try:
+            if not fds:
+                raise OSError(
+                    errno.EMFILE,
+                    f"region {grant['name']!r} came without its descriptor: this process may open "
+                    f"no more files; close some, or raise the limit (ulimit -n)",
+                )
+            device = grant["device"]
+            if device == CPU_DEVICE:
+                device = None
+                if not cpu:
+                    raise MissingView(
+                        f"region {grant['name']!r} is host memory, which has no GPU view: open it "
+                        f"with cpu=True"
+                    )
+            return cls._adopt(
+                fds.pop(),
+                grant["nbytes"],
+                device,
+                gpu=gpu,
+                cpu=cpu,
+                readonly=grant["readonly"],
+                broker=broker,
+                grant=grant,
+            )
+        except BaseException:
+            close_all(fds)
+            grant["lease"].close()
+            raise
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was stored beside it when it was made."""
+        if self._metadata is None:
+            self._metadata = unpack_metadata(self._packed)
+        return self._metadata
+
+    def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
+        """As :meth:`gdrpy.Region.map`; always read-only where the region may not be written."""
+        return super().map(offset, nbytes, readonly=readonly or self.readonly)
+
+    def write(self, data: Any, offset: int = 0) -> None:
+        """As :meth:`gdrpy.Region.write`. Raises Sealed, ReadOnly where it may not be written."""
+        self._check_writable("Region.write")
+        super().write(data, offset)
+
+    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+        """As :meth:`gdrpy.Region.fill`. Raises Sealed, ReadOnly where it may not be written."""
+        self._check_writable("Region.fill")
+        super().fill(value, offset, nbytes)
+
+    def numpy(
+        self,
+        dtype: DTypeLike | None = None,
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """The array that was put there; with any argument, or if none was, as of a Mapping."""
+        if dtype is None and shape is None and not offset and ARRAY in self.metadata:
+            name, lengths = self.metadata[ARRAY]
+            dtype, shape = stored_type("BrokerRegion.numpy", name), tuple(lengths)
+        return super().numpy("uint8" if dtype is None else dtype, shape, offset)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name of a region that ``put_tensors`` or ``load`` made, without a copy.
+
+        Raises ValueError if it holds no valid image of the safetensors format.
+        """
+        self._check("BrokerRegion.tensors")
+        from gdrpy import safetensors
+
+        return safetensors.tensors(self)
+
+    def _check_writable(self, call: str) -> None:
+        self._check(call)
+        if self.sealed:
+            raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
+        if self.readonly:
+            raise ReadOnly(f"{call}: region {self.name!r} is read-only here")
+
+    def _seal_here(self, view: Mapping | None) -> None:
+        """Refuse writes from now on; ``view`` is a read-only one to have instead of the CPU's."""
+        self.sealed = self.readonly = True
+        if view is not None:
+            assert self._cpu is not None
+            assert self._mappings is not None
+            self._mappings.add(self._cpu)
+            self._cpu = view
+
+    def _release(self) -> None:
+        super()._release()
+        self._lease.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check("pickling a BrokerRegion")
+        from gdrpy.broker.client.attach import attach
+
+        views = self._ptr is not None, self._cpu is not None
+        return attach, (self._broker.socket, self._lease.life, self.id, *views, self.readonly)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<{type(self).__name__} CLOSED>"
+        state = ", sealed" if self.sealed else ", read-only" if self.readonly else ""
+        name = "anonymous" if self.name is None else repr(self.name)
+        return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
+
+
+class BrokerRegion(LeasedRegion):
+    """A region of the broker: a :class:`gdrpy.Region` with a name, a version and rights.
+
+    It is held by a lease until it is closed, or this process has nothing of it any more; arrays
+    made from it outlive the broker and its restarts. Pickled it travels as its identity, and is
+    attached in another process of the machine: an anonymous region, or an old version of a name,
+    only while somebody holds it.
+    """
+
+    publish = blocking(region_calls.publish)
+    seal = blocking(region_calls.seal)
+    digest = blocking(region_calls.digest)
+    delete = blocking(region_calls.delete)
+    info = blocking(region_calls.info)
+    stale = property(blocking(region_calls.stale))

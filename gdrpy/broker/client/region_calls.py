@@ -1,0 +1,90 @@
+"""The calls about a region that one holds: as :mod:`gdrpy.broker.client.calls` for a broker's."""
+
+from __future__ import annotations
+
+from gdrpy._resource import Undo
+from gdrpy.broker.client.records import RegionInfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gdrpy.broker.client.base import BrokerBase
+    from gdrpy.broker.client.connection import Message
+    from gdrpy.broker.client.region import LeasedRegion
+
+
+async def _ask(region: LeasedRegion, call: str, **fields: Any) -> Message:
+    region._check(f"BrokerRegion.{call}")
+    request = {"op": call, "region": region.id, **fields}
+    broker: BrokerBase = region._broker
+    message, _ = await broker._ask(request, region._lease)
+    return message
+
+
+async def publish(region: LeasedRegion) -> int:
+    """Put a draft under its name, in one step; returns its version, from 1 on.
+
+    The region that had the name stays with those who hold it. Raises InvalidRequest for what is no
+    draft, PermissionDenied where the name is another user's.
+    """
+    message = await _ask(region, "publish")
+    region.version = message["version"]
+    return region.version
+
+
+async def seal(region: LeasedRegion) -> None:
+    """Make it immutable: nobody is given a writable view of it any more.
+
+    This object refuses writes from now on, and its CPU view is a read-only one. Arrays and mappings
+    made before stay writable, here and in other processes: seal when the writers are done.
+
+    Raises PermissionDenied, Gone.
+    """
+    region._check("BrokerRegion.seal")
+    with Undo() as undo:
+        view = None
+        if region._cpu is not None and not region._cpu.readonly:
+            view = undo.keep(region.map(readonly=True))
+        await _ask(region, "seal")
+        region._seal_here(view)
+        undo.pop_all()
+
+
+async def digest(region: LeasedRegion) -> str:
+    """The SHA-256 of a sealed region's bytes, in hexadecimal digits; takes time by its size.
+
+    Raises InvalidRequest for one that is not sealed, Gone.
+    """
+    region._check("BrokerRegion.digest")
+    connection = region._broker._separate(None)
+    try:
+        request = {"op": "digest", "region": region.id}
+        message, _ = await connection.ask(request, region._lease)
+    finally:
+        connection.close()
+    sha256: str = message["sha256"]
+    return sha256
+
+
+async def delete(region: LeasedRegion) -> None:
+    """Take its name away if that still means this region; the memory stays while it is held.
+
+    Raises NotFound, PermissionDenied, ValueError for an anonymous region.
+    """
+    if region.name is None:
+        raise ValueError("BrokerRegion.delete: an anonymous region has no name: close it")
+    await _ask(region, "delete", name=region.name)
+
+
+async def info(region: LeasedRegion) -> RegionInfo:
+    """All that the broker tells of it, with metadata and holders. Raises Gone."""
+    return RegionInfo.of(await _ask(region, "stat"))
+
+
+async def stale(region: LeasedRegion) -> bool:
+    """Whether its name means another region by now, or none. Asks the broker."""
+    if region.name is None or region.version == 0:
+        return False
+    message = await _ask(region, "stat")
+    return not message["linked"]

@@ -1,0 +1,106 @@
+"""Watching what happens to regions: a connection of its own, from which events come."""
+
+from __future__ import annotations
+
+import time
+
+from gdrpy._unix import close_all
+from gdrpy.broker.client.channel import Lost, run
+from gdrpy.broker.client.records import LOST, Event
+from gdrpy.broker.protocol import decode
+from gdrpy.errors import ProtocolError, Timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from gdrpy.broker.client.connection import Connection
+
+
+class Watching:
+    """Events about names that begin with ``prefix``, from :meth:`begin` on.
+
+    ``connection`` is its own, and waits for replies, not for events.
+    """
+
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        if not isinstance(prefix, str):
+            raise TypeError(f"watch: prefix must be a str, and is {prefix!r}")
+        self._connection = connection
+        self._prefix = prefix
+
+    async def begin(self) -> None:
+        """Have the broker send events, if it does not yet. Raises as any call does."""
+        if not self._connection.channel.connected:
+            await self._connection.ask({"op": "watch", "prefix": self._prefix})
+
+    async def next(self, deadline: float | None) -> Event | None:
+        """The next event; None if there is none by ``deadline``, of ``time.monotonic()``."""
+        channel = self._connection.channel
+        try:
+            if not channel.connected:
+                raise Lost
+            if not await channel.wait(deadline):
+                return None
+            data, fds = await channel.receive()
+        except Lost:
+            channel.close()
+            await self.begin()
+            return LOST
+        close_all(fds or [])
+        message = decode(data)
+        if "event" not in message:
+            channel.close()
+            raise ProtocolError("watch: the broker sent what is no event")
+        return Event.of(message)
+
+    def fileno(self) -> int:
+        """Readable when there is something for :meth:`next`; another one after an event "lost"."""
+        return self._connection.channel.fileno()
+
+    def close(self) -> None:
+        """Hear of nothing more. May be called again."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def deadline_of(timeout: float | None) -> float | None:
+    """When so many seconds will be over."""
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def heard(event: Event | None, timeout: float | None) -> Event:
+    """The event, if there was one in time. Raises Timeout."""
+    if event is None:
+        raise Timeout(f"watch: nothing happened within {timeout:g} s")
+    return event
+
+
+class Watch(Watching):
+    """Events as they happen: iterate, in one thread. Close it, or use it in a ``with`` block.
+
+    With a ``timeout``, in seconds, the iteration raises Timeout when there is no event for so long,
+    and may go on. When the broker is restarted the watch goes on with the new one, and says so by
+    an event "lost".
+    """
+
+    def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
+        super().__init__(connection, prefix)
+        self.timeout = timeout
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        return heard(run(self.next(deadline_of(self.timeout))), self.timeout)

@@ -1,0 +1,276 @@
+"""Golden frames: every request and typical replies, as messages and as the bytes that travel."""
+
+from typing import Any
+
+Frames = dict[str, tuple[dict[str, Any], str]]
+
+#: What clients send.
+REQUESTS: Frames = {
+    "hello": (
+        {"op": "hello", "version": 1, "client": "gdrpy", "id": 1},
+        "84a26f70a568656c6c6fa776657273696f6e01a6636c69656e74a56764727079a2696401",
+    ),
+    "resume": (
+        {"op": "resume", "session": 1, "leases": [[7, True, False]], "id": 2},
+        "84a26f70a6726573756d65a773657373696f6e01a66c6561736573919307c3c2a2696402",
+    ),
+    "allocate": (
+        {
+            "op": "allocate",
+            "name": "a",
+            "nbytes": 4096,
+            "device": 0,
+            "mode": 416,
+            "metadata": b"\x81\xa1k\x01",
+            "gpu": False,
+            "id": 1,
+        },
+        "88a26f70a8616c6c6f63617465a46e616d65a161a66e6279746573cd1000a664657669636500a46d6f6465cd01a0a86d65746164617461c40481a16b01a3677075c2a2696401",
+    ),
+    "allocate anonymous host memory": (
+        {
+            "op": "allocate",
+            "name": None,
+            "nbytes": 1,
+            "device": -1,
+            "mode": 384,
+            "metadata": b"",
+            "gpu": False,
+            "id": 1,
+        },
+        "88a26f70a8616c6c6f63617465a46e616d65c0a66e627974657301a6646576696365ffa46d6f6465cd0180a86d65746164617461c400a3677075c2a2696401",
+    ),
+    "create": (
+        {
+            "op": "create",
+            "name": "a",
+            "nbytes": 4096,
+            "device": 1,
+            "mode": 384,
+            "metadata": b"",
+            "gpu": False,
+            "id": 1,
+        },
+        "88a26f70a6637265617465a46e616d65a161a66e6279746573cd1000a664657669636501a46d6f6465cd0180a86d65746164617461c400a3677075c2a2696401",
+    ),
+    "rounded_size": (
+        {"op": "rounded_size", "nbytes": 4096, "device": -1, "id": 1},
+        "84a26f70ac726f756e6465645f73697a65a66e6279746573cd1000a6646576696365ffa2696401",
+    ),
+    "publish": (
+        {"op": "publish", "region": 7, "id": 1},
+        "83a26f70a77075626c697368a6726567696f6e07a2696401",
+    ),
+    "get": (
+        {"op": "get", "name": "a", "readonly": False, "gpu": False, "id": 1},
+        "85a26f70a3676574a46e616d65a161a8726561646f6e6c79c2a3677075c2a2696401",
+    ),
+    "get by identity": (
+        {
+            "op": "get",
+            "region": 7,
+            "life": "00112233445566778899aabbccddeeff",
+            "readonly": True,
+            "gpu": False,
+            "id": 1,
+        },
+        "86a26f70a3676574a6726567696f6e07a46c696665d9203030313132323333343435353636373738383939616162626363646465656666a8726561646f6e6c79c3a3677075c2a2696401",
+    ),
+    "get_many": (
+        {"op": "get_many", "names": ["a", "b"], "readonly": True, "gpu": False, "id": 1},
+        "85a26f70a86765745f6d616e79a56e616d657392a161a162a8726561646f6e6c79c3a3677075c2a2696401",
+    ),
+    "release": (
+        {"op": "release", "regions": [7]},
+        "82a26f70a772656c65617365a7726567696f6e739107",
+    ),
+    "seal": (
+        {"op": "seal", "region": 7, "id": 1},
+        "83a26f70a47365616ca6726567696f6e07a2696401",
+    ),
+    "digest": (
+        {"op": "digest", "region": 7, "id": 1},
+        "83a26f70a6646967657374a6726567696f6e07a2696401",
+    ),
+    "delete": (
+        {"op": "delete", "name": "a", "id": 1},
+        "83a26f70a664656c657465a46e616d65a161a2696401",
+    ),
+    "delete if it means this": (
+        {"op": "delete", "region": 7, "name": "a", "id": 1},
+        "84a26f70a664656c657465a6726567696f6e07a46e616d65a161a2696401",
+    ),
+    "list": (
+        {"op": "list", "prefix": "a", "after": "", "id": 1},
+        "84a26f70a46c697374a6707265666978a161a56166746572a0a2696401",
+    ),
+    "stat": (
+        {"op": "stat", "name": "a", "id": 1},
+        "83a26f70a473746174a46e616d65a161a2696401",
+    ),
+    "stat by number": (
+        {"op": "stat", "region": 7, "id": 1},
+        "83a26f70a473746174a6726567696f6e07a2696401",
+    ),
+    "change": (
+        {"op": "change", "region": 7, "mode": 420, "id": 1},
+        "84a26f70a66368616e6765a6726567696f6e07a46d6f6465cd01a4a2696401",
+    ),
+    "watch": (
+        {"op": "watch", "prefix": "a", "id": 1},
+        "83a26f70a57761746368a6707265666978a161a2696401",
+    ),
+    "status": (
+        {"op": "status", "id": 1},
+        "82a26f70a6737461747573a2696401",
+    ),
+}
+
+#: What the broker sends.
+REPLIES: Frames = {
+    "hello": (
+        {
+            "version": 1,
+            "life": "00112233445566778899aabbccddeeff",
+            "session": 1,
+            "server": "gdrpy 0.1.0",
+            "id": 1,
+        },
+        "85a776657273696f6e01a46c696665d9203030313132323333343435353636373738383939616162626363646465656666a773657373696f6e01a6736572766572ab676472707920302e312e30a2696401",
+    ),
+    "grant": (
+        {
+            "region": 7,
+            "name": "a",
+            "nbytes": 4096,
+            "size": 2097152,
+            "device": 0,
+            "version": 1,
+            "sealed": False,
+            "readonly": False,
+            "enforced": False,
+            "metadata": b"\x81\xa1k\x01",
+            "id": 1,
+            "fds": 1,
+        },
+        "8ca6726567696f6e07a46e616d65a161a66e6279746573cd1000a473697a65ce00200000a664657669636500a776657273696f6e01a67365616c6564c2a8726561646f6e6c79c2a8656e666f72636564c2a86d65746164617461c40481a16b01a2696401a366647301",
+    ),
+    "grant of allocate": (
+        {
+            "region": 7,
+            "name": "a",
+            "nbytes": 4096,
+            "size": 2097152,
+            "device": 0,
+            "version": 1,
+            "sealed": False,
+            "readonly": False,
+            "enforced": False,
+            "metadata": b"\x81\xa1k\x01",
+            "created": True,
+            "id": 1,
+            "fds": 1,
+        },
+        "8da6726567696f6e07a46e616d65a161a66e6279746573cd1000a473697a65ce00200000a664657669636500a776657273696f6e01a67365616c6564c2a8726561646f6e6c79c2a8656e666f72636564c2a86d65746164617461c40481a16b01a763726561746564c3a2696401a366647301",
+    ),
+    "grants": (
+        {
+            "grants": [
+                {
+                    "region": 7,
+                    "name": "a",
+                    "nbytes": 4096,
+                    "size": 2097152,
+                    "device": 0,
+                    "version": 1,
+                    "sealed": False,
+                    "readonly": False,
+                    "enforced": False,
+                    "metadata": b"\x81\xa1k\x01",
+                },
+                {"error": "NotFound", "message": "get_many: there is no region of the name 'b'"},
+            ],
+            "more": False,
+            "id": 1,
+            "fds": 1,
+        },
+        "84a66772616e7473928aa6726567696f6e07a46e616d65a161a66e6279746573cd1000a473697a65ce00200000a664657669636500a776657273696f6e01a67365616c6564c2a8726561646f6e6c79c2a8656e666f72636564c2a86d65746164617461c40481a16b0182a56572726f72a84e6f74466f756e64a76d657373616765d92c6765745f6d616e793a207468657265206973206e6f20726567696f6e206f6620746865206e616d6520276227a46d6f7265c2a2696401a366647301",
+    ),
+    "resume": (
+        {"lost": [7], "id": 2},
+        "82a46c6f73749107a2696402",
+    ),
+    "rounded_size": (
+        {"size": 2097152, "id": 1},
+        "82a473697a65ce00200000a2696401",
+    ),
+    "publish": (
+        {"version": 2, "replaced": 6, "id": 1},
+        "83a776657273696f6e02a87265706c6163656406a2696401",
+    ),
+    "done": (
+        {"id": 1},
+        "81a2696401",
+    ),
+    "digest": (
+        {"sha256": "ad7facb2586fc6e966c004d7d1d16b024f5805ff7cb47c7a85dabd8b48892ca7", "id": 1},
+        "82a6736861323536d94061643766616362323538366663366539363663303034643764316431366230323466353830356666376362343763376138356461626438623438383932636137a2696401",
+    ),
+    "list": (
+        {
+            "regions": [
+                {
+                    "region": 7,
+                    "name": "a",
+                    "nbytes": 4096,
+                    "size": 2097152,
+                    "device": 0,
+                    "mode": 384,
+                    "uid": 1000,
+                    "gid": 1000,
+                    "version": 1,
+                    "sealed": False,
+                    "readers": 0,
+                    "writers": 1,
+                }
+            ],
+            "next": None,
+            "id": 1,
+        },
+        "83a7726567696f6e73918ca6726567696f6e07a46e616d65a161a66e6279746573cd1000a473697a65ce00200000a664657669636500a46d6f6465cd0180a3756964cd03e8a3676964cd03e8a776657273696f6e01a67365616c6564c2a77265616465727300a77772697465727301a46e657874c0a2696401",
+    ),
+    "stat": (
+        {
+            "region": 7,
+            "name": "a",
+            "nbytes": 4096,
+            "size": 2097152,
+            "device": 0,
+            "mode": 384,
+            "uid": 1000,
+            "gid": 1000,
+            "version": 1,
+            "sealed": False,
+            "readers": 0,
+            "writers": 1,
+            "linked": True,
+            "metadata": b"\x81\xa1k\x01",
+            "sha256": None,
+            "holders": [{"pid": 4242, "uid": 1000, "writable": True, "gpu": False, "count": 1}],
+            "id": 1,
+        },
+        "de0011a6726567696f6e07a46e616d65a161a66e6279746573cd1000a473697a65ce00200000a664657669636500a46d6f6465cd0180a3756964cd03e8a3676964cd03e8a776657273696f6e01a67365616c6564c2a77265616465727300a77772697465727301a66c696e6b6564c3a86d65746164617461c40481a16b01a6736861323536c0a7686f6c646572739185a3706964cd1092a3756964cd03e8a87772697461626c65c3a3677075c2a5636f756e7401a2696401",
+    ),
+    "event": (
+        {"event": "published", "name": "a", "region": 7, "version": 2},
+        "84a56576656e74a97075626c6973686564a46e616d65a161a6726567696f6e07a776657273696f6e02",
+    ),
+    "event without a region": (
+        {"event": "freed"},
+        "81a56576656e74a56672656564",
+    ),
+    "refusal": (
+        {"error": "NotFound", "message": "get: there is no region of the name 'a'", "id": 1},
+        "83a56572726f72a84e6f74466f756e64a76d657373616765d9276765743a207468657265206973206e6f20726567696f6e206f6620746865206e616d6520276127a2696401",
+    ),
+}

@@ -1,0 +1,200 @@
+"""What each call asks, and what it refuses to ask."""
+
+import pytest
+from fake_server import LIFE
+from golden import REPLIES, REQUESTS
+
+import gdrpy
+from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client.channel import run
+from gdrpy.broker.protocol import encode
+
+
+class Recorder:
+    """A client that knows the answer, and keeps what it was asked; its regions are the grants."""
+
+    def __init__(self, *answers):
+        self._answers = [dict(REPLIES[answer][0]) for answer in answers]
+        self.asked = []
+
+    async def _ask(self, request, lease=None):
+        self.asked.append({**request, "id": len(self.asked) + 1})
+        return self._answers.pop(0), [3]
+
+    async def _ask_many(self, request):
+        return [await self._ask(request)]
+
+    def _region(self, grant, fds, gpu, cpu):
+        return grant
+
+
+def asked(call, answer, *args, **kwargs):
+    client = Recorder(answer)
+    run(call(client, *args, **kwargs))
+    (request,) = client.asked
+    return encode(request).hex()
+
+
+class HeldRegion:
+    """A region as its calls need it."""
+
+    id, name, version, sealed, _cpu, _lease = 7, "a", 0, False, None, None
+
+    def __init__(self, answer):
+        self._broker = Recorder(answer)
+
+    def _check(self, call):
+        pass
+
+    def _seal_here(self, view):
+        pass
+
+
+def asked_about_region(call, answer):
+    region = HeldRegion(answer)
+    run(call(region))
+    return encode(region._broker.asked[0]).hex()
+
+
+class TestCall:
+    """Each asks exactly its golden frame."""
+
+    def test_allocate(self):
+        frame = asked(
+            calls.allocate, "grant of allocate", "a", 4096, mode=0o640, metadata={"k": 1}, gpu=False
+        )
+        assert frame == REQUESTS["allocate"][1]
+
+    def test_allocate_without_a_name_on_the_host_asks_for_no_gpu_view(self):
+        frame = asked(calls.allocate, "grant of allocate", None, 1, "cpu")
+        assert frame == REQUESTS["allocate anonymous host memory"][1]
+
+    def test_create(self):
+        assert asked(calls.create, "grant", "a", 4096, 1, gpu=False) == REQUESTS["create"][1]
+
+    def test_get(self):
+        assert asked(calls.get, "grant", "a", gpu=False) == REQUESTS["get"][1]
+
+    def test_attach(self):
+        frame = asked(calls.attach, "grant", LIFE, 7, gpu=False, cpu=True, readonly=True)
+        assert frame == REQUESTS["get by identity"][1]
+
+    def test_list(self):
+        assert asked(calls.list_regions, "list", "a") == REQUESTS["list"][1]
+
+    def test_stat(self):
+        assert asked(calls.stat, "stat", "a") == REQUESTS["stat"][1]
+
+    def test_delete(self):
+        assert asked(calls.delete, "done", "a") == REQUESTS["delete"][1]
+
+    def test_rounded_size(self):
+        frame = asked(calls.rounded_size, "rounded_size", 4096, "cpu")
+        assert frame == REQUESTS["rounded_size"][1]
+
+    def test_status(self):
+        assert asked(calls.status, "done") == REQUESTS["status"][1]
+
+    def test_chmod_finds_the_region_of_the_name_first(self):
+        client = Recorder("stat", "done")
+        run(calls.chmod(client, "a", 0o644))
+        assert [request["op"] for request in client.asked] == ["stat", "change"]
+        assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["change"][1]
+
+    def test_seal_finds_the_region_of_the_name_first(self):
+        client = Recorder("stat", "done")
+        run(calls.seal(client, "a"))
+        assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["seal"][1]
+
+    def test_region_publish(self):
+        assert asked_about_region(region_calls.publish, "publish") == REQUESTS["publish"][1]
+
+    def test_region_seal(self):
+        assert asked_about_region(region_calls.seal, "done") == REQUESTS["seal"][1]
+
+    def test_region_delete(self):
+        frame = asked_about_region(region_calls.delete, "done")
+        assert frame == REQUESTS["delete if it means this"][1]
+
+    def test_region_info(self):
+        assert asked_about_region(region_calls.info, "stat") == REQUESTS["stat by number"][1]
+
+
+class TestRefusal:
+    """Bad arguments raise before anything is asked."""
+
+    @pytest.mark.parametrize(
+        ("call", "args", "kwargs", "error", "message"),
+        [
+            (calls.get, [7], {}, TypeError, "get: name must be a str, and is 7"),
+            (calls.get, [""], {}, ValueError, "get: name must have 1 to 255 bytes"),
+            (calls.get, ["ü" * 128], {}, ValueError, "get: name must have 1 to 255 bytes"),
+            (calls.get, ["a"], {"gpu": False, "cpu": False}, ValueError, "no view"),
+            (calls.get, ["a"], {"wait": -1}, ValueError, "get: wait must be a number of seconds"),
+            (calls.get_many, [["a", 7]], {}, TypeError, "get_many: name must be a str"),
+            (calls.allocate, ["a", 0], {}, ValueError, "allocate: nbytes must be 1 or more"),
+            (calls.allocate, ["a", 1.5], {}, TypeError, "allocate: nbytes must be an int"),
+            (calls.allocate, ["a", 1, -1], {}, ValueError, "allocate: device must be a CUDA"),
+            (calls.allocate, ["a", 1, "gpu"], {}, TypeError, "allocate: device must be an int"),
+            (calls.allocate, ["a", 1], {"mode": 0o1600}, ValueError, "allocate: mode must be"),
+            (calls.allocate, ["a", 1], {"metadata": 5}, TypeError, "allocate: metadata must be"),
+            (calls.allocate, ["a", 1, "cpu"], {"cpu": False}, ValueError, "no view"),
+            (calls.create, [None, 1], {}, TypeError, "create: name must be a str"),
+            (calls.chmod, ["a", 0o700], {}, ValueError, "chmod: mode must be .* and is 0o700"),
+            (arrays.put, ["a", [object()]], {}, TypeError, "put: an array of object holds"),
+            (arrays.put, ["a", [b"x"], -2], {}, ValueError, "create: device must be"),
+        ],
+    )
+    def test_names_the_call_and_the_value(self, call, args, kwargs, error, message):
+        client = Recorder()
+        with pytest.raises(error, match=message):
+            run(call(client, *args, **kwargs))
+        assert client.asked == []
+
+    def test_of_an_array_of_structures(self):
+        import numpy as np
+
+        with pytest.raises(TypeError, match="put: an array of structures"):
+            run(arrays.put(Recorder(), "a", np.zeros(2, "i4,f4")))
+
+
+class TestList:
+    def test_asks_for_pages_until_there_is_no_next_one(self):
+        client = Recorder("list", "list")
+        entry = REPLIES["list"][0]["regions"][0]
+        client._answers[0] = {"regions": [entry], "next": "hidden"}
+        client._answers[1] = {"regions": [{**entry, "name": "z", "device": -1}], "next": None}
+        found = run(calls.list_regions(client))
+        assert [info.name for info in found] == ["a", "z"]
+        assert [info.device for info in found] == [0, "cpu"]
+        assert [request["after"] for request in client.asked] == ["", "hidden"]
+
+
+class TestRecord:
+    def test_shows_compares_and_travels_by_value(self):
+        import copy
+        import pickle
+
+        (info,) = run(calls.list_regions(Recorder("list")))
+        assert repr(info).startswith("RegionInfo(region=7, name='a', nbytes=4096, ")
+        assert info == copy.deepcopy(info) == pickle.loads(pickle.dumps(info))
+        assert len({info, copy.copy(info)}) == 1
+        assert info != run(calls.stat(Recorder("stat"), "a"))
+
+    def test_does_not_change(self):
+        (info,) = run(calls.list_regions(Recorder("list")))
+        with pytest.raises(AttributeError, match="RegionInfo do not change"):
+            info.name = "b"
+
+    def test_is_ready_for_json_with_its_holders(self):
+        info = run(calls.stat(Recorder("stat"), "a"))
+        told = info.as_dict()
+        assert told["metadata"] == {"k": 1}
+        assert told["holders"] == [
+            {"pid": 4242, "uid": 1000, "writable": True, "gpu": False, "count": 1}
+        ]
+
+    def test_of_half_a_reply_raises_protocol_error(self):
+        client = Recorder("done")
+        with pytest.raises(gdrpy.ProtocolError, match="lacks 'region'"):
+            run(calls.stat(client, "a"))

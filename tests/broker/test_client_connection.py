@@ -1,0 +1,535 @@
+"""The client's connection: what it makes of a broker that fails, lies, or goes and comes back."""
+
+import errno
+import gc
+import os
+import resource
+import threading
+
+import pytest
+from fake_server import LIFE, grant, memory
+
+import gdrpy
+from gdrpy import _unix
+from gdrpy.broker.client.broker import connect
+from gdrpy.broker.protocol import encode
+
+OTHER_LIFE = "f" * 32
+
+
+def answer_get(peer, **others):
+    peer.give(peer.take("get"), grant(**others))
+
+
+class TestConnect:
+    def test_to_no_socket_names_it_the_reason_and_the_remedy(self, tmp_path):
+        path = str(tmp_path / "none.sock")
+        with pytest.raises(gdrpy.BrokerUnavailable) as caught:
+            connect(path)
+        assert str(caught.value) == (
+            f"connect: no broker answers at {path} (No such file or directory): start one by "
+            f"`gdrpy serve`, or say by socket= or GDRPY_SOCKET where it is"
+        )
+        assert caught.value.errno == errno.ECONNREFUSED
+
+    def test_to_a_socket_that_nobody_serves_is_refused(self, tmp_path):
+        path = str(tmp_path / "stale.sock")
+        _unix.listen(path, 0o600, 1).close()
+        with pytest.raises(gdrpy.BrokerUnavailable, match=r"stale.sock \(Connection refused\)"):
+            connect(path)
+
+    def test_takes_the_path_from_the_environment(self, fake, monkeypatch):
+        path = fake(lambda peer: (peer.hello(), peer.until_closed()))
+        monkeypatch.setenv("GDRPY_SOCKET", path)
+        with connect() as broker:
+            assert broker.socket == path
+            assert broker.life == LIFE
+            assert repr(broker) == f"<Broker at {path}>"
+        assert repr(broker) == "<Broker CLOSED>"
+
+    def test_to_another_version_raises_protocol_error(self, fake):
+        path = fake(lambda peer: peer.hello(version=2))
+        with pytest.raises(gdrpy.ProtocolError, match="speaks version 2 .* this client version 1"):
+            connect(path)
+
+    def test_to_a_broker_that_refuses_the_version_raises_what_it_says(self, fake):
+        def refuse(peer):
+            peer.reply(peer.take("hello"), error="ProtocolError", message="hello: too old")
+
+        with pytest.raises(gdrpy.ProtocolError, match="hello: too old"):
+            connect(fake(refuse))
+
+    def test_that_is_refused_as_such_raises_what_the_broker_says(self, fake):
+        def refuse(peer):
+            peer.take("hello")
+            peer.send({"id": 0, "error": "QuotaExceeded", "message": "hello: 256 connections"})
+
+        with pytest.raises(gdrpy.QuotaExceeded, match="256 connections"):
+            connect(fake(refuse))
+
+    def test_to_half_a_hello_raises_protocol_error(self, fake):
+        def half(peer):
+            peer.reply(peer.take("hello"), version=1)
+
+        with pytest.raises(gdrpy.ProtocolError, match="the broker's reply has no 'life'"):
+            connect(fake(half))
+
+    def test_to_silence_raises_timeout(self, fake):
+        def silent(peer):
+            peer.take("hello")
+            peer.until_closed()
+
+        with pytest.raises(gdrpy.Timeout, match=r"connect: .* did not answer within 0.05 s"):
+            connect(fake(silent), timeout=0.05)
+
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"timeout": 0}, "timeout must be a number of seconds, and is 0"),
+            ({"timeout": float("inf")}, "timeout must be a number of seconds, and is inf"),
+            ({"reconnect": -1}, "reconnect must be a number of seconds, and is -1"),
+            ({"socket": "/" + 107 * "x"}, "a socket's path has at most 107 bytes"),
+        ],
+    )
+    def test_with_impossible_arguments_raises_value_error(self, kwargs, message):
+        with pytest.raises(ValueError, match=message):
+            connect(**kwargs)
+
+
+@pytest.mark.usefixtures("no_descriptors_leak")
+class TestReplyThatCannotBe:
+    """Raises ProtocolError, closes the descriptors that came, and the next call connects again."""
+
+    def check(self, fake, send, message):
+        def first(peer):
+            peer.hello()
+            send(peer, peer.take("get"))
+            peer.until_closed()
+
+        def second(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(first, second)) as broker:
+            with pytest.raises(gdrpy.ProtocolError, match=message):
+                broker.get("a", gpu=False)
+            broker.delete("a")
+
+    def test_with_another_number(self, fake):
+        def send(peer, request):
+            peer.give({"id": request["id"] + 1}, grant())
+
+        self.check(fake, send, "get: a reply to request 3 came to request 2")
+
+    def test_without_its_descriptor(self, fake):
+        def send(peer, request):
+            peer.reply(request, fds=1, **grant())
+
+        self.check(fake, send, "get: the reply tells of 1 descriptors, and 0 came")
+
+    def test_with_one_too_many(self, fake):
+        def send(peer, request):
+            peer.send({"id": request["id"], "fds": 1, **grant()}, [memory(), memory()])
+
+        self.check(fake, send, "get: the reply tells of 1 descriptors, and 2 came")
+
+    def test_that_grants_without_memory(self, fake):
+        def send(peer, request):
+            peer.reply(request, **grant())
+
+        self.check(fake, send, "1 grants came with 0 descriptors")
+
+    def test_that_grants_half(self, fake):
+        def send(peer, request):
+            peer.send({"id": request["id"], "fds": 1, "region": 7}, [memory()])
+
+        self.check(fake, send, "grant cannot be read: KeyError")
+
+    def test_that_is_no_message(self, fake):
+        def send(peer, request):
+            peer.send_bytes(b"\x93\x01")
+
+        self.check(fake, send, "a packet of 2 bytes is no message")
+
+    def test_that_is_longer_than_a_packet_may_be(self, fake):
+        def send(peer, request):
+            peer.send_bytes(b"0" * (64 * 1024 + 1))
+
+        self.check(fake, send, "a packet has more than 65536 bytes")
+
+
+class TestTimeout:
+    def test_names_the_call_and_drops_the_connection(self, fake):
+        def silent(peer):
+            peer.hello()
+            peer.take("delete")
+            peer.until_closed()
+
+        def prompt(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(path := fake(silent, prompt), timeout=0.05) as broker:
+            with pytest.raises(gdrpy.Timeout) as caught:
+                broker.delete("a")
+            assert str(caught.value) == (
+                f"delete: the broker at {path} did not answer within 0.05 s"
+            )
+            broker.delete("a")
+
+
+class TestRefusal:
+    def test_leaves_the_connection_as_it_is(self, fake):
+        def refuse(peer):
+            peer.hello()
+            peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(refuse)) as broker:
+            with pytest.raises(gdrpy.NotFound, match="delete: none"):
+                broker.delete("a")
+            broker.delete("b")
+
+    def test_of_one_name_of_many_raises_and_gives_the_others_back(self, fake):
+        def refuse(peer):
+            peer.hello()
+            refusal = {"error": "PermissionDenied", "message": "get_many: not b"}
+            peer.give(peer.take("get_many"), grant(1), refusal, grant(3))
+            assert sorted(given_back(peer, 2)) == [1, 3]
+            peer.until_closed()
+
+        with (
+            connect(fake(refuse)) as broker,
+            pytest.raises(gdrpy.PermissionDenied, match="not b"),
+        ):
+            broker.get_many(["a", "b", "c"], gpu=False)
+
+
+def given_back(peer, count):
+    regions = []
+    while len(regions) < count:
+        regions += peer.take("release")["regions"]
+    return regions
+
+
+class TestManyRegions:
+    def test_come_in_several_packets_in_their_order(self, fake):
+        def answer(peer):
+            peer.hello()
+            request = peer.take("get_many")
+            more = {"id": request["id"], "fds": 2, "more": True}
+            peer.send({**more, "grants": [grant(1), grant(2)]}, [memory(4096), memory(8192)])
+            last = grant(3, nbytes=12288)
+            peer.send(
+                {"id": request["id"], "fds": 1, "more": False, "grants": [last]}, [memory(12288)]
+            )
+            peer.until_closed()
+
+        with connect(fake(answer)) as broker:
+            regions = broker.get_many(["a", "b", "c"], gpu=False)
+            assert [region.id for region in regions] == [1, 2, 3]
+            assert [region.allocation_size for region in regions] == [4096, 8192, 12288]
+
+    def test_of_which_too_few_come_are_an_error(self, fake):
+        def answer(peer):
+            peer.hello()
+            peer.give(peer.take("get_many"), grant(1), grant(2))
+            assert sorted(given_back(peer, 2)) == [1, 2]
+            peer.until_closed()
+
+        with (
+            connect(fake(answer)) as broker,
+            pytest.raises(gdrpy.ProtocolError, match="2 grants came for 3 names"),
+        ):
+            broker.get_many(["a", "b", "c"], gpu=False)
+
+    @pytest.mark.usefixtures("no_descriptors_leak")
+    def test_that_stop_coming_are_closed(self, fake):
+        def answer(peer):
+            peer.hello()
+            request = peer.take("get_many")
+            part = {"id": request["id"], "fds": 1, "more": True, "grants": [grant()]}
+            peer.send(part, [memory()])
+            peer.until_closed()
+
+        with (
+            connect(fake(answer), timeout=0.05) as broker,
+            pytest.raises(gdrpy.Timeout, match="get_many: .* did not answer"),
+        ):
+            broker.get_many(["a", "b"], gpu=False)
+
+
+class TestBrokerThatWentAway:
+    def test_is_found_again_and_asked_again(self, fake):
+        def die(peer):
+            peer.hello()
+            peer.take("delete")
+
+        def live(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            broker.delete("a")
+
+    def test_is_told_of_the_leases_that_live(self, fake):
+        def die(peer):
+            peer.hello(session=41)
+            answer_get(peer, region=1)
+            answer_get(peer, region=2, readonly=True)
+            answer_get(peer, region=3)
+            assert given_back(peer, 1) == [3]
+
+        def live(peer):
+            peer.hello(session=42)
+            request = peer.take("resume")
+            assert (request["session"], request["leases"]) == (
+                41,
+                [[1, True, False], [2, False, False]],
+            )
+            peer.reply(request, lost=[])
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            kept = [broker.get("a", gpu=False), broker.get("b", gpu=False, readonly=True)]
+            broker.get("c", gpu=False).close()
+            broker.delete("x")
+            assert len(kept) == 2
+
+    def test_loses_regions_of_which_only_the_memory_stays(self, fake):
+        def die(peer):
+            peer.hello()
+            answer_get(peer, region=1)
+            answer_get(peer, region=2)
+
+        def live(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("resume"), lost=[1])
+            request = peer.take("seal")
+            assert request["region"] == 2
+            peer.reply(request)
+            assert given_back(peer, 1) == [2]
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            lost, kept = broker.get("a", gpu=False), broker.get("b", gpu=False)
+            kept.seal()
+            with pytest.raises(gdrpy.Gone, match="seal: region 1 was lost when the broker"):
+                lost.seal()
+            lost.write(b"still here")
+            assert lost.read(10) == b"still here"
+            lost.close()
+            kept.close()
+
+    def test_of_another_life_has_lost_all(self, fake):
+        def die(peer):
+            peer.hello()
+            answer_get(peer)
+            peer.take("seal")
+
+        def live(peer):
+            peer.hello(session=2, life=OTHER_LIFE)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            region = broker.get("a", gpu=False)
+            with pytest.raises(gdrpy.Gone, match="seal: region 7 was lost"):
+                region.seal()
+            broker.delete("a")
+            assert broker.life == OTHER_LIFE
+
+    def test_twice_is_asked_for_the_leases_of_both_sessions(self, fake):
+        def die(peer):
+            peer.hello(session=1)
+            answer_get(peer, region=5)
+
+        def die_while_resumed(peer):
+            peer.hello(session=2)
+            peer.take("resume")
+
+        def live(peer):
+            peer.hello(session=3)
+            request = peer.take("resume")
+            assert request["session"] == 1
+            peer.reply(request, lost=[5])
+            request = peer.take("resume")
+            assert (request["session"], request["leases"]) == (2, [[5, True, False]])
+            peer.reply(request, lost=[])
+            peer.reply(peer.take("seal"))
+            peer.until_closed()
+
+        with connect(fake(die, die_while_resumed, live)) as broker:
+            broker.get("a", gpu=False).seal()
+
+    def test_after_a_delete_was_carried_out_says_so(self, fake):
+        def die(peer):
+            peer.hello()
+            peer.take("delete")
+
+        def live(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            broker.delete("a")
+            with pytest.raises(gdrpy.NotFound):
+                broker.delete("a")
+
+    def test_for_good_is_unavailable(self, fake):
+        path = fake(lambda peer: (peer.hello(), peer.take("delete")))
+        with (
+            connect(path, reconnect=0.02) as broker,
+            pytest.raises(gdrpy.BrokerUnavailable) as caught,
+        ):
+            broker.delete("a")
+        assert str(caught.value) == (
+            f"delete: the broker at {path} went away and did not come back within 0.02 s "
+            f"(Connection refused): start it by `gdrpy serve`"
+        )
+
+    def test_and_is_not_sought_at_once_unavailable(self, fake):
+        path = fake(lambda peer: (peer.hello(), peer.take("delete")))
+        with connect(path, reconnect=0) as broker, pytest.raises(gdrpy.BrokerUnavailable):
+            broker.delete("a")
+
+
+class TestGivingBack:
+    def test_a_closed_region_is_told_at_once(self, fake):
+        told = threading.Event()
+
+        def serve(peer):
+            peer.hello()
+            answer_get(peer)
+            assert given_back(peer, 1) == [7]
+            told.set()
+            peer.until_closed()
+
+        with connect(fake(serve)) as broker:
+            broker.get("a", gpu=False).close()
+            assert told.wait(10)
+
+    def test_a_forgotten_region_is_told_at_once(self, fake):
+        told = threading.Event()
+
+        def serve(peer):
+            peer.hello()
+            answer_get(peer)
+            assert given_back(peer, 1) == [7]
+            told.set()
+            peer.until_closed()
+
+        with connect(fake(serve)) as broker:
+            broker.get("a", gpu=False)
+            gc.collect()
+            assert told.wait(10)
+
+    def test_while_another_thread_asks_waits_for_neither(self, fake):
+        asked, closed = threading.Event(), threading.Event()
+
+        def serve(peer):
+            peer.hello()
+            answer_get(peer)
+            request = peer.take("status")
+            asked.set()
+            assert closed.wait(10)
+            peer.reply(request)
+            assert given_back(peer, 1) == [7]
+            peer.until_closed()
+
+        with connect(fake(serve)) as broker:
+            region = broker.get("a", gpu=False)
+            thread = threading.Thread(target=broker.status)
+            thread.start()
+            assert asked.wait(10)
+            region.close()
+            closed.set()
+            thread.join()
+
+    def test_after_the_broker_was_closed_is_nothing(self, fake):
+        with connect(fake(lambda peer: (peer.hello(), answer_get(peer)))) as broker:
+            region = broker.get("a", gpu=False)
+        region.write(b"usable")
+        with pytest.raises(gdrpy.Closed, match="seal: the Broker is closed"):
+            region.seal()
+        region.close()
+
+
+class TestDescriptorLimit:
+    def test_gives_the_grant_back_and_keeps_the_connection(self, fake):
+        def serve(peer):
+            peer.hello()
+            request = peer.take("get")
+            fds = [memory()]
+            reached.set()
+            assert limited.wait(10)
+            _unix.send(peer.sock, encode({"id": request["id"], "fds": 1, **grant()}), fds)
+            assert given_back(peer, 1) == [7]
+            _unix.close_all(fds)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        reached, limited = threading.Event(), threading.Event()
+        with connect(fake(serve)) as broker:
+
+            def limit():
+                assert reached.wait(10)
+                # The lowest number that is free, and all above it, can be had no more.
+                free = os.dup(0)
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+                limited.set()
+
+            before = resource.getrlimit(resource.RLIMIT_NOFILE)
+            thread = threading.Thread(target=limit)
+            thread.start()
+            try:
+                with pytest.raises(OSError, match="may open no more files") as caught:
+                    broker.get("a", gpu=False)
+            finally:
+                thread.join()
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            assert caught.value.errno == errno.EMFILE
+            broker.delete("a")
+
+
+class TestFork:
+    def test_child_cannot_use_it_and_does_not_keep_the_connection(self, fake):
+        def serve(peer):
+            peer.hello()
+            answer_get(peer)
+            peer.until_closed()
+            gone.set()
+
+        gone = threading.Event()
+        broker = connect(fake(serve))
+        region = broker.get("a", gpu=False)
+        told, tell = os.pipe()
+        finish, done = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                broker.status()
+            except gdrpy.Forked as error:
+                os.write(tell, str(error).encode())
+            del region
+            os.read(finish, 1)
+            os._exit(0)
+        said = os.read(told, 4096).decode()
+        broker.close()
+        alone = gone.wait(10)
+        os.write(done, b"x")
+        os.waitpid(child, 0)
+        for fd in (told, tell, finish, done):
+            os.close(fd)
+        assert (
+            "belongs to the parent process; in a forked child connect to the broker again" in said
+        )
+        assert alone

@@ -1,0 +1,282 @@
+"""The broker for asyncio: the calls of :class:`gdrpy.Broker` as coroutines.
+
+::
+
+    async with await gdrpy.aio.connect() as broker:
+        region = await broker.get("kv-cache", gpu=False)
+        async for event in broker.watch():
+            ...
+
+What is asked of the broker suspends; what is done with the memory (mapping it, ``region.write``)
+does not. An object belongs to the event loop that it was made in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+from gdrpy._unix import packet_socket
+from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client.base import BrokerBase, reach
+from gdrpy.broker.client.channel import (
+    Lost,
+    Silent,
+    close_in_children,
+    failure,
+    receive_packet,
+    refused,
+)
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.watch import Watching, deadline_of, heard
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Any, Self, TypeVar
+
+    from gdrpy.broker.client.channel import Descriptors, Packet
+    from gdrpy.broker.client.connection import Connection, Message
+    from gdrpy.broker.client.records import Event
+
+    T = TypeVar("T")
+
+#: Seconds between attempts to connect to a broker that has many to accept: nothing tells of room.
+_CONNECT_PAUSE = 0.005
+
+
+class _Channel:
+    """A channel whose coroutines suspend until the event loop wakes them."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self.connected = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._turn = asyncio.Lock()
+        self._sock: _socket.socket | None = None
+        #: What is waited for: the socket closes under it in :meth:`close` only.
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def connect(self, path: str) -> None:
+        sock = packet_socket()
+        try:
+            sock.setblocking(False)
+            deadline = deadline_of(self.timeout)
+            while True:
+                try:
+                    sock.connect(path)
+                    break
+                except BlockingIOError:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise
+                await asyncio.sleep(_CONNECT_PAUSE)
+        except OSError as error:
+            sock.close()
+            raise refused(error, path) from error
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
+        self.connected = True
+        close_in_children(self)
+
+    async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
+        async with self._turn:
+            return await do(*args)
+
+    def try_alone(self, do: Callable[[], bool]) -> bool:
+        # Nothing else can begin meanwhile: whoever does runs in this thread.
+        return threading.get_ident() == self._thread and not self._turn.locked() and do()
+
+    async def exchange(self, packet: bytes) -> Packet:
+        deadline = deadline_of(self.timeout)
+        while not self._send(packet):
+            await self._ready(self._loop.add_writer, self._loop.remove_writer, deadline)
+        return await self._receive(deadline)
+
+    async def receive(self) -> Packet:
+        return await self._receive(deadline_of(self.timeout))
+
+    async def wait(self, deadline: float | None) -> bool:
+        try:
+            await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline)
+        except Silent:
+            return False
+        return True
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def send_now(self, packet: bytes) -> bool:
+        try:
+            return self.connected and self._send(packet)
+        except Lost:
+            return False
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    def close(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._loop.remove_reader(self.fileno())
+            self._loop.remove_writer(self.fileno())
+            if not waiting.done():
+                waiting.set_exception(Lost("it was closed here"))
+        self.abandon()
+
+    def abandon(self) -> None:
+        self.connected = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def _send(self, packet: bytes) -> bool:
+        assert self._sock is not None
+        try:
+            self._sock.send(packet)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise failure(error) from error
+        return True
+
+    async def _receive(self, deadline: float | None) -> Packet:
+        while True:
+            await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline)
+            assert self._sock is not None
+            with contextlib.suppress(Silent):  # woken for nothing
+                return receive_packet(self._sock)
+
+    async def _ready(
+        self,
+        watch: Callable[..., object],
+        ignore: Callable[[int], object],
+        deadline: float | None,
+    ) -> None:
+        """Suspend until the socket is ready. Raises Silent after the deadline, Lost by close()."""
+        number = self.fileno()
+        waiting = self._waiting = self._loop.create_future()
+        watch(number, _wake, waiting)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiting
+        except TimeoutError:
+            raise Silent from None
+        finally:
+            if self._waiting is waiting:  # else the number may be another socket's by now
+                self._waiting = None
+                ignore(number)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class BrokerRegion(LeasedRegion):
+    """As :class:`gdrpy.BrokerRegion`; its calls to the broker are coroutines.
+
+    So is its property ``stale``: ``await region.stale``.
+    """
+
+    publish = region_calls.publish
+    seal = region_calls.seal
+    digest = region_calls.digest
+    delete = region_calls.delete
+    info = region_calls.info
+    stale = property(region_calls.stale)
+
+
+class Watch(Watching):
+    """Events as they happen: ``async for``, in one task. As :class:`gdrpy.Watch` else.
+
+    It begins with the first event waited for, or on entering ``async with``.
+    """
+
+    def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
+        super().__init__(connection, prefix)
+        self.timeout = timeout
+        self._begun = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        deadline = deadline_of(self.timeout)
+        await self._begin_once()
+        return heard(await self.next(deadline), self.timeout)
+
+    async def _begin_once(self) -> None:
+        if not self._begun:
+            await self.begin()
+            self._begun = True
+
+    async def __aenter__(self) -> Self:
+        await self._begin_once()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Broker(BrokerBase):
+    """A running broker: as :class:`gdrpy.Broker`, with coroutines. Made by :func:`connect`.
+
+    Tasks may share it: one call is made at a time. A call that is cancelled while it waits for the
+    answer drops the connection; the next one connects again.
+    """
+
+    allocate = calls.allocate
+    create = calls.create
+    get = calls.get
+    get_many = calls.get_many
+    put = arrays.put
+    put_tensors = arrays.put_tensors
+    load = arrays.load
+    list = calls.list_regions
+    stat = calls.stat
+    delete = calls.delete
+    seal = calls.seal
+    chmod = calls.chmod
+    rounded_size = calls.rounded_size
+    status = calls.status
+
+    def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
+        """Events about regions whose names begin with ``prefix``."""
+        self._check("Broker.watch")
+        return Watch(self._separate(self._connection.channel.timeout), prefix, timeout)
+
+    def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, fds, gpu, cpu)
+
+    def _release(self) -> None:
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+async def connect(
+    socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0
+) -> Broker:
+    """Connect to the running broker: parameters and errors as of :func:`gdrpy.connect`."""
+    return Broker(await reach(_Channel, socket, timeout, reconnect), _Channel)

@@ -1,0 +1,373 @@
+"""The client and a real broker: every call, restarts, and regions that travel between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import Broker
+
+import gdrpy
+from gdrpy import aio
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
+    """A client of the test's broker."""
+    with gdrpy.connect(broker.path) as made:
+        yield made
+
+
+class TestRegions:
+    def test_allocate_makes_and_then_finds(self, connected):
+        with connected.allocate("a", 5000, metadata={"k": 1}) as made:
+            made.write(b"bytes", 4995)
+            with connected.allocate("a", 5000, gpu=False) as found:
+                assert found.id == made.id
+                assert found.read(5, 4995) == b"bytes"
+                assert found.metadata == {"k": 1}
+            assert made.allocation_size == connected.rounded_size(5000)
+
+    def test_of_the_gpu_are_seen_by_it(self, connected, gpu_read):
+        with connected.allocate("a", 4096) as region:
+            region.write(b"for the GPU")
+            assert gpu_read(region.ptr, 11) == b"for the GPU"
+            assert region.device == 0
+
+    def test_allocate_with_another_size_says_both(self, connected):
+        connected.allocate("a", 5000, gpu=False).close()
+        with pytest.raises(gdrpy.SizeMismatch, match="5000 bytes .* and 6000 bytes"):
+            connected.allocate("a", 6000, gpu=False)
+
+    def test_anonymous_ones_are_not_listed(self, connected):
+        with connected.allocate(None, 4096, "cpu") as region:
+            assert region.name is None
+            assert connected.list() == []
+            assert region.info().device == "cpu"
+
+    def test_list_tells_those_with_the_prefix(self, connected):
+        for name in ("a/2", "b", "a/1"):
+            connected.allocate(name, 1, "cpu").close()
+        assert [info.name for info in connected.list("a/")] == ["a/1", "a/2"]
+        connected.delete("a/1")
+        assert [info.name for info in connected.list()] == ["a/2", "b"]
+
+    def test_a_thousand_come_in_one_call_in_their_order(self, connected):
+        names = [f"region/{number}" for number in range(600)]
+        for name in names:
+            connected.allocate(name, 1, "cpu").close()
+        regions = connected.get_many(reversed(names), gpu=False)
+        assert [region.name for region in regions] == names[::-1]
+        assert len(connected.list()) == 600
+        for region in regions:
+            region.close()
+
+    def test_stat_tells_the_holders(self, connected):
+        import os
+
+        with connected.allocate("a", 1, "cpu"), connected.get("a", readonly=True):
+            info = connected.stat("a")
+            (holder,) = info.holders
+            assert (holder.pid, holder.uid, holder.count) == (os.getpid(), os.getuid(), 2)
+            assert (info.mode, info.linked, info.metadata) == (0o600, True, {})
+        connected.chmod("a", 0o644)
+        assert connected.stat("a").mode == 0o644
+
+    def test_are_held_while_a_view_of_them_is_alive(self, connected):
+        array = connected.allocate("a", 4096, "cpu").numpy()
+        gc.collect()
+        assert connected.stat("a").writers == 1
+        array[0] = 5
+        del array
+        gc.collect()
+        assert connected.stat("a").writers == 0
+
+    def test_by_dma_alone_can_be_filled_and_read(self, connected):
+        with connected.allocate("a", 4096, cpu=False) as region:
+            region.fill(7)
+            assert region.read(2, 4094) == b"\x07\x07"
+            region.seal()
+            with pytest.raises(gdrpy.Sealed):
+                region.fill(8)
+
+
+class TestVersions:
+    def test_a_draft_is_found_by_nobody_until_it_is_published(self, connected):
+        with connected.create("a", 1, "cpu") as draft:
+            assert draft.version == 0
+            with pytest.raises(gdrpy.NotFound):
+                connected.get("a")
+            assert draft.publish() == 1
+            with connected.get("a") as found:
+                assert found.id == draft.id
+
+    def test_the_older_one_is_stale_and_stays(self, connected):
+        with connected.put("a", np.array([1, 2])) as old, connected.put("a", [3]) as new:
+            assert (old.version, new.version) == (1, 2)
+            assert (old.stale, new.stale) == (True, False)
+            assert old.numpy().tolist() == [1, 2]
+
+    def test_delete_of_the_older_one_leaves_the_newer(self, connected):
+        with connected.put("a", [1]) as old, connected.put("a", [2]):
+            with pytest.raises(gdrpy.Gone):
+                old.delete()
+            connected.get("a", gpu=False).close()
+
+    def test_a_draft_that_is_closed_is_gone(self, connected):
+        connected.create("a", 1, "cpu").close()
+        assert connected.status()["regions"] == 0
+
+
+class TestSealing:
+    def test_gives_readers_a_read_only_view_and_a_digest(self, connected):
+        with connected.allocate("a", 3, "cpu") as region:
+            region.write(b"abc")
+            region.seal()
+            assert region.digest() == hashlib.sha256(b"abc").hexdigest()
+            with connected.get("a") as reader:
+                assert (reader.sealed, reader.readonly, reader.enforced) == (True, True, True)
+                with pytest.raises(gdrpy.Sealed):
+                    reader.write(b"x")
+            assert connected.stat("a").sha256 == region.digest()
+
+    def test_by_name_seals_what_the_name_means(self, connected):
+        connected.allocate("a", 1, "cpu").close()
+        connected.seal("a")
+        assert connected.stat("a").sealed
+
+    def test_digest_of_what_is_not_sealed_is_refused(self, connected):
+        region = connected.allocate("a", 1, "cpu")
+        with pytest.raises(gdrpy.InvalidRequest, match="not sealed"):
+            region.digest()
+
+
+class TestArrays:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(12, dtype=">i2").reshape(3, 4),
+            np.array(2.5),
+            np.zeros((0, 3), np.float16),
+            np.asfortranarray(np.arange(6).reshape(2, 3)),
+            np.array(["a", "bc"]),
+            np.array([1 + 2j], np.complex64),
+        ],
+        ids=lambda array: str(array.dtype),
+    )
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_come_back_as_they_were(self, connected, array, device):
+        connected.put("a", array, device, metadata={"more": 1}).close()
+        with connected.get("a", gpu=False) as region:
+            found = region.numpy()
+            assert (found.dtype, found.shape) == (array.dtype, array.shape)
+            assert (found == array).all()
+            assert region.metadata["more"] == 1
+            del found
+
+    def test_can_be_put_sealed(self, connected):
+        with connected.put("a", [1, 2], "cpu", seal=True) as region:
+            assert region.sealed
+            assert not region.numpy().flags.writeable
+
+    def test_that_cannot_be_put_leave_nothing(self, connected):
+        with pytest.raises(TypeError):
+            connected.put("a", [object()])
+        with pytest.raises(TypeError):
+            connected.put_tensors("a", {"x": np.array([1j])})
+        assert connected.status()["regions"] == 0
+
+    def test_by_name_come_back_by_name(self, connected):
+        tensors = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([True])}
+        connected.put_tensors("a", tensors, "cpu").close()
+        with connected.get("a") as region:
+            assert region.metadata == {"format": "safetensors"}
+            found = {name: tensor.read() for name, tensor in region.tensors().items()}
+            assert found.keys() == tensors.keys()
+            assert all((found[name] == tensors[name]).all() for name in tensors)
+
+    def test_of_a_file_come_back_by_name(self, connected, tmp_path):
+        header = b'{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+        path = tmp_path / "x.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header + b"abc")
+        steps = []
+        with connected.load(
+            path, "a", "cpu", seal=True, progress=lambda *step: steps.append(step)
+        ) as region:
+            assert region.tensors()["x"].read().tobytes() == b"abc"
+            assert region.sealed
+        done, whole = steps[-1]
+        assert done == whole > 0
+
+    def test_can_be_changed_through_a_mirror(self, connected):
+        with connected.put("a", [1.0, 2.0], "cpu") as region:
+            with region.mirror(load=True, dtype="f8") as host:
+                host *= 2
+            assert region.numpy().tolist() == [2.0, 4.0]
+
+
+class TestWaiting:
+    def test_for_a_name_ends_when_it_is_published(self, connected, broker):
+        with gdrpy.connect(broker.path) as other, connected.watch() as watch:
+            found: list[Any] = []
+            thread = threading.Thread(
+                target=lambda: found.append(other.get("a", gpu=False, wait=20).numpy().tolist())
+            )
+            thread.start()
+            connected.put("b", [0], "cpu").close()
+            connected.put("a", [7], "cpu").close()
+            thread.join()
+            assert found == [[7]]
+            assert [next(watch).name for _ in range(2)] == ["b", "a"]
+
+    def test_for_memory_ends_when_it_is_freed(self, start_broker):
+        path = start_broker(limits={"device": 2 << 20}).path
+        with gdrpy.connect(path) as first, gdrpy.connect(path) as second:
+            region = first.allocate(None, 2 << 20, gpu=False)
+            with pytest.raises(gdrpy.QuotaExceeded):
+                second.allocate(None, 1, gpu=False)
+            timer = threading.Timer(0.05, region.close)
+            timer.start()
+            second.allocate(None, 1, gpu=False, wait=20).close()
+            timer.join()
+
+    def test_in_vain_is_a_timeout(self, connected):
+        with pytest.raises(gdrpy.Timeout, match="waited 0.01 s: .* no region of the name 'a'"):
+            connected.get("a", wait=0.01)
+
+
+class TestRestart:
+    def test_keeps_regions_leases_and_bytes(self, connected, broker):
+        with connected.put("a", [1, 2], "cpu") as region, connected.allocate(None, 8, "cpu") as one:
+            life = connected.life
+            one.write(b"nameless")
+            broker.restart()
+            assert connected.stat("a").writers == 1
+            assert connected.life == life
+            assert one.info().writers == 1
+            region.seal()
+            assert one.read() == b"nameless"
+            broker.restart()
+            connected.delete("a")
+        assert connected.status()["regions"] == 0
+
+    def test_tells_watchers_that_events_are_lost(self, connected, broker):
+        with connected.watch() as watch:
+            connected.allocate("a", 1, "cpu").close()
+            assert next(watch).kind == "allocated"
+            broker.restart()
+            assert next(watch).kind == "lost"
+            connected.delete("a")
+            assert next(watch).kind == "deleted"
+
+    def test_while_somebody_waits_for_a_name_is_not_noticed(self, connected, broker):
+        found: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: found.append(connected.get("a", gpu=False, wait=20).name)
+        )
+        thread.start()
+        broker.restart()
+        with gdrpy.connect(broker.path) as other:
+            other.put("a", [7], "cpu").close()
+            thread.join()
+        assert found == ["a"]
+
+    def test_without_its_state_leaves_the_memory_and_says_gone(self, start_broker):
+        import os
+        import signal
+
+        broker = start_broker()
+        with gdrpy.connect(broker.path) as connected:
+            region = connected.put("a", [1, 2], "cpu")
+            keeper = broker.keeper
+            broker.kill()
+            os.kill(keeper, signal.SIGKILL)
+            broker.start()
+            with pytest.raises(gdrpy.Gone):
+                region.info()
+            with pytest.raises(gdrpy.NotFound):
+                connected.get("a")
+            assert region.numpy().tolist() == [1, 2]
+            pickled = pickle.dumps(region)
+            with pytest.raises(gdrpy.Gone):
+                pickle.loads(pickled)
+            region.close()
+
+
+def add_one(region: gdrpy.BrokerRegion) -> str:
+    """What another process does with a region that came to it."""
+    with region:
+        region.numpy()[:] += 1
+        return repr(region)
+
+
+class TestOtherProcesses:
+    @pytest.mark.parametrize("method", ["spawn", "fork"])
+    def test_attach_a_region_that_is_sent_to_them(self, connected, method):
+        with connected.put("a", [1, 2]) as named, connected.allocate(None, 4, "cpu") as nameless:
+            context = multiprocessing.get_context(method)
+            with context.Pool(1) as pool:
+                if method == "spawn":  # CUDA is not for forked children
+                    assert pool.apply(add_one, [named]).startswith("<BrokerRegion 'a'")
+                    assert named.numpy().tolist() == [2, 3]
+                assert pool.apply(add_one, [nameless]).startswith("<BrokerRegion anonymous")
+                assert nameless.read() == b"\x01\x01\x01\x01"
+
+    def test_use_one_connection_for_all_that_they_attach(self, connected):
+        with connected.put("a", [1], "cpu") as region:
+            before = connected.status()["sessions"]
+            copies = pickle.loads(pickle.dumps([region] * 1)) + [
+                pickle.loads(pickle.dumps(region)) for _ in range(3)
+            ]
+            assert connected.status()["sessions"] == before + 1
+            assert connected.stat("a").writers == 2
+            for copy in copies:
+                copy.close()
+
+
+class TestThreads:
+    def test_share_a_broker(self, connected):
+        connected.allocate("a", 64, "cpu").close()
+
+        def work(slot: int) -> None:
+            for _ in range(200):
+                with connected.get("a") as region:
+                    region.cpu.store(4 * slot, region.cpu.load(4 * slot) + 1)
+
+        threads = [threading.Thread(target=work, args=[slot]) for slot in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with connected.get("a") as region:
+            assert region.numpy("u4").tolist() == [200] * 8 + [0] * 8
+        assert connected.stat("a").holders == ()
+
+
+class TestAsyncio:
+    def test_serves_the_same_calls(self, broker):
+        async def main():
+            async with await aio.connect(broker.path) as connected:
+                async with connected.watch() as watch:
+                    with await connected.put("a", [1, 2], "cpu", seal=True) as region:
+                        assert (await anext(watch)).kind == "published"
+                        assert region.numpy().tolist() == [1, 2]
+                        assert len(await region.digest()) == 64
+                        assert not await region.stale
+                with await connected.get("a", wait=1) as found:
+                    assert found.sealed
+                waiting = asyncio.create_task(connected.get("b", wait=20))
+                async with await aio.connect(broker.path) as other:
+                    (await other.put("b", [3], "cpu")).close()
+                (await waiting).close()
+                assert [info.name for info in await connected.list()] == ["a", "b"]
+                await connected.delete("a")
+
+        asyncio.run(main())

@@ -10,9 +10,12 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,41 @@ class Broker:
         """What its log has of errors and of exceptions that nobody expected."""
         text = self.log.read_text() if self.log.exists() else ""
         return [line for line in text.splitlines() if line.startswith(("ERROR", "Traceback"))]
+
+
+@contextmanager
+def running(template: Template, folder: Path, **setup: Any) -> Iterator[Broker]:
+    """A broker, and the next ones at its place; at the end the last one lives, has logged no error
+    and leaves nothing behind.
+    """
+    if setup.get("uid") is not None:
+        folder.chmod(0o777)
+        for parent in folder.parents[:3]:
+            parent.chmod(0o755)
+    broker = Broker(template, folder, **setup).start()
+    try:
+        yield broker
+        if broker.pid:
+            keeper = broker.keeper
+            assert broker.stop() == 0
+            await_end(keeper)
+            assert not Path(broker.path).exists()
+        assert broker.errors() == []
+    finally:
+        if broker.pid:
+            broker.kill()
+
+
+def await_end(pid: int, seconds: float = 20.0) -> None:
+    """Wait until a process, of whomever it is a child, has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([process], [], [], seconds)[0], f"process {pid} did not end"
+    finally:
+        os.close(process)
 
 
 def descriptors(pid: int | str) -> list[str]:

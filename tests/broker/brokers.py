@@ -6,7 +6,9 @@ to, so that the hundreds of starts of the kill tests take milliseconds each.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
 import json
 import os
 import resource
@@ -14,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +38,7 @@ class Setup:
     limits: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    linger: float = 30.0
     uid: int | None = None
     descriptors: int | None = None
     log: str | None = None
@@ -95,7 +99,6 @@ class Broker:
         self._template = template
         self.log = folder / "broker.log"
         self.setup = Setup(str(folder / "broker.sock"), log=str(self.log), **setup)
-        self.setup.options.setdefault("linger", 30.0)
         self.path = self.setup.path
         self.pid = 0
 
@@ -173,7 +176,9 @@ def await_end(pid: int, seconds: float = 20.0) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([process], [], [], seconds)[0], f"process {pid} did not end"
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        assert poll.poll(1000 * seconds), f"process {pid} did not end"
     finally:
         os.close(process)
 
@@ -192,6 +197,17 @@ def descriptors(pid: int | str) -> list[str]:
     return found
 
 
+def await_descriptors(pid: int, wanted: list[str], seconds: float = 20.0) -> None:
+    """Wait until a process has open what it is to have: closing memory is a thread's work."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = collections.Counter(descriptors(pid))
+        if found == collections.Counter(wanted) or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    assert found == collections.Counter(wanted)
+
+
 def _listening_inode(path: str) -> int:
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
@@ -208,7 +224,7 @@ def _serve(setup: Setup) -> None:
     """Be a broker, in a forked child."""
     import logging
 
-    from gdrpy.broker.server import daemon
+    from gdrpy.broker.server import daemon, store
 
     os.environ.update(setup.environment)
     if setup.log is not None:
@@ -223,9 +239,26 @@ def _serve(setup: Setup) -> None:
         os.setresgid(setup.uid, setup.uid, setup.uid)
         os.setresuid(setup.uid, setup.uid, setup.uid)
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as if it had been started so
+        store.subprocess.Popen = _forked_keeper  # type: ignore[misc, assignment]
     limits = daemon.Limits(**setup.limits)
-    options = daemon.Options(setup.path, limits, **setup.options)
+    kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
+    options = daemon.Options(setup.path, limits, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
+
+
+def _forked_keeper(command: list[str], **_: object) -> None:
+    """A keeper without a new program: only root may be able to run this Python from where it is."""
+    from gdrpy.broker.server import keeper
+
+    listener, linger = int(command[-2]), float(command[-1])
+    if os.fork() == 0:
+        os.setsid()
+        os.closerange(3, listener)
+        os.closerange(listener + 1, 4096)
+        try:
+            keeper.main(listener, linger)
+        finally:
+            os._exit(0)
 
 
 def _main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import importlib
 import json
 import os
 import resource
@@ -133,12 +134,21 @@ class Broker:
 
     @property
     def keeper(self) -> int:
-        """Its keeper's process number."""
-        listener = _listening_inode(f"{self.path}.keeper")
-        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
-            if pid != self.pid and f"socket:[{listener}]" in descriptors(pid):
-                return pid
-        raise ProcessLookupError("no keeper")
+        """Its keeper's process number, when there is one."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            found = self.keepers()
+            if len(found) == 1:
+                return found[0]
+        raise ProcessLookupError(f"{len(found)} keepers")
+
+    def keepers(self) -> list[int]:
+        """The processes that listen as its keeper, or did until another one took their place."""
+        listeners = set(_listeners(f"{self.path}.keeper"))
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [
+            pid for pid in pids if pid != self.pid and not listeners.isdisjoint(descriptors(pid))
+        ]
 
     def errors(self) -> list[str]:
         """What its log has of errors and of exceptions that nobody expected."""
@@ -208,12 +218,12 @@ def await_descriptors(pid: int, wanted: list[str], seconds: float = 20.0) -> Non
     assert found == collections.Counter(wanted)
 
 
-def _listening_inode(path: str) -> int:
+def _listeners(path: str) -> Iterator[str]:
+    """What /proc calls the sockets that listen at a path."""
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
         if words[7:] == [path] and int(words[3], 16) & 0x10000:
-            return int(words[6])
-    raise ProcessLookupError(f"nobody listens at {path}")
+            yield f"socket:[{words[6]}]"
 
 
 def _say(event: str, **more: Any) -> None:
@@ -262,9 +272,11 @@ def _forked_keeper(command: list[str], **_: object) -> None:
 
 
 def _main() -> None:
-    import gdrpy.broker.server.daemon
-    import gdrpy.cuda  # noqa: F401
+    from gdrpy import sim
 
+    sim.load()
+    for module in ("cuda.bindings.driver", "cuda.pathfinder", "gdrpy.broker.server.daemon"):
+        importlib.import_module(module)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -136,26 +136,6 @@ class TestClientThatNeverReads:
         assert set(other.names()) == names
 
 
-class TestDescriptorsInFlight:
-    """The kernel bounds how many descriptors of a user are on their way: unread ones count."""
-
-    def test_of_a_client_that_never_reads_leave_room_for_others(
-        self, start_broker: StartBroker
-    ) -> None:
-        broker = start_broker(uid=BROKER_UID, descriptors=256, options={"mode": 0o666})
-        with broker.client() as other, broker.client() as client, broker.client() as second:
-            other.allocate("kept").write(b"as it was")
-            get = {"op": "get", "id": 1, "name": "kept", "readonly": True, "gpu": False}
-            many = {"op": "get_many", "id": 1, "names": ["kept"] * 253, "readonly": True}
-            fill(client, msgpack.packb(get))
-            check(other)
-            fill(second, msgpack.packb(many | {"gpu": False}))
-            check(other)
-            client.close()
-            second.close()
-            check(other)
-
-
 class TestSlowClient:
     def test_that_sends_nothing_costs_nothing(self, broker: Broker, other: RawClient) -> None:
         silent = [broker.client(hello=False) for _ in range(50)]

@@ -39,6 +39,7 @@ CPU_DEVICE = -1
 
 #: Errors that travel: by the name of their class in :mod:`gdrpy.errors`.
 ERRORS: tuple[type[errors.Error], ...] = (
+    errors.BackendUnavailable,
     errors.Gone,
     errors.InvalidRequest,
     errors.NotFound,
@@ -99,7 +100,8 @@ def unpack_metadata(packed: bytes) -> dict[str, Any]:
 
 def error_message(error: errors.Error) -> dict[str, Any]:
     """The fields of a reply that stand for an error."""
-    kind = next((kind for kind in type(error).__mro__ if kind in ERRORS), errors.ProtocolError)
+    kinds = (kind for kind in type(error).__mro__ if kind in ERRORS)
+    kind = next(kinds, errors.BackendUnavailable)  # what the driver said, in its own words
     message = error.strerror if isinstance(error, OSError) else str(error)
     return {"error": kind.__name__, "message": message}
 

@@ -6,13 +6,20 @@ to, so that the hundreds of starts of the kill tests take milliseconds each.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
+import importlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +39,7 @@ class Setup:
     limits: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    linger: float = 30.0
     uid: int | None = None
     descriptors: int | None = None
     log: str | None = None
@@ -92,7 +100,6 @@ class Broker:
         self._template = template
         self.log = folder / "broker.log"
         self.setup = Setup(str(folder / "broker.sock"), log=str(self.log), **setup)
-        self.setup.options.setdefault("linger", 30.0)
         self.path = self.setup.path
         self.pid = 0
 
@@ -127,17 +134,63 @@ class Broker:
 
     @property
     def keeper(self) -> int:
-        """Its keeper's process number."""
-        listener = _listening_inode(f"{self.path}.keeper")
-        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
-            if pid != self.pid and f"socket:[{listener}]" in descriptors(pid):
-                return pid
-        raise ProcessLookupError("no keeper")
+        """Its keeper's process number, when there is one."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            found = self.keepers()
+            if len(found) == 1:
+                return found[0]
+        raise ProcessLookupError(f"{len(found)} keepers")
+
+    def keepers(self) -> list[int]:
+        """The processes that listen as its keeper, or did until another one took their place."""
+        listeners = set(_listeners(f"{self.path}.keeper"))
+        pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [
+            pid for pid in pids if pid != self.pid and not listeners.isdisjoint(descriptors(pid))
+        ]
 
     def errors(self) -> list[str]:
         """What its log has of errors and of exceptions that nobody expected."""
         text = self.log.read_text() if self.log.exists() else ""
         return [line for line in text.splitlines() if line.startswith(("ERROR", "Traceback"))]
+
+
+@contextmanager
+def running(template: Template, folder: Path, **setup: Any) -> Iterator[Broker]:
+    """A broker, and the next ones at its place; at the end the last one lives, has logged no error
+    and leaves nothing behind.
+    """
+    if setup.get("uid") is not None:
+        folder.chmod(0o777)
+        for parent in folder.parents[:3]:
+            parent.chmod(0o755)
+    broker = Broker(template, folder, **setup).start()
+    try:
+        yield broker
+        if broker.pid:
+            keeper = broker.keeper
+            assert broker.stop() == 0
+            await_end(keeper)
+            assert not Path(broker.path).exists()
+        assert broker.errors() == []
+    finally:
+        if broker.pid:
+            broker.kill()
+
+
+def await_end(pid: int, seconds: float = 20.0) -> None:
+    """Wait until a process, of whomever it is a child, has ended."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        assert poll.poll(1000 * seconds), f"process {pid} did not end"
+    finally:
+        os.close(process)
 
 
 def descriptors(pid: int | str) -> list[str]:
@@ -154,12 +207,23 @@ def descriptors(pid: int | str) -> list[str]:
     return found
 
 
-def _listening_inode(path: str) -> int:
+def await_descriptors(pid: int, wanted: list[str], seconds: float = 20.0) -> None:
+    """Wait until a process has open what it is to have: closing memory is a thread's work."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = collections.Counter(descriptors(pid))
+        if found == collections.Counter(wanted) or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    assert found == collections.Counter(wanted)
+
+
+def _listeners(path: str) -> Iterator[str]:
+    """What /proc calls the sockets that listen at a path."""
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split()
         if words[7:] == [path] and int(words[3], 16) & 0x10000:
-            return int(words[6])
-    raise ProcessLookupError(f"nobody listens at {path}")
+            yield f"socket:[{words[6]}]"
 
 
 def _say(event: str, **more: Any) -> None:
@@ -170,7 +234,7 @@ def _serve(setup: Setup) -> None:
     """Be a broker, in a forked child."""
     import logging
 
-    from gdrpy.broker.server import daemon
+    from gdrpy.broker.server import daemon, store
 
     os.environ.update(setup.environment)
     if setup.log is not None:
@@ -185,15 +249,34 @@ def _serve(setup: Setup) -> None:
         os.setresgid(setup.uid, setup.uid, setup.uid)
         os.setresuid(setup.uid, setup.uid, setup.uid)
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as if it had been started so
+        store.subprocess.Popen = _forked_keeper  # type: ignore[misc, assignment]
     limits = daemon.Limits(**setup.limits)
-    options = daemon.Options(setup.path, limits, **setup.options)
+    kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
+    options = daemon.Options(setup.path, limits, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
 
 
-def _main() -> None:
-    import gdrpy.broker.server.daemon
-    import gdrpy.cuda  # noqa: F401
+def _forked_keeper(command: list[str], **_: object) -> None:
+    """A keeper without a new program: only root may be able to run this Python from where it is."""
+    from gdrpy.broker.server import keeper
 
+    listener, linger = int(command[-2]), float(command[-1])
+    if os.fork() == 0:
+        os.setsid()
+        os.closerange(3, listener)
+        os.closerange(listener + 1, 4096)
+        try:
+            keeper.main(listener, linger)
+        finally:
+            os._exit(0)
+
+
+def _main() -> None:
+    from gdrpy import sim
+
+    sim.load()
+    for module in ("cuda.bindings.driver", "cuda.pathfinder", "gdrpy.broker.server.daemon"):
+        importlib.import_module(module)
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import Broker, Template
+
+from brokers import Broker, Template, running
 from fake_server import FakeServer, Script
 from rawclient import RawClient
-
 from serving import broker_process, start_serving
 from support import open_descriptors
 
@@ -34,39 +31,12 @@ def template() -> Iterator[Template]:
 @pytest.fixture
 def start_broker(template: Template, tmp_path: Path) -> Iterator[StartBroker]:
     """Starts the test's broker; at the end it still lives, logged no error, and leaves nothing."""
-    brokers: list[Broker] = []
+    with ExitStack() as stack:
 
-    def start(**setup: Any) -> Broker:
-        if setup.get("uid") is not None:
-            tmp_path.chmod(0o777)
-            for parent in tmp_path.parents[:3]:
-                parent.chmod(0o755)
-        brokers.append(Broker(template, tmp_path, **setup))
-        return brokers[-1].start()
+        def start(**setup: Any) -> Broker:
+            return stack.enter_context(running(template, tmp_path, **setup))
 
-    yield start
-    for broker in brokers:
-        if broker.pid:
-            keeper = broker.keeper
-            assert broker.stop() == 0
-            _await_end(keeper)
-        assert broker.errors() == []
-        assert not Path(broker.path).exists()
-
-
-def _await_end(pid: int) -> None:
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        if not poll.poll(20_000):
-            os.kill(pid, signal.SIGKILL)
-            raise AssertionError(f"process {pid} did not end")
-    finally:
-        os.close(process)
+        yield start
 
 
 @pytest.fixture

@@ -43,19 +43,28 @@ class RawClient:
     """A connection. Every wait is bounded: a broker that does not answer is a TimeoutError."""
 
     def __init__(self, path: object, *, hello: bool = True, timeout: float = 20.0) -> None:
+        self._path, self._timeout, self._hello = str(path), timeout, hello
+        self._number = 0
+        self._open()
+
+    def _open(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.session = 0
+        self.life = ""
         try:
-            self.sock.settimeout(timeout)
-            self.sock.connect(str(path))
-            self._number = 0
-            self.session = 0
-            self.life = ""
-            if hello:
+            self.sock.settimeout(self._timeout)
+            self.sock.connect(self._path)
+            if self._hello:
                 reply = self.ok("hello", version=1, client="raw")
                 self.session, self.life = reply["session"], reply["life"]
         except BaseException:
             self.sock.close()
             raise
+
+    def reopen(self) -> None:
+        """Connect again, as after the broker's end."""
+        self.sock.close()
+        self._open()
 
     def send(self, op: str, **fields: Any) -> int:
         """Send a request; its number."""

@@ -7,9 +7,9 @@ import pickle
 import threading
 
 import pytest
-from fake_server import grant, memory
 
 import gdrpy
+from fake_server import grant, memory
 from gdrpy import aio
 
 pytestmark = pytest.mark.usefixtures("no_descriptors_leak")

@@ -1,13 +1,13 @@
 """What each call asks, and what it refuses to ask."""
 
 import pytest
-from fake_server import LIFE
-from golden import REPLIES, REQUESTS
 
 import gdrpy
+from fake_server import LIFE
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.channel import run
 from gdrpy.broker.protocol import encode
+from golden import REPLIES, REQUESTS
 
 
 class Recorder:

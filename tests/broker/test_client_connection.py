@@ -7,9 +7,9 @@ import resource
 import threading
 
 import pytest
-from fake_server import LIFE, grant, memory
 
 import gdrpy
+from fake_server import LIFE, grant, memory
 from gdrpy import _unix
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import encode

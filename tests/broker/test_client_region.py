@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from fake_server import LIFE, grant, memory
 
 import gdrpy
+from fake_server import LIFE, grant, memory
 from gdrpy.broker.client.attach import attach
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import pack_metadata

@@ -3,9 +3,9 @@
 import select
 
 import pytest
-from fake_server import grant
 
 import gdrpy
+from fake_server import grant
 from gdrpy.broker.client.broker import connect
 
 

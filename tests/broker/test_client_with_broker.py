@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brokers import Broker
 
 import gdrpy
+from brokers import Broker
 from gdrpy import aio
 
 

@@ -3,7 +3,6 @@
 import errno
 
 import pytest
-from golden import REPLIES, REQUESTS
 
 import gdrpy
 from gdrpy.broker import protocol
@@ -18,6 +17,7 @@ from gdrpy.broker.protocol import (
     unpack_metadata,
 )
 from gdrpy.broker.server import requests
+from golden import REPLIES, REQUESTS
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_table import described
 
 from gdrpy.broker.server import records, state
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
+from test_table import described
 
 
 class Killed(BaseException):

@@ -52,8 +52,8 @@ class Digests:
                 )
             except Error as error:
                 made = error
-            except OSError as error:
-                made = OutOfMemory(f"digest: {error.strerror}")
+            except (OSError, MemoryError) as error:
+                made = OutOfMemory(f"digest: the broker cannot read the region: {error}")
             finally:
                 os.close(job.fd)
             if made is not None:

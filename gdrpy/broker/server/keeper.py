@@ -4,7 +4,8 @@ It listens on a socket that it inherits, serves one broker at a time, and does w
 say (a kind in one byte, then a key): ``H`` hold the descriptor that comes along, ``D`` drop one,
 ``G`` give all back, ``E`` end. A ``G`` is answered by packets of keys separated by zero bytes, with
 their descriptors, up to one without; an ``E`` by the end of the connection, when nothing is held
-any more. It leaves when no broker has come for a time.
+any more. It leaves when no broker has come for a time, and when
+another one has its place.
 """
 
 from __future__ import annotations
@@ -67,17 +68,26 @@ class Keeper:
             while True:
                 packet, fds = _unix.receive(broker, PACKET_LIMIT, 1)
                 kind, key = packet[:1], packet[1:]
-                if kind == HOLD and fds:
+                held = kind == HOLD and len(fds) == 1
+                if held:
                     self.hold(key, fds.pop())
-                elif kind == DROP:
+                _unix.close_all(fds)  # what nobody asked for
+                if kind == DROP:
                     self.drop(key)
                 elif kind == GIVE:
                     self.give(broker)
-                else:
-                    _unix.close_all(fds)
+                elif not held:
                     return kind == END
         except (OSError, _unix.BadPacket):
             return False
+
+
+def _inode(path: str) -> int:
+    """Which file is at a path; 0 where there is none."""
+    try:
+        return os.lstat(path).st_ino
+    except OSError:
+        return 0
 
 
 def main(listener_fd: int, linger: float) -> None:
@@ -85,6 +95,8 @@ def main(listener_fd: int, linger: float) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     keeper = Keeper()
     with socket.socket(fileno=listener_fd) as listener:
+        path = listener.getsockname()
+        own = _inode(path)
         listener.settimeout(None if linger == math.inf else linger)
         while True:
             try:
@@ -97,6 +109,8 @@ def main(listener_fd: int, linger: float) -> None:
                 if uid in (0, os.geteuid()) and keeper.serve(broker):
                     keeper.close()
                     break
+            if _inode(path) != own:  # another keeper was started in place of this one
+                break
 
 
 if __name__ == "__main__":

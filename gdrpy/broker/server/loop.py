@@ -38,8 +38,19 @@ _EVICTIONS = 8
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
 
+#: What decoding a packet that is no request raises; the latter two for invalid UTF-8 and nesting.
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+#: Characters that are told of why a packet is none.
+_REASON_LIMIT = 300
+
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
-_OF_CONNECTIONS = (requests.Hello, requests.Release, requests.Digest, requests.Watch)
+_OF_CONNECTIONS = (
+    requests.Hello,
+    requests.Resume,
+    requests.Release,
+    requests.Digest,
+    requests.Watch,
+)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -56,6 +67,9 @@ class Server:
         self._of_process: Counter[int] = Counter()
         self._of_user: Counter[int] = Counter()
         self._watchers: set[Connection] = set()
+        #: Sessions of closed connections, which end after the turn that closed them: ending one
+        #: tells others of it, and may close them, and no request shall lose its session half-way.
+        self._ended: list[Session] = []
         #: Sessions of an earlier broker's connections, by a descriptor of their process.
         self._orphans: dict[int, Session] = {}
         self._store_fd: int | None = None
@@ -63,7 +77,7 @@ class Server:
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
         # One descriptor kept back, to refuse connections with when there is no other left.
-        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._spare: int | None = _spare()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -80,6 +94,7 @@ class Server:
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
             self._watch_orphan(session)
+        self._end_sessions()
         connections = self._connections
         while not self._stopping:
             if self._state.store_lost:
@@ -98,6 +113,8 @@ class Server:
                     self._state.mend_store("it ended")
                 elif number in self._orphans:
                     self._end_orphan(number)
+                if self._ended:
+                    self._end_sessions()
 
     def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
@@ -139,37 +156,51 @@ class Server:
         try:
             process = os.pidfd_open(who.pid)
         except OSError:
-            self.service.end(session)
-            return
-        if start_time(who.pid) != who.started:  # another process has the number by now
-            os.close(process)
-            self.service.end(session)
+            self._ended.append(session)
             return
         self._orphans[process] = session
         self._epoll.register(process, _IN)
+        with contextlib.suppress(OSError):
+            if start_time(who.pid) != who.started:  # another process has the number by now
+                self._end_orphan(process)
 
     def _end_orphan(self, process: int) -> None:
         session = self._orphans.pop(process)
         os.close(process)
-        if session.number in self.service.table.sessions:  # else it was resumed
-            self.service.end(session)
+        self._ended.append(session)
+
+    def _end_sessions(self) -> None:
+        while self._ended:
+            self.service.end(self._ended.pop())
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                return  # the client is gone already
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
+            return  # else the client is gone already
+        try:
+            sock.setblocking(False)
+            connection = Connection(sock, identity_of(sock))
+            self._admit(connection)
+        except OSError as error:
+            log.warning("refused a connection: %s", error)
+            sock.close()
+
+    def _turn_away(self) -> None:
+        """Close a connection at once, by the descriptor that is kept back for that."""
+        log.warning("refused a connection: the broker's descriptors are used up")
+        if self._spare is not None:
             os.close(self._spare)
-            with contextlib.suppress(OSError):
-                self._listener.accept()[0].close()
-            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            log.warning("refused a connection: the broker's descriptors are used up")
-            return
-        sock.setblocking(False)
-        connection = Connection(sock, identity_of(sock))
+            self._spare = None
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = _spare()
+
+    def _admit(self, connection: Connection) -> None:
+        """Serve a new connection, or say that it is one too many. Raises OSError."""
         who = connection.identity
         if (
             self._of_process[who.pid] >= PROCESS_CONNECTIONS
@@ -179,14 +210,16 @@ class Server:
                 f"hello: a process may have {PROCESS_CONNECTIONS} connections to the broker, a "
                 f"user {USER_CONNECTIONS}"
             )
+            with contextlib.suppress(OSError):  # what is left unread would reset the connection
+                connection.sock.recv_into(self._buffer)
             with contextlib.suppress(OSError):
                 connection.send(_encode({"id": 0, **protocol.error_message(refusal)}), [])
-            sock.close()
+            connection.sock.close()
             return
+        self._epoll.register(connection.number, _IN)
         self._of_process[who.pid] += 1
         self._of_user[who.uid] += 1
         self._connections[connection.number] = connection
-        self._epoll.register(connection.number, _IN)
 
     def _close(self, connection: Connection) -> None:
         """The client is gone, or is to be: what it held is given back."""
@@ -202,7 +235,7 @@ class Server:
                 del counter[key]
         connection.sock.close()
         if connection.session is not None:
-            self.service.end(connection.session)
+            self._ended.append(connection.session)
 
     def _turn(self, connection: Connection, events: int) -> None:
         """One readiness of a connection: one request, or what was still to be sent."""
@@ -238,8 +271,10 @@ class Server:
             self._close(connection)
             return
         try:
+            if size > protocol.PACKET_LIMIT:
+                raise msgspec.DecodeError(f"a packet has {protocol.PACKET_LIMIT} bytes at most")
             request = requests.decoder.decode(self._view[:size])
-        except msgspec.MsgspecError as error:
+        except _UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
         try:
@@ -275,6 +310,8 @@ class Server:
                 raise errors.InvalidRequest("hello: this connection has said hello already")
             case _, None:
                 raise errors.ProtocolError("the first request of a connection is hello")
+            case requests.Resume(), Session():
+                self._resume(connection, session, request)
             case requests.Release(), Session():
                 self.service.release(session, request)
             case requests.Digest(), Session():
@@ -284,15 +321,30 @@ class Server:
                 self._watchers.add(connection)
                 self._reply(connection, request.id, {}, [])
 
-    def _refuse(self, connection: Connection, size: int, error: msgspec.MsgspecError) -> None:
+    def _resume(self, connection: Connection, session: Session, request: requests.Resume) -> None:
+        """Take over what a connection of the same process had, which ends if it is still there."""
+        was_there = request.session in self.service.table.sessions
+        replies = self.service.call(session, request)
+        if was_there:
+            for process, orphan in list(self._orphans.items()):
+                if orphan.number == request.session:
+                    self._end_orphan(process)
+            for other in list(self._connections.values()):
+                if other.session is not None and other.session.number == request.session:
+                    self._close(other)
+        for reply, fds in replies:
+            self._reply(connection, request.id, reply, fds)
+
+    def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
         """Answer a packet that is no request; a client that goes on sending such is closed."""
         connection.nonsense += 1
         number = 0
-        refusal: errors.Error = errors.InvalidRequest(f"request: {error}")
+        reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
+        refusal: errors.Error = errors.InvalidRequest(f"request: {reason}")
         try:
             number = _Numbered.decode(self._view[:size]).id
-        except msgspec.MsgspecError:
-            refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {error}")
+        except _UNDECODABLE:
+            refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {reason}")
         self._reply(connection, number, protocol.error_message(refusal), [])
         if connection.nonsense >= NONSENSE_LIMIT:
             log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
@@ -370,6 +422,10 @@ class Server:
                 connection.lost = True
             else:
                 self._send(connection, packet, [])
+
+
+def _spare() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class _Number(msgspec.Struct):

@@ -42,11 +42,13 @@ def identity_of(sock: _socket.socket) -> Identity:
 def start_time(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 where that cannot be known.
 
-    Source: proc_pid_stat(5), field 22.
+    Source: proc_pid_stat(5), field 22. Raises OSError where descriptors are used up.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         return 0
     return int(text.rpartition(")")[2].split()[19])
 

@@ -79,9 +79,10 @@ class Service:
         return self.table.sessions[number], reply
 
     def end(self, session: Session) -> None:
-        """The session's connection or process is gone."""
-        self.table.commit(records.Ended(session.number))
-        self._tell_of_room()
+        """The session's connection or process is gone; nothing to do if it was resumed."""
+        if session.number in self.table.sessions:
+            self.table.commit(records.Ended(session.number))
+            self._tell_of_room()
 
     def call(self, session: Session, request: Any) -> list[Reply]:
         """The replies to a request. Raises Error."""
@@ -334,8 +335,8 @@ class Service:
                 f"delete: {request.name!r} does not mean region {request.region} any more"
             )
         require(session.identity, region, WRITE, "delete")
-        self.announce("deleted", region)
         self.table.commit(records.Unlinked(region.number))
+        self.announce("deleted", region)
         self._tell_of_room()
         return [({}, [])]
 

@@ -118,7 +118,7 @@ with broker.get("written", cpu=False) as region, cuda.context(0):
         with gdrpy.connect(socket) as broker:
             with broker.get("left") as region:
                 assert region.read(10) == b"last words"
-            assert broker.stat("left").holders == []
+            assert broker.stat("left").holders == ()
             broker.delete("left")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import gdrpy
 from broker_client import BareClient, WireClient
+from gdrpy import vmm
 from harness import REQUEST_RATE_UNIT, Contender, Measurement, Session, Topic
 
 MODULE = "broker"
@@ -180,9 +181,7 @@ class _Made:
     """An allocation of the driver's and its descriptor."""
 
     def __init__(self) -> None:
-        from gdrpy.vmm import Allocation
-
-        self._allocation = Allocation.create(_NBYTES, 0, gpu=False)
+        self._allocation = vmm.create(_NBYTES, 0, gpu=False)
 
     def close(self) -> None:
         self._allocation.close()

@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).parent.parent
 #: Seconds for what takes a fraction of one: a broker's start and end.
 _PATIENCE = 30.0
 #: What a broker and its keeper are known by: they inherit it.
-_MARK = "GDRPY_TEST_BROKER"
+MARK = "GDRPY_TEST_BROKER"
 
 
 class BrokerProcess:
@@ -37,7 +37,7 @@ class BrokerProcess:
         self.ready: dict[str, Any] = {}
         program = [sys.executable, "-m", "gdrpy", "serve", "--json"]
         self._command = [*program, "--socket", self.socket, *words]
-        self._environment = {"GDRPY_SIM": "1", **environment, _MARK: str(folder)}
+        self._environment = {"GDRPY_SIM": "1", **environment, MARK: str(folder)}
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -89,8 +89,7 @@ class BrokerProcess:
 
     def family(self) -> list[int]:
         """The processes that run: the broker and its keeper."""
-        mark = f"{_MARK}={self.folder}".encode()
-        return [pid for pid in map(int, _numbers("/proc")) if mark in _environment_of(pid)]
+        return marked(self.folder)
 
     def finish(self) -> None:
         """End it, if it runs, and check that it left nothing."""
@@ -108,6 +107,12 @@ class BrokerProcess:
         assert (status, left) == (0, []), self.log
         assert killed_by_test or not Path(self.socket).exists()
         assert self.errors_expected or not errors, self.log
+
+
+def marked(folder: Path) -> list[int]:
+    """The processes that run with this mark in their environment."""
+    mark = f"{MARK}={folder}".encode()
+    return [pid for pid in map(int, _numbers("/proc")) if mark in _environment_of(pid)]
 
 
 def _numbers(folder: str) -> list[str]:

@@ -7,9 +7,27 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gdrpy import sim
-from gdrpy.cli import consumer, copybw, info, producer, serve, validate
+from gdrpy.cli import (
+    alloc,
+    consumer,
+    copybw,
+    get,
+    info,
+    load,
+    ls,
+    producer,
+    put,
+    rm,
+    seal,
+    serve,
+    stat,
+    top,
+    validate,
+    watch,
+)
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
 from gdrpy.cli.header import gdrpy_version
@@ -23,30 +41,47 @@ from gdrpy.errors import (
     PermissionDenied,
 )
 
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
 #: Every command, in the order of ``gdrpy --help``.
-COMMANDS = (
-    info,
-    validate,
-    copybw,
-    producer,
-    consumer,
-    serve,
-)
+GROUPS = {
+    "this machine and this process": (info, validate, copybw, producer, consumer),
+    "the broker": (serve, top, watch),
+    "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    whole = argparse.ArgumentParser(
         prog="gdrpy",
+        usage="gdrpy [-h] [--version] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
-        epilog="Each command explains itself: gdrpy COMMAND --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in COMMANDS:
-        module.add_parser(commands)
-    return top
+    whole.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
+    commands = whole.add_subparsers(
+        prog="gdrpy", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
+    for modules in GROUPS.values():
+        for module in modules:
+            module.add_parser(commands)
+    whole.epilog = f"{_overview(commands)}\nEach command explains itself: gdrpy COMMAND --help"
+    return whole
+
+
+def _overview(commands: Commands) -> str:
+    """The commands in their groups, with a line on each."""
+    lines = []
+    for title, modules in GROUPS.items():
+        lines.append(f"{title}:")
+        for module in modules:
+            name = module.__name__.rpartition(".")[2]
+            lines.append(f"  {name:10}{commands.choices[name].get_default('summary')}")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,14 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         except sim.BadEnvironment as error:
             return _give_up(output, error, UNUSABLE)
         except Error as error:
-            return _give_up(output, error, UNUSABLE if _kept_from_running(error) else FAILED)
+            return _give_up(output, error, _status(error, args.refusal))
 
 
-def _kept_from_running(error: Error) -> bool:
-    """Whether an error says that nothing could be run here, rather than that something failed."""
+def _status(error: Error, refusal: int) -> int:
+    """Whether an error says that nothing could be run here, or that something failed."""
     if isinstance(error, CudaError):
-        return error.call == "cuInit"
-    return isinstance(error, BackendUnavailable | NotFound | OutOfMemory | PermissionDenied)
+        return UNUSABLE if error.call == "cuInit" else FAILED
+    if isinstance(error, NotFound | OutOfMemory | PermissionDenied):
+        return refusal
+    return UNUSABLE if isinstance(error, BackendUnavailable) else FAILED
 
 
 def _give_up(output: Output, error: Exception, status: int) -> int:

@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 from gdrpy.backends import ALL
+from gdrpy.cli.exits import UNUSABLE
 from gdrpy.cli.output import Output
 
 if TYPE_CHECKING:
@@ -30,17 +31,20 @@ def add_command(
     exit_status: str,
     json_help: str = "print one JSON object on stdout, and nothing else",
 ) -> argparse.ArgumentParser:
-    """The parser of a command, with the options that every command has."""
+    """The parser of a command, with the options that every command has.
+
+    ``refusal`` among its defaults is the status when a call of the command's is refused: by
+    default nothing can be run here then.
+    """
     parser = commands.add_parser(
         name,
-        help=summary,
         description=description,
         epilog=f"examples:\n{_indent(examples)}\n\nexit status:\n{_indent(exit_status)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help=json_help)
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run, parser=parser, summary=summary, refusal=UNUSABLE)
     return parser
 
 
@@ -82,6 +86,17 @@ def positive_number(text: str) -> int:
     if number == 0:
         raise argparse.ArgumentTypeError("must be 1 or more")
     return number
+
+
+def octal_mode(text: str) -> int:
+    """Permission bits as of a file: ``0640``."""
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if mode & ~0o666:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an octal mode from 0 to 0666")
+    return mode
 
 
 def seconds(text: str) -> float:

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from gdrpy.cli.exits import CommandError
 
@@ -115,6 +123,34 @@ class Output:
                 begun += 1
 
             yield begin
+
+    @contextmanager
+    def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar on stderr, where that is a terminal; call what it gives with bytes done and all."""
+        bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            console=self._err,
+            transient=True,
+            disable=not self._err.is_terminal,
+        )
+        with bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[RenderableType], None]]:
+        """Gives what to call with each next picture: in place on a terminal, else below the last.
+
+        Nothing is shown where JSON is wanted.
+        """
+        if self.as_json or not self._out.is_terminal:
+            yield self.show
+            return
+        with Live(console=self._out, screen=True, auto_refresh=False) as live:
+            yield lambda picture: live.update(picture, refresh=True)
 
 
 def _width(stream: TextIO | None) -> int | None:

@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 _LEVELS = ("debug", "info", "warning", "error")
 #: What the journal calls these levels. Source: sd-daemon(3).
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-#: Bits of a socket's mode that mean anything.
-_MODES = 0o666
 #: Seconds for which the metrics wait for the serving thread.
 _PATIENCE = 2.0
 
@@ -98,7 +96,7 @@ def _add_socket(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--mode",
-        type=_mode,
+        type=options.octal_mode,
         metavar="OCTAL",
         help="the socket's mode: who may connect (default: 0600, with --group 0660)",
     )
@@ -322,16 +320,6 @@ class _JournalFormatter(logging.Formatter):
 def _socket_path(text: str) -> str:
     rendezvous.socket_path(f"{text}.keeper")
     return str(Path(text).absolute())
-
-
-def _mode(text: str) -> int:
-    try:
-        mode = int(text, 8)
-    except ValueError:
-        mode = -1
-    if mode & ~_MODES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an octal mode from 0 to 0666")
-    return mode
 
 
 def _group(text: str) -> int:

@@ -112,7 +112,8 @@ def _command(args: argparse.Namespace) -> list[str]:
     if args.max_bytes_per_user is not None:
         words += ["--max-bytes-per-user", str(args.max_bytes_per_user)]
     if args.metrics is not None:
-        words += ["--metrics", "[{}]:{}".format(*args.metrics)]
+        host, port = args.metrics
+        words += ["--metrics", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
     if args.strict:
         words.append("--strict")
     return words

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from gdrpy.backends import nvrm
-from gdrpy.cli import COMMANDS, info, main
+from gdrpy.cli import GROUPS, info, main
 from gdrpy.cli.header import gdrpy_version
 
 #: The simulated driver's cuInit fails as on a machine without GPUs.
 NO_DEVICE = "cuInit:1:100"
-NAMES = [module.__name__.rpartition(".")[2] for module in COMMANDS]
+NAMES = [module.__name__.rpartition(".")[2] for group in GROUPS.values() for module in group]
 
 
 class TestHelp:
@@ -28,7 +28,8 @@ class TestHelp:
             main(["--help"])
         assert ended.value.code == 0
         text = capsys.readouterr().out
-        assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == NAMES
+        assert re.findall(r"^  (\w+) +\w", text, re.MULTILINE) == NAMES
+        assert re.findall(r"^(.+):$", text, re.MULTILINE) == ["options", *GROUPS]
 
     @pytest.mark.parametrize("name", NAMES)
     def test_of_a_command_teaches(self, capsys, name):
@@ -71,6 +72,16 @@ class TestWrongUsage:
             (["consumer", "--timeout", "soon"], "'soon' is not a number of seconds"),
             (["consumer", "--socket", "x" * 108], "is too long: a socket's path has 107 bytes"),
             (["producer", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
+            (["serve", "--mode", "0700"], "'0700' is not an octal mode from 0 to 0666"),
+            (["serve", "--group", "no such"], "there is no group 'no such'"),
+            (["serve", "--metrics", "9464"], "'9464' is not HOST:PORT, as 127.0.0.1:9464 is"),
+            (["serve", "--metrics", "[::1]:65536"], "'[::1]:65536' is not HOST:PORT"),
+            (["serve", "--linger", "0"], "'0' is not a number of seconds above 0"),
+            (["serve", "--max-regions", "0"], "must be 1 or more"),
+            (["serve", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
+            (["serve", "--socket", "x" * 101], "is too long: a socket's path has 107 bytes"),
+            (["alloc", "x", "1M", "--device", "gpu"], "'gpu' is not a whole number from 0 up"),
+            (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
         ],

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from serving import BrokerProcess, StartServing, wait_for_ends
+import gdrpy
+from gdrpy.cli import main
+from serving import CHECKOUT, MARK, BrokerProcess, StartServing, marked, wait_for_ends
 
 
 class TestReadyBroker:
@@ -46,9 +54,118 @@ class TestEnd:
 
 
 class TestKilledBroker:
-    def test_is_followed_by_one_at_the_same_socket(self, broker_process: BrokerProcess):
-        first = broker_process.pid
+    def test_is_followed_by_one_that_has_its_regions(self, broker_process: BrokerProcess):
+        with gdrpy.connect(broker_process.socket) as client:
+            client.put("x", b"kept", "cpu")
         broker_process.restart()
-        assert broker_process.ready["socket"] == broker_process.socket
-        assert broker_process.pid != first
-        os.kill(broker_process.pid, 0)
+        assert broker_process.ready["recovered"] == 1
+        with gdrpy.connect(broker_process.socket) as client, client.get("x", gpu=False) as region:
+            assert region.read(4) == b"kept"
+
+    def test_loses_them_without_a_keeper(self, start_serving: StartServing):
+        broker = start_serving("--keeper", "none")
+        with gdrpy.connect(broker.socket) as client:
+            client.put("x", b"lost", "cpu")
+        broker.restart()
+        assert broker.ready["recovered"] == 0
+        assert "replaced the stale socket" in broker.log
+
+
+class TestWords:
+    def test_are_what_is_served_and_its_limits(self, tmp_path: Path):
+        words = ["--max-bytes", "1G", "--max-bytes-per-user", "256M", "--keeper", "none"]
+        with serving(tmp_path / "b.sock", *words) as lines:
+            found = list(itertools.takewhile(lambda line: not line.startswith("serving"), lines))
+        assert found == [
+            "GPU 0, gdrpy simulated GPU: regions may take 1.0 GiB of 16.0 GiB",
+            found[1],
+            "of that each user 256.0 MiB",
+        ]
+        assert found[1].startswith("host memory: regions may take 1.0 GiB of ")
+
+    def test_tell_how_many_regions_were_taken_over(self, broker_process: BrokerProcess):
+        with gdrpy.connect(broker_process.socket) as client:
+            for name in "ab":
+                client.allocate(name, 1, "cpu")
+        broker_process.kill()
+        with serving(Path(broker_process.socket)) as lines:
+            assert "took over 2 regions of an earlier broker" in itertools.islice(lines, 3)
+
+
+class TestSocket:
+    def test_is_for_a_group_if_one_is_named(self, start_serving: StartServing):
+        broker = start_serving("--group", "root")
+        assert stat.S_IMODE(Path(broker.socket).stat().st_mode) == 0o660
+
+    def test_has_the_mode_that_is_wanted(self, start_serving: StartServing):
+        broker = start_serving("--mode", "0666")
+        assert stat.S_IMODE(Path(broker.socket).stat().st_mode) == 0o666
+
+    def test_is_where_the_environment_says_in_a_folder_of_its_own(self, tmp_path: Path):
+        path = f"{tmp_path}/own/b.sock"
+        with serving(None, "--keeper", "none", GDRPY_SOCKET=path) as lines:
+            assert f"serving at {path}" in lines
+            assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+
+    def test_lets_others_through_its_folder_if_it_is_for_them(self, tmp_path: Path):
+        path = f"{tmp_path}/own/b.sock"
+        with serving(None, "--keeper", "none", "--mode", "666", GDRPY_SOCKET=path) as lines:
+            assert f"serving at {path}" in lines
+            assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o755
+
+
+class TestRefusal:
+    def test_where_another_broker_serves(self, broker_process: BrokerProcess, gdrpy_command):
+        done = gdrpy_command("serve", "--socket", broker_process.socket)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"error: cannot serve at {broker_process.socket}: another broker runs there; choose "
+            f"another --socket\n"
+        )
+        assert len(broker_process.family()) == 2
+
+    def test_where_a_file_lies(self, tmp_path: Path, gdrpy_command):
+        (tmp_path / "b.sock").write_text("precious")
+        done = gdrpy_command("serve", "--socket", str(tmp_path / "b.sock"))
+        assert done.returncode == 2
+        assert "it is no socket and is left alone" in done.stderr
+        assert (tmp_path / "b.sock").read_text() == "precious"
+
+    def test_in_somebody_elses_folder(self, tmp_path: Path, capsys, monkeypatch):
+        folder = tmp_path / "gdrpy-12345"
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        for name in ("XDG_RUNTIME_DIR", "GDRPY_SOCKET"):
+            monkeypatch.delenv(name, raising=False)
+        assert main(["serve"]) == 2
+        said = f"error: cannot serve: {folder} is not a folder that only you can enter"
+        assert capsys.readouterr().err.startswith(said)
+
+    def test_without_a_gpu_driver_leaves_no_keeper(self, tmp_path: Path, gdrpy_command):
+        path = tmp_path / "b.sock"
+        mark = {MARK: str(tmp_path)}
+        done = gdrpy_command("serve", "--socket", str(path), GDRPY_SIM_FAULT="cuInit:1:100", **mark)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: cuInit: CUDA_ERROR_NO_DEVICE")
+        assert wait_for_ends(marked(tmp_path)) == []
+        assert [entry.name for entry in tmp_path.iterdir()] == ["b.sock.lock"]
+
+
+@contextlib.contextmanager
+def serving(path: Path | None, *words: str, **environment: str) -> Iterator[Iterator[str]]:
+    """``gdrpy serve`` as people run it, for as long as a block: its lines."""
+    where = [] if path is None else ["--socket", str(path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gdrpy", "serve", *where, *words],
+        cwd=CHECKOUT,
+        env=os.environ | {"GDRPY_SIM": "1"} | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield (line.rstrip("\n") for line in process.stdout)
+        finally:
+            process.terminate()
+    assert process.returncode == 0

@@ -158,7 +158,8 @@ def _metric(
     yield f"# HELP gdrpy_broker_{name} {meaning}\n# TYPE gdrpy_broker_{name} {kind}\n"
     for labels, value in values:
         pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        yield f"gdrpy_broker_{name}{{{pairs}}} {value}\n"
+        braced = f"{{{pairs}}}" if pairs else ""
+        yield f"gdrpy_broker_{name}{braced} {value}\n"
 
 
 def _escaped(text: str) -> str:

@@ -141,24 +141,30 @@ class SystemdStore(Store):
     def __init__(self, notifier: Notifier, kept: dict[str, int], limit: int) -> None:
         self._notifier = notifier
         self._kept = kept
-        self._names = set(kept)
+        self._regions = {key for key in kept if key.startswith("r")}
+        self._journals = set(kept) - self._regions
         self._limit = limit
 
     def recover(self) -> dict[str, int]:
         kept, self._kept = self._kept, {}
         return kept
 
+    def _like(self, key: str) -> set[str]:
+        """The keys that are held of this kind."""
+        return self._regions if key.startswith("r") else self._journals
+
     def hold(self, key: str, fd: int) -> None:
-        room = self._limit - (0 if key.startswith("j") else _JOURNALS)
-        if key not in self._names and len(self._names) >= room:
+        held = self._like(key)
+        if held is self._regions and key not in held and len(held) >= self._limit - _JOURNALS:
             raise Full(errno.ENOSPC, f"systemd keeps {self._limit} descriptors of this service")
         # FDPOLL=0: systemd shall not take what poll says of a GPU's descriptor for its end.
         self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,))
-        self._names.add(key)
+        held.add(key)
 
     def drop(self, key: str) -> None:
-        self._notifier.tell(f"FDSTOREREMOVE=1\nFDNAME={key}")
-        self._names.discard(key)
+        if key in self._like(key):
+            self._notifier.tell(f"FDSTOREREMOVE=1\nFDNAME={key}")
+            self._like(key).discard(key)
 
     def end(self) -> None:
         pass

@@ -1,0 +1,127 @@
+"""What the broker's commands share: how they find it, and how they tell of regions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pwd
+import stat
+from typing import TYPE_CHECKING, Any
+
+import gdrpy
+from gdrpy.cli import options
+from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.sizes import format_size
+from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
+    from gdrpy.broker.client.records import RegionInfo
+    from gdrpy.cli.options import Commands, Run
+
+_NO_BROKER = "2  wrong usage, or no broker there: start one by 'gdrpy serve'"
+#: Bytes that are copied at once.
+CHUNK = 8 << 20
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Run,
+    *,
+    summary: str,
+    description: str,
+    examples: str,
+    exit_status: str,
+    **others: Any,
+) -> argparse.ArgumentParser:
+    """The parser of a command that asks a broker. ``exit_status`` tells of 0 and 1 alone."""
+    parser = options.add_command(
+        commands,
+        name,
+        run,
+        summary=summary,
+        description=description,
+        examples=examples,
+        exit_status=f"{exit_status}\n{_NO_BROKER}",
+        **others,
+    )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help="the broker's socket (default: $GDRPY_SOCKET, else your own broker's, else the "
+        "machine's)",
+    )
+    parser.set_defaults(refusal=FAILED)
+    return parser
+
+
+def add_making(parser: argparse.ArgumentParser) -> None:
+    """``--device`` and ``--mode`` of a region to make."""
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default=0,
+        metavar="N|cpu",
+        help="CUDA device ordinal, or cpu for host memory (default: 0)",
+    )
+    parser.add_argument(
+        "--mode",
+        type=options.octal_mode,
+        default=0o600,
+        metavar="OCTAL",
+        help="who may read and write it, as a file's (default: 0600)",
+    )
+
+
+def connect(args: argparse.Namespace) -> Broker:
+    """The broker that a command means. Raises CommandError where there is none for it."""
+    try:
+        return gdrpy.connect(args.socket)
+    except (BrokerUnavailable, PermissionDenied, ProtocolError, ValueError) as error:
+        raise CommandError(str(error), UNUSABLE) from error
+
+
+def device_words(device: int | str) -> str:
+    """``GPU 0``, or ``host``."""
+    return "host" if device == "cpu" else f"GPU {device}"
+
+
+def mode_words(mode: int) -> str:
+    """``rw-r-----``."""
+    return stat.filemode(mode)[1:]
+
+
+def user_words(uid: int) -> str:
+    """A user's name, or number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _device(text: str) -> int | str:
+    return "cpu" if text == "cpu" else options.whole_number(text)
+
+
+def published(region: RegionInfo) -> str:
+    """A region that was just made or replaced, in a line."""
+    state = ", sealed" if region.sealed else ""
+    return (
+        f"{region.name}: version {region.version}, {format_size(region.nbytes)} on "
+        f"{device_words(region.device)}, takes {format_size(region.size)}{state}"
+    )
+
+
+def listed(region: RegionInfo) -> dict[str, Any]:
+    """A region of a list, for JSON."""
+    told = region.as_dict()
+    for name in ("metadata", "holders", "sha256", "linked"):
+        del told[name]
+    return told
+
+
+def shown(region: RegionInfo) -> dict[str, Any]:
+    """All that is known of a region, for JSON: what that does not have in metadata is described."""
+    told: dict[str, Any] = json.loads(json.dumps(region.as_dict(), default=repr))
+    return told

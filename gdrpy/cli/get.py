@@ -1,0 +1,103 @@
+"""``gdrpy get``: bytes of a region of the broker to a file or to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from gdrpy.cli import broker
+from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size, parse_size
+
+if TYPE_CHECKING:
+    from gdrpy.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``get`` to the command line."""
+    parser = broker.add_command(
+        commands,
+        "get",
+        run,
+        summary="a region's bytes to a file",
+        description=(
+            "Copies a region, or a part of it, to a file or to stdout, as it is: raw bytes. It\n"
+            "uses no CUDA. A region that somebody writes meanwhile may be seen half written: seal\n"
+            "it, or publish new versions."
+        ),
+        examples=(
+            "gdrpy get table copy.bin\n"
+            "gdrpy get table | sha256sum\n"
+            "gdrpy get table --offset 4K --nbytes 64 | xxd"
+        ),
+        exit_status=(
+            "0  all bytes were copied\n"
+            "1  there is no such region, you may not read it, or it is shorter"
+        ),
+    )
+    parser.add_argument("name", help="the region's name")
+    parser.add_argument("file", nargs="?", default="-", help="where to (default: -, stdout)")
+    parser.add_argument(
+        "--offset", type=_offset, default=0, metavar="SIZE", help="where to begin (default: 0)"
+    )
+    parser.add_argument(
+        "--nbytes", type=parse_size, metavar="SIZE", help="how many bytes (default: all)"
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Copy it."""
+    if args.file == "-":
+        _check_stdout(args)
+    with ExitStack() as undo:
+        client = undo.enter_context(broker.connect(args))
+        region = undo.enter_context(client.get(args.name, gpu=False, readonly=True))
+        nbytes = region.nbytes - args.offset if args.nbytes is None else args.nbytes
+        if args.offset + nbytes > region.nbytes or nbytes < 0:
+            raise CommandError(
+                f"{args.name} has {region.nbytes} bytes: there are no {max(nbytes, 0)} from "
+                f"{args.offset} on"
+            )
+        target = _open(args.file, undo)
+        with output.copying(args.name) as tell:
+            for done in range(0, nbytes, broker.CHUNK):
+                piece = region.read(min(broker.CHUNK, nbytes - done), args.offset + done)
+                _write(target, piece, args.file)
+                tell(done + len(piece), nbytes)
+        if args.file != "-":
+            output.line(f"{args.file}: {format_size(nbytes)} of {args.name}")
+    output.finish({"name": args.name, "file": args.file, "offset": args.offset, "nbytes": nbytes})
+    return OK
+
+
+def _check_stdout(args: argparse.Namespace) -> None:
+    """Raise CommandError where raw bytes would go wrong."""
+    if args.json:
+        raise CommandError("--json and the bytes cannot both go to stdout: give a FILE", UNUSABLE)
+    if sys.stdout.isatty():
+        raise CommandError("raw bytes are not for a terminal: give a FILE, or redirect", UNUSABLE)
+
+
+def _open(name: str, undo: ExitStack) -> IO[bytes]:
+    if name == "-":
+        return sys.stdout.buffer
+    try:
+        return undo.enter_context(Path(name).open("wb"))
+    except OSError as error:
+        raise CommandError(f"cannot write {name}: {error.strerror}", UNUSABLE) from error
+
+
+def _write(target: IO[bytes], piece: bytes, name: str) -> None:
+    try:
+        target.write(piece)
+        target.flush()
+    except OSError as error:
+        raise CommandError(f"cannot write {name}: {error.strerror}", FAILED) from error
+
+
+def _offset(text: str) -> int:
+    return 0 if text == "0" else parse_size(text)

@@ -1,0 +1,74 @@
+"""``gdrpy ls``: the regions of the broker that you may read."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from gdrpy.cli import broker
+from gdrpy.cli.exits import OK
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.records import RegionInfo
+    from gdrpy.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``ls`` to the command line."""
+    parser = broker.add_command(
+        commands,
+        "ls",
+        run,
+        summary="the regions that you may read",
+        description=(
+            "Lists the broker's regions by name, with their version, size, place, rights, owner\n"
+            "and how many clients hold them: to read, and to write. Regions that you may not read\n"
+            "are not shown."
+        ),
+        examples=(
+            "gdrpy ls\n"
+            "gdrpy ls models/                         whose names begin so\n"
+            "gdrpy ls --json | jq -r '.regions[].name'"
+        ),
+        exit_status="0  always, if a broker answers",
+    )
+    parser.add_argument("prefix", nargs="?", default="", help="only names that begin so")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """List them."""
+    with broker.connect(args) as client:
+        found = client.list(args.prefix)
+    if found:
+        output.show(regions_table(found))
+    else:
+        output.line("no regions" + (f" whose names begin with {args.prefix!r}" * bool(args.prefix)))
+    output.finish({"regions": [broker.listed(region) for region in found]})
+    return OK
+
+
+def regions_table(regions: list[RegionInfo]) -> Table:
+    """A line for each region."""
+    table = Table()
+    for column in ("name", "version", "size", "on", "rights", "owner", "state"):
+        table.add_column(column, overflow="fold")
+    table.add_column("readers", justify="right")
+    table.add_column("writers", justify="right")
+    for region in regions:
+        table.add_row(
+            Text(str(region.name)),
+            str(region.version),
+            format_size(region.nbytes),
+            broker.device_words(region.device),
+            broker.mode_words(region.mode),
+            Text(broker.user_words(region.uid)),
+            "sealed" if region.sealed else "",
+            str(region.readers),
+            str(region.writers),
+        )
+    return table

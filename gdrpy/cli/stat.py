@@ -1,0 +1,81 @@
+"""``gdrpy stat``: all about one region of the broker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from gdrpy.cli import broker
+from gdrpy.cli.exits import OK
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.records import Holder, RegionInfo
+    from gdrpy.cli.options import Commands
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``stat`` to the command line."""
+    parser = broker.add_command(
+        commands,
+        "stat",
+        run,
+        summary="all about one region: rights, metadata, who holds it",
+        description=(
+            "Shows a region: its size and place, version, owner and rights, whether it is sealed\n"
+            "and the digest if it was asked for, its metadata, and the processes that hold it."
+        ),
+        examples="gdrpy stat weights\ngdrpy stat weights --json | jq '.holders[].pid'",
+        exit_status="0  there is such a region\n1  there is none, or you may not read it",
+    )
+    parser.add_argument("name", help="the region's name")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Show it."""
+    with broker.connect(args) as client:
+        region = client.stat(args.name)
+    for name, value in _lines(region):
+        output.line(f"{name:10}{value}")
+    if region.holders:
+        output.show(_holders_table(region.holders))
+    output.finish(broker.shown(region))
+    return OK
+
+
+def _lines(region: RegionInfo) -> list[tuple[str, str]]:
+    owner = f"{broker.user_words(region.uid)} ({region.uid}), group {region.gid}"
+    lines = [
+        ("name", str(region.name)),
+        ("version", f"{region.version}, region {region.region}"),
+        ("size", f"{format_size(region.nbytes)}, takes {format_size(region.size)}"),
+        ("on", broker.device_words(region.device)),
+        ("owner", owner),
+        ("rights", f"{broker.mode_words(region.mode)} ({region.mode:04o})"),
+        ("sealed", "yes" if region.sealed else "no"),
+    ]
+    if region.sha256:
+        lines.append(("SHA-256", region.sha256))
+    if region.metadata:
+        lines.append(("metadata", json.dumps(region.metadata, default=repr)))
+    return [*lines, ("held by", f"{region.readers} readers, {region.writers} writers")]
+
+
+def _holders_table(holders: tuple[Holder, ...]) -> Table:
+    table = Table()
+    for column in ("process", "user", "writes", "GPU view", "times"):
+        table.add_column(column)
+    for holder in holders:
+        table.add_row(
+            str(holder.pid),
+            Text(broker.user_words(holder.uid)),
+            "yes" if holder.writable else "no",
+            "yes" if holder.gpu else "no",
+            str(holder.count),
+        )
+    return table

@@ -1,0 +1,137 @@
+"""``gdrpy top``: the broker at work, again and again."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.cli import broker, ls, options
+from gdrpy.cli.exits import OK
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import approximate_size
+
+if TYPE_CHECKING:
+    from gdrpy.broker.client.broker import Broker
+    from gdrpy.cli.options import Commands
+
+#: Regions that are shown, the largest first.
+_SHOWN = 20
+
+
+def add_parser(commands: Commands) -> None:
+    """Add ``top`` to the command line."""
+    parser = broker.add_command(
+        commands,
+        "top",
+        run,
+        summary="the broker at work: bytes, holders, requests a second",
+        description=(
+            "Shows again and again what the broker holds: bytes on each device and of each user,\n"
+            "the largest regions with how many clients hold them, and requests a second."
+        ),
+        examples=(
+            "gdrpy top\n"
+            "gdrpy top --count 1                     once\n"
+            "gdrpy top --json --interval 10 | jq .used"
+        ),
+        exit_status="0  so many were shown\n1  the broker went away\n130  ended by Ctrl-C",
+        json_help="print each sample as one line of JSON on stdout, and nothing else",
+    )
+    parser.add_argument(
+        "--interval",
+        type=options.seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="how long to wait between two (default: 1)",
+    )
+    parser.add_argument(
+        "--count",
+        type=options.positive_number,
+        metavar="N",
+        help="end after so many (default: go on)",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Show samples."""
+    before = None
+    with broker.connect(args) as client, output.live() as show:
+        for number in itertools.count(1):
+            sample = Sample(client, before)
+            show(sample.picture())
+            output.record(sample.json())
+            if number == args.count:
+                break
+            time.sleep(args.interval)
+            before = sample
+    return OK
+
+
+class Sample:
+    """The broker at one moment."""
+
+    def __init__(self, client: Broker, before: Sample | None) -> None:
+        self.socket = client.socket
+        self.status = client.status()
+        self.when = time.monotonic()
+        regions = client.list()
+        #: The largest regions.
+        self.regions = sorted(regions, key=lambda region: region.size, reverse=True)[:_SHOWN]
+        #: Requests a second since the sample before; None for the first one.
+        self.rate = None
+        if before is not None:
+            self.rate = (self._requests() - before._requests()) / (self.when - before.when)
+
+    def _requests(self) -> int:
+        return sum(self.status["requests"].values())
+
+    def json(self) -> dict[str, Any]:
+        """As plain values: bytes by device ("-1" is the host) and by "device/user"."""
+        return {
+            **self.status,
+            "requests_a_second": self.rate,
+            "largest": [broker.listed(region) for region in self.regions],
+        }
+
+    def picture(self) -> RenderableType:
+        """For people."""
+        status = self.status
+        rate = "" if self.rate is None else f", {self.rate:.0f} requests a second"
+        counts = ", ".join(f"{status[name]} {name}" for name in ("regions", "leases", "sessions"))
+        first = Text(f"{self.socket}: {counts}{rate}")
+        return Group(first, self._devices(), self._users(), ls.regions_table(self.regions))
+
+    def _devices(self) -> Table:
+        table = Table()
+        for column in ("device", "used", "of", "share"):
+            table.add_column(column, justify="left" if column == "device" else "right")
+        for device, limit in self.status["limits"].items():
+            used = self.status["used"][device]
+            table.add_row(
+                _device(device),
+                approximate_size(used),
+                approximate_size(limit),
+                f"{used / limit:.0%}" if limit else "",
+            )
+        return table
+
+    def _users(self) -> Table:
+        table = Table()
+        for column in ("user", "device", "used"):
+            table.add_column(column, justify="right" if column == "used" else "left")
+        for key, used in sorted(self.status["users"].items(), key=lambda item: -item[1]):
+            device, _, uid = key.partition("/")
+            name = Text(broker.user_words(int(uid)))
+            table.add_row(name, _device(device), approximate_size(used))
+        return table
+
+
+def _device(number: str) -> str:
+    return broker.device_words("cpu" if int(number) == CPU_DEVICE else int(number))

@@ -1,0 +1,346 @@
+"""The commands that ask a broker, against one that runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gdrpy
+from gdrpy.cli import main
+from serving import CHECKOUT, BrokerProcess
+
+DATA = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def broker(broker_process: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> BrokerProcess:
+    """One that the commands find by themselves."""
+    monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
+    return broker_process
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def put(
+    broker: BrokerProcess, file: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Puts the file into a region of a name, with more words; what the command said."""
+
+    def run(name: str, *words: str) -> str:
+        assert main(["put", name, str(file), *words]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+class TestWithoutBroker:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["ls"],
+            ["stat", "x"],
+            ["alloc", "x", "1M"],
+            ["put", "x", "/dev/null"],
+            ["get", "x", "/dev/null"],
+            ["rm", "x"],
+            ["seal", "x"],
+            ["load", "/dev/null", "x"],
+            ["watch"],
+            ["top"],
+        ],
+    )
+    def test_every_command_ends_with_2_and_the_remedy(self, capsys, tmp_path, words):
+        if words[0] == "put":
+            words[2] = __file__  # an empty one is refused before
+        assert main([*words, "--socket", str(tmp_path / "none.sock")]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"error: connect: no broker answers at {tmp_path}")
+        assert "gdrpy serve" in captured.err
+
+
+class TestLs:
+    def test_of_nothing_says_so(self, broker, capsys):
+        assert main(["ls"]) == 0
+        assert capsys.readouterr().out == "no regions\n"
+
+    def test_lists_by_prefix(self, put, json_of):
+        for name in ("a/2", "a/1", "b/1"):
+            put(name)
+        status, found = json_of("ls", "a/")
+        assert status == 0
+        assert [region["name"] for region in found["regions"]] == ["a/1", "a/2"]
+        assert found["regions"][0]["nbytes"] == len(DATA)
+
+    def test_shows_rights_and_state(self, put, capsys):
+        put("table", "--seal", "--mode", "640", "--device", "cpu")
+        assert main(["ls"]) == 0
+        printed = capsys.readouterr().out
+        for cell in ("table", "10 KiB", "host", "rw-r-----", "sealed"):
+            assert f" {cell} " in printed
+
+
+class TestStat:
+    def test_tells_who_holds_it(self, put, json_of):
+        put("table")
+        with gdrpy.connect() as client, client.get("table", gpu=False, readonly=True):
+            status, found = json_of("stat", "table")
+        assert status == 0
+        assert found["holders"] == [
+            {"pid": os.getpid(), "uid": os.getuid(), "writable": False, "gpu": False, "count": 1}
+        ]
+        assert (found["readers"], found["writers"]) == (1, 0)
+
+    def test_prints_metadata_that_json_lacks(self, broker, capsys):
+        with gdrpy.connect() as client:
+            client.allocate("x", 1, "cpu", metadata={"key": b"bytes"})
+        assert main(["stat", "x"]) == 0
+        assert 'metadata  {"key": "b\'bytes\'"}' in capsys.readouterr().out
+
+    def test_of_a_missing_region_ends_with_1(self, broker, capsys):
+        assert main(["stat", "nothing"]) == 1
+        assert capsys.readouterr().err == "error: stat: there is no region of the name 'nothing'\n"
+
+
+class TestAlloc:
+    def test_makes_a_region(self, broker, json_of):
+        status, made = json_of("alloc", "kv", "3M", "--mode", "0640")
+        assert status == 0
+        assert (made["name"], made["nbytes"], made["size"]) == ("kv", 3 << 20, 4 << 20)
+        assert (made["device"], made["mode"], made["version"]) == (0, 0o640, 1)
+        assert made["holders"] == []
+
+    def test_finds_it_again(self, broker, capsys):
+        assert main(["alloc", "kv", "3M"]) == 0
+        assert main(["alloc", "kv", "3M"]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == second == "kv: version 1, 3 MiB on GPU 0, takes 4 MiB"
+
+    def test_of_another_size_ends_with_1(self, broker, capsys):
+        assert main(["alloc", "kv", "3M"]) == 0
+        assert main(["alloc", "kv", "4M"]) == 1
+        assert "error: allocate: region 'kv' is there with 3145728 bytes" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            (["--device", "7"], "this machine has no GPU 7"),
+            (["--device", "cpu"], "they may take there"),
+        ],
+    )
+    def test_that_the_machine_lacks_ends_with_1(self, broker, capsys, words, complaint):
+        assert main(["alloc", "kv", "1T", *words]) == 1
+        assert complaint in capsys.readouterr().err
+
+
+class TestPutAndGet:
+    @pytest.mark.parametrize("device", ["0", "cpu"])
+    def test_give_the_same_bytes(self, put, tmp_path, device):
+        put("table", "--device", device)
+        assert main(["get", "table", str(tmp_path / "copy")]) == 0
+        assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_of_more_than_one_piece(self, put, tmp_path, monkeypatch):
+        monkeypatch.setattr("gdrpy.cli.broker.CHUNK", 4096)
+        put("table")
+        assert main(["get", "table", str(tmp_path / "copy")]) == 0
+        assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_of_a_part(self, put, tmp_path):
+        put("table")
+        words = ["--offset", "255", "--nbytes", "3"]
+        assert main(["get", "table", str(tmp_path / "part"), *words]) == 0
+        assert (tmp_path / "part").read_bytes() == b"\xff\x00\x01"
+
+    def test_of_more_than_there_is_ends_with_1(self, put, tmp_path, capsys):
+        put("table")
+        assert main(["get", "table", str(tmp_path / "part"), "--offset", "11K"]) == 1
+        assert "table has 10240 bytes" in capsys.readouterr().err
+        assert not (tmp_path / "part").exists()
+
+    def test_go_through_pipes(self, broker):
+        def gdrpy_command(*words: str, data: bytes) -> bytes:
+            return subprocess.run(
+                [sys.executable, "-m", "gdrpy", *words],
+                cwd=CHECKOUT,
+                input=data,
+                stdout=subprocess.PIPE,
+                check=True,
+            ).stdout
+
+        assert gdrpy_command("put", "table", data=DATA).startswith(b"table: version 1, 10 KiB")
+        assert gdrpy_command("get", "table", data=b"") == DATA
+
+    def test_put_replaces_in_one_step_and_leaves_holders_theirs(self, put, file):
+        put("table")
+        with gdrpy.connect() as client, client.get("table", gpu=False) as old:
+            file.write_bytes(b"new")
+            said = put("table", "--seal")
+            assert old.read() == DATA
+            assert old.stale
+        assert said == "table: version 2, 3 bytes on GPU 0, takes 2 MiB, sealed\n"
+
+    def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
+        (tmp_path / "empty").touch()
+        assert main(["put", "table", str(tmp_path / "empty")]) == 2
+        assert "there is nothing to put" in capsys.readouterr().err
+
+    def test_put_of_a_missing_file_ends_with_2(self, broker, capsys):
+        assert main(["put", "table", "/nonexistent"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == "error: cannot read /nonexistent: No such file or directory\n"
+
+    def test_get_refuses_a_terminal(self, broker, capsys, monkeypatch):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert main(["get", "table"]) == 2
+        assert "raw bytes are not for a terminal" in capsys.readouterr().err
+
+    def test_put_refuses_a_terminal(self, broker, capsys, monkeypatch):
+        controller, terminal = os.openpty()
+        with os.fdopen(terminal) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert main(["put", "table"]) == 2
+        os.close(controller)
+        assert "stdin instead of a terminal" in capsys.readouterr().err
+
+    def test_get_refuses_json_beside_bytes(self, broker, json_of):
+        status, said = json_of("get", "table")
+        assert status == 2
+        assert "give a FILE" in said["error"]["message"]
+
+    def test_get_of_a_full_disk_ends_with_1(self, put, capsys):
+        put("table")
+        assert main(["get", "table", "/dev/full"]) == 1
+        assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
+
+
+class TestRm:
+    def test_deletes_what_it_can(self, put, json_of):
+        put("a")
+        put("c")
+        status, said = json_of("rm", "a", "b", "c")
+        assert status == 1
+        assert said["deleted"] == ["a", "c"]
+        assert list(said["errors"]) == ["b"]
+        assert json_of("ls")[1]["regions"] == []
+
+
+class TestSeal:
+    def test_keeps_writers_away(self, put):
+        put("table")
+        assert main(["seal", "table"]) == 0
+        with gdrpy.connect() as client, client.get("table", gpu=False) as region:
+            assert (region.sealed, region.readonly) == (True, True)
+
+    def test_gives_the_digest(self, put, json_of):
+        put("table")
+        status, said = json_of("seal", "table", "--digest")
+        assert (status, said["sha256"]) == (0, hashlib.sha256(DATA).hexdigest())
+
+
+class TestLoad:
+    @pytest.fixture
+    def weights(self, tmp_path: Path) -> Path:
+        from gdrpy import safetensors
+
+        tensors = {"bias": np.arange(3, dtype=np.float32), "scale": np.ones(2, np.int16)}
+        path = tmp_path / "weights.safetensors"
+        with gdrpy.alloc(safetensors.plan(tensors).nbytes) as region:
+            safetensors.store(region, tensors)
+            path.write_bytes(region.read())
+        return path
+
+    def test_gives_the_tensors_to_whoever_attaches(self, broker, weights, json_of):
+        status, said = json_of("load", str(weights), "weights", "--seal")
+        assert (status, said["tensors"], said["sealed"]) == (0, 2, True)
+        with gdrpy.connect() as client, client.get("weights", gpu=False) as region:
+            assert region.tensors()["bias"].read().tolist() == [0, 1, 2]
+
+    def test_of_another_file_ends_with_1_and_leaves_nothing(self, broker, file, json_of, capsys):
+        assert main(["load", str(file), "weights"]) == 1
+        assert capsys.readouterr().err.startswith(f"error: {file}: ")
+        assert json_of("ls")[1]["regions"] == []
+
+    def test_of_a_missing_file_ends_with_2(self, broker, capsys):
+        assert main(["load", "/nonexistent", "weights"]) == 2
+        assert capsys.readouterr().err.startswith("error: cannot read /nonexistent: ")
+
+
+class TestWatch:
+    def test_prints_a_line_an_event(self, put, watching: Callable[..., Any]):
+        watch = watching("--count", "3")
+        put("table")
+        assert main(["seal", "table"]) == 0
+        assert main(["rm", "table"]) == 0
+        lines = watch().splitlines()
+        assert [line.split()[:2] for line in lines] == [
+            ["published", "table"],
+            ["sealed", "table"],
+            ["deleted", "table"],
+        ]
+
+    def test_prints_json_lines(self, put, watching: Callable[..., Any]):
+        watch = watching("b", "--count", "1", "--json")
+        put("a")
+        put("b")
+        event = json.loads(watch())
+        assert (event["kind"], event["name"], event["version"]) == ("published", "b", 1)
+
+    @pytest.fixture
+    def watching(self, broker: BrokerProcess) -> Callable[..., Any]:
+        """Starts ``gdrpy watch``, and gives what to call for all that it printed."""
+
+        def start(*words: str) -> Callable[[], str]:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gdrpy", "watch", *words],
+                cwd=CHECKOUT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            with gdrpy.connect() as client:
+                while not client.status()["requests"].get("watch"):
+                    assert process.poll() is None
+
+            def finish() -> str:
+                with process:
+                    printed, _ = process.communicate(timeout=30)
+                    assert process.returncode == 0
+                    return printed
+
+            return finish
+
+        return start
+
+
+class TestTop:
+    def test_shows_devices_users_and_regions(self, broker, put, capsys):
+        put("table")
+        assert main(["top", "--count", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{broker.socket}: 1 regions, 0 leases, 1 sessions\n" in printed
+        for cell in ("GPU 0", "host", "table", "2.0 MiB", "16.0 GiB"):
+            assert f" {cell} " in printed
+
+    def test_prints_json_lines(self, put, capsys):
+        put("table")
+        assert main(["top", "--count", "2", "--interval", "0.01", "--json"]) == 0
+        first, second = map(json.loads, capsys.readouterr().out.splitlines())
+        assert first["requests_a_second"] is None
+        assert second["requests_a_second"] > 0
+        assert second["used"]["0"] == 2 << 20
+        assert [region["name"] for region in second["largest"]] == ["table"]

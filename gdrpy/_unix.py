@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 PATH_ROOM = 108
 #: Descriptors that the kernel takes in one message. Source: SCM_MAX_FD, unix(7).
 MAX_FDS = 253
+#: Stands for a descriptor that should have arrived.
+NO_FD = -1
 
 _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
@@ -85,7 +87,9 @@ def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list
 def close_all(fds: list[int]) -> None:
     """Close descriptors, and forget them."""
     while fds:
-        os.close(fds.pop())
+        fd = fds.pop()
+        if fd != NO_FD:
+            os.close(fd)
 
 
 def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:

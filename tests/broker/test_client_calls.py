@@ -21,9 +21,6 @@ class Recorder:
         self.asked.append({**request, "id": len(self.asked) + 1})
         return self._answers.pop(0), [3]
 
-    async def _ask_many(self, request):
-        return [await self._ask(request)]
-
     def _region(self, grant, fds, gpu, cpu):
         return grant
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gdrpy.broker.client.channel import Channel
-    from gdrpy.broker.client.connection import Lease, Message, Replies, Reply
+    from gdrpy.broker.client.connection import Lease, Message, Reply
 
     #: Makes a channel that is not connected, for answers within so many seconds.
     ChannelMaker = Callable[[float | None], Channel]
@@ -49,15 +49,6 @@ class BrokerBase(Resource):
         connection = self._connection
         try:
             return await connection.channel.alone(connection.ask, request, lease)
-        finally:
-            connection.flush()
-
-    async def _ask_many(self, request: Message) -> Replies:
-        """The replies to a request: see :meth:`Connection.ask_many`."""
-        self._check(request["op"])
-        connection = self._connection
-        try:
-            return await connection.channel.alone(connection.ask_many, request)
         finally:
             connection.flush()
 

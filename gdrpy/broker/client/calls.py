@@ -40,9 +40,6 @@ if TYPE_CHECKING:
         async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
             """The reply to a request; see :meth:`Connection.ask`."""
 
-        async def _ask_many(self, request: Message) -> list[Reply]:
-            """The replies to one; see :meth:`Connection.ask_many`."""
-
         def _separate(self, timeout: float | None) -> Connection:
             """A connection of its own, not connected yet."""
 
@@ -245,42 +242,26 @@ async def get_many(
     """
     _views("get_many", gpu, cpu)
     wanted = [_name("get_many", name) for name in names]
+    regions: list[R] = []
     with Undo() as undo:
-        regions: list[R] = []
         for first in range(0, len(wanted), BATCH_LIMIT):
-            batch = wanted[first : first + BATCH_LIMIT]
             request = {
                 "op": "get_many",
-                "names": batch,
+                "names": wanted[first : first + BATCH_LIMIT],
                 "readonly": bool(readonly),
                 "gpu": bool(gpu),
             }
-            replies = await client._ask_many(request)
-            found = _open_all(client, replies, gpu, cpu)
-            for region in found:
-                undo.keep(region)
-            if len(found) != len(batch):
-                raise ProtocolError(f"get_many: {len(found)} grants came for {len(batch)} names")
-            regions += found
-        undo.pop_all()
-        return regions
-
-
-def _open_all(client: Client[R], replies: list[Reply], gpu: bool, cpu: bool) -> list[R]:
-    """The regions of several packets' grants; all or none."""
-    with Undo() as undo:
-        for _, fds in replies:
+            message, fds = await client._ask(request)
             undo.callback(close_all, fds)
-        regions = []
-        with Undo() as opened:
-            for message, fds in replies:
-                fds.reverse()  # each grant takes the last
-                for grant in message["grants"]:
-                    if "error" in grant:
-                        raise error_of(grant)
-                    regions.append(opened.keep(client._region(grant, fds, gpu, cpu)))
-            opened.pop_all()
-        return regions
+            fds.reverse()  # each grant takes the last
+            for grant in message["grants"]:
+                if "error" in grant:
+                    raise error_of(grant)
+                regions.append(undo.keep(client._region(grant, fds, gpu, cpu)))
+        if len(regions) != len(wanted):
+            raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
+        undo.pop_all()
+    return regions
 
 
 async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:

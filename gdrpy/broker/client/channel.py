@@ -11,9 +11,9 @@ import errno
 import functools
 import os
 import select
-import threading
 import time
-import weakref
+from _thread import allocate_lock
+from _weakref import ref
 
 from gdrpy._unix import BadPacket, DescriptorsLost, packet_socket, receive, set_timeout
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
@@ -119,7 +119,7 @@ class BlockingChannel:
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
         self.connected = False
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._sock: _socket.socket | None = None
 
     async def connect(self, path: str) -> None:
@@ -195,17 +195,19 @@ class BlockingChannel:
             self._sock = None
 
 
-_connected: weakref.WeakSet[Channel] = weakref.WeakSet()
+_connected: set[ref[Channel]] = set()
 
 
 def close_in_children(channel: Channel) -> None:
     """Have forked children close its socket: else the broker could not tell that we have ended."""
-    _connected.add(channel)
+    _connected.add(ref(channel, _connected.discard))
 
 
 def _abandon_all() -> None:
-    for channel in list(_connected):
-        channel.abandon()
+    for known in list(_connected):
+        channel = known()
+        if channel is not None:
+            channel.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from gdrpy._unix import close_all
+from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client.channel import Lost, Silent
 from gdrpy.broker.protocol import BATCH_LIMIT, VERSION, decode, encode, error_of
 from gdrpy.errors import (
@@ -21,17 +21,14 @@ from gdrpy.errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from typing import Any, TypeVar
+    from collections.abc import Sequence
+    from typing import Any
 
     from gdrpy.broker.client.channel import Channel, Descriptors, Packet
 
-    T = TypeVar("T")
     Message = dict[str, Any]
-    #: A reply and its descriptors, which are the receiver's to close. There are fewer than its
-    #: ``fds`` says when this process may open no more. Each grant in it has its ``lease``.
+    #: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
     Reply = tuple[Message, Descriptors]
-    Replies = list[Reply]
 
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
@@ -159,16 +156,6 @@ class Connection:
         Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
         timeout the connection is dropped: the reply may still come.
         """
-        return await self._persist(self._exchange, request, lease)
-
-    async def ask_many(self, request: Message) -> Replies:
-        """The replies to a request that are told to be more than one."""
-        return await self._persist(self._exchange_many, request, None)
-
-    async def _persist(
-        self, exchange: Callable[[Message], Awaitable[T]], request: Message, lease: Lease | None
-    ) -> T:
-        """Exchange, and again when the broker is back."""
         sent = False
         deadline: float | None = None
         pause = 0.0
@@ -181,7 +168,7 @@ class Connection:
                 if lease is not None and (lease.lost or lease.life != self.life):
                     raise self._lost_lease(request, lease)
                 self._repeated, sent = sent, True
-                return await exchange(request)
+                return await self._exchange(request)
             except Silent:
                 raise Timeout(
                     f"{request['op']}: the broker at {self.path} did not answer within "
@@ -206,10 +193,13 @@ class Connection:
         )
 
     async def _exchange(self, request: Message) -> Reply:
+        """The reply to a request, put together if it comes in several packets."""
         request["id"] = self._last_id = self._last_id + 1
         packet = encode(request)
         try:
             message, fds = self._accept(await self.channel.exchange(packet), request)
+            if message.get("more"):
+                await self._collect(message, fds, request)
         except BaseException:
             self.channel.close()
             raise
@@ -221,17 +211,21 @@ class Connection:
             raise error
         return message, fds
 
-    async def _exchange_many(self, request: Message) -> Replies:
-        replies = [await self._exchange(request)]
+    async def _collect(self, message: Message, fds: Descriptors, request: Message) -> None:
+        """Add to a reply the packets that it goes on with."""
         try:
-            while replies[-1][0].get("more"):
-                replies.append(self._accept(await self.channel.receive(), request))
+            more = True
+            while more:
+                part, its = self._accept(await self.channel.receive(), request)
+                fds += its
+                message["grants"] += part["grants"]
+                more = part["more"]
+        except KeyError as error:
+            close_all(fds)
+            raise ProtocolError(f"{request['op']}: a part of the reply has no {error}") from None
         except BaseException:
-            self.channel.close()
-            for _, fds in replies:
-                close_all(fds)
+            close_all(fds)
             raise
-        return replies
 
     def _accept(self, packet: Packet, request: Message) -> Reply:
         """What a packet says that must be the reply to a request. Raises ProtocolError."""
@@ -245,30 +239,32 @@ class Connection:
                     f"{request['op']}: a reply to request {message.get('id')} came to request "
                     f"{request['id']}"
                 )
-            if fds is not None and message.get("fds", 0) != len(fds):
+            told = message.get("fds", 0)
+            if fds is None:
+                fds = [NO_FD] * told
+            elif told != len(fds):
                 raise ProtocolError(
-                    f"{request['op']}: the reply tells of {message.get('fds', 0)} descriptors, and "
-                    f"{len(fds)} came"
+                    f"{request['op']}: the reply tells of {told} descriptors, and {len(fds)} came"
                 )
-            if "gpu" in request:
-                self._take_leases(message, request["gpu"])
+            if "gpu" in request and "error" not in message:
+                self._take_leases(message, request["gpu"], told)
         except BaseException:
             close_all(fds or [])
             raise
-        return message, fds or []
+        return message, fds
 
-    def _take_leases(self, message: Message, gpu: bool) -> None:
+    def _take_leases(self, message: Message, gpu: bool, told: int) -> None:
         """Have a lease in each grant, which must be as many as the descriptors."""
         try:
-            grants = [one for one in message.get("grants", (message,)) if "error" not in one]
+            grants: Sequence[Message] = (message,)
+            if "grants" in message:
+                grants = [one for one in message["grants"] if "error" not in one]
             for grant in grants:
                 grant["lease"] = Lease(self, grant["region"], not grant["readonly"], gpu)
         except (KeyError, TypeError) as error:
             raise ProtocolError(f"the broker's grant cannot be read: {error!r}") from error
-        if len(grants) != message.get("fds", 0):
-            raise ProtocolError(
-                f"{len(grants)} grants came with {message.get('fds', 0)} descriptors"
-            )
+        if len(grants) != told:
+            raise ProtocolError(f"{len(grants)} grants came with {told} descriptors")
 
     def flush(self) -> None:
         """Tell which regions were given back, if that can be done without waiting.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from gdrpy._unix import close_all
+from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arrays import ARRAY, stored_type
 from gdrpy.broker.client.channel import blocking
@@ -73,7 +73,7 @@ class LeasedRegion(Region):
     ) -> Self:
         """The region of a grant, which takes the last of ``fds`` with it."""
         try:
-            if not fds:
+            if fds[-1] == NO_FD:
                 raise OSError(
                     errno.EMFILE,
                     f"region {grant['name']!r} came without its descriptor: this process may open "

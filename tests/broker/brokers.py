@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +154,10 @@ class Broker:
         """What its log has of errors and of exceptions that nobody expected."""
         text = self.log.read_text() if self.log.exists() else ""
         return [line for line in text.splitlines() if line.startswith(("ERROR", "Traceback"))]
+
+
+#: Starts a broker; keywords are the fields of :class:`Setup`.
+StartBroker = Callable[..., Broker]
 
 
 @contextmanager

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from brokers import Broker, Template, running
+from brokers import Broker, StartBroker, Template, running
 from fake_server import FakeServer, Script
 from rawclient import RawClient
 from serving import broker_process, start_serving
 from support import open_descriptors
 
 __all__ = ["broker_process", "start_serving"]
-
-StartBroker = Callable[..., Broker]
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 
-from brokers import BROKER_UID, Broker, await_descriptors, await_end, descriptors
-from conftest import StartBroker
+from brokers import BROKER_UID, Broker, StartBroker, await_descriptors, await_end, descriptors
 from gdrpy.broker.server.connection import EVENTS_LIMIT
 from gdrpy.broker.server.loop import PROCESS_CONNECTIONS
 from rawclient import RawClient, allocation

@@ -8,7 +8,7 @@ import struct
 import termios
 from collections import deque
 
-from gdrpy import _unix
+from gdrpy._core import _packet
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Session
 
@@ -62,7 +62,7 @@ class Connection:
         """
         if not self.outbox:
             try:
-                _unix.send(self.sock, packet, fds)
+                _packet.send(self.number, packet, fds)
                 return True
             except BlockingIOError:
                 pass
@@ -73,7 +73,7 @@ class Connection:
         """Send what was kept; whether nothing is left. Raises OSError."""
         while self.outbox:
             try:
-                _unix.send(self.sock, *self.outbox[0])
+                _packet.send(self.number, *self.outbox[0])
             except BlockingIOError:
                 return False
             self.outbox.popleft()

@@ -63,6 +63,7 @@ class Server:
         self._listener = listener
         self._state = state
         self.service = Service(state, limits, server, strict, self._announce)
+        self._calls = self.service.calls()
         self._connections: dict[int, Connection] = {}
         self._of_process: Counter[int] = Counter()
         self._of_user: Counter[int] = Counter()
@@ -102,7 +103,10 @@ class Server:
             for number, events in self._epoll.poll(_RETRY if self._state.store_lost else None):
                 connection = connections.get(number)
                 if connection is not None:
-                    self._turn(connection, events)
+                    if events == _IN and not connection.busy:
+                        self._read(connection)
+                    else:
+                        self._turn(connection, events)
                 elif number == self._listener.fileno():
                     self._accept()
                 elif number == self._woken.fileno():
@@ -273,12 +277,19 @@ class Server:
         try:
             if size > protocol.PACKET_LIMIT:
                 raise msgspec.DecodeError(f"a packet has {protocol.PACKET_LIMIT} bytes at most")
-            request = requests.decoder.decode(self._view[:size])
+            request: Any = requests.decoder.decode(self._view[:size])
         except _UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
+        kind = type(request)
+        session = connection.session
+        self.service.counts[kind] += 1
         try:
-            self._serve(connection, request)
+            if session is None or kind in _OF_CONNECTIONS:
+                self._serve_connection(connection, session, request)
+            else:
+                for reply, fds in self._calls[kind](session, request):
+                    self._reply(connection, request.id, reply, fds)
         except errors.Error as error:
             self._fail(connection, request, error)
         except OSError as error:
@@ -287,16 +298,6 @@ class Server:
         except Exception:
             log.exception("a request failed inside the broker: %r", request)
             self._close(connection)
-
-    def _serve(self, connection: Connection, request: Any) -> None:
-        kind = type(request)
-        session = connection.session
-        self.service.counts[kind] += 1
-        if session is None or kind in _OF_CONNECTIONS:
-            self._serve_connection(connection, session, request)
-        else:
-            for reply, fds in self.service.call(session, request):
-                self._reply(connection, request.id, reply, fds)
 
     def _serve_connection(
         self, connection: Connection, session: Session | None, request: Any
@@ -324,7 +325,7 @@ class Server:
     def _resume(self, connection: Connection, session: Session, request: requests.Resume) -> None:
         """Take over what a connection of the same process had, which ends if it is still there."""
         was_there = request.session in self.service.table.sessions
-        replies = self.service.call(session, request)
+        replies = self.service.resume(session, request)
         if was_there:
             for process, orphan in list(self._orphans.items()):
                 if orphan.number == request.session:

@@ -84,9 +84,22 @@ class Service:
             self.table.commit(records.Ended(session.number))
             self._tell_of_room()
 
-    def call(self, session: Session, request: Any) -> list[Reply]:
-        """The replies to a request. Raises Error."""
-        return _CALLS[type(request)](self, session, request)
+    def calls(self) -> dict[type, Callable[[Session, Any], list[Reply]]]:
+        """What gives the replies to a request, by its type, or raises Error."""
+        return {
+            requests.Allocate: self._allocate,
+            requests.Change: self._change,
+            requests.Create: self._create,
+            requests.Delete: self._delete,
+            requests.Get: self._get,
+            requests.GetMany: self._get_many,
+            requests.List: self._list,
+            requests.Publish: self._publish,
+            requests.RoundedSize: self._rounded_size,
+            requests.Seal: self._seal,
+            requests.Stat: self._stat,
+            requests.Status: self._status,
+        }
 
     def _tell_of_room(self) -> None:
         if self.state.freed:
@@ -100,7 +113,7 @@ class Service:
                 self.table.commit(records.Released(session.number, number))
         self._tell_of_room()
 
-    def _resume(self, session: Session, request: requests.Resume) -> list[Reply]:
+    def resume(self, session: Session, request: requests.Resume) -> list[Reply]:
         """Take leases over from a session of the same process whose connection is gone."""
         before = self.table.sessions.get(request.session)
         if before is not None and (before is session or before.identity != session.identity):
@@ -485,20 +498,3 @@ def _entry(region: Region) -> Message:
         "readers": len(region.leases) - writers,
         "writers": writers,
     }
-
-
-_CALLS: dict[type, Callable[[Service, Session, Any], list[Reply]]] = {
-    requests.Resume: Service._resume,
-    requests.Allocate: Service._allocate,
-    requests.Create: Service._create,
-    requests.RoundedSize: Service._rounded_size,
-    requests.Publish: Service._publish,
-    requests.Get: Service._get,
-    requests.GetMany: Service._get_many,
-    requests.Seal: Service._seal,
-    requests.Delete: Service._delete,
-    requests.List: Service._list,
-    requests.Stat: Service._stat,
-    requests.Change: Service._change,
-    requests.Status: Service._status,
-}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gdrpy
-from broker_client import BareClient, WireClient
+from broker_client import BareClient, Descriptor, WireClient
 from gdrpy import vmm
 from harness import REQUEST_RATE_UNIT, Contender, Measurement, Session, Topic
 
@@ -23,6 +23,7 @@ MODULE = "broker"
 ROUND_TRIP = "one client, one core"
 THROUGHPUT = "16 clients"
 COLD = "cold process to first load"
+FIRST = "first get of a process, with its CPU view"
 MANY = "1,000 regions in one call"
 BARE = "bare server"
 BARE_C = "bare server, packets in C"
@@ -33,6 +34,7 @@ CREATE_AND_EXPORT = "cuMemCreate and export"
 BARE_PYTHON = "bare Python"
 CONNECT_AND_GET = "connect and get"
 
+_NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 _FOLDER = Path(__file__).resolve().parent
 _NBYTES = 2 << 20
 _CLIENTS = 16
@@ -54,7 +56,7 @@ def run(session: Session) -> None:
         kept.cpu.store(0, 1)
         with _on(core):
             _round_trips(session, bare, path, broker)
-        _allocations(session, path)
+            _allocations(session, path)
         _many(session, broker)
         _cold(session, path)
         _throughput(session, bare, path)
@@ -121,6 +123,12 @@ class Batched:
         return taken
 
 
+def _is_answered(timed: Any) -> bool:
+    """What fails raises."""
+    timed.once().close()
+    return True
+
+
 def _round_trips(session: Session, bare: str, path: str, broker: gdrpy.Broker) -> None:
     with BareClient(bare) as sockets, WireClient(bare) as packets:
 
@@ -139,11 +147,13 @@ def _round_trips(session: Session, bare: str, path: str, broker: gdrpy.Broker) -
                     "one request, a reply with a descriptor: msgpack and Python's sockets at both "
                     "ends, SEQPACKET; the descriptor closed",
                     Batched(sockets.get, lambda: None),
+                    _is_answered,
                 ),
                 Contender(
                     BARE_C,
                     "the same server, gdrpy's packets at the client's end",
                     Batched(packets.get, lambda: None),
+                    _is_answered,
                 ),
                 Contender(
                     GET,
@@ -155,11 +165,13 @@ def _round_trips(session: Session, bare: str, path: str, broker: gdrpy.Broker) -
                     "connect and get with its CPU view",
                     "gdrpy.connect(path), then the same; not counting the closing",
                     Batched(lambda: _Connected(path), settle),
+                    _is_answered,
                 ),
                 Contender(
                     "allocate host memory with its CPU view",
                     "broker.allocate(None, 2 MiB, device='cpu'); not counting region.close()",
                     Batched(lambda: broker.allocate(None, _NBYTES, device="cpu"), settle),
+                    _is_answered,
                 ),
             ],
         )
@@ -177,16 +189,6 @@ class _Connected:
         self._broker.close()
 
 
-class _Made:
-    """An allocation of the driver's and its descriptor."""
-
-    def __init__(self) -> None:
-        self._allocation = vmm.create(_NBYTES, 0, gpu=False)
-
-    def close(self) -> None:
-        self._allocation.close()
-
-
 def _allocations(session: Session, path: str) -> None:
     with WireClient(path) as wire:
         found = session.compare(
@@ -196,11 +198,13 @@ def _allocations(session: Session, path: str) -> None:
                     BROKER,
                     "an allocate request without a name until the descriptor is there",
                     Batched(wire.allocate, lambda: None),
+                    _is_answered,
                 ),
                 Contender(
                     CREATE_AND_EXPORT,
-                    "the driver's calls in this process, without a context",
-                    Batched(_Made, lambda: None),
+                    "the driver's calls in this process, without a context; the handle released",
+                    Batched(lambda: Descriptor(vmm.create_export(_NBYTES)), lambda: None),
+                    _is_answered,
                 ),
             ],
         )
@@ -228,9 +232,13 @@ def _many(session: Session, broker: gdrpy.Broker) -> None:
 
 
 _COLD_GET = """
-import gdrpy
-with gdrpy.connect({path!r}).get("bench", gpu=False) as region:
+import gdrpy, time
+broker = gdrpy.connect({path!r})
+start = time.perf_counter_ns()
+with broker.get("bench", gpu=False) as region:
+    taken = time.perf_counter_ns() - start
     assert region.cpu.load(0) == 1
+print(taken)
 """
 
 
@@ -239,13 +247,19 @@ def _cold(session: Session, path: str) -> None:
     topic = Topic(MODULE, COLD, unit="ms")
     programs = {BARE_PYTHON: "pass", CONNECT_AND_GET: _COLD_GET.format(path=path)}
     samples: dict[str, list[float]] = {way: [] for way in programs}
+    first: list[float] = []
+    cached = {name: value for name, value in os.environ.items() if name != _NO_BYTE_CODE}
     for _ in range(3 if session.quick else 40):
         for way, program in programs.items():
             start = time.perf_counter_ns()
-            subprocess.run([sys.executable, "-c", program], check=True)
+            command = [sys.executable, "-c", program]
+            done = subprocess.run(command, env=cached, check=True, capture_output=True)
             samples[way].append(topic.sample(time.perf_counter_ns() - start))
+            first += [topic.sample(int(taken)) for taken in done.stdout.split()]
     method = "from starting the process to its end, byte code cached: "
-    bare = Measurement(topic, BARE_PYTHON, method + "python -c pass", samples[BARE_PYTHON])
+    bare = Measurement(
+        topic, BARE_PYTHON, method + "python -c pass", samples[BARE_PYTHON], verified=True
+    )
     full = Measurement(
         topic,
         CONNECT_AND_GET,
@@ -254,6 +268,8 @@ def _cold(session: Session, path: str) -> None:
         verified=True,
     )
     session.derive_difference(session.add(full), session.add(bare))
+    method = "in each of these processes: broker.get(name, gpu=False) on a fresh connection"
+    session.add(Measurement(Topic(MODULE, FIRST, unit="ms"), "gdrpy", method, first, verified=True))
 
 
 def _throughput(session: Session, bare: str, path: str) -> None:
@@ -261,7 +277,7 @@ def _throughput(session: Session, bare: str, path: str) -> None:
     topic = Topic(MODULE, THROUGHPUT, unit=REQUEST_RATE_UNIT)
     samples: dict[str, list[float]] = {BARE: [], BROKER: []}
     seconds = 0.2 if session.quick else 1.5
-    for _ in range(1 if session.quick else 5):
+    for _ in range(2 if session.quick else 5):
         for way, where in ((BARE, bare), (BROKER, path)):
             samples[way].append(_requests_per_second(way, where, seconds) / 1e3)
     for way, method in (

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attach import MODULE as ATTACH
+from broker import MODULE as BROKER
 from latency import EMPTY_CALL
+
+#: Modules whose measurements are of no size, each of something else.
+_WITHOUT_SIZES = (ATTACH, BROKER)
 
 #: What stands where nothing was measured.
 ABSENT = "-"
@@ -27,13 +31,14 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
     shown = [one for one in result["measurements"] if _worth_a_column(one)]
     topics = dict.fromkeys((one["module"], one["operation"]) for one in shown)
     for module, operation in topics:
-        if module != ATTACH:
+        if module not in _WITHOUT_SIZES:
             yield _by_size(
                 [one for one in shown if (one["module"], one["operation"]) == (module, operation)]
             )
-    once = [one for one in shown if one["module"] == ATTACH]
-    if once:
-        yield _with_spread(once)
+    for module in _WITHOUT_SIZES:
+        once = [one for one in shown if one["module"] == module]
+        if once:
+            yield _with_spread(once)
     if result["crossovers"]:
         yield _crossovers(result["crossovers"])
     yield _goals(result["goals"])
@@ -62,14 +67,16 @@ def _by_size(measurements: list[dict[str, Any]]) -> Table:
 def _with_spread(measurements: list[dict[str, Any]]) -> Table:
     """A row for each measurement, with its spread."""
     return Table(
-        f"{ATTACH}, {measurements[0]['unit']}",
-        ["what", "median", "min", "p99", "samples"],
+        measurements[0]["module"],
+        ["what", "way", "unit", "median", "min", "p99", "samples"],
         [
             [
                 one["operation"],
+                one["way"],
+                one["unit"],
                 _median(one),
                 figure(one["min"]),
-                figure(one["p99"]),
+                ABSENT if one["p99"] is None else figure(one["p99"]),
                 str(one["count"]),
             ]
             for one in measurements

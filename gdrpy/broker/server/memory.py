@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 
 from gdrpy import cuda, vmm
-from gdrpy._fd import duplicate
 from gdrpy.backends import host, take_export
 from gdrpy.broker.protocol import CPU_DEVICE
 
@@ -37,8 +36,7 @@ def make(size: int, device: int) -> int:
     """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
     if device == CPU_DEVICE:
         return host.create(size)
-    with vmm.create(size, device, gpu=False) as allocation:
-        return duplicate(allocation.fd)
+    return vmm.create_export(size, device)
 
 
 def readonly(fd: int) -> int | None:

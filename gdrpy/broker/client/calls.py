@@ -17,6 +17,7 @@ from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     CPU_DEVICE,
     NAME_LIMIT,
+    PAGE_BYTES,
     error_of,
     pack_metadata,
 )
@@ -24,7 +25,7 @@ from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any, Protocol, TypeVar
 
     from gdrpy.broker.client.channel import Descriptors
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 #: Seconds after which memory is asked for again though the broker told of none that came back:
 #: other programs free some too.
 _ASK_AGAIN = 1.0
+#: Bytes that msgpack puts before a name, at most.
+_NAME_HEAD = 3
 
 
 def _name(call: str, name: Any) -> str:
@@ -244,10 +247,10 @@ async def get_many(
     wanted = [_name("get_many", name) for name in names]
     regions: list[R] = []
     with Undo() as undo:
-        for first in range(0, len(wanted), BATCH_LIMIT):
+        for batch in _batches(wanted):
             request = {
                 "op": "get_many",
-                "names": wanted[first : first + BATCH_LIMIT],
+                "names": batch,
                 "readonly": bool(readonly),
                 "gpu": bool(gpu),
             }
@@ -262,6 +265,20 @@ async def get_many(
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.pop_all()
     return regions
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    """Names in portions that fit a packet."""
+    batch: list[str] = []
+    room = PAGE_BYTES
+    for name in names:
+        if room < 0 or len(batch) == BATCH_LIMIT:
+            yield batch
+            batch, room = [], PAGE_BYTES
+        batch.append(name)
+        room -= len(name.encode()) + _NAME_HEAD
+    if batch:
+        yield batch
 
 
 async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:

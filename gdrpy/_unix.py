@@ -174,9 +174,8 @@ def private_folder() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return runtime
-    import tempfile
-
-    folder = os.path.join(tempfile.gettempdir(), f"gdrpy-{os.geteuid()}")
+    temporary = os.environ.get("TMPDIR") or "/tmp"  # importing tempfile would take 10 ms
+    folder = os.path.join(temporary, f"gdrpy-{os.geteuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:

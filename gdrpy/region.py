@@ -148,9 +148,9 @@ class Region(Mappable):
         cpu: bool,
         readonly: bool,
         backend: str | None,
-        **more: Any,
+        source: object = None,
     ) -> Self:
-        """What :meth:`from_fd` does; ``more`` is for the ``__init__`` of a class made of this."""
+        """What :meth:`from_fd` does, and that the memory in this process keeps ``source``."""
         with Undo() as undo:
             memory = undo.keep(take_export(fd, backend))
             size = memory.nbytes
@@ -159,16 +159,11 @@ class Region(Mappable):
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
             allocation = _holder(memory, fd, gpu)
+            allocation.source = source
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
-                allocation,
-                memory,
-                wanted or size,
-                cpu=cpu,
-                readonly=readonly,
-                backend=backend,
-                **more,
+                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
             )
             undo.pop_all()
             return region
@@ -184,20 +179,27 @@ class Region(Mappable):
         cpu: bool,
         readonly: bool,
         backend: str | None = None,
-        **more: Any,
+        source: object = None,
     ) -> Self:
         """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
 
         ``fd`` is the region's from here on, also where this raises. ``device`` is where the memory
         lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
-        is noticed. ``more`` is for the ``__init__`` of a class made of this one.
+        is noticed. ``source`` is kept as long as this process has anything of the memory.
         """
         size = 0 if gpu and device is not None else sealed_size(fd)
         if not 0 < nbytes <= size:
             call = f"opening a {cls.__name__}"
             try:
                 return cls._open(
-                    call, fd, nbytes, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend, **more
+                    call,
+                    fd,
+                    nbytes,
+                    gpu=gpu,
+                    cpu=cpu,
+                    readonly=readonly,
+                    backend=backend,
+                    source=source,
                 )
             finally:
                 os.close(fd)
@@ -205,8 +207,9 @@ class Region(Mappable):
             memory = Memfd(fd, size, host.NAME, host.LOCATION)
         else:
             memory = Memfd(fd, size, sim.NAME, sim.location(device))
+        memory.source = source
         try:
-            return cls(memory, memory, nbytes, cpu=cpu, readonly=readonly, backend=backend, **more)
+            return cls(memory, memory, nbytes, cpu=cpu, readonly=readonly, backend=backend)
         except BaseException:
             memory.close()
             raise

@@ -14,6 +14,7 @@ from gdrpy import errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 #: The version of the protocol; a hello of another one is refused.
@@ -53,15 +54,26 @@ ERRORS: tuple[type[errors.Error], ...] = (
 _BY_NAME = {kind.__name__: kind for kind in ERRORS}
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """A message's packet. Raises InvalidRequest for one that is longer than a packet may be."""
-    packet: bytes = msgpack.packb(message)
+def encode(
+    message: dict[str, Any], pack: Callable[[dict[str, Any]], bytes] = msgpack.packb
+) -> bytes:
+    """A message's packet. Raises InvalidRequest for one that is longer than a packet may be.
+
+    ``pack`` may be what :func:`packer` gives.
+    """
+    packet = pack(message)
     if len(packet) > PACKET_LIMIT:
         raise errors.InvalidRequest(
             f"{message.get('op', 'message')}: {len(packet)} bytes are more than the "
             f"{PACKET_LIMIT} of a packet: ask for less at once"
         )
     return packet
+
+
+def packer() -> Callable[[dict[str, Any]], bytes]:
+    """What encodes for one user at a time, in half the time."""
+    pack: Callable[[dict[str, Any]], bytes] = msgpack.Packer().pack
+    return pack
 
 
 def decode(packet: bytes) -> dict[str, Any]:

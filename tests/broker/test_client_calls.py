@@ -6,7 +6,7 @@ import gdrpy
 from fake_server import LIFE
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.channel import run
-from gdrpy.broker.protocol import encode
+from gdrpy.broker.protocol import decode, encode
 from golden import REPLIES, REQUESTS
 
 
@@ -115,6 +115,28 @@ class TestCall:
 
     def test_region_info(self):
         assert asked_about_region(region_calls.info, "stat") == REQUESTS["stat by number"][1]
+
+
+class TestManyNames:
+    def test_are_asked_for_in_portions_that_fit_a_packet(self):
+        class Counter(Recorder):
+            async def _ask(self, request, lease=None):
+                self.asked.append(encode(request))
+                return {"grants": [{} for _ in request["names"]]}, []
+
+            def _region(self, grant, fds, gpu, cpu):
+                return ClosedAlready()
+
+        class ClosedAlready:
+            def close(self):
+                pass
+
+        client = Counter()
+        names = [f"{number:0255}" for number in range(300)] + ["x"] * 9000
+        assert len(run(calls.get_many(client, names))) == 9300
+        sent = [decode(packet)["names"] for packet in client.asked]
+        assert [name for batch in sent for name in batch] == names
+        assert len(sent) == 3 + 2
 
 
 class TestRefusal:

@@ -104,7 +104,8 @@ class TestWatch:
         ):
             next(watch)
 
-    def test_that_is_refused_leaves_nothing_open(self, fake, no_descriptors_leak):
+    @pytest.mark.usefixtures("no_descriptors_leak")
+    def test_that_is_refused_leaves_nothing_open(self, fake):
         def refuse(peer):
             peer.hello(session=2)
             peer.reply(peer.take("watch"), error="QuotaExceeded", message="watch: too many")

@@ -7,6 +7,8 @@ import gc
 import hashlib
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -371,3 +373,30 @@ class TestAsyncio:
                 await connected.delete("a")
 
         asyncio.run(main())
+
+
+COLD = """
+import sys
+import gdrpy
+with gdrpy.connect(sys.argv[1]).get("a", gpu=False) as region:
+    assert region.cpu.load(0) == 7
+heavy = sys.argv[2].split()
+print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))
+"""
+HEAVY = (
+    "numpy asyncio msgspec rich re dataclasses pathlib socket tempfile typing threading contextlib "
+    "importlib.metadata cuda ctypes cffi"
+)
+
+
+class TestColdProcess:
+    def test_gets_a_region_without_importing_much(self, connected, broker):
+        with connected.allocate("a", 4, "cpu") as region:
+            region.cpu.store(0, 7)
+        done = subprocess.run(
+            [sys.executable, "-c", COLD, broker.path, HEAVY],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == "[]\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from typing import Any
 
 import pytest
@@ -11,17 +13,23 @@ import gdrpy
 
 
 class Leased(gdrpy.Region):
-    """A region with something of its own."""
+    """A region of a class of its own."""
 
-    def __init__(self, *args: Any, lease: str, **kwargs: Any) -> None:
+
+class Refused(gdrpy.Region):
+    """One that cannot be made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if lease == "refused":
-            raise LookupError(lease)
-        self.lease = lease
+        raise LookupError("refused")
+
+
+class Lease:
+    """Something that a region's memory keeps."""
 
 
 def adopt(fd: int, nbytes: int = 4096, device: int | None = 0, **kwargs: Any) -> Leased:
-    how = {"gpu": False, "cpu": True, "readonly": False, "lease": "mine", **kwargs}
+    how = {"gpu": False, "cpu": True, "readonly": False, **kwargs}
     return Leased._adopt(fd, nbytes, device, **how)
 
 
@@ -47,7 +55,7 @@ class TestAdoptedRegion:
         region, device = shared
         region.write(b"there")
         with adopt(region.export(), 4000, device, gpu=gpu) as other:
-            assert (type(other), other.lease, other.nbytes) == (Leased, "mine", 4000)
+            assert (type(other), other.nbytes) == (Leased, 4000)
             assert other.read(5) == b"there"
             other.write(b"here")
             assert other.allocation_size == region.allocation_size
@@ -77,6 +85,19 @@ class TestAdoptedRegion:
         fd = region.export()
         adopt(fd, device=device)
         assert not is_open(fd)
+
+    @pytest.mark.parametrize("gpu", [True, False])
+    def test_keeps_its_source_as_long_as_there_is_a_view(self, shared, gpu):
+        region, device = shared
+        lease = Lease()
+        kept = weakref.ref(lease)
+        view = adopt(region.export(), device=device, gpu=gpu, source=lease).numpy()
+        del lease
+        gc.collect()
+        assert kept() is not None
+        del view
+        gc.collect()
+        assert kept() is None
 
     def test_without_a_cpu_view_copies_by_dma(self, region):
         with adopt(region.export(), gpu=True, cpu=False) as other:
@@ -121,5 +142,5 @@ class TestRefusedAdoption:
         region, device = shared
         fd = region.export()
         with pytest.raises(LookupError, match="refused"):
-            adopt(fd, device=device, lease="refused")
+            Refused._adopt(fd, 4096, device, gpu=False, cpu=True, readonly=False)
         assert not is_open(fd)

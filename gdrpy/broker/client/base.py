@@ -45,12 +45,14 @@ class BrokerBase(Resource):
 
     async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
         """The reply to a request: see :meth:`Connection.ask`."""
-        self._check(request["op"])
         connection = self._connection
+        if not connection.channel.connected:  # that of a parent process is not, nor a closed one
+            self._check(request["op"])
         try:
             return await connection.channel.alone(connection.ask, request, lease)
         finally:
-            connection.flush()
+            if connection.returned:
+                connection.flush()
 
     def _separate(self, timeout: float | None) -> Connection:
         """A connection of its own, for what takes long; not connected yet."""

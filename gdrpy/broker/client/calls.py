@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 
-from gdrpy._arguments import as_int, as_size
+from gdrpy._arguments import as_size
 from gdrpy._resource import Undo
 from gdrpy._unix import close_all
+from gdrpy.broker.client.arguments import as_device, as_mode, as_name, check_views
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     CPU_DEVICE,
-    NAME_LIMIT,
+    PAGE_BYTES,
     error_of,
     pack_metadata,
 )
@@ -24,7 +25,7 @@ from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any, Protocol, TypeVar
 
     from gdrpy.broker.client.channel import Descriptors
@@ -50,38 +51,8 @@ if TYPE_CHECKING:
 #: Seconds after which memory is asked for again though the broker told of none that came back:
 #: other programs free some too.
 _ASK_AGAIN = 1.0
-
-
-def _name(call: str, name: Any) -> str:
-    """A region's name. Raises TypeError, ValueError."""
-    if not isinstance(name, str):
-        raise TypeError(f"{call}: name must be a str, and is {name!r}")
-    if not 0 < len(name.encode()) <= NAME_LIMIT:
-        raise ValueError(f"{call}: name must have 1 to {NAME_LIMIT} bytes, and is {name!r}")
-    return name
-
-
-def _device(call: str, device: Any) -> int:
-    """The number of a device as it travels. Raises TypeError, ValueError."""
-    if device == "cpu":
-        return CPU_DEVICE
-    ordinal = as_int(call, "device", device)
-    if ordinal < 0:
-        raise ValueError(f"{call}: device must be a CUDA ordinal or 'cpu', and is {device!r}")
-    return ordinal
-
-
-def _mode(call: str, mode: Any) -> int:
-    """Permission bits. Raises TypeError, ValueError."""
-    bits = as_int(call, "mode", mode)
-    if bits & ~0o666:
-        raise ValueError(f"{call}: mode must be permission bits like 0o640, and is {bits:#o}")
-    return bits
-
-
-def _views(call: str, gpu: bool, cpu: bool) -> None:
-    if not gpu and not cpu:
-        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")
+#: Bytes that msgpack puts before a name, at most.
+_NAME_HEAD = 3
 
 
 async def _patiently(
@@ -151,7 +122,7 @@ async def create(
     A region that has the name then is replaced, and stays with those who hold it. A draft that is
     closed unpublished is gone. Parameters and errors as of :meth:`allocate`.
     """
-    _name("create", name)
+    as_name("create", name)
     return await _make(client, "create", name, nbytes, device, mode, metadata, gpu, cpu, wait)
 
 
@@ -167,15 +138,15 @@ async def _make(
     cpu: bool,
     wait: float | None,
 ) -> R:
-    ordinal = _device(call, device)
+    ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
-    _views(call, gpu, cpu)
+    check_views(call, gpu, cpu)
     request = {
         "op": call,
-        "name": name if name is None else _name(call, name),
+        "name": name if name is None else as_name(call, name),
         "nbytes": as_size(call, nbytes),
         "device": ordinal,
-        "mode": _mode(call, mode),
+        "mode": as_mode(call, mode),
         "metadata": pack_metadata(call, metadata),
         "gpu": gpu,
     }
@@ -204,10 +175,10 @@ async def get(
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable.
     """
-    _views("get", gpu, cpu)
+    check_views("get", gpu, cpu)
     request = {
         "op": "get",
-        "name": _name("get", name),
+        "name": as_name("get", name),
         "readonly": bool(readonly),
         "gpu": bool(gpu),
     }
@@ -240,14 +211,14 @@ async def get_many(
     All or none: one that is refused raises its error, and the others are closed. Parameters and
     errors as of :meth:`get`.
     """
-    _views("get_many", gpu, cpu)
-    wanted = [_name("get_many", name) for name in names]
+    check_views("get_many", gpu, cpu)
+    wanted = [as_name("get_many", name) for name in names]
     regions: list[R] = []
     with Undo() as undo:
-        for first in range(0, len(wanted), BATCH_LIMIT):
+        for batch in _batches(wanted):
             request = {
                 "op": "get_many",
-                "names": wanted[first : first + BATCH_LIMIT],
+                "names": batch,
                 "readonly": bool(readonly),
                 "gpu": bool(gpu),
             }
@@ -262,6 +233,20 @@ async def get_many(
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.pop_all()
     return regions
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    """Names in portions that fit a packet."""
+    batch: list[str] = []
+    room = PAGE_BYTES
+    for name in names:
+        if room < 0 or len(batch) == BATCH_LIMIT:
+            yield batch
+            batch, room = [], PAGE_BYTES
+        batch.append(name)
+        room -= len(name.encode()) + _NAME_HEAD
+    if batch:
+        yield batch
 
 
 async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
@@ -281,7 +266,7 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
-    message, _ = await client._ask({"op": "stat", "name": _name("stat", name)})
+    message, _ = await client._ask({"op": "stat", "name": as_name("stat", name)})
     return RegionInfo.of(message)
 
 
@@ -290,7 +275,7 @@ async def delete(client: Client[R], name: str) -> None:
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
-    await client._ask({"op": "delete", "name": _name("delete", name)})
+    await client._ask({"op": "delete", "name": as_name("delete", name)})
 
 
 async def seal(client: Client[R], name: str) -> None:
@@ -304,7 +289,7 @@ async def seal(client: Client[R], name: str) -> None:
 
 async def chmod(client: Client[R], name: str, mode: int) -> None:
     """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
-    bits = _mode("chmod", mode)
+    bits = as_mode("chmod", mode)
     info = await stat(client, name)
     await client._ask({"op": "change", "region": info.region, "mode": bits})
 
@@ -314,7 +299,7 @@ async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) ->
     request = {
         "op": "rounded_size",
         "nbytes": as_size("rounded_size", nbytes),
-        "device": _device("rounded_size", device),
+        "device": as_device("rounded_size", device),
     }
     message, _ = await client._ask(request)
     size: int = message["size"]

@@ -7,7 +7,7 @@ import time
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client.channel import Lost, Silent
-from gdrpy.broker.protocol import BATCH_LIMIT, VERSION, decode, encode, error_of
+from gdrpy.broker.protocol import BATCH_LIMIT, VERSION, decode, encode, error_of, packer
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
@@ -87,6 +87,7 @@ class Connection:
         #: The sessions that may hold our leases: more than one while a resume was not answered.
         self._sessions: list[int] = []
         self._last_id = 0
+        self._pack = packer()
         #: Whether the request being made was sent before, to a broker that did not answer it.
         self._repeated = False
 
@@ -195,7 +196,7 @@ class Connection:
     async def _exchange(self, request: Message) -> Reply:
         """The reply to a request, put together if it comes in several packets."""
         request["id"] = self._last_id = self._last_id + 1
-        packet = encode(request)
+        packet = encode(request, self._pack)
         try:
             message, fds = self._accept(await self.channel.exchange(packet), request)
             if message.get("more"):

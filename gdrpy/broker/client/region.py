@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.allocation import Allocation
-    from gdrpy.backends.memfd import Memfd
-    from gdrpy.backends.memory import Memory
     from gdrpy.broker.client.base import BrokerBase
     from gdrpy.broker.client.connection import Lease, Message
     from gdrpy.mapping import Mapping
@@ -44,34 +41,17 @@ class LeasedRegion(Region):
     #: Whether the kernel keeps this process from writing; CUDA has no read-only memory.
     enforced: bool
 
-    def __init__(
-        self,
-        allocation: Allocation | Memfd,
-        memory: Memory | None,
-        nbytes: int,
-        *,
-        broker: BrokerBase,
-        grant: Message,
-        **views: Any,
-    ) -> None:
-        self._lease: Lease = grant["lease"]
-        allocation.source = self._lease  # as long as this process has anything of the memory
-        super().__init__(allocation, memory, nbytes, **views)
-        self._broker = broker
-        self._packed: bytes = grant["metadata"]
-        self._metadata: dict[str, Any] | None = None
-        self.id = grant["region"]
-        self.name = grant["name"]
-        self.version = grant["version"]
-        self.sealed = grant["sealed"]
-        self.readonly = grant["readonly"]
-        self.enforced = grant["enforced"]
+    _broker: BrokerBase
+    _lease: Lease
+    _packed: bytes
+    _metadata: dict[str, Any] | None = None
 
     @classmethod
     def _granted(
         cls, broker: BrokerBase, grant: Message, fds: list[int], gpu: bool, cpu: bool
     ) -> Self:
         """The region of a grant, which takes the last of ``fds`` with it."""
+        lease = grant["lease"]
         try:
             if fds[-1] == NO_FD:
                 raise OSError(
@@ -87,20 +67,29 @@ class LeasedRegion(Region):
                         f"region {grant['name']!r} is host memory, which has no GPU view: open it "
                         f"with cpu=True"
                     )
-            return cls._adopt(
+            region = cls._adopt(
                 fds.pop(),
                 grant["nbytes"],
                 device,
                 gpu=gpu,
                 cpu=cpu,
                 readonly=grant["readonly"],
-                broker=broker,
-                grant=grant,
+                source=lease,
             )
         except BaseException:
             close_all(fds)
-            grant["lease"].close()
+            lease.close()
             raise
+        region.id = grant["region"]
+        region.name = grant["name"]
+        region.version = grant["version"]
+        region.sealed = grant["sealed"]
+        region.readonly = grant["readonly"]
+        region.enforced = grant["enforced"]
+        region._packed = grant["metadata"]
+        region._broker = broker
+        region._lease = lease
+        return region
 
     @property
     def metadata(self) -> dict[str, Any]:

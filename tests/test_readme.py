@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -9,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from serving import BrokerProcess, broker_process, start_serving
+
+__all__ = ["broker_process", "start_serving"]
 
 TOP = Path(__file__).parent.parent
 README = (TOP / "README.md").read_text()
@@ -27,22 +32,34 @@ class TestFigures:
 RUNNABLE = re.compile(r"(?<! -->\n)```python\n(.*?)```", re.DOTALL)
 
 
-def run_examples(page: str) -> str:
+def run_examples(page: str, **environment: str) -> str:
     """Run the blocks of a page one after the other, as a reader would; what they printed."""
     code = "\n".join(RUNNABLE.findall((TOP / page).read_text()))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 class TestExamples:
-    def test_of_the_readme_run(self):
-        printed = run_examples("README.md").splitlines()
+    def test_of_the_readme_run(self, broker_process: BrokerProcess):
+        printed = run_examples("README.md", GDRPY_SOCKET=broker_process.socket).splitlines()
         assert [printed[0], printed[1][:2], printed[2]] == ["b'any buffer'", "0x", "2097152"]
-        assert len(printed) == 3
+        assert printed[3:] == ["b'shared'", "[3 4 5]"]
 
     def test_of_the_page_on_gpu_code_run(self):
         assert run_examples("docs/gpu-code.md") == "b'to and fro'\n"
+
+    def test_of_the_page_on_the_broker_print_what_it_says(self, broker_process: BrokerProcess):
+        page = "docs/broker.md"
+        said = re.findall(r"^ *print\(.*\)  # (.+)$", (TOP / page).read_text(), re.MULTILINE)
+        printed = run_examples(page, GDRPY_SOCKET=broker_process.socket)
+        assert printed.splitlines() == said
 
     @pytest.mark.parametrize("page", ["README.md", *TOP.glob("docs/*.md")])
     def test_that_do_not_run_say_why(self, page):

@@ -12,7 +12,7 @@ import gdrpy
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 from gdrpy.cli.sizes import format_size
-from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError
+from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
 
 if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker
@@ -78,7 +78,7 @@ def connect(args: argparse.Namespace) -> Broker:
     """The broker that a command means. Raises CommandError where there is none for it."""
     try:
         return gdrpy.connect(args.socket)
-    except (BrokerUnavailable, PermissionDenied, ProtocolError, ValueError) as error:
+    except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
         raise CommandError(str(error), UNUSABLE) from error
 
 

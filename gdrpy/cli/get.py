@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
@@ -39,8 +40,10 @@ def add_parser(commands: Commands) -> None:
             "1  there is no such region, you may not read it, or it is shorter"
         ),
     )
-    parser.add_argument("name", help="the region's name")
-    parser.add_argument("file", nargs="?", default="-", help="where to (default: -, stdout)")
+    parser.add_argument("name", metavar="NAME", help="the region's name")
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="where to (default: -, stdout)"
+    )
     parser.add_argument(
         "--offset", type=_offset, default=0, metavar="SIZE", help="where to begin (default: 0)"
     )
@@ -62,11 +65,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 f"{args.name} has {region.nbytes} bytes: there are no {max(nbytes, 0)} from "
                 f"{args.offset} on"
             )
-        target = _open(args.file, undo)
+        write = output.raw if args.file == "-" else _writer(args.file, undo)
         with output.copying(args.name) as tell:
             for done in range(0, nbytes, broker.CHUNK):
                 piece = region.read(min(broker.CHUNK, nbytes - done), args.offset + done)
-                _write(target, piece, args.file)
+                write(piece)
                 tell(done + len(piece), nbytes)
         if args.file != "-":
             output.line(f"{args.file}: {format_size(nbytes)} of {args.name}")
@@ -82,21 +85,21 @@ def _check_stdout(args: argparse.Namespace) -> None:
         raise CommandError("raw bytes are not for a terminal: give a FILE, or redirect", UNUSABLE)
 
 
-def _open(name: str, undo: ExitStack) -> IO[bytes]:
-    if name == "-":
-        return sys.stdout.buffer
+def _writer(name: str, undo: ExitStack) -> Callable[[bytes], None]:
+    """What writes to a file. Raises CommandError, and so does what it gives."""
     try:
-        return undo.enter_context(Path(name).open("wb"))
+        target = undo.enter_context(Path(name).open("wb"))  # noqa: SIM115
     except OSError as error:
         raise CommandError(f"cannot write {name}: {error.strerror}", UNUSABLE) from error
 
+    def write(piece: bytes) -> None:
+        try:
+            target.write(piece)
+            target.flush()
+        except OSError as error:
+            raise CommandError(f"cannot write {name}: {error.strerror}", FAILED) from error
 
-def _write(target: IO[bytes], piece: bytes, name: str) -> None:
-    try:
-        target.write(piece)
-        target.flush()
-    except OSError as error:
-        raise CommandError(f"cannot write {name}: {error.strerror}", FAILED) from error
+    return write
 
 
 def _offset(text: str) -> int:

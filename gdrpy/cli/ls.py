@@ -11,7 +11,7 @@ from rich.text import Text
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import format_size
+from gdrpy.cli.sizes import approximate_size
 
 if TYPE_CHECKING:
     from gdrpy.broker.client.records import RegionInfo
@@ -37,7 +37,9 @@ def add_parser(commands: Commands) -> None:
         ),
         exit_status="0  always, if a broker answers",
     )
-    parser.add_argument("prefix", nargs="?", default="", help="only names that begin so")
+    parser.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="only names that begin so"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -55,20 +57,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def regions_table(regions: list[RegionInfo]) -> Table:
     """A line for each region."""
     table = Table()
-    for column in ("name", "version", "size", "on", "rights", "owner", "state"):
-        table.add_column(column, overflow="fold")
-    table.add_column("readers", justify="right")
-    table.add_column("writers", justify="right")
+    table.add_column("name", overflow="fold", min_width=12)
+    for column in ("version", "size", "on", "rights", "owner", "held by"):
+        table.add_column(column, no_wrap=True)
     for region in regions:
         table.add_row(
             Text(str(region.name)),
             str(region.version),
-            format_size(region.nbytes),
+            approximate_size(region.nbytes),
             broker.device_words(region.device),
-            broker.mode_words(region.mode),
+            broker.mode_words(region.mode) + " sealed" * region.sealed,
             Text(broker.user_words(region.uid)),
-            "sealed" if region.sealed else "",
-            str(region.readers),
-            str(region.writers),
+            f"{region.readers} r, {region.writers} w",
         )
     return table

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -35,6 +35,13 @@ def _drop_buffered() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stdout)
     os.close(nowhere)
+
+
+def write_all(stream: BinaryIO, data: bytes) -> None:
+    """Write bytes also where a stream has no buffer and takes a part at a time. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[stream.write(rest) :]
 
 
 class Output:
@@ -75,6 +82,12 @@ class Output:
         if self.as_json:
             with self._writing():
                 self._out.out(json.dumps(record, allow_nan=False), highlight=False)
+
+    def raw(self, data: bytes) -> None:
+        """Write bytes to stdout as they are: a command's result that is no text."""
+        with self._writing():
+            write_all(sys.stdout.buffer, data)
+            sys.stdout.buffer.flush()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

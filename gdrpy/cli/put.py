@@ -41,8 +41,10 @@ def add_parser(commands: Commands) -> None:
             "0  it is published\n1  it is not: no memory, or no right to it; nothing changed"
         ),
     )
-    parser.add_argument("name", help="the region's name")
-    parser.add_argument("file", nargs="?", default="-", help="what to copy (default: -, stdin)")
+    parser.add_argument("name", metavar="NAME", help="the region's name")
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="what to copy (default: -, stdin)"
+    )
     parser.add_argument("--seal", action="store_true", help="nobody may write it any more")
     broker.add_making(parser)
 

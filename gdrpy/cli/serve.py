@@ -13,27 +13,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdrpy import cuda
+from gdrpy import _unix
 from gdrpy.broker import place
-from gdrpy.broker.protocol import CPU_DEVICE
-from gdrpy.cli import options, rendezvous, units
+from gdrpy.cli import announcement, options, rendezvous, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
-from gdrpy.cli.header import gdrpy_version, gpu_words
+from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import approximate_size, parse_size
+from gdrpy.cli.sizes import parse_size
 from gdrpy.errors import Error
 
 if TYPE_CHECKING:
     from gdrpy.broker.server import daemon
     from gdrpy.broker.server.loop import Server
     from gdrpy.broker.server.metrics import Metrics
-    from gdrpy.broker.server.service import Limits
     from gdrpy.broker.server.state import State
     from gdrpy.broker.server.store import Store
     from gdrpy.broker.server.systemd import Notifier
     from gdrpy.cli.options import Commands
-
-log = logging.getLogger(__name__)
 
 _LEVELS = ("debug", "info", "warning", "error")
 #: What the journal calls these levels. Source: sd-daemon(3).
@@ -161,7 +157,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     _log_to_stderr(args.log_level)
     try:
         settings = _settings(args)
-        daemon.serve(settings, _name(), functools.partial(_ready, args, output, settings))
+        ready = functools.partial(_ready, args, output, settings)
+        daemon.serve(settings, f"gdrpy {gdrpy_version()}", ready)
     except KeyboardInterrupt:
         pass
     except Error:
@@ -172,10 +169,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
             f"cannot serve{where}: {error.strerror or error}; choose another --socket", UNUSABLE
         ) from error
     return OK
-
-
-def _name() -> str:
-    return f"gdrpy {gdrpy_version()}"
 
 
 def _settings(args: argparse.Namespace) -> daemon.Options:
@@ -207,6 +200,8 @@ def _store(
     """How to make what keeps the memory. Raises CommandError."""
     from gdrpy.broker.server import store, systemd
 
+    if args.keeper != "systemd":
+        _unix.close_all(list(kept.values()))
     if args.keeper == "none":
         return store.NoStore
     if args.keeper == "process":
@@ -229,7 +224,7 @@ def _ready(
 ) -> None:
     """Clients can connect: start the metrics, and say what is served."""
     metrics = _start_metrics(args.metrics, server) if args.metrics else None
-    say = functools.partial(_say, output, settings, state.recovered, metrics)
+    say = functools.partial(announcement.say, output, settings, state.recovered, metrics)
     if state.recovered:  # who waits for what they had does not wait until CUDA has begun
         threading.Thread(target=say, daemon=True).start()
     else:
@@ -250,53 +245,6 @@ def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
             "another port",
             UNUSABLE,
         ) from error
-
-
-def _say(output: Output, settings: daemon.Options, recovered: int, metrics: Metrics | None) -> None:
-    try:
-        devices = _devices(settings.limits)
-    except Error as error:
-        log.warning("no memory can be allocated: %s", error)
-        devices = []
-    for device in devices:
-        output.line(
-            f"{device['name']}: regions may take {approximate_size(device['limit'])} of "
-            f"{approximate_size(device['memory'])}"
-        )
-    if settings.limits.user is not None:
-        output.line(f"of that each user {approximate_size(settings.limits.user)}")
-    if recovered:
-        output.line(f"took over {recovered} region{'s' * (recovered > 1)} of an earlier broker")
-    if metrics:
-        output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
-    output.line(f"serving at {settings.path}")
-    output.record(
-        {
-            "socket": settings.path,
-            "pid": os.getpid(),
-            "simulated": any(device["simulated"] for device in devices),
-            "recovered": recovered,
-            "devices": devices,
-            "metrics": metrics and metrics.port,
-        }
-    )
-
-
-def _devices(limits: Limits) -> list[dict[str, Any]]:
-    """The devices that regions can be on, and how many bytes of each. Raises Error."""
-    return [_device(number, limit) for number, limit in limits.devices.items()]
-
-
-def _device(number: int, limit: int) -> dict[str, Any]:
-    if number == CPU_DEVICE:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        about: dict[str, Any] = {"device": "cpu", "name": "host memory", "simulated": False}
-    else:
-        info = cuda.device_info(number)
-        memory = info.memory
-        name = gpu_words(info.name, info.simulated)
-        about = {"device": number, "name": f"GPU {number}, {name}", "simulated": info.simulated}
-    return {**about, "memory": memory, "limit": limit}
 
 
 def _log_to_stderr(level: str) -> None:

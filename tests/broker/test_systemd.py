@@ -125,6 +125,12 @@ class TestService:
         assert "/dev/zero" not in opened
         assert "passed as 'stranger': it is no broker's" in manager.log.read_text()
 
+    def test_closes_what_was_kept_when_systemd_keeps_no_longer(self, manager: FakeSystemd):
+        manager.store["r1"] = os.open("/dev/zero", os.O_RDONLY)
+        manager.start("--keeper", "none")
+        opened = Path(f"/proc/{manager._process.pid}/fd").iterdir()
+        assert "/dev/zero" not in [str(entry.readlink()) for entry in opened]
+
     def test_does_not_start_so_without_systemd(self, capsys, tmp_path, monkeypatch):
         monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
         assert main(["serve", *KEEPER, "--socket", str(tmp_path / "x.sock")]) == 2

@@ -91,7 +91,7 @@ class TestLs:
         put("table", "--seal", "--mode", "640", "--device", "cpu")
         assert main(["ls"]) == 0
         printed = capsys.readouterr().out
-        for cell in ("table", "10 KiB", "host", "rw-r-----", "sealed"):
+        for cell in ("table", "10.0 KiB", "host", "rw-r----- sealed", "0 r, 0 w"):
             assert f" {cell} " in printed
 
 
@@ -227,6 +227,20 @@ class TestPutAndGet:
         put("table")
         assert main(["get", "table", "/dev/full"]) == 1
         assert "cannot write /dev/full: No space left on device" in capsys.readouterr().err
+
+    def test_get_ends_quietly_when_its_reader_does(self, put, file):
+        file.write_bytes(b"x" * (1 << 20))
+        put("table")
+        command = [sys.executable, "-m", "gdrpy", "get", "table"]
+        with subprocess.Popen(
+            command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.read(1) == b"x"
+            process.stdout.close()
+            assert process.stderr.read() == b"error: cannot write to stdout: Broken pipe\n"
+        assert process.returncode == 1
 
 
 class TestRm:

@@ -1,0 +1,69 @@
+"""What ``gdrpy serve`` says when clients can connect."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from gdrpy import cuda
+from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.cli.header import gpu_words
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import approximate_size
+from gdrpy.errors import Error
+
+if TYPE_CHECKING:
+    from gdrpy.broker.server.daemon import Options
+    from gdrpy.broker.server.metrics import Metrics
+    from gdrpy.broker.server.service import Limits
+
+log = logging.getLogger(__name__)
+
+
+def say(output: Output, settings: Options, recovered: int, metrics: Metrics | None) -> None:
+    """Tell that clients can connect, once CUDA has begun: on which devices, with which limits."""
+    try:
+        devices = _devices(settings.limits)
+    except Error as error:
+        log.warning("no memory can be allocated: %s", error)
+        devices = []
+    for device in devices:
+        output.line(
+            f"{device['name']}: regions may take {approximate_size(device['limit'])} of "
+            f"{approximate_size(device['memory'])}"
+        )
+    if settings.limits.user is not None:
+        output.line(f"of that each user {approximate_size(settings.limits.user)}")
+    if recovered:
+        output.line(f"took over {recovered} region{'s' * (recovered > 1)} of an earlier broker")
+    if metrics:
+        output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
+    output.line(f"serving at {settings.path}")
+    output.record(
+        {
+            "socket": settings.path,
+            "pid": os.getpid(),
+            "simulated": any(device["simulated"] for device in devices),
+            "recovered": recovered,
+            "devices": devices,
+            "metrics": metrics and metrics.port,
+        }
+    )
+
+
+def _devices(limits: Limits) -> list[dict[str, Any]]:
+    """The devices that regions can be on, and how many bytes of each. Raises Error."""
+    return [_device(number, limit) for number, limit in limits.devices.items()]
+
+
+def _device(number: int, limit: int) -> dict[str, Any]:
+    if number == CPU_DEVICE:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        about: dict[str, Any] = {"device": "cpu", "name": "host memory", "simulated": False}
+    else:
+        info = cuda.device_info(number)
+        memory = info.memory
+        name = gpu_words(info.name, info.simulated)
+        about = {"device": number, "name": f"GPU {number}, {name}", "simulated": info.simulated}
+    return {**about, "memory": memory, "limit": limit}

@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch] tests/c/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch] \
-	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch])
+	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py driver/uapi/gdrdrv.h \
 	$(wildcard gdrpy/_core/*.[ch] gdrpy/sim/src/*.[ch])
 

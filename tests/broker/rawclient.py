@@ -42,18 +42,26 @@ class Reply(dict[str, Any]):
 class RawClient:
     """A connection. Every wait is bounded: a broker that does not answer is a TimeoutError."""
 
-    def __init__(self, path: object, *, hello: bool = True, timeout: float = 20.0) -> None:
+    def __init__(
+        self,
+        path: object,
+        *,
+        hello: bool = True,
+        timeout: float = 20.0,
+        connected: socket.socket | None = None,
+    ) -> None:
         self._path, self._timeout, self._hello = str(path), timeout, hello
         self._number = 0
-        self._open()
+        self._open(connected)
 
-    def _open(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def _open(self, connected: socket.socket | None = None) -> None:
+        self.sock = connected or socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.session = 0
         self.life = ""
         try:
             self.sock.settimeout(self._timeout)
-            self.sock.connect(self._path)
+            if connected is None:
+                self.sock.connect(self._path)
             if self._hello:
                 reply = self.ok("hello", version=1, client="raw")
                 self.session, self.life = reply["session"], reply["life"]

@@ -225,8 +225,12 @@ class TestBrokersKeeper:
     def test_that_is_killed_between_two_requests_costs_none_of_them(self, broker: Broker) -> None:
         with broker.client() as client:
             for number in range(10):
-                os.kill(broker.keeper, signal.SIGKILL)
+                keeper_before = broker.keeper
+                os.kill(keeper_before, signal.SIGKILL)
+                await_end(keeper_before)
                 client.allocate(f"region-{number}").write(str(number).encode())
+            assert broker.keeper  # another one: to lose both at once is to lose all
+            client.ok("status")
             broker.restart()
             client.reopen()
             for number in range(10):

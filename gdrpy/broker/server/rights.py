@@ -84,9 +84,14 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
         )
 
 
+def owns(who: Identity, region: Owned) -> bool:
+    """Whether somebody may change a region's mode."""
+    return who.privileged or who.uid == region.uid
+
+
 def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless somebody owns the region."""
-    if not who.privileged and who.uid != region.uid:
+    if not owns(who, region):
         raise PermissionDenied(
             errno.EACCES, f"{call}: {region} belongs to user {region.uid}, not to user {who.uid}"
         )

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from gdrpy import errors
 from gdrpy.broker import protocol
 from gdrpy.broker.server import memory, records, requests
-from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, require, require_owner
+from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 
@@ -127,7 +127,10 @@ class Service:
             if before is not None and number in before.regions:
                 lease = before.regions[number].leases[before.number]
                 grant = records.Granted(session.number, number, lease.writable, lease.gpu)
-            elif region is not None and _may_find(session, region, wanted):
+            elif region is not None and (
+                number in session.regions
+                or (not region.draft and allowed(session.identity, region, wanted))
+            ):
                 grant = records.Granted(session.number, number, writable, gpu)
             else:
                 lost.append(number)
@@ -375,7 +378,8 @@ class Service:
 
     def _stat(self, session: Session, request: requests.Stat) -> list[Reply]:
         region = self._find("stat", session, request.name, request.region)
-        require(session.identity, region, READ, "stat")
+        if not owns(session.identity, region):  # who may chmod it also where nobody may read it
+            require(session.identity, region, READ, "stat")
         holders = [
             {
                 "pid": self.table.sessions[number].identity.pid,
@@ -437,7 +441,7 @@ class Service:
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
         if number is not None:
             region = self.table.regions.get(number)
-            if region is None or not _may_find(session, region, READ):
+            if region is None or not _may_know_of(session, region):
                 raise errors.Gone(f"{call}: there is no region {number} any more")
             return region
         assert name is not None
@@ -453,14 +457,14 @@ class Service:
         return region
 
 
-def _may_find(session: Session, region: Region, wanted: int) -> bool:
-    """Whether a session may come to a region by its number.
-
-    Drafts are their makers'; who may not read a region is not even told that it is there.
-    """
+def _may_know_of(session: Session, region: Region) -> bool:
+    """Whether a session is told that a region of some number is there: drafts are their makers'."""
     if region.number in session.regions:
         return True
-    return not region.draft and allowed(session.identity, region, wanted)
+    who = session.identity
+    return not region.draft and (
+        owns(who, region) or allowed(who, region, READ) or allowed(who, region, WRITE)
+    )
 
 
 def _check_name(call: str, name: str) -> None:

@@ -1,0 +1,314 @@
+"""Who may do what with a region: every class of user by every mode, with real users.
+
+The broker is an ordinary user's, so that root and that user are two of the classes. What must be
+allowed is worked out here from the words of the specification, not by the broker's code.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers import BROKER_UID, Broker, Template, running
+from rawclient import Reply, allocation
+
+OWNER, GROUP = 40001, 40100
+#: Who asks: user, group, supplementary groups.
+ASKERS: dict[str, tuple[int, int, list[int]]] = {
+    "owner": (OWNER, GROUP, []),
+    "owner in another group": (OWNER, 40999, []),
+    "group": (40002, GROUP, []),
+    "supplementary group": (40003, 40999, [40998, GROUP]),
+    "other": (40004, 40999, [40998]),
+    "root": (0, 0, []),
+    "broker's user": (BROKER_UID, BROKER_UID, []),
+}
+MODES = [0o000, 0o400, 0o200, 0o600, 0o040, 0o060, 0o020, 0o004, 0o006, 0o002]
+MODES += [0o640, 0o660, 0o644, 0o664, 0o666, 0o466, 0o066, 0o606, 0o604]
+
+
+@pytest.fixture(scope="module")
+def broker(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of an ordinary user, to which everybody may connect."""
+    if os.geteuid() != 0:
+        pytest.skip("being other users needs CAP_SETUID")
+    folder = tmp_path_factory.mktemp("rights")
+    with running(template, folder, uid=BROKER_UID, options={"mode": 0o666}) as made:
+        yield made
+
+
+def as_user(asker: str, work: Callable[[], Any]) -> Any:
+    """What some work returns as somebody else, in a process of their own."""
+    uid, gid, groups = ASKERS[asker]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(groups)
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            result = pickle.dumps((True, work()))
+        except BaseException as error:
+            result = pickle.dumps((False, repr(error)))
+        os.write(write, result)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    done, result = pickle.loads(answer)
+    assert done, result
+    return result
+
+
+#: What is tried, each on a region of its own.
+TRIED = (
+    *("read", "write", "read by number", "write by number", "delete", "seal", "publish over"),
+    *("chmod", "metadata", "stat", "stat by number", "list", "digest", "allocate again"),
+)
+
+
+def make(broker: Broker, prefix: str, mode: int) -> dict[str, int]:
+    """A region for each thing that is tried, which nobody holds; their numbers."""
+    with broker.client() as client:
+        return {tried: int(client.allocate(prefix + tried, mode=mode)["region"]) for tried in TRIED}
+
+
+def ask(broker: Broker, prefix: str, numbers: dict[str, int]) -> dict[str, str | bool]:
+    """Try everything on the regions under a prefix; the error of each, or what was granted."""
+    with broker.client() as client:
+
+        def outcome(reply: Reply) -> str | bool:
+            return str(reply["error"]) if "error" in reply else True
+
+        def get(reply: Reply) -> str | bool:
+            if "error" in reply:
+                return str(reply["error"])
+            return "readonly" if reply["readonly"] else "writable"
+
+        def call(op: str, **fields: Any) -> str | bool:
+            return outcome(client.call(op, **fields))
+
+        found: dict[str, str | bool] = {}
+        usual = {"gpu": False}
+        for readonly, tried in ((True, "read"), (False, "write")):
+            name = prefix + tried
+            found[tried] = get(client.call("get", name=name, readonly=readonly, **usual))
+            number = numbers[f"{tried} by number"]
+            found[f"{tried} by number"] = get(
+                client.call("get", region=number, readonly=readonly, **usual)
+            )
+        found["delete"] = call("delete", name=prefix + "delete")
+        found["seal"] = call("seal", region=numbers["seal"])
+        found["chmod"] = call("change", region=numbers["chmod"], mode=0o600)
+        found["metadata"] = call("change", region=numbers["metadata"], metadata=b"new")
+        found["stat"] = call("stat", name=prefix + "stat")
+        found["stat by number"] = call("stat", region=numbers["stat by number"])
+        found["list"] = prefix + "list" in client.names(prefix)
+        found["digest"] = call("digest", region=numbers["digest"])
+        found["allocate again"] = call("allocate", **allocation(prefix + "allocate again"))
+        draft = client.call("create", **allocation(prefix + "publish over"))
+        found["publish over"] = outcome(draft)
+        if "error" not in draft:
+            found["publish over"] = call("publish", region=draft["region"])
+        return found
+
+
+def expected(asker: str, mode: int) -> dict[str, str | bool]:
+    """What the specification says of all that is tried."""
+    uid, gid, groups = ASKERS[asker]
+    owner = uid == OWNER
+    if uid in (0, BROKER_UID):
+        bits = 6
+    elif owner:
+        bits = mode >> 6
+    elif GROUP in (gid, *groups):
+        bits = mode >> 3 & 7
+    else:
+        bits = mode & 7
+    may_read, may_write = bool(bits & 4), bool(bits & 2)
+    may_own = owner or uid in (0, BROKER_UID)
+    # By its number, who may do nothing with a region is not even told that it is there.
+    denied, known = "PermissionDenied", may_read or may_write or may_own
+    read = "readonly" if may_read else denied
+    write = "writable" if may_read and may_write else read
+    by_number: dict[str, str | bool] = {
+        "read by number": read,
+        "write by number": write,
+        "seal": may_write or denied,
+        "chmod": may_own or denied,
+        "metadata": may_write or denied,
+        "stat by number": may_read or may_own or denied,
+        "digest": "InvalidRequest" if may_read else denied,  # it is not sealed
+    }
+    return {
+        "read": read,
+        "write": write,
+        "delete": may_write or denied,
+        "publish over": may_write or denied,
+        "stat": may_read or may_own or denied,
+        "list": may_read,
+        "allocate again": (may_read and may_write) or denied,
+        **{tried: found if known else "Gone" for tried, found in by_number.items()},
+    }
+
+
+class TestRights:
+    @pytest.mark.parametrize("mode", MODES, ids=[f"{mode:03o}" for mode in MODES])
+    @pytest.mark.parametrize("asker", ASKERS)
+    def test_are_those_of_the_mode(self, asker: str, mode: int, broker: Broker) -> None:
+        prefix = f"{asker}/{mode:03o}/"
+        numbers = as_user("owner", lambda: make(broker, prefix, mode))
+        assert as_user(asker, lambda: ask(broker, prefix, numbers)) == expected(asker, mode)
+        self.remove(broker, prefix)
+
+    @staticmethod
+    def remove(broker: Broker, prefix: str) -> None:
+        with broker.client() as client:
+            for name in client.names(prefix):
+                client.ok("delete", name=name)
+            assert client.ok("status")["regions"] == 0
+
+    def test_of_drafts_are_their_maker_s_alone(self, broker: Broker) -> None:
+        with broker.client() as client:
+            number = client.create("draft", mode=0o666)["region"]
+            for asker in ("owner", "other"):
+                assert as_user(asker, lambda: number_of(broker, number)) == "Gone"
+            assert as_user("other", lambda: names(broker)) == []
+            client.ok("publish", region=number)
+            assert as_user("other", lambda: names(broker)) == ["draft"]
+            client.ok("delete", name="draft")
+
+    def test_to_be_told_of_changes_are_those_to_read(self, broker: Broker) -> None:
+        def watched() -> list[str]:
+            with broker.client() as watcher, broker.client() as client:
+                watcher.ok("watch", prefix="")
+                os.write(ready, b"x")
+                os.read(go, 1)
+                client.ok("status")
+                client.allocate("mine", mode=0o600)
+                events = []
+                while not events or events[-1] != "mine":
+                    event = watcher.receive()
+                    if event["event"] != "freed":
+                        events.append(event["name"])
+                client.ok("delete", name="mine")
+                return events
+
+        is_ready, ready = os.pipe()
+        go, let_go = os.pipe()
+        with broker.client() as client, futures.ThreadPoolExecutor() as pool:
+            told = pool.submit(as_user, "other", watched)
+            os.read(is_ready, 1)
+            client.allocate("secret", mode=0o660)
+            client.allocate("public", mode=0o664)
+            os.write(let_go, b"x")
+            assert told.result() == ["public", "mine"]
+            client.ok("delete", name="secret")
+            client.ok("delete", name="public")
+        for fd in (is_ready, ready, go, let_go):
+            os.close(fd)
+
+
+def number_of(broker: Broker, number: int) -> str:
+    with broker.client() as client:
+        return client.error("stat", region=number)
+
+
+def names(broker: Broker) -> list[str]:
+    with broker.client() as client:
+        return sorted(client.names())
+
+
+class TestReadOnlyGrant:
+    """Of memory files: the kernel keeps them, whatever the client tries."""
+
+    @pytest.mark.parametrize("device", [-1, 0], ids=["host", "gpu"])
+    def test_cannot_be_made_writable_by_another_user(self, device: int, broker: Broker) -> None:
+        def attempts() -> dict[str, object]:
+            with broker.client() as reader:
+                grant = reader.get("kept")
+                (fd,) = grant.fds
+                return {
+                    "granted": (grant["readonly"], grant["enforced"], grant.bytes(4)),
+                    "write": error_of(lambda: os.write(fd, b"x")),
+                    "map": error_of(lambda: mmap.mmap(fd, 4096)),
+                    "reopen": error_of(lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR)),
+                    "truncate": error_of(lambda: os.ftruncate(fd, 0)),
+                    "chmod": error_of(lambda: os.fchmod(fd, 0o666)),
+                    "seal": error_of(lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 8)),
+                }
+
+        with broker.client() as client:
+            client.allocate("kept", mode=0o644, device=device).write(b"kept")
+            assert as_user("other", attempts) == {
+                "granted": (True, True, b"kept"),
+                "write": errno.EBADF,
+                "map": errno.EACCES,
+                "reopen": errno.EACCES,
+                "truncate": errno.EINVAL,
+                "chmod": errno.EPERM,
+                "seal": errno.EPERM,
+            }
+            assert client.get("kept").bytes(4) == b"kept"
+            client.ok("delete", name="kept")
+
+    @pytest.mark.parametrize("device", [-1, 0], ids=["host", "gpu"])
+    def test_that_is_writable_cannot_be_resized_or_sealed(
+        self, device: int, broker: Broker
+    ) -> None:
+        def attempts() -> list[int]:
+            with broker.client() as writer:
+                (fd,) = (grant := writer.get("kept", readonly=False)).fds
+                size = grant["size"]
+                return [
+                    error_of(lambda: os.ftruncate(fd, 0)),
+                    error_of(lambda: os.ftruncate(fd, 2 * size)),
+                    error_of(lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)),
+                ]
+
+        with broker.client() as client:
+            client.allocate("kept", mode=0o666, device=device)
+            assert as_user("other", attempts) == [errno.EPERM] * 3
+            client.ok("delete", name="kept")
+
+
+def error_of(attempt: Callable[[], object]) -> int:
+    """The errno that an attempt fails with, 0 if it does not."""
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno or 0
+    return 0
+
+
+class TestLimitsOfAUser:
+    def test_are_their_own_alone(self, tmp_path: Path, broker: Broker) -> None:
+        def use_up() -> list[str]:
+            with limited.client() as client:
+                client.allocate("a", 8192)
+                errors = [client.error("allocate", **allocation("b", 1))]
+                client.ok("delete", name="a")
+                client.reopen()
+                for _ in range(2):
+                    client.allocate(None, 1)
+                errors.append(client.error("allocate", **allocation(None, 1)))
+                return errors
+
+        limits = {"user": 8192, "regions": 2}
+        setup = {"uid": BROKER_UID, "limits": limits, "options": {"mode": 0o666}}
+        with closing(Template()) as template, running(template, tmp_path, **setup) as limited:
+            assert as_user("owner", use_up) == ["QuotaExceeded"] * 2
+            assert as_user("other", use_up) == ["QuotaExceeded"] * 2
+            with limited.client() as client:  # root has no limit but the device's
+                client.allocate("big", 1 << 20)

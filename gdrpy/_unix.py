@@ -75,7 +75,19 @@ def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list
     An empty packet without descriptors is the peer's end. Raises BadPacket, with no descriptor left
     open, and OSError.
     """
-    data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
+    return _whole(_packet.receive(sock.fileno(), limit, max_fds), limit)
+
+
+def exchange(
+    sock: _socket.socket, data: bytes, limit: int, max_fds: int
+) -> tuple[bytes, list[int]]:
+    """Send a packet without descriptors and receive one, as :func:`receive`, in one call."""
+    return _whole(_packet.exchange(sock.fileno(), data, limit, max_fds), limit)
+
+
+def _whole(packet: tuple[bytes, list[int], int], limit: int) -> tuple[bytes, list[int]]:
+    """What came, if all of it did."""
+    data, fds, flags = packet
     if flags & _TRUNCATED:
         close_all(fds)
         if flags & _socket.MSG_TRUNC:

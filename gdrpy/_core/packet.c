@@ -43,24 +43,14 @@ static Py_ssize_t take_fds(PyObject *sequence, int *out)
 	return count;
 }
 
-static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
+/* Send one packet; -1 with an exception set. */
+static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize_t count)
 {
-	int sock, fds[MAX_FDS];
-	Py_buffer data;
-	PyObject *sequence;
-	Py_ssize_t count;
-	ssize_t sent;
-	struct iovec iov;
-	union control control;
+	struct iovec iov = {.iov_base = data->buf, .iov_len = (size_t)data->len};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+	union control control;
+	ssize_t sent;
 
-	if (!PyArg_ParseTuple(args, "iy*O:send", &sock, &data, &sequence))
-		return NULL;
-	count = take_fds(sequence, fds);
-	if (count < 0)
-		goto failed;
-
-	iov = (struct iovec){.iov_base = data.buf, .iov_len = (size_t)data.len};
 	if (count) {
 		struct cmsghdr *header = &control.align;
 
@@ -77,17 +67,27 @@ static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 		sent = sendmsg(sock, &message, MSG_NOSIGNAL);
 		Py_END_ALLOW_THREADS;
 	} while (sent < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (sent < 0) {
-		if (!PyErr_Occurred())
-			PyErr_SetFromErrno(PyExc_OSError);
-		goto failed;
-	}
-	PyBuffer_Release(&data);
-	Py_RETURN_NONE;
+	if (sent < 0 && !PyErr_Occurred())
+		PyErr_SetFromErrno(PyExc_OSError);
+	return sent < 0 ? -1 : 0;
+}
 
-failed:
+static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	int sock, fds[MAX_FDS], error = -1;
+	PyObject *sequence;
+	Py_ssize_t count;
+	Py_buffer data;
+
+	if (!PyArg_ParseTuple(args, "iy*O:send", &sock, &data, &sequence))
+		return NULL;
+	count = take_fds(sequence, fds);
+	if (count >= 0)
+		error = send_packet(sock, &data, fds, count);
 	PyBuffer_Release(&data);
-	return NULL;
+	if (error)
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 /* The descriptors that came, as a list which owns them by number; closes them where it cannot. */
@@ -117,10 +117,9 @@ static PyObject *list_fds(struct msghdr *message)
 	return list;
 }
 
-static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
+/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
+static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 {
-	int sock;
-	Py_ssize_t limit, max_fds;
 	ssize_t size;
 	char *buffer;
 	PyObject *data = NULL, *fds = NULL, *result = NULL;
@@ -128,8 +127,6 @@ static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 	union control control;
 	struct msghdr message;
 
-	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
-		return NULL;
 	if (limit < 0 || max_fds < 0 || max_fds > MAX_FDS)
 		return PyErr_Format(PyExc_ValueError, "a limit of %zd bytes and %zd descriptors",
 				    limit, max_fds);
@@ -175,12 +172,38 @@ free_buffer:
 	return result;
 }
 
+static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	Py_ssize_t limit, max_fds;
+	int sock;
+
+	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
+		return NULL;
+	return receive_packet(sock, limit, max_fds);
+}
+
+static PyObject *packet_exchange(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	Py_ssize_t limit, max_fds;
+	Py_buffer data;
+	int sock, error;
+
+	if (!PyArg_ParseTuple(args, "iy*nn:exchange", &sock, &data, &limit, &max_fds))
+		return NULL;
+	error = send_packet(sock, &data, NULL, 0);
+	PyBuffer_Release(&data);
+	return error ? NULL : receive_packet(sock, limit, max_fds);
+}
+
 static PyMethodDef functions[] = {
 	{"send", packet_send, METH_VARARGS,
 	 "send(sock, data, fds, /)\n--\n\nSend one packet. Raises OSError."},
 	{"receive", packet_receive, METH_VARARGS,
 	 "receive(sock, limit, max_fds, /)\n--\n\n"
 	 "One packet: its bytes, its descriptors (the caller's), recvmsg's flags. Raises OSError."},
+	{"exchange", packet_exchange, METH_VARARGS,
+	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
+	 "Send one packet, without descriptors, and receive one. Raises OSError."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -39,7 +39,7 @@ class TestDefaultPath:
 
     def test_is_in_a_private_folder_where_there_is_none(self, monkeypatch, tmp_path):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
         folder = tmp_path / f"gdrpy-{os.geteuid()}"
         assert rendezvous.default_path() == folder / "gdrpy-handover.sock"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -47,7 +47,7 @@ class TestDefaultPath:
 
     def test_is_refused_where_others_may_enter(self, monkeypatch, tmp_path):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
         folder = tmp_path / f"gdrpy-{os.geteuid()}"
         folder.mkdir()
         folder.chmod(0o755)
@@ -57,7 +57,7 @@ class TestDefaultPath:
 
     def test_is_refused_where_the_folder_is_a_link(self, monkeypatch, tmp_path):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         (tmp_path / f"gdrpy-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(CommandError, match="not a folder that only you can enter"):

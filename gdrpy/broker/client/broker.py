@@ -11,7 +11,7 @@ from gdrpy.broker.client.watch import Watch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gdrpy.broker.client.channel import Descriptors
-    from gdrpy.broker.client.connection import Message
+    from gdrpy.broker.client.connection import Lease, Message, Reply
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -60,6 +60,20 @@ class Broker(BrokerBase):
             watch.close()
             raise
         return watch
+
+    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+        """As of any broker, but a request for one region takes a shorter way if it can."""
+        if "gpu" in request and "names" not in request:
+            connection = self._connection
+            channel = connection.channel
+            assert isinstance(channel, BlockingChannel)
+            with channel.lock:
+                reply = connection.ask_now(request, channel)
+            if reply is not None:
+                if connection.returned:
+                    connection.flush()
+                return reply
+        return await super()._ask(request, lease)
 
     def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
         return BrokerRegion._granted(self, grant, fds, gpu, cpu)

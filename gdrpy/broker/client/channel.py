@@ -15,7 +15,7 @@ import time
 from _thread import allocate_lock
 from _weakref import ref
 
-from gdrpy._unix import BadPacket, DescriptorsLost, packet_socket, receive, set_timeout
+from gdrpy._unix import BadPacket, DescriptorsLost, exchange, packet_socket, receive, set_timeout
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
 from gdrpy.errors import PermissionDenied, ProtocolError
 
@@ -87,16 +87,25 @@ class Silent(Exception):
 def receive_packet(sock: _socket.socket) -> Packet:
     """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
     try:
-        packet = receive(sock, PACKET_LIMIT, FDS_LIMIT)
-    except DescriptorsLost as lost:
-        return lost.data, None
-    except BadPacket as error:
-        raise ProtocolError(str(error)) from None
-    except OSError as error:
-        raise failure(error) from error
+        return checked(receive(sock, PACKET_LIMIT, FDS_LIMIT))
+    except (OSError, BadPacket) as error:
+        return incomplete(error)
+
+
+def checked(packet: tuple[bytes, Descriptors]) -> Packet:
+    """A packet. Raises Lost for what stands for the peer's end."""
     if not packet[0] and not packet[1]:
         raise Lost("it closed the connection")
     return packet
+
+
+def incomplete(error: OSError | BadPacket) -> Packet:
+    """The packet whose descriptors were lost. Raises what any other failure means."""
+    if isinstance(error, DescriptorsLost):
+        return error.data, None
+    if isinstance(error, BadPacket):
+        raise ProtocolError(str(error)) from None
+    raise failure(error) from error
 
 
 def failure(error: OSError) -> Lost | Silent:
@@ -119,7 +128,7 @@ class BlockingChannel:
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
         self.connected = False
-        self._lock = allocate_lock()
+        self.lock = allocate_lock()
         self._sock: _socket.socket | None = None
 
     async def connect(self, path: str) -> None:
@@ -136,24 +145,27 @@ class BlockingChannel:
         close_in_children(self)
 
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
-        with self._lock:
+        with self.lock:
             return await do(*args)
 
     def try_alone(self, do: Callable[[], bool]) -> bool:
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             return False
         try:
             return do()
         finally:
-            self._lock.release()
+            self.lock.release()
 
-    async def exchange(self, packet: bytes) -> Packet:
+    def exchange_now(self, packet: bytes) -> Packet:
+        """As :meth:`exchange`, for who is no coroutine."""
         assert self._sock is not None
         try:
-            self._sock.send(packet)
-        except OSError as error:
-            raise failure(error) from error
-        return receive_packet(self._sock)
+            return checked(exchange(self._sock, packet, PACKET_LIMIT, FDS_LIMIT))
+        except (OSError, BadPacket) as error:
+            return incomplete(error)
+
+    async def exchange(self, packet: bytes) -> Packet:
+        return self.exchange_now(packet)
 
     async def receive(self) -> Packet:
         assert self._sock is not None

@@ -21,10 +21,9 @@ from gdrpy.errors import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
-    from gdrpy.broker.client.channel import Channel, Descriptors, Packet
+    from gdrpy.broker.client.channel import BlockingChannel, Channel, Descriptors, Packet
 
     Message = dict[str, Any]
     #: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
@@ -171,10 +170,7 @@ class Connection:
                 self._repeated, sent = sent, True
                 return await self._exchange(request)
             except Silent:
-                raise Timeout(
-                    f"{request['op']}: the broker at {self.path} did not answer within "
-                    f"{self.channel.timeout:g} s"
-                ) from None
+                raise self._timeout(request) from None
             except Lost as lost:
                 now = time.monotonic()
                 if deadline is None:
@@ -186,6 +182,37 @@ class Connection:
                     ) from None
             await self.channel.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
+
+    def ask_now(self, request: Message, channel: BlockingChannel) -> Reply | None:
+        """The reply to a request for one region where nothing is in the way, else None.
+
+        What :meth:`ask` does when all is well, in a plain call. The channel's lock is held.
+        """
+        if not channel.connected or self.returned:
+            return None
+        request["id"] = self._last_id = self._last_id + 1
+        packet = encode(request, self._pack)
+        try:
+            message, fds = self._accept(channel.exchange_now(packet), request)
+        except Lost:
+            channel.close()
+            return None
+        except Silent:
+            channel.close()
+            raise self._timeout(request) from None
+        except BaseException:
+            channel.close()
+            raise
+        if "error" in message:
+            close_all(fds)
+            raise error_of(message)
+        return message, fds
+
+    def _timeout(self, request: Message) -> Timeout:
+        return Timeout(
+            f"{request['op']}: the broker at {self.path} did not answer within "
+            f"{self.channel.timeout:g} s"
+        )
 
     def _lost_lease(self, request: Message, lease: Lease) -> Error:
         return Gone(
@@ -247,8 +274,9 @@ class Connection:
                 raise ProtocolError(
                     f"{request['op']}: the reply tells of {told} descriptors, and {len(fds)} came"
                 )
-            if "gpu" in request and "error" not in message:
-                self._take_leases(message, request["gpu"], told)
+            gpu = request.get("gpu")
+            if gpu is not None and "error" not in message:
+                self._take_leases(message, gpu, told)
         except BaseException:
             close_all(fds or [])
             raise
@@ -257,15 +285,19 @@ class Connection:
     def _take_leases(self, message: Message, gpu: bool, told: int) -> None:
         """Have a lease in each grant, which must be as many as the descriptors."""
         try:
-            grants: Sequence[Message] = (message,)
-            if "grants" in message:
-                grants = [one for one in message["grants"] if "error" not in one]
-            for grant in grants:
-                grant["lease"] = Lease(self, grant["region"], not grant["readonly"], gpu)
+            several = message.get("grants")
+            if several is None:
+                message["lease"] = Lease(self, message["region"], not message["readonly"], gpu)
+                count = 1
+            else:
+                grants = [one for one in several if "error" not in one]
+                for grant in grants:
+                    grant["lease"] = Lease(self, grant["region"], not grant["readonly"], gpu)
+                count = len(grants)
         except (KeyError, TypeError) as error:
             raise ProtocolError(f"the broker's grant cannot be read: {error!r}") from error
-        if len(grants) != told:
-            raise ProtocolError(f"{len(grants)} grants came with {told} descriptors")
+        if count != told:
+            raise ProtocolError(f"{count} grants came with {told} descriptors")
 
     def flush(self) -> None:
         """Tell which regions were given back, if that can be done without waiting.

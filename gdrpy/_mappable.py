@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Mappable(Resource):
     """``nbytes`` bytes of GPU memory, and the CPU mappings of them."""
 
-    _taken: Memory | None
+    _taken: Memory | None = None
     #: The mapping that it keeps itself, and those that it has given away.
     _cpu: Mapping | None = None
     _mappings: WeakSet[Mapping] | None = None

@@ -6,13 +6,13 @@ import os
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_range, as_size
-from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
 from gdrpy.backends import host, sim, take_allocation, take_export
-from gdrpy.backends.memfd import Memfd
+from gdrpy.backends.memfd import Memfd, mapping_error
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
+from gdrpy.mapping import Mapping
 from gdrpy.transfer import Views
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gdrpy.allocation import Allocation
     from gdrpy.backends.memory import Memory
-    from gdrpy.mapping import Flag, Mapping
+    from gdrpy.mapping import Flag
     from gdrpy.tensor import Tensor
 
 
@@ -68,7 +68,7 @@ def _alloc_on_host(size: int, cpu: bool) -> Region:
         raise ValueError("alloc: host memory has no other view than the CPU's, and cpu is False")
     with Undo() as undo:
         fd = host.create(size)
-        memory = undo.keep(Memfd(fd, sealed_size(fd), host.NAME, host.LOCATION))
+        memory = undo.keep(Memfd(fd, host.rounded_size(size), host.NAME, host.LOCATION))
         region = Region(memory, memory, size, cpu=True, readonly=False, backend=None)
         undo.pop_all()
         return region
@@ -85,6 +85,14 @@ class Region(Mappable):
     its memory alive when only the Region object is dropped.
     """
 
+    _held: Allocation | Memfd | None = None
+    _taken: Memory | None = None
+    _backend: str | None = None
+    _ways: Views | None = None
+    #: What the memory keeps alive as long as this process has anything of it.
+    _source: object = None
+    _location: str
+
     def __init__(
         self,
         allocation: Allocation | Memfd,
@@ -96,19 +104,42 @@ class Region(Mappable):
         backend: str | None,
     ) -> None:
         super().__init__(nbytes, allocation.ptr, allocation.device)
-        self._allocation = allocation
+        self._held = allocation
         self._taken = memory
         self._backend = backend
-        self.location = memory.location if memory else allocation.location
+        self._location = memory.location if memory else allocation.location
         if cpu:
             self._cpu = self._memory().map(0, nbytes, bool(readonly), self._ptr, self.device)
-        self._views = Views(nbytes, self._cpu, allocation)
+
+    @property
+    def location(self) -> str:
+        """Where the memory lies, in words."""
+        return self._location
+
+    @property
+    def _allocation(self) -> Allocation | Memfd:
+        """What keeps the memory. That of an adopted memory file is made when it is asked for."""
+        if self._held is None:
+            assert self._cpu is not None
+            self._held = Memfd.of_fd(self._cpu._fd, self._cpu.backend, self._location)
+            self._held.source = self._source
+        return self._held
+
+    @property
+    def _views(self) -> Views:
+        """The ways to its bytes."""
+        if self._ways is None:
+            self._ways = Views(self.nbytes, self._cpu, self._allocation)
+        return self._ways
 
     def _memory(self) -> Memory:
         """As a backend has taken it in; a region without CPU view does so when it is mapped."""
         if self._taken is None:
-            assert not isinstance(self._allocation, Memfd)
-            self._taken = take_allocation(self._allocation, self._backend)
+            allocation = self._allocation
+            if isinstance(allocation, Memfd):
+                self._taken = allocation
+            else:
+                self._taken = take_allocation(allocation, self._backend)
         return self._taken
 
     @classmethod
@@ -187,32 +218,36 @@ class Region(Mappable):
         lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
         is noticed. ``source`` is kept as long as this process has anything of the memory.
         """
-        size = 0 if gpu and device is not None else sealed_size(fd)
-        if not 0 < nbytes <= size:
-            call = f"opening a {cls.__name__}"
+        if cpu and (device is None or not gpu):
+            name, location = (
+                (host.NAME, host.LOCATION) if device is None else (sim.NAME, sim.location(device))
+            )
             try:
-                return cls._open(
-                    call,
-                    fd,
-                    nbytes,
-                    gpu=gpu,
-                    cpu=cpu,
-                    readonly=readonly,
-                    backend=backend,
-                    source=source,
-                )
-            finally:
+                mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
+            except OSError as error:
                 os.close(fd)
-        if device is None:
-            memory = Memfd(fd, size, host.NAME, host.LOCATION)
-        else:
-            memory = Memfd(fd, size, sim.NAME, sim.location(device))
-        memory.source = source
+                raise mapping_error(error, location, nbytes, 0) from None
+            if mapping is not None:
+                region = cls.__new__(cls)
+                Mappable.__init__(region, nbytes, None, None)
+                region._cpu = mapping
+                region._source = source
+                region._location = location
+                return region
+        call = f"opening a {cls.__name__}"
         try:
-            return cls(memory, memory, nbytes, cpu=cpu, readonly=readonly, backend=backend)
-        except BaseException:
-            memory.close()
-            raise
+            return cls._open(
+                call,
+                fd,
+                nbytes,
+                gpu=gpu,
+                cpu=cpu,
+                readonly=readonly,
+                backend=backend,
+                source=source,
+            )
+        finally:
+            os.close(fd)
 
     @property
     def ptr(self) -> int:
@@ -226,7 +261,7 @@ class Region(Mappable):
 
     @property
     def _on_host(self) -> bool:
-        return isinstance(self._allocation, Memfd) and self._allocation.on_host
+        return self._location == host.LOCATION
 
     @property
     def cpu(self) -> Mapping:
@@ -343,20 +378,19 @@ class Region(Mappable):
         }
 
     def _copies(self) -> int:
-        return self._allocation.users
+        return 0 if self._held is None else self._held.users
 
     def _give_back(self, undo: Undo) -> None:
-        undo.keep(self._allocation)
-        if self._taken is not None and self._taken is not self._allocation:
+        if self._held is not None:
+            undo.keep(self._held)
+        if self._taken is not None and self._taken is not self._held:
             undo.keep(self._taken)
 
     def __repr__(self) -> str:
         if self.closed:
             return "<Region CLOSED>"
         views = " and ".join(
-            name
-            for name, there in (("GPU", self._allocation.ptr), ("CPU", self._cpu))
-            if there is not None
+            name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"

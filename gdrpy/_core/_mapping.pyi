@@ -33,6 +33,12 @@ class Mapping:
         ptr: int | None = None,
         device: int | None = None,
     ) -> None: ...
+    @property
+    def _fd(self) -> int: ...
+    @classmethod
+    def _adopt_memfd(
+        cls, fd: int, nbytes: int, readonly: bool, keep: object, backend: str, /
+    ) -> Self | None: ...
     @classmethod
     def _of_memfd(
         cls,

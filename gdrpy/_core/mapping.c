@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <structmember.h>
+#include <unistd.h>
 
 /* Copies that take longer than about 4 us let other Python threads run meanwhile. */
 #define UNLOCKED_WRITE (64 * 1024)
@@ -307,6 +308,9 @@ static PyObject *release_once(struct mapping *self)
 	self->address = NULL;
 	self->release = NULL;
 	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
+	if (self->fd >= 0)
+		close(self->fd);
+	self->fd = -1;
 	Py_DECREF(release);
 	return result;
 }
@@ -372,6 +376,7 @@ void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 	self->readonly = readonly;
 	self->generation = gdr_fork_generation;
 	self->release = Py_NewRef(release);
+	self->fd = -1;
 }
 
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
@@ -462,6 +467,7 @@ static PyMethodDef mapping_methods[] = {
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
 	{"_of_memfd", gdr_map_memfd, METH_VARARGS | METH_CLASS, NULL},
+	{"_adopt_memfd", gdr_adopt_memfd, METH_VARARGS | METH_CLASS, NULL},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
 	{"_revoke", (PyCFunction)mapping_revoke, METH_NOARGS, NULL},
@@ -482,6 +488,8 @@ static PyMemberDef mapping_members[] = {
 	 "GPU address of the first byte, None in a process that has only the CPU view."},
 	{"device", T_OBJECT, offsetof(struct mapping, device), READONLY,
 	 "CUDA ordinal of the device, None without the GPU view."},
+	{"_fd", T_INT, offsetof(struct mapping, fd), READONLY,
+	 "The descriptor that it owns, -1 if none."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},

@@ -17,6 +17,7 @@ struct mapping {
 	Py_ssize_t users;   /* buffers exported, and calls running without the GIL */
 	int batch;	    /* depth of batch() blocks: writes are not fenced */
 	struct gdr_map map; /* what to unmap after the last use, if base is not NULL */
+	int fd;		    /* what to close then, -1 for nothing */
 	PyObject *release;  /* else called then, once, with no arguments; in both cases let go */
 	PyObject *backend, *ptr, *device; /* what Python calls it */
 };
@@ -44,9 +45,10 @@ void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 		       enum gdr_mapping_type type, bool readonly, PyObject *release);
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
 
-/* In memfd.c: sealed_size(fd), and Mapping._of_memfd(). */
+/* In memfd.c: sealed_size(fd), Mapping._of_memfd() and Mapping._adopt_memfd(). */
 PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
+PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;

@@ -15,18 +15,47 @@
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
 
 /* The bytes of a memory file of a fixed size; 0 for any other descriptor. */
-PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+static long long sealed_size(int fd)
 {
 	struct stat status;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstat(fd, &status))
+		return 0;
+	return status.st_size;
+}
+
+PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+{
 	int fd = (int)PyLong_AsLong(descriptor);
-	int seals;
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	seals = fcntl(fd, F_GET_SEALS);
-	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstat(fd, &status))
-		return PyLong_FromLong(0);
-	return PyLong_FromLongLong(status.st_size);
+	return PyLong_FromLongLong(sealed_size(fd));
+}
+
+/* A mapping of a byte range of a memory file, which keeps an object alive. */
+static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long offset,
+				 Py_ssize_t nbytes, bool readonly, PyObject *keep)
+{
+	struct mapping *self;
+	struct gdr_map map;
+	int error;
+
+	error = gdr_map_fd(&map, fd, gdr_map_pages(&map, offset, (size_t)nbytes), offset, readonly);
+	if (error) {
+		errno = -error;
+		PyErr_SetFromErrno(PyExc_OSError);
+		return NULL;
+	}
+	self = (struct mapping *)PyType_GenericAlloc(type, 0);
+	if (!self) {
+		gdr_map_undo(&map);
+		return NULL;
+	}
+	gdr_mapping_begin(self, map.address, nbytes, GDR_MAPPING_CACHED, readonly, keep);
+	self->map = map;
+	return self;
 }
 
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
@@ -34,26 +63,39 @@ PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
 	PyObject *keep, *backend, *ptr, *device;
 	unsigned long long offset;
 	struct mapping *self;
-	struct gdr_map map;
 	Py_ssize_t nbytes;
-	int fd, readonly, error;
+	int fd, readonly;
 
 	if (!PyArg_ParseTuple(args, "iKnpOOOO:Mapping._of_memfd", &fd, &offset, &nbytes, &readonly,
 			      &keep, &backend, &ptr, &device))
 		return NULL;
 
-	error = gdr_map_fd(&map, fd, gdr_map_pages(&map, offset, (size_t)nbytes), offset, readonly);
-	if (error) {
-		errno = -error;
-		return PyErr_SetFromErrno(PyExc_OSError);
-	}
-	self = (struct mapping *)PyType_GenericAlloc((PyTypeObject *)type, 0);
-	if (!self) {
-		gdr_map_undo(&map);
+	self = map_range((PyTypeObject *)type, fd, offset, nbytes, readonly, keep);
+	if (self)
+		gdr_mapping_name(self, backend, ptr, device);
+	return (PyObject *)self;
+}
+
+/*
+ * Map the first bytes of a memory file, whose descriptor the mapping owns from then on. None, and
+ * the descriptor stays the caller's, for any other descriptor and for one of fewer bytes.
+ */
+PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args)
+{
+	PyObject *keep, *backend;
+	struct mapping *self;
+	Py_ssize_t nbytes;
+	int fd, readonly;
+
+	if (!PyArg_ParseTuple(args, "inpOO:Mapping._adopt_memfd", &fd, &nbytes, &readonly, &keep,
+			      &backend))
 		return NULL;
+	if (nbytes <= 0 || nbytes > sealed_size(fd))
+		Py_RETURN_NONE;
+	self = map_range((PyTypeObject *)type, fd, 0, nbytes, readonly, keep);
+	if (self) {
+		gdr_mapping_name(self, backend, Py_None, Py_None);
+		self->fd = fd;
 	}
-	gdr_mapping_begin(self, map.address, nbytes, GDR_MAPPING_CACHED, readonly, keep);
-	gdr_mapping_name(self, backend, ptr, device);
-	self->map = map;
 	return (PyObject *)self;
 }

@@ -9,7 +9,7 @@ from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate
 from gdrpy.backends import host
 from gdrpy.backends.memory import Memory, status_error
-from gdrpy.errors import InvalidHandle, PermissionDenied
+from gdrpy.errors import Error, InvalidHandle, PermissionDenied
 from gdrpy.mapping import Mapping
 
 
@@ -62,14 +62,18 @@ class Memfd(Memory):
                 self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
             )
         except OSError as error:
-            failure = error.errno
-        if failure in (errno.EACCES, errno.EPERM):
-            raise PermissionDenied(
-                failure,
-                f"the descriptor of {self.location} is open for reading only: open it with "
-                f"gpu=False, readonly=True",
-            )
-        raise status_error(failure or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
+            raise mapping_error(error, self.location, nbytes, offset) from None
 
     def _give_back(self) -> None:
         os.close(self._fd)
+
+
+def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:
+    """What it means that a range of a memory file cannot be mapped."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(
+            error.errno,
+            f"the descriptor of {location} is open for reading only: open it with gpu=False, "
+            f"readonly=True",
+        )
+    return status_error(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")

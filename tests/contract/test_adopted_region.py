@@ -16,14 +16,6 @@ class Leased(gdrpy.Region):
     """A region of a class of its own."""
 
 
-class Refused(gdrpy.Region):
-    """One that cannot be made."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        raise LookupError("refused")
-
-
 class Lease:
     """Something that a region's memory keeps."""
 
@@ -136,11 +128,4 @@ class TestRefusedAdoption:
         os.close(other)
         with pytest.raises(gdrpy.InvalidHandle, match="a pipe"):
             adopt(fd)
-        assert not is_open(fd)
-
-    def test_by_the_class_itself_closes_the_descriptor(self, shared):
-        region, device = shared
-        fd = region.export()
-        with pytest.raises(LookupError, match="refused"):
-            Refused._adopt(fd, 4096, device, gpu=False, cpu=True, readonly=False)
         assert not is_open(fd)

@@ -36,7 +36,6 @@ class Broker(BrokerBase):
 
     allocate = blocking(calls.allocate)
     create = blocking(calls.create)
-    get = blocking(calls.get)
     get_many = blocking(calls.get_many)
     put = blocking(arrays.put)
     put_tensors = blocking(arrays.put_tensors)
@@ -61,17 +60,38 @@ class Broker(BrokerBase):
             raise
         return watch
 
-    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
-        """As of any broker, but a request for one region takes a shorter way if it can."""
-        if "gpu" in request and "names" not in request:
-            connection = self._connection
-            channel = connection.channel
-            assert isinstance(channel, BlockingChannel)
-            with channel.lock:
-                reply = connection.ask_now(request, channel)
+    def get(
+        self,
+        name: str,
+        *,
+        gpu: bool = True,
+        cpu: bool = True,
+        readonly: bool = False,
+        wait: float | None = None,
+    ) -> BrokerRegion:
+        if wait is None:
+            reply = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))
             if reply is not None:
-                if connection.returned:
-                    connection.flush()
+                return BrokerRegion._granted(self, *reply, gpu, cpu)
+        return run(calls.get(self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait))
+
+    get.__doc__ = calls.get.__doc__
+
+    def _shortcut(self, request: Message) -> Reply | None:
+        """The reply to a request for one region without a coroutine; None where that cannot be."""
+        connection = self._connection
+        channel = connection.channel
+        assert isinstance(channel, BlockingChannel)
+        with channel.lock:
+            reply = connection.ask_now(request, channel)
+        if connection.returned:
+            connection.flush()
+        return reply
+
+    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+        if "gpu" in request and "names" not in request:
+            reply = self._shortcut(request)
+            if reply is not None:
                 return reply
         return await super()._ask(request, lease)
 

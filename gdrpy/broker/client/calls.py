@@ -175,18 +175,23 @@ async def get(
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable.
     """
-    check_views("get", gpu, cpu)
-    request = {
-        "op": "get",
-        "name": as_name("get", name),
-        "readonly": bool(readonly),
-        "gpu": bool(gpu),
-    }
+    request = request_to_get(name, gpu, cpu, readonly)
     if wait is None:
         message, fds = await client._ask(request)
     else:
         message, fds = await _patiently(client, request, wait, NotFound, name)
     return client._region(message, fds, gpu, cpu)
+
+
+def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> Message:
+    """What :func:`get` asks. Raises TypeError, ValueError."""
+    check_views("get", gpu, cpu)
+    return {
+        "op": "get",
+        "name": as_name("get", name),
+        "readonly": bool(readonly),
+        "gpu": bool(gpu),
+    }
 
 
 async def attach(

@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,7 +157,7 @@ class TestRefusal:
         folder = tmp_path / "gdrpy-12345"
         folder.mkdir(mode=0o700)
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
         for name in ("XDG_RUNTIME_DIR", "GDRPY_SOCKET"):
             monkeypatch.delenv(name, raising=False)
         assert main(["serve"]) == 2

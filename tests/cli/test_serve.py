@@ -51,6 +51,29 @@ class TestEnd:
         assert not Path(broker_process.socket).exists()
         assert wait_for_ends(family) == []
 
+    def test_comes_though_another_thread_takes_the_signal(self, tmp_path: Path):
+        # As a signal that comes after the last look for one, and before the wait.
+        program = """
+import signal, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+from gdrpy.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+        words = ["serve", "--json", "--keeper", "none", "--socket", str(tmp_path / "b.sock")]
+        with subprocess.Popen(
+            [sys.executable, "-c", program, *words], cwd=CHECKOUT, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            with gdrpy.connect(str(tmp_path / "b.sock")) as client:
+                client.list()  # it waits for the next one now
+                process.terminate()
+                try:
+                    assert process.wait(30) == 0
+                finally:
+                    process.kill()
+
 
 class TestKilledBroker:
     def test_is_followed_by_one_that_has_its_regions(self, broker_process: BrokerProcess):

@@ -53,10 +53,8 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     Raises OSError where the socket cannot be had, FileExistsError where another broker has it, and
     KeyboardInterrupt for a signal before it is ready.
     """
-    for number in _ENDS:
-        signal.signal(number, signal.default_int_handler)
     _raise_descriptor_limit()
-    with _locked(options.path, options.mode), _state(options) as state:
+    with _own_signals(), _locked(options.path, options.mode), _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.limits], daemon=True)
         begin.start()
         if not state.recovered:  # nobody waits for what is there already: fail now if at all
@@ -66,10 +64,24 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             loop = Server(listener, state, options.limits, server, options.strict)
             for number in _ENDS:
                 signal.signal(number, loop.stop)
+            # Else a signal that comes just before the loop waits would be seen when it has waited.
+            signal.set_wakeup_fd(loop.waker, warn_on_full_buffer=False)
             ready(loop, state)
             options.notifier.tell("READY=1")
             loop.run()
             options.notifier.tell("STOPPING=1")
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Let signals that end the broker interrupt it until it serves; as before they are after it."""
+    before = [(number, signal.signal(number, signal.default_int_handler)) for number in _ENDS]
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @contextmanager

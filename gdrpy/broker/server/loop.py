@@ -126,6 +126,11 @@ class Server:
         self._stopping = True
         self._wake()
 
+    @property
+    def waker(self) -> int:
+        """A descriptor which wakes :meth:`run` when a byte is written to it; it never blocks."""
+        return self._waker.fileno()
+
     def numbers(self) -> dict[str, Any]:
         """What the service counts, and the connections. For the serving thread."""
         return {**self.service.numbers(None), "connections": len(self._connections)}

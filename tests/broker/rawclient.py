@@ -50,7 +50,7 @@ class RawClient:
         timeout: float = 20.0,
         connected: socket.socket | None = None,
     ) -> None:
-        self._path, self._timeout, self._hello = str(path), timeout, hello
+        self.path, self._timeout, self._hello = str(path), timeout, hello
         self._number = 0
         self._open(connected)
 
@@ -61,7 +61,7 @@ class RawClient:
         try:
             self.sock.settimeout(self._timeout)
             if connected is None:
-                self.sock.connect(self._path)
+                self.sock.connect(self.path)
             if self._hello:
                 reply = self.ok("hello", version=1, client="raw")
                 self.session, self.life = reply["session"], reply["life"]

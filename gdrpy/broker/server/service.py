@@ -276,11 +276,11 @@ class Service:
         replies: list[Reply] = []
         grants: list[Message] = []
         fds: list[int] = []
-        room = protocol.PAGE_BYTES
+        room = _GRANTS_BYTES
         for name in request.names:
             if len(fds) == protocol.FDS_LIMIT or room < 0:
                 replies.append(({"grants": grants, "more": True}, fds))
-                grants, fds, room = [], [], protocol.PAGE_BYTES
+                grants, fds, room = [], [], _GRANTS_BYTES
             try:
                 region = self._find("get_many", session, name, None)
                 grant, its = self._get_region(session, region, request.readonly, request.gpu)
@@ -288,7 +288,8 @@ class Service:
                 grant, its = protocol.error_message(error), []
             grants.append(grant)
             fds.extend(its)
-            room -= _GRANT_BYTES + len(grant.get("metadata", b"")) + len(grant.get("message", ""))
+            room -= _GRANT_BYTES + len(name.encode())
+            room -= len(grant.get("metadata", b"")) + len(grant.get("message", "").encode())
         replies.append(({"grants": grants, "more": False}, fds))
         return replies
 
@@ -480,7 +481,9 @@ def _device(device: int) -> str:
 
 
 #: Bytes that a grant and an entry of a list take besides names and metadata, at most.
-_GRANT_BYTES = 400
+_GRANT_BYTES = 160
+#: Bytes of grants after which a get_many goes on in another packet: as many as fit with the last.
+_GRANTS_BYTES = protocol.PACKET_LIMIT - protocol.METADATA_LIMIT - 4 * protocol.NAME_LIMIT - 1024
 _ENTRY_BYTES = 200
 #: What an entry that the asker may not see counts for, so that a page's work is bounded.
 _HIDDEN_BYTES = 8

@@ -106,7 +106,7 @@ class TableMachine(RuleBasedStateMachine):
         )
         if name is not None and not draft and name not in self.table.names:
             self.table.commit(records.Published(number, 1))
-        self.table.commit(records.Granted(session.number, number, True, device >= 0))
+        self.table.grant(session, self.table.regions[number], True, device >= 0)
 
     @precondition(lambda self: any(region.draft for region in self.table.regions.values()))
     @rule(data=st.data())
@@ -128,8 +128,9 @@ class TableMachine(RuleBasedStateMachine):
     @rule(data=st.data(), writable=st.booleans(), gpu=st.booleans(), count=st.integers(1, 3))
     def region_is_granted(self, data: Any, writable: bool, gpu: bool, count: int) -> None:
         region = self.any_region(data)
-        session = self.any_session(data)
-        self.table.commit(records.Granted(session, region.number, writable, gpu, count))
+        session = self.table.sessions[self.any_session(data)]
+        for _ in range(count):
+            self.table.grant(session, region, writable, gpu)
 
     @precondition(lambda self: any(region.leases for region in self.table.regions.values()))
     @rule(data=st.data())
@@ -137,7 +138,7 @@ class TableMachine(RuleBasedStateMachine):
         held = [number for number, region in self.table.regions.items() if region.leases]
         region = self.table.regions[data.draw(st.sampled_from(sorted(held)))]
         session = data.draw(st.sampled_from(sorted(region.leases)))
-        self.table.commit(records.Released(session, region.number))
+        self.table.release(self.table.sessions[session], region)
 
     @precondition(lambda self: self.table.sessions)
     @rule(data=st.data())

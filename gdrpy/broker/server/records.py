@@ -80,14 +80,17 @@ class Ended(Record, tag=8):
 
 
 class Granted(Record, tag=9):
+    """The session's first grant of a region, or the first of its kind."""
+
     session: int
     region: int
     writable: bool
     gpu: bool
-    count: int = 1
 
 
 class Released(Record, tag=10):
+    """The session's last grant of the region was given back."""
+
     session: int
     region: int
 

@@ -110,7 +110,7 @@ class Service:
         """Give leases back; those that the session does not have are nothing to it."""
         for number in request.regions:
             if number in session.regions:
-                self.table.commit(records.Released(session.number, number))
+                self.table.release(session, session.regions[number])
         self._tell_of_room()
 
     def resume(self, session: Session, request: requests.Resume) -> list[Reply]:
@@ -307,7 +307,7 @@ class Service:
                 f"broker is strict and does not hand it out so; ask with gpu=False"
                 + ("" if gpu else ", which helps on memory of the host alone"),
             )
-        self.table.commit(records.Granted(session.number, region.number, writable, gpu))
+        self.table.grant(session, region, writable, gpu)
         return {
             "region": region.number,
             "name": region.name,

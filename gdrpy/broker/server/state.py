@@ -88,8 +88,7 @@ class State:
 
     def _lose(self, region: Region) -> None:
         for session in list(region.leases):
-            for _ in range(region.leases[session].count):
-                self.table.commit(records.Released(session, region.number))
+            self.table.commit(records.Released(session, region.number))
         if region.linked:
             self.table.commit(records.Unlinked(region.number))
 

@@ -15,7 +15,10 @@ from gdrpy.broker.server.rights import Identity
 
 
 class Lease:
-    """A session's hold on a region: how many grants, and of which kind any of them was."""
+    """A session's hold on a region: how many grants, and of which kind any of them was.
+
+    After a restart there is one grant of each lease, until its holder says how many it has.
+    """
 
     __slots__ = ("count", "gpu", "writable")
 
@@ -182,24 +185,37 @@ class Table:
             del region.leases[session.number]
             self._forget_unheld(region)
 
+    def grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> None:
+        """One grant more. How many there are is not remembered, but that there is one, of a kind."""
+        lease = region.leases.get(session.number)
+        if lease is None or lease.writable < writable or lease.gpu < gpu:
+            self.commit(records.Granted(session.number, region.number, writable, gpu))
+        else:
+            lease.count += 1
+
     def _grant(self, record: records.Granted) -> None:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
             lease = region.leases[record.session] = Lease()
             self.sessions[record.session].regions[region.number] = region
-        lease.count += record.count
+        lease.count += 1
         lease.writable |= record.writable
         lease.gpu |= record.gpu
 
+    def release(self, session: Session, region: Region) -> None:
+        """One grant less, of those that there are."""
+        lease = region.leases[session.number]
+        if lease.count > 1:
+            lease.count -= 1
+        else:
+            self.commit(records.Released(session.number, region.number))
+
     def _release(self, record: records.Released) -> None:
         region = self.regions[record.region]
-        lease = region.leases[record.session]
-        lease.count -= 1
-        if lease.count == 0:
-            del region.leases[record.session]
-            del self.sessions[record.session].regions[region.number]
-            self._forget_unheld(region)
+        del region.leases[record.session]
+        del self.sessions[record.session].regions[region.number]
+        self._forget_unheld(region)
 
     def _forget_unheld(self, region: Region) -> None:
         if region.linked or region.leases:
@@ -256,7 +272,7 @@ def _snapshot_of(region: Region) -> Iterator[records.Record]:
     if region.digest is not None:
         yield records.Digested(number, region.digest)
     for session, lease in region.leases.items():
-        yield records.Granted(session, number, lease.writable, lease.gpu, lease.count)
+        yield records.Granted(session, number, lease.writable, lease.gpu)
 
 
 _APPLY: dict[type, Callable[[Table, Any], None]] = {

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -162,6 +163,22 @@ class TestSlowClient:
                 assert half.receive()["error"] == "ProtocolError"
         check(other)
         assert "half" not in other.names()
+
+
+class TestClientWithAStrangeName:
+    @pytest.mark.parametrize("name", [b"\xff\xfe", b") R 1 (", b"\n\n\n"])
+    def test_is_served_as_any(self, name: bytes, broker: Broker, other: RawClient) -> None:
+        comm = Path("/proc/self/comm")
+        before = comm.read_bytes()
+        try:
+            comm.write_bytes(name)
+            with broker.client() as client:
+                client.allocate("strange")
+            broker.restart()
+            other.reopen()
+            assert "strange" in other.names()
+        finally:
+            comm.write_bytes(before.rstrip(b"\n"))
 
 
 class TestManyConnections:

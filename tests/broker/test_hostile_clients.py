@@ -289,6 +289,25 @@ class TestDescriptorsUsedUp:
         broker.log.write_text("")  # that no keeper could be had then is an error in it
 
 
+    def test_many_got_at_once_are_those_that_there_was_room_for(
+        self, start_broker: StartBroker
+    ) -> None:
+        broker = start_broker(descriptors=64)
+        with broker.client() as other, broker.client() as greedy:
+            names = [f"kept-{number}" for number in range(8)]
+            other.release(*[other.allocate(name)["region"] for name in names])
+            regions = []
+            while "error" not in (reply := greedy.call("allocate", **allocation(None))):
+                regions.append(reply["region"])
+                reply.close()
+            greedy.release(*regions[:3])
+            greedy.ok("status")
+            grants = other.ok("get_many", names=names, readonly=True, gpu=False)["grants"]
+            held = len(regions[3:]) + sum("error" not in grant for grant in grants)
+            assert {grant.get("error") for grant in grants} == {None, "OutOfMemory"}
+            assert other.ok("status")["leases"] == held
+
+
 class TestMemoryUsedUp:
     def test_of_the_gpu_is_out_of_memory(self, start_broker: StartBroker) -> None:
         broker = start_broker(environment={"GDRPY_SIM_MEMORY": str(16 << 20)})

@@ -255,7 +255,7 @@ class Broker(BrokerBase):
     def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
         """Events about regions whose names begin with ``prefix``."""
         self._check("Broker.watch")
-        return Watch(self._separate(self._connection.channel.timeout), prefix, timeout)
+        return Watch(self._separate(), prefix, timeout)
 
     def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
         return BrokerRegion._granted(self, grant, fds, gpu, cpu)

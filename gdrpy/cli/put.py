@@ -61,7 +61,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         )
         with output.copying(args.name) as tell:
             for offset in range(0, nbytes, broker.CHUNK):
-                piece = source.read(min(broker.CHUNK, nbytes - offset))
+                size = min(broker.CHUNK, nbytes - offset)
+                piece = source.read(size)
+                if len(piece) != size:
+                    raise CommandError(f"{args.file} became shorter while it was read")
                 draft.write(piece, offset)
                 tell(offset + len(piece), nbytes)
         if args.seal:

@@ -183,6 +183,23 @@ class TestWaiting:
                 broker.get("a", gpu=False, wait=0)
             assert type(caught.value.__cause__) is gdrpy.NotFound
 
+    def test_ends_when_the_broker_is_silent(self, fake):
+        def serve(peer):
+            peer.hello()
+            refuse(peer, "get", "NotFound")
+            peer.until_closed()
+
+        def silent(peer):
+            peer.take("hello")
+            peer.until_closed()
+
+        path = fake(serve, silent)
+        with (
+            gdrpy.connect(path, timeout=0.2) as broker,
+            pytest.raises(gdrpy.Timeout, match=r"did not answer within 0.2 s"),
+        ):
+            broker.get("a", gpu=False, wait=1)
+
     def test_ends_at_another_refusal(self, fake):
         def serve(peer):
             peer.hello()

@@ -260,6 +260,15 @@ class TestRestart:
             connected.delete("a")
         assert connected.status()["regions"] == 0
 
+    def test_keeps_more_leases_than_one_packet_tells_of(self, connected, broker, monkeypatch):
+        monkeypatch.setattr("gdrpy.broker.client.connection.BATCH_LIMIT", 2)
+        drafts = [connected.create(f"draft-{number}", 8, "cpu") for number in range(5)]
+        broker.restart()
+        assert [draft.publish() for draft in drafts] == [1] * 5
+        for draft in drafts:
+            draft.close()
+        assert connected.status()["leases"] == 0
+
     def test_tells_watchers_that_events_are_lost(self, connected, broker):
         with connected.watch() as watch:
             connected.allocate("a", 1, "cpu").close()

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -171,6 +172,22 @@ class TestSlowClient:
         assert "half" not in other.names()
 
 
+class TestClientWithAStrangeName:
+    @pytest.mark.parametrize("name", [b"\xff\xfe", b") R 1 (", b"\n\n\n"])
+    def test_is_served_as_any(self, name: bytes, broker: Broker, other: RawClient) -> None:
+        comm = Path("/proc/self/comm")
+        before = comm.read_bytes()
+        try:
+            comm.write_bytes(name)
+            with broker.client() as client:
+                client.allocate("strange")
+            broker.restart()
+            other.reopen()
+            assert "strange" in other.names()
+        finally:
+            comm.write_bytes(before.rstrip(b"\n"))
+
+
 class TestManyConnections:
     def test_of_one_process_are_bounded_and_the_rest_told(
         self, broker: Broker, other: RawClient
@@ -276,6 +293,25 @@ class TestDescriptorsUsedUp:
             other.reopen()
             assert other.get("kept").bytes(9) == b"as it was"
         broker.log.write_text("")  # that no keeper could be had then is an error in it
+
+
+    def test_many_got_at_once_are_those_that_there_was_room_for(
+        self, start_broker: StartBroker
+    ) -> None:
+        broker = start_broker(descriptors=64)
+        with broker.client() as other, broker.client() as greedy:
+            names = [f"kept-{number}" for number in range(8)]
+            other.release(*[other.allocate(name)["region"] for name in names])
+            regions = []
+            while "error" not in (reply := greedy.call("allocate", **allocation(None))):
+                regions.append(reply["region"])
+                reply.close()
+            greedy.release(*regions[:3])
+            greedy.ok("status")
+            grants = other.ok("get_many", names=names, readonly=True, gpu=False)["grants"]
+            held = len(regions[3:]) + sum("error" not in grant for grant in grants)
+            assert {grant.get("error") for grant in grants} == {None, "OutOfMemory"}
+            assert other.ok("status")["leases"] == held
 
 
 class TestMemoryUsedUp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -160,6 +161,17 @@ class TestPutAndGet:
         put("table")
         assert main(["get", "table", str(tmp_path / "copy")]) == 0
         assert (tmp_path / "copy").read_bytes() == DATA
+
+    def test_of_a_file_that_shrinks_meanwhile_publishes_nothing(
+        self, broker, file, monkeypatch, capsys
+    ):
+        def shrunk(name, undo):
+            return io.BytesIO(DATA), len(DATA) + 1
+
+        monkeypatch.setattr("gdrpy.cli.put._open", shrunk)
+        assert main(["put", "table", str(file)]) == 1
+        assert "data.bin became shorter while it was read" in capsys.readouterr().err
+        assert main(["stat", "table"]) == 1
 
     def test_of_a_part(self, put, tmp_path):
         put("table")

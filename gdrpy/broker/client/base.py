@@ -54,9 +54,10 @@ class BrokerBase(Resource):
             if connection.returned:
                 connection.flush()
 
-    def _separate(self, timeout: float | None) -> Connection:
-        """A connection of its own, for what takes long; not connected yet."""
+    def _separate(self, *, endless: bool = False) -> Connection:
+        """A connection of its own, not connected yet; ``endless`` for an answer that takes long."""
         connection = self._connection
+        timeout = None if endless else connection.channel.timeout
         return Connection(self._make_channel(timeout), connection.path, connection.reconnect)
 
     def __repr__(self) -> str:

@@ -52,7 +52,7 @@ class Broker(BrokerBase):
     def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
         """Events about regions whose names begin with ``prefix``, from now on."""
         self._check("Broker.watch")
-        watch = Watch(self._separate(self._connection.channel.timeout), prefix, timeout)
+        watch = Watch(self._separate(), prefix, timeout)
         try:
             run(watch.begin())
         except BaseException:

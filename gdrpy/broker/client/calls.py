@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
             """The reply to a request; see :meth:`Connection.ask`."""
 
-        def _separate(self, timeout: float | None) -> Connection:
+        def _separate(self) -> Connection:
             """A connection of its own, not connected yet."""
 
         def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> R_co:
@@ -67,7 +67,7 @@ async def _patiently(
         return await client._ask(request)
     except refusal:
         pass
-    with Watching(client._separate(None), prefix) as watching:
+    with Watching(client._separate(), prefix) as watching:
         await watching.begin()
         while True:
             try:

@@ -135,10 +135,11 @@ class Connection:
         wanted = list(leases.values())
         for first in range(0, len(wanted), BATCH_LIMIT):
             batch = wanted[first : first + BATCH_LIMIT]
+            request: Message = {"op": "resume", "session": session, "leases": batch}
+            if first + BATCH_LIMIT < len(wanted):
+                request["more"] = True
             try:
-                reply, _ = await self._exchange(
-                    {"op": "resume", "session": session, "leases": batch}
-                )
+                reply, _ = await self._exchange(request)
             except InvalidRequest:  # this process has become another user's
                 return leases
             lost.update(reply["lost"])

@@ -57,7 +57,7 @@ async def digest(region: LeasedRegion) -> str:
     Raises InvalidRequest for one that is not sealed, Gone.
     """
     region._check("BrokerRegion.digest")
-    connection = region._broker._separate(None)
+    connection = region._broker._separate(endless=True)
     try:
         request = {"op": "digest", "region": region.id}
         message, _ = await connection.ask(request, region._lease)

@@ -329,9 +329,9 @@ class Server:
 
     def _resume(self, connection: Connection, session: Session, request: requests.Resume) -> None:
         """Take over what a connection of the same process had, which ends if it is still there."""
-        was_there = request.session in self.service.table.sessions
+        ends = request.session in self.service.table.sessions and not request.more
         replies = self.service.resume(session, request)
-        if was_there:
+        if ends:
             for process, orphan in list(self._orphans.items()):
                 if orphan.number == request.session:
                     self._end_orphan(process)

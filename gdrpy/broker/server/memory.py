@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gdrpy import cuda, vmm
 from gdrpy.backends import host, take_export
 from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.errors import OutOfMemory
 
 #: Bytes that a digest reads at once, through a mapping of as many.
 _CHUNK = 8 << 20
@@ -42,13 +43,19 @@ def make(size: int, device: int) -> int:
 def readonly(fd: int) -> int | None:
     """The same memory by a descriptor that cannot be written through; None where none can be had.
 
-    Only memory files have one: a descriptor of a real GPU's memory lets its holder write.
+    Only memory files have one: a descriptor of a real GPU's memory lets its holder write. Raises
+    OutOfMemory where the descriptors are used up.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:  # it is none
         return None
-    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise OutOfMemory(
+            f"the broker cannot open its memory for reading ({error.strerror})"
+        ) from error
 
 
 def digest(fd: int, nbytes: int, proceed: Callable[[], bool]) -> str | None:

@@ -45,6 +45,8 @@ class Hello(Request, tag="hello"):
 class Resume(Request, tag="resume"):
     session: Number
     leases: Leases
+    #: Whether another resume of this session follows, so that it does not end yet.
+    more: bool = False
 
 
 class Allocate(Request, tag="allocate"):

@@ -45,12 +45,12 @@ def start_time(pid: int) -> int:
     Source: proc_pid_stat(5), field 22. Raises OSError where descriptors are used up.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()  # with a name that may be any bytes
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         return 0
-    return int(text.rpartition(")")[2].split()[19])
+    return int(text.rpartition(b")")[2].split()[19])
 
 
 class Owned(Protocol):

@@ -136,7 +136,7 @@ class Service:
                 lost.append(number)
                 continue
             self.table.commit(grant)
-        if before is not None:
+        if before is not None and not request.more:
             self.end(before)
         return [({"lost": lost}, [])]
 

@@ -23,10 +23,7 @@ def described(table: Table) -> dict[str, Any]:
                 *(region.name, region.nbytes, region.size, region.device, region.uid, region.gid),
                 *(region.mode, region.metadata, region.version, region.linked, region.sealed),
                 region.digest,
-                {
-                    number: (lease.count, lease.writable, lease.gpu)
-                    for number, lease in region.leases.items()
-                },
+                {number: (lease.writable, lease.gpu) for number, lease in region.leases.items()},
             )
             for region in table.regions.values()
         },

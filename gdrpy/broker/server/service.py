@@ -125,17 +125,16 @@ class Service:
             region = self.table.regions.get(number)
             wanted = READ | WRITE if writable else READ
             if before is not None and number in before.regions:
-                lease = before.regions[number].leases[before.number]
-                grant = records.Granted(session.number, number, lease.writable, lease.gpu)
+                region = before.regions[number]
+                lease = region.leases[before.number]
+                self.table.grant(session, region, lease.writable, lease.gpu)
             elif region is not None and (
                 number in session.regions
                 or (not region.draft and allowed(session.identity, region, wanted))
             ):
-                grant = records.Granted(session.number, number, writable, gpu)
+                self.table.grant(session, region, writable, gpu)
             else:
                 lost.append(number)
-                continue
-            self.table.commit(grant)
         if before is not None and not request.more:
             self.end(before)
         return [({"lost": lost}, [])]

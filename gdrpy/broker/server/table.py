@@ -186,7 +186,7 @@ class Table:
             self._forget_unheld(region)
 
     def grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> None:
-        """One grant more. How many there are is not remembered, but that there is one, of a kind."""
+        """One grant more. The journal tells that there is one of a kind, not how many there are."""
         lease = region.leases.get(session.number)
         if lease is None or lease.writable < writable or lease.gpu < gpu:
             self.commit(records.Granted(session.number, region.number, writable, gpu))

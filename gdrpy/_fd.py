@@ -13,6 +13,8 @@ _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
 #: What the memory files of host memory are called.
 HOST_NAME = "gdrpy-host"
+#: The node that the NVIDIA driver exports allocations on, and takes them in.
+NVIDIA_NODE = "/dev/nvidiactl"
 #: The node of simulated GPU memory on a PCI BAR, and what it tells of a descriptor's block: bytes,
 #: an identity, the device's ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
 _BAR_NODE = "/dev/gpustandin"
@@ -52,7 +54,7 @@ def is_host(target: str) -> bool:
 
 def is_nvidia_export(target: str) -> bool:
     """Whether this is the node that the NVIDIA driver exports allocations on."""
-    return target == "/dev/nvidiactl"
+    return target == NVIDIA_NODE
 
 
 def bar_block(fd: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from typing import Any
 from gdrpy import sim
 from gdrpy._arguments import as_int
 from gdrpy._core._mapping import fork_generation
+from gdrpy._pci import pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
@@ -172,11 +173,6 @@ def pci_address(ordinal: int) -> tuple[int, int, int]:
         attribute(ordinal, "PCI_BUS_ID"),
         attribute(ordinal, "PCI_DEVICE_ID"),
     )
-
-
-def pci_name(domain: int, bus: int, slot: int) -> str:
-    """A PCI address as the kernel writes it."""
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def bar1_size(pci: str) -> int | None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gdrpy._fd import (
+    NVIDIA_NODE,
     describe,
     is_host,
     is_nvidia_export,
@@ -54,6 +55,12 @@ class _Backends(Mapping[str, "Backend"]):
 
 #: Every backend, in the order of choice on a real GPU.
 ALL = _Backends("gdrdrv", "dmabuf", "nvrm", "sim")
+
+
+def prepare() -> None:
+    """Import now what the first mapping of exported memory will need on this machine."""
+    if os.access(NVIDIA_NODE, os.F_OK):
+        _ = ALL["nvrm"]
 
 
 def _forced(backend: str | None) -> Backend | None:

@@ -11,6 +11,7 @@ import platform
 
 from gdrpy import cuda
 from gdrpy._fd import describe
+from gdrpy._pci import pci_name
 from gdrpy._resource import Undo
 from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend
@@ -87,7 +88,7 @@ class DmabufBackend(Backend):
                 nbytes,
                 mapping_type=_mapping_type(),
                 backend=self.name,
-                location=cuda.pci_name(*cuda.pci_address(device)),
+                location=pci_name(*cuda.pci_address(device)),
             )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 from gdrpy._core import _ffi
 from gdrpy._resource import Undo
 from gdrpy.backends.memory import HeldMemory, status_error
 from gdrpy.mappingtype import MappingType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 ffi = _ffi.ffi
 lib = _ffi.lib
@@ -41,7 +42,7 @@ class FdMemory(HeldMemory):
         self, offset: int, nbytes: int, readonly: bool
     ) -> tuple[int, MappingType, Callable[[], object]]:
         view = map_fd(self._fd, 0, self._offset + offset, nbytes, readonly)
-        return address_of(view), self._mapping_type, functools.partial(unmap, view)
+        return address_of(view), self._mapping_type, lambda: unmap(view)
 
 
 def map_fd(fd: int, file_offset: int, offset: int, nbytes: int, readonly: bool) -> Any:

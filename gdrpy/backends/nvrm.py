@@ -9,29 +9,27 @@ checked once a process before it is trusted.
 from __future__ import annotations
 
 import errno
-import functools
 import os
-import re
-import threading
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from _thread import allocate_lock
 
-from gdrpy import cuda
-from gdrpy._fd import describe
+from gdrpy._fd import NVIDIA_NODE, describe
+from gdrpy._pci import pci_name
 from gdrpy._resource import Undo
-from gdrpy.backends import pointer
 from gdrpy.backends.base import Backend
 from gdrpy.backends.fdmemory import address_of, ffi, lib
 from gdrpy.backends.memory import HeldMemory, Memory, status_error
-from gdrpy.backends.records import PinRequest, Status
 from gdrpy.errors import BackendUnavailable, DriverError, InvalidHandle, UntestedDriver
 from gdrpy.mappingtype import MappingType
 
-CONTROL_NODE = Path("/dev/nvidiactl")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gdrpy.backends.records import PinRequest, Status
+
+CONTROL_NODE = NVIDIA_NODE
 _VERSION_FILE = "/proc/driver/nvidia/version"
-_VERSION = re.compile(rb"\b\d{3,}\.\d+(?:\.\d+)?\b")
 
 _NO_DRIVER_REMEDY = "install the driver, or pass the node into the container (--gpus, --device)"
 
@@ -48,10 +46,16 @@ def driver_version() -> str | None:
     except OSError:
         return None
     try:
-        found = _VERSION.search(os.read(fd, 4096))
+        words = os.read(fd, 4096).decode(errors="replace").split()
     finally:
         os.close(fd)
-    return found[0].decode() if found else None
+    return next(filter(_is_version, words), None)
+
+
+def _is_version(word: str) -> bool:
+    """Whether a word is like 580.159.04."""
+    parts = word.split(".")
+    return len(parts) in (2, 3) and len(parts[0]) >= 3 and all(map(str.isdigit, parts))
 
 
 def is_tested(version: str) -> bool:
@@ -68,7 +72,7 @@ class _Client:
     """This process's RM client, opened on first use and kept: its devices are costly to make."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
         self._handle: Any = None
 
     def get(self) -> Any:
@@ -80,6 +84,8 @@ class _Client:
     def _open(self) -> Any:
         version = driver_version()
         if version is not None and not is_tested(version):
+            import warnings
+
             warnings.warn(
                 f"NVIDIA driver {version} is outside the range that the nvrm backend was compared "
                 f"with ({TESTED_DRIVERS[0]} to {TESTED_DRIVERS[1]}); going on, since a changed "
@@ -101,7 +107,7 @@ class _Client:
         if self._handle is not None:
             lib.gdr_nvrm_abandon(self._handle)
         self._handle = None
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
 
 _client = _Client()
@@ -141,7 +147,10 @@ class NvrmMemory(HeldMemory):
             readonly,
             mapping,
         )
-        unmap = functools.partial(_call, "unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
+
+        def unmap() -> None:
+            _call("unmapping", lib.gdr_nvrm_unmap, self._client, mapping)
+
         return address_of(mapping.map), MappingType.WRITE_COMBINED, unmap
 
 
@@ -149,7 +158,7 @@ def _adopt(undo: Undo, client: Any, block: Any, offset: int, nbytes: int) -> Nvr
     """The memory of a block that RM has just put into the client."""
     undo.callback(_call, "releasing GPU memory", lib.gdr_nvrm_release, client, block)
     gpu = block.gpu
-    location = cuda.pci_name(gpu.pci_domain, gpu.pci_bus, gpu.pci_slot)
+    location = pci_name(gpu.pci_domain, gpu.pci_bus, gpu.pci_slot)
     return NvrmMemory(undo.pop_all(), client, block, offset, nbytes, location)
 
 
@@ -178,6 +187,8 @@ def _parse_ipc(handle: bytes) -> Any:
 
 def _duplicate(info: Any, device: int, offset: int, nbytes: int) -> NvrmMemory:
     """Take in [offset, offset + nbytes) of the allocation that an IPC handle names."""
+    from gdrpy import cuda
+
     client = _client.get()
     gpu = ffi.new("struct gdr_nvrm_gpu *")
     gpu.pci_domain, gpu.pci_bus, gpu.pci_slot = cuda.pci_address(device)
@@ -194,10 +205,12 @@ class NvrmBackend(Backend):
 
     def __init__(self) -> None:
         self._checked: dict[int, str] = {}
-        self._lock = threading.Lock()
+        self._lock = allocate_lock()
 
     def _status(self, device: int | None) -> Status:
         del device
+        from gdrpy.backends.records import Status
+
         try:
             os.close(os.open(CONTROL_NODE, os.O_RDWR | os.O_CLOEXEC))
         except FileNotFoundError:
@@ -224,6 +237,8 @@ class NvrmBackend(Backend):
 
     def from_pointer(self, ptr: int, nbytes: int, device: int, request: PinRequest) -> Memory:
         del request
+        from gdrpy.backends import pointer
+
         found = pointer.allocation_range(ptr, nbytes)
         with Undo() as undo:
             fd = pointer.export_of(undo, ptr)
@@ -269,6 +284,9 @@ _SCRATCH = ((4096, 0x67647201), (8192, 0x67647202))
 
 def _ipc_problem(device: int) -> str:
     """Fill scratch memory by CUDA and find it again through the handles; nothing is written."""
+    from gdrpy import cuda
+    from gdrpy.backends import pointer
+
     with Undo() as undo:
         for size, pattern in _SCRATCH:
             with cuda.context(device):
@@ -294,5 +312,7 @@ def _ipc_problem(device: int) -> str:
 
 
 def _free(device: int, ptr: Any) -> None:
+    from gdrpy import cuda
+
     with cuda.context(device):
         cuda.call("cuMemFree", ptr)

@@ -7,6 +7,7 @@ import os
 
 from gdrpy._resource import Resource
 from gdrpy._unix import PATH_ROOM
+from gdrpy.backends import prepare
 from gdrpy.broker.client.channel import Lost, Silent
 from gdrpy.broker.client.connection import Connection
 from gdrpy.broker.place import VARIABLE, connect_path
@@ -78,6 +79,7 @@ async def reach(
         raise ValueError(
             f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
         )
+    prepare()  # or the first region would wait for it
     connection = Connection(make_channel(timeout), path, reconnect)
     try:
         await connection.open()

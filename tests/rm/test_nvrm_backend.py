@@ -14,6 +14,7 @@ import gdrpy
 import rmclient as rm
 from gdrpy import cuda, sim
 from gdrpy.backends import ALL, nvrm
+from gdrpy.backends import pointer as pointers
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
@@ -149,7 +150,7 @@ class TestPointer:
     def test_handle_laid_out_otherwise_is_not_trusted(self) -> None:
         with pytest.MonkeyPatch.context() as patch, cuda.context(0):
             pointer = int(cuda.call("cuMemAlloc", 4096))
-            true = nvrm.pointer.ipc_handle
+            true = pointers.ipc_handle
 
             def moved(ptr: int, device: int) -> bytes:
                 handle = bytearray(true(ptr, device))
@@ -158,7 +159,7 @@ class TestPointer:
                 )
                 return bytes(handle)
 
-            patch.setattr(nvrm.pointer, "ipc_handle", moved)
+            patch.setattr(pointers, "ipc_handle", moved)
             refused = pytest.raises(gdrpy.BackendUnavailable, match="self-check found other bytes")
             with gdrpy.open() as gdr, refused:
                 gdr.pin(pointer, 100)
@@ -167,12 +168,12 @@ class TestPointer:
     def test_handle_of_another_process_is_not_trusted(self) -> None:
         with pytest.MonkeyPatch.context() as patch, cuda.context(0):
             pointer = int(cuda.call("cuMemAlloc", 4096))
-            true = nvrm.pointer.ipc_handle
+            true = pointers.ipc_handle
 
             def other(ptr: int, device: int) -> bytes:
                 return true(ptr, device)[:8] + (1).to_bytes(4, "little") + true(ptr, device)[12:]
 
-            patch.setattr(nvrm.pointer, "ipc_handle", other)
+            patch.setattr(pointers, "ipc_handle", other)
             with (
                 gdrpy.open() as gdr,
                 pytest.raises(gdrpy.BackendUnavailable, match="names process 1"),

@@ -288,7 +288,6 @@ class TestDescriptorsUsedUp:
             assert other.get("kept").bytes(9) == b"as it was"
         broker.log.write_text("")  # that no keeper could be had then is an error in it
 
-
     def test_many_got_at_once_are_those_that_there_was_room_for(
         self, start_broker: StartBroker
     ) -> None:

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,15 @@ class TestReadyBroker:
 
     def test_has_a_keeper(self, broker_process: BrokerProcess):
         assert len(broker_process.family()) == 2
+
+    def test_has_a_keeper_where_the_package_is_found_from_its_folder_alone(
+        self, start_serving: StartServing, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(sys, "executable", os.path.realpath(sys.executable))  # of no venv
+        folders = [CHECKOUT, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        relative = [os.path.relpath(folder, CHECKOUT) for folder in folders]
+        broker = start_serving(PYTHONPATH=os.pathsep.join(relative))
+        assert len(broker.family()) == 2
 
     def test_has_none_where_none_is_wanted(self, start_serving: StartServing):
         broker = start_serving("--keeper", "none")

@@ -70,6 +70,11 @@ class NoStore(Store):
         pass
 
 
+def _import_path() -> str:
+    """Where this process finds its modules, for one that runs in another folder."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))
+
+
 class KeeperStore(Store):
     """A keeper process, which is found at its socket or started."""
 
@@ -101,6 +106,7 @@ class KeeperStore(Store):
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
+                env=os.environ | {"PYTHONPATH": _import_path()},
                 start_new_session=True,
             )
             started = self._connect()

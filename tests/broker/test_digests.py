@@ -1,0 +1,70 @@
+"""The thread that makes digests, without a broker around it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gdrpy.backends import host
+from gdrpy.broker.server import memory
+from gdrpy.broker.server.digests import Digests
+from gdrpy.errors import OutOfMemory
+
+SHA256 = hashlib.sha256(bytes(10)).hexdigest()
+#: A client that waits.
+CONNECTION: Any = SimpleNamespace(is_open=lambda: True)
+
+
+@pytest.fixture
+def region() -> Iterator[Any]:
+    """Ten bytes as the digests know a region."""
+    fd = host.create(10)
+    yield SimpleNamespace(fd=fd, nbytes=10, digest=None)
+    os.close(fd)
+
+
+class Waiting:
+    """Digests, and waiting for them."""
+
+    def __init__(self) -> None:
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.digests = Digests(lambda: self._woken.put(None))
+
+    def ask(self, region: Any) -> object:
+        """The digest, or the error."""
+        self.digests.submit(CONNECTION, 1, region)
+        self._woken.get(timeout=20)
+        ((_, made),) = self.digests.done()
+        return made
+
+
+class TestDigests:
+    def test_are_of_the_bytes(self, region: Any) -> None:
+        assert Waiting().ask(region) == SHA256
+
+    def test_go_on_after_whatever_failure(
+        self, region: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("out of order")
+
+        waiting = Waiting()
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "digest", fail)
+            made = waiting.ask(region)
+        assert type(made) is OutOfMemory
+        assert "out of order" in str(made)
+        assert waiting.ask(region) == SHA256
+
+    def test_are_made_once_for_all_who_ask(
+        self, region: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        region.digest = "ab" * 32
+        monkeypatch.setattr(memory, "digest", None)
+        assert Waiting().ask(region) == "ab" * 32

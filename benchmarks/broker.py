@@ -56,7 +56,7 @@ def run(session: Session) -> None:
         kept.cpu.store(0, 1)
         with _on(core):
             _round_trips(session, bare, path, broker)
-        _allocations(session, path)
+            _allocations(session, path)
         _many(session, broker)
         _cold(session, path)
         _throughput(session, bare, path)

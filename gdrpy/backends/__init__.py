@@ -60,6 +60,8 @@ ALL = _Backends("gdrdrv", "dmabuf", "nvrm", "sim")
 def prepare() -> None:
     """Import now what the first mapping of exported memory will need on this machine."""
     if os.access(NVIDIA_NODE, os.F_OK):
+        import gdrpy.allocation  # noqa: F401
+
         _ = ALL["nvrm"]
 
 

@@ -88,12 +88,20 @@ def _served(path: str, program: list[str]) -> Iterator[str]:
     try:
         if not server.stdout.readline():
             raise RuntimeError(f"{program} did not start")
+        _let_go(server.pid)
         yield path
     finally:
         server.stdin.close()
         server.terminate()
         server.wait()
         server.stdout.close()
+
+
+def _let_go(server: int) -> None:
+    """Let a server's children, a broker's keeper, run on any core: no client waits for them."""
+    everywhere = set(range(os.cpu_count() or 1))
+    for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        os.sched_setaffinity(int(child), everywhere)
 
 
 class Batched:

@@ -17,6 +17,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,11 +166,19 @@ def running(template: Template, folder: Path, **setup: Any) -> Iterator[Broker]:
     """A broker, and the next ones at its place; at the end the last one lives, has logged no error
     and leaves nothing behind.
     """
-    if setup.get("uid") is not None:
-        folder.chmod(0o777)
-        for parent in folder.parents[:3]:
-            parent.chmod(0o755)
-    broker = Broker(template, folder, **setup).start()
+    if setup.get("uid") is not None:  # pytest's folders are root's alone
+        with tempfile.TemporaryDirectory() as public:
+            Path(public).chmod(0o777)
+            with _running(Broker(template, Path(public), **setup)) as broker:
+                yield broker
+    else:
+        with _running(Broker(template, folder, **setup)) as broker:
+            yield broker
+
+
+@contextmanager
+def _running(broker: Broker) -> Iterator[Broker]:
+    broker.start()
     try:
         yield broker
         if broker.pid:

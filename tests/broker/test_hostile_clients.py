@@ -143,6 +143,55 @@ class TestClientThatNeverReads:
         assert set(other.names()) == names
 
 
+class TestDescriptorsInFlight:
+    """The kernel bounds how many descriptors of a user are on their way: unread ones count."""
+
+    def test_of_a_client_that_never_reads_leave_room_for_others(
+        self, start_broker: StartBroker
+    ) -> None:
+        broker = start_broker(uid=BROKER_UID, descriptors=256, options={"mode": 0o666})
+        with broker.client() as other, broker.client() as client, broker.client() as second:
+            other.allocate("kept").write(b"as it was")
+            get = {"op": "get", "id": 1, "name": "kept", "readonly": True, "gpu": False}
+            many = {"op": "get_many", "id": 1, "names": ["kept"] * 253, "readonly": True}
+            for hostile, request in ((client, get), (second, many | {"gpu": False})):
+                with contextlib.suppress(ConnectionError):  # it may be closed for that
+                    fill(hostile, msgpack.packb(request))
+                check(other)
+            client.close()
+            second.close()
+            check(other)
+
+    def test_of_many_connections_that_never_read_leave_room_for_others(
+        self, start_broker: StartBroker
+    ) -> None:
+        broker = start_broker(uid=BROKER_UID, descriptors=512, options={"mode": 0o666})
+        with broker.client() as other, contextlib.ExitStack() as stack:
+            other.allocate("kept").write(b"as it was")
+            many = {"op": "get_many", "id": 1, "names": ["kept"] * 40, "readonly": True}
+            for _ in range(60):
+                hostile = stack.enter_context(broker.client())
+                for _ in range(10):
+                    hostile.send_bytes(msgpack.packb(many | {"gpu": False}))
+            for _ in range(20):
+                check(other)
+
+    def test_are_all_there_when_the_client_reads_at_last(self, start_broker: StartBroker) -> None:
+        broker = start_broker(uid=BROKER_UID, descriptors=512, options={"mode": 0o666})
+        with broker.client() as other, broker.client() as late:
+            other.allocate("kept").write(b"as it was")
+            names = ["kept"] * 1000
+            late.send("get_many", names=names, readonly=True, gpu=False)
+            check(other)
+            found = 0
+            while found < len(names):
+                reply = late.receive()
+                assert len(reply.fds) == len(reply["grants"])
+                found += len(reply["grants"])
+                reply.close()
+            check(late)
+
+
 class TestSlowClient:
     def test_that_sends_nothing_costs_nothing(self, broker: Broker, other: RawClient) -> None:
         silent = [broker.client(hello=False) for _ in range(50)]

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,12 +47,13 @@ class KeeperProcess:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[KeeperProcess]:
+def kept() -> Iterator[KeeperProcess]:
     """A keeper that waits for the next broker for as long as the test takes."""
-    made = KeeperProcess(tmp_path / "keeper", 60)
-    yield made
-    made.process.kill()
-    made.process.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        made = KeeperProcess(Path(folder) / "keeper", 60)
+        yield made
+        made.process.kill()
+        made.process.wait()
 
 
 def hold(broker: socket.socket, key: str, content: bytes = b"") -> None:
@@ -175,8 +177,7 @@ class TestKeeper:
         with kept.connect() as broker:
             hold(broker, "r1")
         Path(kept.path).chmod(0o777)
-        for parent in list(Path(kept.path).parents)[:3]:
-            parent.chmod(0o755)
+        Path(kept.path).parent.chmod(0o755)
         child = os.fork()
         if child == 0:
             status = 1

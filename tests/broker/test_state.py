@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from gdrpy.broker.server import records, state
-from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
+from support import open_descriptors
 from test_table import described
+
+
+class State(state.State):
+    """A broker's, which ends with the test rather than with the broker's process."""
+
+    made: ClassVar[list[State]] = []
+
+    def __init__(self, store: Store) -> None:
+        self.made.append(self)
+        super().__init__(store)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open() -> Iterator[None]:
+    """As when the brokers' process ends."""
+    before = open_descriptors()
+    yield
+    while State.made:
+        kept = State.made.pop()
+        if hasattr(kept, "_journal"):
+            kept._journal.close()
+    gc.collect()
+    for number in set(open_descriptors()) - set(before):
+        os.close(int(number))
 
 
 class Killed(BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
@@ -9,6 +10,7 @@ import termios
 from collections import deque
 
 from gdrpy._core import _packet
+from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Session
 
@@ -23,7 +25,9 @@ class Connection:
 
     __slots__ = (
         "busy",
+        "flight",
         "identity",
+        "in_flight",
         "lost",
         "nonsense",
         "number",
@@ -31,11 +35,19 @@ class Connection:
         "outbox",
         "session",
         "sock",
+        "uid",
+        "waiting",
         "watching",
     )
 
-    def __init__(self, sock: socket.socket, identity: Identity) -> None:
+    def __init__(self, sock: socket.socket, identity: Identity, flight: Flight) -> None:
         self.sock = sock
+        self.flight = flight
+        self.uid = identity.uid
+        #: Descriptors that were sent since it was last seen to have read everything.
+        self.in_flight = 0
+        #: Whether what is kept may not be sent before the client, or its user's others, read.
+        self.waiting = False
         self.number = sock.fileno()
         self.identity = identity
         self.open = True
@@ -60,23 +72,34 @@ class Connection:
         The descriptors stay open until then: the session has leases on what they show, and gives
         none back while its requests are not read.
         """
-        if not self.outbox:
-            try:
-                _packet.send(self.number, packet, fds)
-                return True
-            except BlockingIOError:
-                pass
+        if not self.outbox and self._sent(packet, fds):
+            return True
         self.outbox.append((packet, fds))
         return False
 
     def flush(self) -> bool:
         """Send what was kept; whether nothing is left. Raises OSError."""
         while self.outbox:
-            try:
-                _packet.send(self.number, *self.outbox[0])
-            except BlockingIOError:
+            if not self._sent(*self.outbox[0]):
                 return False
             self.outbox.popleft()
+        return True
+
+    def _sent(self, packet: bytes, fds: list[int]) -> bool:
+        self.waiting = bool(fds) and not self.flight.admits(self, len(fds))
+        if self.waiting:
+            return False
+        try:
+            _packet.send(self.number, packet, fds)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            self.waiting = True  # other users' clients do not read either
+            return False
+        if fds:
+            self.flight.note(self, len(fds))
         return True
 
     def unread(self) -> int:

@@ -21,6 +21,7 @@ from gdrpy.broker import protocol
 from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT, Connection
 from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import READ, allowed, identity_of, start_time
 from gdrpy.broker.server.service import Limits, Service
 from gdrpy.broker.server.state import State
@@ -33,10 +34,10 @@ _T = TypeVar("_T")
 #: Connections of one process, and of one user.
 PROCESS_CONNECTIONS = 256
 USER_CONNECTIONS = 4096
-#: How many clients that do not read are ended to get one descriptor to another.
-_EVICTIONS = 8
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
+#: Seconds after which clients that may be sent no more descriptors are looked at again.
+_LOOK = 0.002
 
 #: What decoding a packet that is no request raises; the latter two for invalid UTF-8 and nesting.
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -68,6 +69,9 @@ class Server:
         self._of_process: Counter[int] = Counter()
         self._of_user: Counter[int] = Counter()
         self._watchers: set[Connection] = set()
+        self._flight = Flight()
+        #: Those that may be sent no more descriptors before they or others of their user read.
+        self._waiting: set[Connection] = set()
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: tells others of it, and may close them, and no request shall lose its session half-way.
         self._ended: list[Session] = []
@@ -100,7 +104,7 @@ class Server:
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            for number, events in self._epoll.poll(_RETRY if self._state.store_lost else None):
+            for number, events in self._epoll.poll(self._patience()):
                 connection = connections.get(number)
                 if connection is not None:
                     if events == _IN and not connection.busy:
@@ -119,6 +123,23 @@ class Server:
                     self._end_orphan(number)
                 if self._ended:
                     self._end_sessions()
+            if self._waiting:
+                self._look_at_waiting()
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for something to happen."""
+        return _LOOK if self._waiting else _RETRY if self._state.store_lost else None
+
+    def _look_at_waiting(self) -> None:
+        """Send to those that have read in the meantime: the kernel does not tell of that."""
+        waiting, self._waiting = self._waiting, set()
+        for connection in waiting:
+            if connection.open and connection.nonsense >= NONSENSE_LIMIT:
+                self._close_read(connection)
+            elif connection.open:
+                self._turn(connection, _OUT)
+                self._listen_to(connection)
+        self._end_sessions()
 
     def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
@@ -191,7 +212,7 @@ class Server:
             return  # else the client is gone already
         try:
             sock.setblocking(False)
-            connection = Connection(sock, identity_of(sock))
+            connection = Connection(sock, identity_of(sock), self._flight)
             self._admit(connection)
         except OSError as error:
             log.warning("refused a connection: %s", error)
@@ -243,6 +264,7 @@ class Server:
             if not counter[key]:
                 del counter[key]
         connection.sock.close()
+        self._flight.forget(connection)
         if connection.session is not None:
             self._ended.append(connection.session)
 
@@ -256,6 +278,8 @@ class Server:
                         self._send(connection, _encode({"event": "lost"}), [])
                     if not connection.outbox:
                         self._listen_to(connection)
+                elif connection.waiting:
+                    self._listen_to(connection)
             except OSError:
                 self._close(connection)
         elif connection.busy:
@@ -266,7 +290,11 @@ class Server:
     def _listen_to(self, connection: Connection) -> None:
         """Take requests again where nothing is left to be sent or done."""
         if connection.open:
-            mask = _OUT if connection.outbox else 0 if connection.busy else _IN
+            if connection.waiting:
+                self._waiting.add(connection)
+                mask = 0
+            else:
+                mask = _OUT if connection.outbox else 0 if connection.busy else _IN
             self._epoll.modify(connection.number, mask)
 
     def _read(self, connection: Connection) -> None:
@@ -353,6 +381,17 @@ class Server:
             refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {reason}")
         self._reply(connection, number, protocol.error_message(refusal), [])
         if connection.nonsense >= NONSENSE_LIMIT:
+            self._close_read(connection)
+
+    def _close_read(self, connection: Connection) -> None:
+        """Close a connection that sends nonsense, once it has read: until then what it was sent is
+        on its way, and counts.
+        """
+        if connection.in_flight and connection.unread():
+            connection.busy = True
+            self._waiting.add(connection)
+            self._listen_to(connection)
+        else:
             log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
             self._close(connection)
 
@@ -390,24 +429,13 @@ class Server:
 
     def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
         """Send now or when the client reads again; until then none of its requests is taken."""
-        for _ in range(_EVICTIONS):
-            if not connection.open:
-                return
-            try:
-                if not connection.send(packet, fds):
-                    self._listen_to(connection)
-                return
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    break
-            self._evict()
-        self._close(connection)
-
-    def _evict(self) -> None:
-        """End the client that leaves most unread: descriptors on their way are limited."""
-        worst = max(self._connections.values(), key=Connection.unread)
-        log.warning("closed a connection of process %d: it does not read", worst.identity.pid)
-        self._close(worst)
+        if not connection.open:
+            return
+        try:
+            if not connection.send(packet, fds):
+                self._listen_to(connection)
+        except OSError:
+            self._close(connection)
 
     def _announce(self, event: str, region: Region | None) -> None:
         """Tell watchers of a change that they may know of."""

@@ -13,6 +13,7 @@ from gdrpy.broker.server import memory, records
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
+from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class State:
         if self._journal.size > self._compact_at:  # before: the table has no part of the record yet
             try:
                 self._compact()
-            except OSError as error:
+            except (OSError, OutOfMemory) as error:
                 log.warning("the journal goes on growing: no new one can be begun (%s)", error)
                 self._compact_at = 2 * self._journal.size
         self._journal.append(records.encode(record))
@@ -162,7 +163,7 @@ class State:
             for region in self.table.regions.values():
                 if region.fd >= 0:
                     self._store.hold(_key(region), region.fd)
-        except OSError as error:
+        except (OSError, OutOfMemory) as error:
             log.error("no keeper can be started, all regions would end with the broker: %s", error)
             self.store_lost = True
         else:

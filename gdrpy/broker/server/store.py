@@ -6,20 +6,24 @@ import contextlib
 import errno
 import logging
 import os
-import select
 import socket
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 from gdrpy import _unix
 from gdrpy.broker.server import keeper
+from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 
 #: Seconds for which a keeper may be silent before another one takes its place.
 _PATIENCE = 2.0
+#: How often to try, and the seconds in between, to send a descriptor while too many are on their
+#: way. The keeper reads them at once.
+_TRIES, _PAUSE = 20, 0.002
 
 
 class Full(OSError):
@@ -132,13 +136,14 @@ class KeeperStore(Store):
             found.update(zip(packet.decode().split("\0"), fds, strict=True))
 
     def hold(self, key: str, fd: int) -> None:
-        while True:
+        for _ in range(_TRIES):
             try:
                 return _unix.send(self._keeper, keeper.HOLD + key.encode(), [fd])
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise
-            select.select([], [self._keeper], [], _PATIENCE)
+            time.sleep(_PAUSE)
+        raise OutOfMemory("too many descriptors are on their way to clients that do not read them")
 
     def drop(self, key: str) -> None:
         self._keeper.send(keeper.DROP + key.encode())

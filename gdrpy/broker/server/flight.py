@@ -1,0 +1,73 @@
+"""Descriptors on their way: sent, and not read yet.
+
+The kernel lets a user have as many of them as a process may have files (unix(7), ETOOMANYREFS), and
+one that is sent is on its way until its receiver reads it or is gone, whatever the sender does. So
+clients that do not read must not get so many that the broker could send none to anybody else.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import defaultdict
+from typing import Protocol
+
+#: Descriptors that one connection may always leave unread: two packets full of them.
+_CONNECTION_FDS = 506
+
+
+class Receiver(Protocol):
+    """A connection."""
+
+    in_flight: int
+
+    @property
+    def uid(self) -> int:
+        """Whose it is."""
+
+    def unread(self) -> int:
+        """Bytes that it has not read."""
+
+
+class Flight:
+    """What may be on its way to all connections of a user: half of what the kernel has for
+    everybody; and to one of them: a quarter of that.
+
+    A connection that has read everything may always be sent one.
+    """
+
+    def __init__(self) -> None:
+        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._share = max(_CONNECTION_FDS, self._limit // 4)
+        self._of_user: dict[int, int] = defaultdict(int)
+        self._receivers: dict[int, set[Receiver]] = defaultdict(set)
+
+    def admits(self, receiver: Receiver, count: int) -> bool:
+        """Whether so many more may be sent to a connection now."""
+        if self._fits(receiver, count):
+            return True
+        for other in list(self._receivers[receiver.uid]):
+            if not other.unread():
+                self.forget(other)
+        return self._fits(receiver, count)
+
+    def _fits(self, receiver: Receiver, count: int) -> bool:
+        used = self._of_user[receiver.uid]
+        if receiver.in_flight + count <= self._share and used + count <= self._limit:
+            return True
+        return receiver.in_flight == 0 and (count == 1 or used == 0)
+
+    def note(self, receiver: Receiver, count: int) -> None:
+        """They were sent."""
+        if not receiver.in_flight:
+            self._receivers[receiver.uid].add(receiver)
+        receiver.in_flight += count
+        self._of_user[receiver.uid] += count
+
+    def forget(self, receiver: Receiver) -> None:
+        """The connection has read everything, or is gone."""
+        uid = receiver.uid
+        self._receivers[uid].discard(receiver)
+        self._of_user[uid] -= receiver.in_flight
+        receiver.in_flight = 0
+        if not self._receivers[uid]:
+            del self._receivers[uid], self._of_user[uid]

@@ -6,9 +6,11 @@ import argparse
 import json
 import pwd
 import stat
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gdrpy
+from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 from gdrpy.cli.sizes import format_size
@@ -72,6 +74,39 @@ def add_making(parser: argparse.ArgumentParser) -> None:
         metavar="OCTAL",
         help="who may read and write it, as a file's (default: 0600)",
     )
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """``NAME`` of a region."""
+    parser.add_argument("name", type=region_name, metavar="NAME", help="the region's name")
+
+
+def add_prefix(parser: argparse.ArgumentParser) -> None:
+    """``PREFIX`` of the names that a command is about, by default of all."""
+    parser.add_argument(
+        "prefix",
+        nargs="?",
+        default="",
+        type=_prefix,
+        metavar="PREFIX",
+        help="only names that begin so",
+    )
+
+
+def region_name(text: str) -> str:
+    """A region's name. Raises ArgumentTypeError."""
+    return _checked(as_name, text)
+
+
+def _prefix(text: str) -> str:
+    return _checked(as_prefix, text)
+
+
+def _checked(check: Callable[[str, str], str], text: str) -> str:
+    try:
+        return check("the command line", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def connect(args: argparse.Namespace) -> Broker:

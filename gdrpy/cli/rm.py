@@ -28,7 +28,9 @@ def add_parser(commands: Commands) -> None:
         examples="gdrpy rm table\ngdrpy rm kv-0 kv-1 kv-2",
         exit_status="0  all are deleted\n1  one at least is not there, or not yours to delete",
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a region's name")
+    parser.add_argument(
+        "names", nargs="+", type=broker.region_name, metavar="NAME", help="a region's name"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

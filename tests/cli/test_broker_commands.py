@@ -75,6 +75,26 @@ class TestWithoutBroker:
         assert "gdrpy serve" in captured.err
 
 
+class TestImpossibleName:
+    @pytest.mark.parametrize("name", ["", "\udcff", "ü" * 128])
+    @pytest.mark.parametrize(
+        "words",
+        [["stat"], ["alloc", "1M"], ["put", "/dev/null"], ["get", "/dev/null"], ["rm"], ["seal"]],
+    )
+    def test_is_wrong_usage(self, capsys, words, name):
+        with pytest.raises(SystemExit) as caught:
+            main([words[0], name, *words[1:]])
+        assert caught.value.code == 2
+        assert "argument NAME: the command line: name must " in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", ["ls", "watch"])
+    def test_is_no_prefix_either(self, capsys, command):
+        with pytest.raises(SystemExit) as caught:
+            main([command, "\udcff"])
+        assert caught.value.code == 2
+        assert "argument PREFIX: the command line: prefix must be " in capsys.readouterr().err
+
+
 class TestLs:
     def test_of_nothing_says_so(self, broker, capsys):
         assert main(["ls"]) == 0

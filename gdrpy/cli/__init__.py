@@ -18,6 +18,7 @@ from gdrpy.cli import (
     info,
     load,
     ls,
+    options,
     producer,
     put,
     rm,
@@ -63,7 +64,11 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
     commands = whole.add_subparsers(
-        prog="gdrpy", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+        prog="gdrpy",
+        metavar="COMMAND",
+        required=True,
+        help=argparse.SUPPRESS,
+        parser_class=options.CommandParser,
     )
     for modules in GROUPS.values():
         for module in modules:

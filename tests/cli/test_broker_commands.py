@@ -193,6 +193,14 @@ class TestPutAndGet:
         assert "data.bin became shorter while it was read" in capsys.readouterr().err
         assert main(["stat", "table"]) == 1
 
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_take_options_anywhere(self, broker, file, tmp_path, place):
+        put, get = ["table", str(file)], ["table", str(tmp_path / "copy")]
+        put[place:place] = ["--device", "cpu", "--seal"]
+        get[place:place] = ["--nbytes", "3"]
+        assert main(["put", *put]) == main(["get", *get]) == 0
+        assert (tmp_path / "copy").read_bytes() == DATA[:3]
+
     def test_of_a_part(self, put, tmp_path):
         put("table")
         words = ["--offset", "255", "--nbytes", "3"]

@@ -30,7 +30,7 @@ from gdrpy.cli import (
     watch,
 )
 from gdrpy.cli.environment import check_environment
-from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
@@ -123,6 +123,6 @@ def _status(error: Error, refusal: int) -> int:
 
 
 def _give_up(output: Output, error: Exception, status: int) -> int:
-    output.error(str(error))
-    output.finish({"error": {"type": type(error).__name__, "message": str(error)}})
+    output.error(words_of(error))
+    output.finish({"error": {"type": type(error).__name__, "message": words_of(error)}})
     return status

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import gdrpy
 from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.cli import options
-from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.sizes import format_size
 from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
 
@@ -114,7 +114,7 @@ def connect(args: argparse.Namespace) -> Broker:
     try:
         return gdrpy.connect(args.socket)
     except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
-        raise CommandError(str(error), UNUSABLE) from error
+        raise CommandError(words_of(error), UNUSABLE) from error
 
 
 def device_words(device: int | str) -> str:

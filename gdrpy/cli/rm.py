@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
-from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.exits import FAILED, OK, words_of
 from gdrpy.cli.output import Output
 from gdrpy.errors import NotFound, PermissionDenied
 
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             try:
                 client.delete(name)
             except (NotFound, PermissionDenied) as error:
-                output.error(str(error))
-                errors[name] = str(error)
+                errors[name] = words_of(error)
+                output.error(errors[name])
             else:
                 output.line(f"deleted {name}")
                 deleted.append(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -73,6 +74,25 @@ class TestWithoutBroker:
         assert captured.out == ""
         assert captured.err.startswith(f"error: connect: no broker answers at {tmp_path}")
         assert "gdrpy serve" in captured.err
+
+
+class TestRefusedCommand:
+    def test_says_why_in_words_alone(self, broker, capsys, monkeypatch):
+        def refuse(*_):
+            raise gdrpy.PermissionDenied(errno.EACCES, "user 7 may not")
+
+        monkeypatch.setattr(gdrpy.Broker, "stat", refuse)
+        monkeypatch.setattr(gdrpy.Broker, "delete", refuse)
+        assert main(["stat", "table"]) == main(["rm", "table"]) == 1
+        assert capsys.readouterr().err == "error: user 7 may not\n" * 2
+
+    def test_to_connect_says_why_in_words_alone(self, capsys, monkeypatch):
+        def refuse(*_):
+            raise gdrpy.PermissionDenied(errno.EACCES, "connecting to it: not for you")
+
+        monkeypatch.setattr(gdrpy, "connect", refuse)
+        assert main(["ls"]) == 2
+        assert capsys.readouterr().err == "error: connecting to it: not for you\n"
 
 
 class TestImpossibleName:

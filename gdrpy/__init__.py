@@ -65,8 +65,14 @@ _HOMES = {
     "rounded_size": "gdrpy.vmm",
 }
 
+#: Modules that users name: imported when they are first asked for.
+_MODULES = ("aio", "broker", "safetensors")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gdrpy import aio as aio
+    from gdrpy import broker as broker
+    from gdrpy import safetensors as safetensors
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
@@ -87,13 +93,15 @@ else:
             value = metadata.version(__name__)
         elif name in _HOMES:
             value = getattr(__import__(_HOMES[name], fromlist=(name,)), name)
+        elif name in _MODULES:
+            value = __import__(f"gdrpy.{name}", fromlist=("",))
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, "__version__"})
+        return sorted({*globals(), *__all__, *_MODULES, "__version__"})
 
 
 __all__ = [

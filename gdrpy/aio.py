@@ -24,6 +24,7 @@ from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.channel import (
     Lost,
     Silent,
+    Sockets,
     close_in_children,
     failure,
     receive_packet,
@@ -34,7 +35,6 @@ from gdrpy.broker.client.watch import Watching, deadline_of, heard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
     from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Any, Self, TypeVar
@@ -49,16 +49,15 @@ if TYPE_CHECKING:
 _CONNECT_PAUSE = 0.005
 
 
-class _Channel:
+class _Channel(Sockets):
     """A channel whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
+        super().__init__()
         self.timeout = timeout
-        self.connected = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turn = asyncio.Lock()
-        self._sock: _socket.socket | None = None
         #: What is waited for: the socket closes under it in :meth:`close` only.
         self._waiting: asyncio.Future[None] | None = None
 
@@ -118,9 +117,6 @@ class _Channel:
         except Lost:
             return False
 
-    def fileno(self) -> int:
-        return -1 if self._sock is None else self._sock.fileno()
-
     def close(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
@@ -129,12 +125,6 @@ class _Channel:
             if not waiting.done():
                 waiting.set_exception(Lost("it was closed here"))
         self.abandon()
-
-    def abandon(self) -> None:
-        self.connected = False
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
 
     def _send(self, packet: bytes) -> bool:
         assert self._sock is not None

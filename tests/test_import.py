@@ -110,6 +110,16 @@ class TestLazyNames:
     def test_version_is_the_installed_one(self):
         assert gdrpy.__version__ == metadata.version("gdrpy")
 
+    @pytest.mark.parametrize("name", ["aio.connect", "broker.temporary", "safetensors.load"])
+    def test_of_modules_need_no_import_of_their_own(self, name):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import gdrpy; print(callable(gdrpy.{name}))"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.stdout, done.stderr) == ("True\n", "")
+
     def test_that_do_not_exist_are_told_by_name(self):
         with pytest.raises(AttributeError, match="module 'gdrpy' has no attribute 'aloc'"):
             gdrpy.aloc  # noqa: B018

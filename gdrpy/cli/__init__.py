@@ -18,6 +18,7 @@ from gdrpy.cli import (
     info,
     load,
     ls,
+    options,
     producer,
     put,
     rm,
@@ -29,7 +30,7 @@ from gdrpy.cli import (
     watch,
 )
 from gdrpy.cli.environment import check_environment
-from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError
+from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
@@ -63,7 +64,11 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
     commands = whole.add_subparsers(
-        prog="gdrpy", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+        prog="gdrpy",
+        metavar="COMMAND",
+        required=True,
+        help=argparse.SUPPRESS,
+        parser_class=options.CommandParser,
     )
     for modules in GROUPS.values():
         for module in modules:
@@ -118,6 +123,6 @@ def _status(error: Error, refusal: int) -> int:
 
 
 def _give_up(output: Output, error: Exception, status: int) -> int:
-    output.error(str(error))
-    output.finish({"error": {"type": type(error).__name__, "message": str(error)}})
+    output.error(words_of(error))
+    output.finish({"error": {"type": type(error).__name__, "message": words_of(error)}})
     return status

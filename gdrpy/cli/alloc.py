@@ -35,7 +35,7 @@ def add_parser(commands: Commands) -> None:
             "1  it is there with another size, or there is no memory, device or right to it"
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
     parser.add_argument("size", type=parse_size, metavar="SIZE", help="its size: 4096, 64K, 1M, 2G")
     broker.add_making(parser)
 

@@ -6,11 +6,13 @@ import argparse
 import json
 import pwd
 import stat
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gdrpy
+from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.cli import options
-from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.sizes import format_size
 from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
 
@@ -74,12 +76,45 @@ def add_making(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """``NAME`` of a region."""
+    parser.add_argument("name", type=region_name, metavar="NAME", help="the region's name")
+
+
+def add_prefix(parser: argparse.ArgumentParser) -> None:
+    """``PREFIX`` of the names that a command is about, by default of all."""
+    parser.add_argument(
+        "prefix",
+        nargs="?",
+        default="",
+        type=_prefix,
+        metavar="PREFIX",
+        help="only names that begin so",
+    )
+
+
+def region_name(text: str) -> str:
+    """A region's name. Raises ArgumentTypeError."""
+    return _checked(as_name, text)
+
+
+def _prefix(text: str) -> str:
+    return _checked(as_prefix, text)
+
+
+def _checked(check: Callable[[str, str], str], text: str) -> str:
+    try:
+        return check("the command line", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def connect(args: argparse.Namespace) -> Broker:
     """The broker that a command means. Raises CommandError where there is none for it."""
     try:
         return gdrpy.connect(args.socket)
     except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
-        raise CommandError(str(error), UNUSABLE) from error
+        raise CommandError(words_of(error), UNUSABLE) from error
 
 
 def device_words(device: int | str) -> str:

@@ -11,6 +11,12 @@ UNUSABLE = 2
 INTERRUPTED = 130
 
 
+def words_of(error: Exception) -> str:
+    """What an error says, without the number that stands before an OSError's."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return said or str(error)
+
+
 class CommandError(Exception):
     """Ends the command with one message on stderr and this exit status."""
 

@@ -40,7 +40,7 @@ def add_parser(commands: Commands) -> None:
             "1  there is no such region, you may not read it, or it is shorter"
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
     parser.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="where to (default: -, stdout)"
     )

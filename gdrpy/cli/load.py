@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
         ),
     )
     parser.add_argument("file", metavar="FILE.safetensors", help="what to load")
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
     parser.add_argument("--seal", action="store_true", help="nobody may write it any more")
     broker.add_making(parser)
 

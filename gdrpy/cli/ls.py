@@ -37,9 +37,7 @@ def add_parser(commands: Commands) -> None:
         ),
         exit_status="0  always, if a broker answers",
     )
-    parser.add_argument(
-        "prefix", nargs="?", default="", metavar="PREFIX", help="only names that begin so"
-    )
+    broker.add_prefix(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE
 from gdrpy.cli.output import Output
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["CommandParser"]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command's, which takes options between its positional arguments too."""
+
+    _intermixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As of any parser, which has an optional argument end before an option."""
+        if self._intermixing:  # by the call below
+            return super().parse_known_args(args, namespace)
+        self._intermixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixing = False
 
 
 class Run(Protocol):

@@ -41,7 +41,7 @@ def add_parser(commands: Commands) -> None:
             "0  it is published\n1  it is not: no memory, or no right to it; nothing changed"
         ),
     )
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
     parser.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="what to copy (default: -, stdin)"
     )

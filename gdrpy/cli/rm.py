@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
-from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.exits import FAILED, OK, words_of
 from gdrpy.cli.output import Output
 from gdrpy.errors import NotFound, PermissionDenied
 
@@ -28,7 +28,9 @@ def add_parser(commands: Commands) -> None:
         examples="gdrpy rm table\ngdrpy rm kv-0 kv-1 kv-2",
         exit_status="0  all are deleted\n1  one at least is not there, or not yours to delete",
     )
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a region's name")
+    parser.add_argument(
+        "names", nargs="+", type=broker.region_name, metavar="NAME", help="a region's name"
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -40,8 +42,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             try:
                 client.delete(name)
             except (NotFound, PermissionDenied) as error:
-                output.error(str(error))
-                errors[name] = str(error)
+                errors[name] = words_of(error)
+                output.error(errors[name])
             else:
                 output.line(f"deleted {name}")
                 deleted.append(name)

@@ -28,7 +28,7 @@ def add_parser(commands: Commands) -> None:
         examples="gdrpy seal weights\ngdrpy seal weights --digest",
         exit_status="0  it is sealed\n1  there is no such region, or you may not write it",
     )
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
     parser.add_argument("--digest", action="store_true", help="print the SHA-256 of its bytes")
 
 

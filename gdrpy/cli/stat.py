@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
         examples="gdrpy stat weights\ngdrpy stat weights --json | jq '.holders[].pid'",
         exit_status="0  there is such a region\n1  there is none, or you may not read it",
     )
-    parser.add_argument("name", metavar="NAME", help="the region's name")
+    broker.add_name(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

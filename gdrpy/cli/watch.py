@@ -35,9 +35,7 @@ def add_parser(commands: Commands) -> None:
         exit_status="0  so many events came\n1  the broker went away\n130  ended by Ctrl-C",
         json_help="print each event as one line of JSON on stdout, and nothing else",
     )
-    parser.add_argument(
-        "prefix", nargs="?", default="", metavar="PREFIX", help="only names that begin so"
-    )
+    broker.add_prefix(parser)
     parser.add_argument(
         "--count",
         type=options.positive_number,

@@ -4,6 +4,7 @@ import errno
 import gc
 import os
 import resource
+import signal
 import threading
 
 import pytest
@@ -533,3 +534,23 @@ class TestFork:
             "belongs to the parent process; in a forked child connect to the broker again" in said
         )
         assert alone
+
+    def test_child_of_a_process_that_was_asking_is_told_so_too(self, fake):
+        def serve(peer):
+            peer.hello()
+            peer.until_closed()
+
+        broker = connect(fake(serve))
+        lock = broker._connection.channel.lock
+        lock.acquire()  # as by another thread
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            try:
+                broker.get("a")
+            except gdrpy.Forked:
+                os._exit(0)
+            os._exit(1)
+        lock.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        broker.close()

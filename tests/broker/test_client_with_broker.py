@@ -6,11 +6,14 @@ import asyncio
 import gc
 import hashlib
 import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -245,6 +248,45 @@ class TestWaiting:
             connected.get("a", wait=0.01)
 
 
+@contextmanager
+def stalled(broker: Broker) -> Iterator[None]:
+    """The broker answers nobody meanwhile."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+
+class TestUnansweredCall:
+    """Drafts and nameless regions are kept by leases alone, which end with their connection."""
+
+    @pytest.mark.parametrize("call", ["get", "stat"])
+    def test_that_timed_out_costs_no_lease(self, broker: Broker, call: str) -> None:
+        with gdrpy.connect(broker.path, timeout=0.2) as client:
+            draft = client.create("draft", 8, "cpu")
+            one = client.allocate(None, 8, "cpu")
+            with stalled(broker):
+                for _ in range(2):
+                    with pytest.raises(gdrpy.Timeout):
+                        getattr(client, call)("a")
+            assert draft.publish() == 1
+            assert one.info().writers == 1
+            assert client.status()["sessions"] == 1
+            draft.close()
+            one.close()
+
+    def test_that_was_cancelled_costs_no_lease(self, broker: Broker) -> None:
+        async def publish() -> int:
+            async with await aio.connect(broker.path) as client:
+                with await client.create("draft", 8, "cpu") as draft:
+                    with stalled(broker), pytest.raises(TimeoutError):
+                        await asyncio.wait_for(client.stat("a"), 0.2)
+                    return await draft.publish()
+
+        assert asyncio.run(publish()) == 1
+
+
 class TestRestart:
     def test_keeps_regions_leases_and_bytes(self, connected, broker):
         with connected.put("a", [1, 2], "cpu") as region, connected.allocate(None, 8, "cpu") as one:
@@ -291,9 +333,6 @@ class TestRestart:
         assert found == ["a"]
 
     def test_without_its_state_leaves_the_memory_and_says_gone(self, start_broker):
-        import os
-        import signal
-
         broker = start_broker()
         with gdrpy.connect(broker.path) as connected:
             region = connected.put("a", [1, 2], "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -73,6 +74,45 @@ class TestWithoutBroker:
         assert captured.out == ""
         assert captured.err.startswith(f"error: connect: no broker answers at {tmp_path}")
         assert "gdrpy serve" in captured.err
+
+
+class TestRefusedCommand:
+    def test_says_why_in_words_alone(self, broker, capsys, monkeypatch):
+        def refuse(*_):
+            raise gdrpy.PermissionDenied(errno.EACCES, "user 7 may not")
+
+        monkeypatch.setattr(gdrpy.Broker, "stat", refuse)
+        monkeypatch.setattr(gdrpy.Broker, "delete", refuse)
+        assert main(["stat", "table"]) == main(["rm", "table"]) == 1
+        assert capsys.readouterr().err == "error: user 7 may not\n" * 2
+
+    def test_to_connect_says_why_in_words_alone(self, capsys, monkeypatch):
+        def refuse(*_):
+            raise gdrpy.PermissionDenied(errno.EACCES, "connecting to it: not for you")
+
+        monkeypatch.setattr(gdrpy, "connect", refuse)
+        assert main(["ls"]) == 2
+        assert capsys.readouterr().err == "error: connecting to it: not for you\n"
+
+
+class TestImpossibleName:
+    @pytest.mark.parametrize("name", ["", "\udcff", "ü" * 128])
+    @pytest.mark.parametrize(
+        "words",
+        [["stat"], ["alloc", "1M"], ["put", "/dev/null"], ["get", "/dev/null"], ["rm"], ["seal"]],
+    )
+    def test_is_wrong_usage(self, capsys, words, name):
+        with pytest.raises(SystemExit) as caught:
+            main([words[0], name, *words[1:]])
+        assert caught.value.code == 2
+        assert "argument NAME: the command line: name must " in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", ["ls", "watch"])
+    def test_is_no_prefix_either(self, capsys, command):
+        with pytest.raises(SystemExit) as caught:
+            main([command, "\udcff"])
+        assert caught.value.code == 2
+        assert "argument PREFIX: the command line: prefix must be " in capsys.readouterr().err
 
 
 class TestLs:
@@ -172,6 +212,14 @@ class TestPutAndGet:
         assert main(["put", "table", str(file)]) == 1
         assert "data.bin became shorter while it was read" in capsys.readouterr().err
         assert main(["stat", "table"]) == 1
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
+    def test_take_options_anywhere(self, broker, file, tmp_path, place):
+        put, get = ["table", str(file)], ["table", str(tmp_path / "copy")]
+        put[place:place] = ["--device", "cpu", "--seal"]
+        get[place:place] = ["--nbytes", "3"]
+        assert main(["put", *put]) == main(["get", *get]) == 0
+        assert (tmp_path / "copy").read_bytes() == DATA[:3]
 
     def test_of_a_part(self, put, tmp_path):
         put("table")

@@ -12,11 +12,26 @@ if TYPE_CHECKING:
 
 def as_name(call: str, name: Any) -> str:
     """A region's name. Raises TypeError, ValueError."""
-    if not isinstance(name, str):
-        raise TypeError(f"{call}: name must be a str, and is {name!r}")
-    if not 0 < len(name.encode()) <= NAME_LIMIT:
-        raise ValueError(f"{call}: name must have 1 to {NAME_LIMIT} bytes, and is {name!r}")
-    return name
+    return _text(call, "name", name, 1)
+
+
+def as_prefix(call: str, prefix: Any) -> str:
+    """What regions' names begin with. Raises TypeError, ValueError."""
+    return _text(call, "prefix", prefix, 0)
+
+
+def _text(call: str, what: str, value: Any, least: int) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{call}: {what} must be a str, and is {value!r}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:  # half a surrogate pair
+        raise ValueError(f"{call}: {what} must be Unicode text, and is {value!r}") from None
+    if not least <= size <= NAME_LIMIT:
+        raise ValueError(
+            f"{call}: {what} must have {least} to {NAME_LIMIT} bytes, and is {value!r}"
+        )
+    return value
 
 
 def as_device(call: str, device: Any) -> int:

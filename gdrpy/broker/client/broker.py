@@ -82,6 +82,8 @@ class Broker(BrokerBase):
         connection = self._connection
         channel = connection.channel
         assert isinstance(channel, BlockingChannel)
+        if not channel.connected:  # as in a forked child, where the lock may never be free
+            return None
         with channel.lock:
             reply = connection.ask_now(request, channel)
         if connection.returned:

@@ -11,7 +11,7 @@ import time
 from gdrpy._arguments import as_size
 from gdrpy._resource import Undo
 from gdrpy._unix import close_all
-from gdrpy.broker.client.arguments import as_device, as_mode, as_name, check_views
+from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
@@ -217,6 +217,8 @@ async def get_many(
     errors as of :meth:`get`.
     """
     check_views("get_many", gpu, cpu)
+    if isinstance(names, str):
+        raise TypeError(f"get_many: names must be several names, and is {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
     regions: list[R] = []
     with Undo() as undo:
@@ -256,10 +258,11 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
 
 async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
     """The named regions that this user may read whose names begin with ``prefix``, by name."""
+    wanted = as_prefix("list", prefix)
     found: list[RegionInfo] = []
     after: str | None = ""
     while True:
-        message, _ = await client._ask({"op": "list", "prefix": prefix, "after": after})
+        message, _ = await client._ask({"op": "list", "prefix": wanted, "after": after})
         found += map(RegionInfo.of, message["regions"])
         after = message["next"]
         if after is None:

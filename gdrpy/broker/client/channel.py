@@ -72,8 +72,17 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """To not connected."""
 
+        def hang_up(self) -> None:
+            """To not connected, but to what was left."""
+
+        def leave(self) -> None:
+            """To not connected, which the peer does not notice before :meth:`forget`."""
+
+        def forget(self) -> None:
+            """Disconnect from what was left."""
+
         def abandon(self) -> None:
-            """Close the socket alone: it is the parent process's."""
+            """Close the sockets alone: they are the parent process's."""
 
 
 class Lost(Exception):
@@ -122,14 +131,45 @@ def refused(error: OSError, path: str) -> Exception:
     return failure(error)
 
 
-class BlockingChannel:
+class Sockets:
+    """The sockets of a channel: the one that is connected, and one that was left."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self._sock: _socket.socket | None = None
+        self._left: _socket.socket | None = None
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    def hang_up(self) -> None:
+        self.connected = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def leave(self) -> None:
+        self.forget()
+        self.connected = False
+        self._left, self._sock = self._sock, None
+
+    def forget(self) -> None:
+        if self._left is not None:
+            self._left.close()
+            self._left = None
+
+    def abandon(self) -> None:
+        self.hang_up()
+        self.forget()
+
+
+class BlockingChannel(Sockets):
     """A channel whose coroutines block instead of suspending."""
 
     def __init__(self, timeout: float | None) -> None:
+        super().__init__()
         self.timeout = timeout
-        self.connected = False
         self.lock = allocate_lock()
-        self._sock: _socket.socket | None = None
 
     async def connect(self, path: str) -> None:
         sock = packet_socket()
@@ -194,17 +234,8 @@ class BlockingChannel:
             return False
         return True
 
-    def fileno(self) -> int:
-        return -1 if self._sock is None else self._sock.fileno()
-
     def close(self) -> None:
         self.abandon()
-
-    def abandon(self) -> None:
-        self.connected = False
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
 
 
 _connected: set[ref[Channel]] = set()

@@ -83,6 +83,8 @@ class Connection:
         self.returned: list[int] = []
         self.reconnect = reconnect
         self._closed = False
+        #: Whether the channel, when it is connected, is past hello and resume.
+        self._opened = False
         #: The sessions that may hold our leases: more than one while a resume was not answered.
         self._sessions: list[int] = []
         self._last_id = 0
@@ -95,6 +97,7 @@ class Connection:
         if self._closed:
             raise Closed(f"the connection to the broker at {self.path} is closed")
         await self.channel.connect(self.path)
+        self._opened = False
         try:
             self.server, _ = await self._exchange(
                 {"op": "hello", "version": VERSION, "client": "gdrpy"}
@@ -106,11 +109,13 @@ class Connection:
                 )
             await self._resume(self.server["life"], self.server["session"])
         except KeyError as error:
-            self.channel.close()
+            self.channel.hang_up()
             raise ProtocolError(f"the broker's reply has no {error}") from None
         except BaseException:
-            self.channel.close()
+            self.channel.hang_up()
             raise
+        self._opened = True
+        self.channel.forget()
 
     async def _resume(self, life: str, session: int) -> None:
         """Get back the leases that live, from the sessions that may hold them."""
@@ -196,13 +201,13 @@ class Connection:
         try:
             message, fds = self._accept(channel.exchange_now(packet), request)
         except Lost:
-            channel.close()
+            channel.hang_up()
             return None
         except Silent:
-            channel.close()
+            self._break_off()
             raise self._timeout(request) from None
         except BaseException:
-            channel.close()
+            self._break_off()
             raise
         if "error" in message:
             close_all(fds)
@@ -214,6 +219,14 @@ class Connection:
             f"{request['op']}: the broker at {self.path} did not answer within "
             f"{self.channel.timeout:g} s"
         )
+
+    def _break_off(self) -> None:
+        """Wait for no reply any more. The broker is not to notice before our leases are resumed."""
+        if self._opened and self.leases:
+            self._opened = False
+            self.channel.leave()
+        else:
+            self.channel.hang_up()
 
     def _lost_lease(self, request: Message, lease: Lease) -> Error:
         return Gone(
@@ -229,8 +242,11 @@ class Connection:
             message, fds = self._accept(await self.channel.exchange(packet), request)
             if message.get("more"):
                 await self._collect(message, fds, request)
+        except Lost:
+            self.channel.hang_up()
+            raise
         except BaseException:
-            self.channel.close()
+            self._break_off()
             raise
         if "error" in message:
             close_all(fds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from gdrpy._unix import close_all
+from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost, run
 from gdrpy.broker.client.records import LOST, Event
 from gdrpy.broker.protocol import decode
@@ -25,10 +26,8 @@ class Watching:
     """
 
     def __init__(self, connection: Connection, prefix: str) -> None:
-        if not isinstance(prefix, str):
-            raise TypeError(f"watch: prefix must be a str, and is {prefix!r}")
         self._connection = connection
-        self._prefix = prefix
+        self._prefix = as_prefix("watch", prefix)
 
     async def begin(self) -> None:
         """Have the broker send events, if it does not yet. Raises as any call does."""

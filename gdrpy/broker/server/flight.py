@@ -8,11 +8,14 @@ clients that do not read must not get so many that the broker could send none to
 from __future__ import annotations
 
 import resource
+import time
 from collections import defaultdict
 from typing import Protocol
 
 #: Descriptors that one connection may always leave unread: two packets full of them.
 _CONNECTION_FDS = 506
+#: Seconds between two looks at all connections of a user, for each of them; one takes a fiftieth.
+_PAUSE = 5e-5
 
 
 class Receiver(Protocol):
@@ -40,15 +43,27 @@ class Flight:
         self._share = max(_CONNECTION_FDS, self._limit // 4)
         self._of_user: dict[int, int] = defaultdict(int)
         self._receivers: dict[int, set[Receiver]] = defaultdict(set)
+        self._next_look: dict[int, float] = {}
 
     def admits(self, receiver: Receiver, count: int) -> bool:
         """Whether so many more may be sent to a connection now."""
         if self._fits(receiver, count):
             return True
-        for other in list(self._receivers[receiver.uid]):
-            if not other.unread():
-                self.forget(other)
+        if receiver.in_flight and not receiver.unread():
+            self.forget(receiver)
+        self._look_at(receiver.uid)
         return self._fits(receiver, count)
+
+    def _look_at(self, uid: int) -> None:
+        """Forget who has read everything of a user's, but not so often that others notice."""
+        now = time.monotonic()
+        if now < self._next_look.get(uid, 0.0):
+            return
+        receivers = list(self._receivers.get(uid, ()))
+        self._next_look[uid] = now + len(receivers) * _PAUSE
+        for receiver in receivers:
+            if not receiver.unread():
+                self.forget(receiver)
 
     def _fits(self, receiver: Receiver, count: int) -> bool:
         used = self._of_user[receiver.uid]
@@ -71,3 +86,4 @@ class Flight:
         receiver.in_flight = 0
         if not self._receivers[uid]:
             del self._receivers[uid], self._of_user[uid]
+            self._next_look.pop(uid, None)

@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -38,6 +39,8 @@ USER_CONNECTIONS = 4096
 _RETRY = 1.0
 #: Seconds after which clients that may be sent no more descriptors are looked at again.
 _LOOK = 0.002
+#: And at least so many seconds for each of them: looking at many shall not be all that is done.
+_LOOK_EACH = 5e-5
 
 #: What decoding a packet that is no request raises; the latter two for invalid UTF-8 and nesting.
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -72,6 +75,7 @@ class Server:
         self._flight = Flight()
         #: Those that may be sent no more descriptors before they or others of their user read.
         self._waiting: set[Connection] = set()
+        self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: tells others of it, and may close them, and no request shall lose its session half-way.
         self._ended: list[Session] = []
@@ -132,7 +136,11 @@ class Server:
 
     def _look_at_waiting(self) -> None:
         """Send to those that have read in the meantime: the kernel does not tell of that."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
         waiting, self._waiting = self._waiting, set()
+        self._next_look = now + _LOOK_EACH * len(waiting)
         for connection in waiting:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
                 self._close_read(connection)

@@ -301,7 +301,7 @@ class TestDescriptorsUsedUp:
         broker = start_broker(descriptors=64)
         with broker.client() as other, broker.client() as greedy:
             other.allocate("kept").write(b"as it was")
-            check(other)
+            other.get("kept")
             before = descriptors(broker.pid)
             regions = []
             while "error" not in (reply := greedy.call("allocate", **allocation(None))):
@@ -354,8 +354,11 @@ class TestDescriptorsUsedUp:
             while "error" not in (reply := greedy.call("allocate", **allocation(None))):
                 regions.append(reply["region"])
                 reply.close()
+            fewer = descriptors(broker.pid)
+            for _ in range(3):
+                fewer.remove("/memfd:gdrpy-host (deleted)")
             greedy.release(*regions[:3])
-            greedy.ok("status")
+            await_descriptors(broker.pid, fewer)
             grants = other.ok("get_many", names=names, readonly=True, gpu=False)["grants"]
             held = len(regions[3:]) + sum("error" not in grant for grant in grants)
             assert {grant.get("error") for grant in grants} == {None, "OutOfMemory"}

@@ -177,6 +177,7 @@ class BrokerRegion(LeasedRegion):
 
     publish = region_calls.publish
     seal = region_calls.seal
+    set_metadata = region_calls.set_metadata
     digest = region_calls.digest
     delete = region_calls.delete
     info = region_calls.info

@@ -131,6 +131,27 @@ class TestVersions:
         assert connected.status()["regions"] == 0
 
 
+class TestMetadata:
+    def test_that_is_set_later_is_what_others_get(self, connected):
+        with connected.allocate("a", 3, "cpu", metadata={"step": 1}) as region:
+            region.set_metadata({"step": 2})
+            assert region.metadata == {"step": 2}
+            assert connected.stat("a").metadata == {"step": 2}
+            with connected.get("a") as other:
+                assert other.metadata == {"step": 2}
+
+    def test_of_a_sealed_region_stays(self, connected):
+        with connected.allocate("a", 3, "cpu", metadata={"step": 1}) as region:
+            region.seal()
+            with pytest.raises(gdrpy.Sealed, match="and its metadata with it"):
+                region.set_metadata({"step": 2})
+            assert region.metadata == {"step": 1}
+
+    def test_that_is_too_much_is_refused_before_it_is_sent(self, connected):
+        with connected.allocate("a", 3, "cpu") as region, pytest.raises(ValueError, match="4096"):
+            region.set_metadata({"much": "x" * 5000})
+
+
 class TestSealing:
     def test_gives_readers_a_read_only_view_and_a_digest(self, connected):
         with connected.allocate("a", 3, "cpu") as region:

@@ -180,6 +180,7 @@ class BrokerRegion(LeasedRegion):
 
     publish = blocking(region_calls.publish)
     seal = blocking(region_calls.seal)
+    set_metadata = blocking(region_calls.set_metadata)
     digest = blocking(region_calls.digest)
     delete = blocking(region_calls.delete)
     info = blocking(region_calls.info)

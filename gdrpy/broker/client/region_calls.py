@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gdrpy._resource import Undo
 from gdrpy.broker.client.records import RegionInfo
+from gdrpy.broker.protocol import pack_metadata
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,16 @@ async def seal(region: LeasedRegion) -> None:
         await _ask(region, "seal")
         region._seal_here(view)
         undo.pop_all()
+
+
+async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) -> None:
+    """Store other metadata beside it, up to 4096 bytes as msgpack; who gets it from now on sees it.
+
+    Raises TypeError, ValueError, Sealed, PermissionDenied, Gone.
+    """
+    packed = pack_metadata("set_metadata", metadata)
+    await _ask(region, "change", metadata=packed)
+    region._packed, region._metadata = packed, None
 
 
 async def digest(region: LeasedRegion) -> str:

@@ -113,26 +113,35 @@ class Server:
             store_fd, self._store_is_new = self._store_fd, False
             for number, events in ready:
                 connection = connections.get(number)
-                if connection is not None:
-                    if events == _IN and not connection.busy:
+                try:
+                    if connection is None:
+                        self._happened(number, store_fd)
+                    elif events == _IN and not connection.busy:
                         self._read(connection)
                     else:
                         self._turn(connection, events)
-                elif number == self._listener.fileno():
-                    self._accept()
-                elif number == self._woken.fileno():
-                    self._woken.recv(4096)
-                    self._give_digests()
-                    self._answer()
-                elif number == store_fd:
-                    if not self._store_is_new:  # else a request found out first
-                        self._state.mend_store("it ended")
-                elif number in self._orphans:
-                    self._end_orphan(number)
-                if self._ended:
-                    self._end_sessions()
+                    if self._ended:
+                        self._end_sessions()
+                except Exception:  # of whomever it was about: the others go on
+                    log.exception("something failed inside the broker")
+                    if connection is not None:
+                        self._close(connection)
             if self._waiting:
                 self._look_at_waiting()
+
+    def _happened(self, number: int, store_fd: int | None) -> None:
+        """What is no client's: a connection, a word of another thread, an end of something."""
+        if number == self._listener.fileno():
+            self._accept()
+        elif number == self._woken.fileno():
+            self._woken.recv(4096)
+            self._give_digests()
+            self._answer()
+        elif number == store_fd:
+            if not self._store_is_new:  # else a request found out first
+                self._state.mend_store("it ended")
+        elif number in self._orphans:
+            self._end_orphan(number)
 
     def _patience(self) -> float | None:
         """Seconds to wait for something to happen."""

@@ -337,6 +337,9 @@ class TestDescriptorsUsedUp:
             await_end(keeper)
             assert other.get("kept", readonly=False).bytes(9) == b"as it was"
             greedy.release(*regions)
+            deadline = time.monotonic() + 20
+            while "/memfd:gdrpy-host (deleted)" not in descriptors(broker.keeper):
+                assert time.monotonic() < deadline
             assert broker.keeper != keeper
             broker.restart()
             other.reopen()

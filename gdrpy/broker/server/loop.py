@@ -82,6 +82,7 @@ class Server:
         #: Sessions of an earlier broker's connections, by a descriptor of their process.
         self._orphans: dict[int, Session] = {}
         self._store_fd: int | None = None
+        self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
@@ -108,7 +109,9 @@ class Server:
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            for number, events in self._epoll.poll(self._patience()):
+            ready = self._epoll.poll(self._patience())
+            store_fd, self._store_is_new = self._store_fd, False
+            for number, events in ready:
                 connection = connections.get(number)
                 if connection is not None:
                     if events == _IN and not connection.busy:
@@ -121,8 +124,9 @@ class Server:
                     self._woken.recv(4096)
                     self._give_digests()
                     self._answer()
-                elif number == self._store_fd:
-                    self._state.mend_store("it ended")
+                elif number == store_fd:
+                    if not self._store_is_new:  # else a request found out first
+                        self._state.mend_store("it ended")
                 elif number in self._orphans:
                     self._end_orphan(number)
                 if self._ended:
@@ -185,6 +189,7 @@ class Server:
 
     def _watch_store(self) -> None:
         self._store_fd = self._state.store_fd
+        self._store_is_new = True
         if self._store_fd is not None:
             self._epoll.register(self._store_fd, _IN)
 

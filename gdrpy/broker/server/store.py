@@ -102,23 +102,30 @@ class KeeperStore(Store):
         return sock
 
     def _start(self) -> socket.socket:
+        linger = str(self._linger)
         _unix.remove_stale(self._path)
         with _unix.listen(self._path, 0o600, backlog=4) as listener:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", keeper.__name__, str(listener.fileno()), str(self._linger)],
-                pass_fds=[listener.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=os.environ | {"PYTHONPATH": _import_path()},
-                start_new_session=True,
-            )
             started = self._connect()
-        assert started is not None
+            assert started is not None
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", keeper.__name__, str(listener.fileno()), linger],
+                    pass_fds=[listener.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    cwd="/",
+                    env=os.environ | {"PYTHONPATH": _import_path()},
+                    start_new_session=True,
+                )
+            except BaseException:
+                started.close()
+                raise
         return started
 
     def replace(self) -> None:
         """Start another keeper, which holds nothing yet."""
+        with contextlib.suppress(OSError):  # it is gone, or will see that another has its place
+            self._keeper.send(keeper.END, socket.MSG_DONTWAIT)
         self._keeper.close()
         if _unix.is_live(self._path):  # it runs, but does not listen to us
             Path(self._path).unlink()

@@ -65,6 +65,7 @@ class Worker:
         self.random = random.Random(seed)
         self.stopping = False
         signal.signal(signal.SIGTERM, self.stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         self.client = self.connect(path)
 
     def stop(self, *_: object) -> None:
@@ -207,6 +208,8 @@ class Storm:
 
     def start_worker(self, index: int) -> None:
         seed = self.random.random()
+        # It may be told to stop before it listens to that.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -221,6 +224,7 @@ class Storm:
 
                     traceback.print_exc()
                 os._exit(status)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         self.workers[index] = pid
 
     def kill_broker(self) -> None:

@@ -20,19 +20,6 @@ FAILED, ANOTHER, IN_USE = 1, 7, 8
 Insmod = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def srcversion(module: Path) -> str:
-    command = ["modinfo", "-F", "srcversion", module]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-@pytest.fixture(scope="module")
-def module() -> Path:
-    """The file that the bed loaded the module from."""
-    loaded = (LOADED / "srcversion").read_text()
-    built = CHECKOUT.glob(".vm/*/driver/gdrdrv.ko")
-    return next(module for module in built if srcversion(module) == loaded)
-
-
 @pytest.fixture
 def insmod(module: Path) -> Iterator[Insmod]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

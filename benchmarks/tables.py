@@ -41,7 +41,12 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
             yield _with_spread(once)
     if result["crossovers"]:
         yield _crossovers(result["crossovers"])
-    yield _goals(result["goals"])
+    yield _goals([one for one in result["goals"] if _concerns(one, result["modules"])])
+
+
+def _concerns(goal: dict[str, Any], modules: list[str]) -> bool:
+    """Whether a goal is of what was run, and of such a GPU."""
+    return goal["source"].split("/")[0] in modules and not goal["verdict"].startswith("not appl")
 
 
 def _worth_a_column(one: dict[str, Any]) -> bool:

@@ -16,16 +16,19 @@ from serving import BrokerProcess, broker_process, start_serving
 __all__ = ["broker_process", "start_serving"]
 
 TOP = Path(__file__).parent.parent
-README = (TOP / "README.md").read_text()
 
 
 class TestFigures:
-    def test_are_what_their_data_gives(self):
-        found = re.search(r"<!-- figures: python (.*?) -->\n(.*?)<!-- end -->", README, re.DOTALL)
-        assert found
-        command = [sys.executable, *shlex.split(found[1])]
-        made = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True)
-        assert found[2] == made.stdout
+    @pytest.mark.parametrize(("page", "blocks"), [("README.md", 1), ("docs/broker.md", 2)])
+    def test_are_what_their_data_gives(self, page, blocks):
+        found = re.findall(
+            r"<!-- figures: python (.*?) -->\n(.*?)<!-- end -->", (TOP / page).read_text(), re.DOTALL
+        )
+        assert len(found) == blocks
+        for words, shown in found:
+            command = [sys.executable, *shlex.split(words)]
+            made = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True)
+            assert shown == made.stdout
 
 
 #: Python blocks, but for those that say in a comment before them why they cannot run here.

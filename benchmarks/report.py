@@ -12,7 +12,6 @@ from typing import Any
 from broker import MODULE as BROKER
 from tables import Table, tables
 
-
 #: Modules whose figures say something without a GPU.
 SOFTWARE = {BROKER}
 

@@ -92,8 +92,11 @@ class Resource:
     take away.
     """
 
-    #: What a forked child is to do instead of using its parent's.
+    #: What a forked child is to do instead of using its parent's, and who would pickle it.
     _again = "open it again, from its file descriptor"
+    _elsewhere = (
+        "send a file descriptor, from Region.export(), and open it there by Region.from_fd()"
+    )
     _closed = True  # until it is made
 
     def __init__(self) -> None:
@@ -147,10 +150,7 @@ class Resource:
         close_after(self, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: send a file descriptor, from "
-            f"Region.export(), and open it there by Region.from_fd()"
-        )
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: {self._elsewhere}")
 
 
 def close_after(resource: Closable, error: BaseException | None) -> None:

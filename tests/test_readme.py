@@ -22,7 +22,9 @@ class TestFigures:
     @pytest.mark.parametrize(("page", "blocks"), [("README.md", 1), ("docs/broker.md", 2)])
     def test_are_what_their_data_gives(self, page, blocks):
         found = re.findall(
-            r"<!-- figures: python (.*?) -->\n(.*?)<!-- end -->", (TOP / page).read_text(), re.DOTALL
+            r"<!-- figures: python (.*?) -->\n(.*?)<!-- end -->",
+            (TOP / page).read_text(),
+            re.DOTALL,
         )
         assert len(found) == blocks
         for words, shown in found:

@@ -34,7 +34,7 @@ PAGE_BYTES = 32 * 1024
 #: Holders that a ``stat`` tells of.
 HOLDERS_LIMIT = 256
 #: Bytes of one region, before rounding.
-REGION_LIMIT = 1 << 46
+REGION_LIMIT = 1 << 61
 #: The number that stands for host memory where a device is told.
 CPU_DEVICE = -1
 

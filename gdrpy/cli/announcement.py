@@ -15,8 +15,8 @@ from gdrpy.errors import Error
 
 if TYPE_CHECKING:
     from gdrpy.broker.server.daemon import Options
+    from gdrpy.broker.server.limits import Limits
     from gdrpy.broker.server.metrics import Metrics
-    from gdrpy.broker.server.service import Limits
 
 log = logging.getLogger(__name__)
 

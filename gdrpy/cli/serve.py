@@ -174,7 +174,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _settings(args: argparse.Namespace) -> daemon.Options:
     """What the daemon is to do. Raises CommandError, OSError."""
     from gdrpy.broker.server import daemon, systemd
-    from gdrpy.broker.server.service import Limits
+    from gdrpy.broker.server.limits import Limits
 
     passed = systemd.take_passed()
     notifier = systemd.Notifier.of_environment()

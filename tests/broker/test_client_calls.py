@@ -159,7 +159,7 @@ class TestRefusal:
             (calls.allocate, ["a", 0], {}, ValueError, "allocate: nbytes must be 1 or more"),
             (calls.allocate, ["a", 1.5], {}, TypeError, "allocate: nbytes must be an int"),
             (calls.allocate, ["a", 1, -1], {}, ValueError, "allocate: device must be a CUDA"),
-            (calls.allocate, ["a", 1, "gpu"], {}, TypeError, "allocate: device must be an int"),
+            (calls.allocate, ["a", 1, "gpu"], {}, ValueError, "allocate: device must be a CUDA"),
             (calls.allocate, ["a", 1], {"mode": 0o1600}, ValueError, "allocate: mode must be"),
             (calls.allocate, ["a", 1], {"metadata": 5}, TypeError, "allocate: metadata must be"),
             (calls.allocate, ["a", 1, "cpu"], {"cpu": False}, ValueError, "no view"),

@@ -131,6 +131,19 @@ class TestVersions:
         assert connected.status()["regions"] == 0
 
 
+class TestPublishing:
+    def test_what_its_name_means_already_gives_its_version(self, connected):
+        with connected.allocate("a", 3, "cpu") as region:
+            assert region.publish() == 1
+
+    def test_what_its_name_means_no_longer_is_refused(self, connected):
+        with connected.allocate("a", 3, "cpu") as region:
+            connected.delete("a")
+            with pytest.raises(gdrpy.InvalidRequest, match="published before, as version 1"):
+                region.publish()
+            assert connected.list() == []
+
+
 class TestMetadata:
     def test_that_is_set_later_is_what_others_get(self, connected):
         with connected.allocate("a", 3, "cpu", metadata={"step": 1}) as region:

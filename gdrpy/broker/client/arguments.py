@@ -38,10 +38,9 @@ def as_device(call: str, device: Any) -> int:
     """The number of a device as it travels. Raises TypeError, ValueError."""
     if device == "cpu":
         return CPU_DEVICE
-    ordinal = as_int(call, "device", device)
-    if ordinal < 0:
+    if isinstance(device, str) or as_int(call, "device", device) < 0:
         raise ValueError(f"{call}: device must be a CUDA ordinal or 'cpu', and is {device!r}")
-    return ordinal
+    return as_int(call, "device", device)
 
 
 def as_mode(call: str, mode: Any) -> int:

@@ -28,6 +28,7 @@ class BrokerBase(Resource):
     """A running broker, as this process is connected to it."""
 
     _again = "connect to the broker again"
+    _elsewhere = "connect to the broker there"
 
     def __init__(self, connection: Connection, make_channel: ChannelMaker) -> None:
         super().__init__()

@@ -41,6 +41,8 @@ class LeasedRegion(Region):
     #: Whether the kernel keeps this process from writing; CUDA has no read-only memory.
     enforced: bool
 
+    _again = "connect to the broker, and get it again"
+
     _broker: BrokerBase
     _lease: Lease
     _packed: bytes

@@ -26,8 +26,9 @@ async def _ask(region: LeasedRegion, call: str, **fields: Any) -> Message:
 async def publish(region: LeasedRegion) -> int:
     """Put a draft under its name, in one step; returns its version, from 1 on.
 
-    The region that had the name stays with those who hold it. Raises InvalidRequest for what is no
-    draft, PermissionDenied where the name is another user's.
+    The region that had the name stays with those who hold it. Of a region that its name means
+    already it gives the version. Raises InvalidRequest for one without a name, or whose name means
+    it no longer, PermissionDenied where the name is another user's.
     """
     message = await _ask(region, "publish")
     region.version = message["version"]

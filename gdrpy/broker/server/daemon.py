@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdrpy import _unix
+from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
-from gdrpy.broker.server.service import Limits
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import NoStore, Store
 from gdrpy.broker.server.systemd import Notifier

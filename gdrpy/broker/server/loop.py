@@ -23,8 +23,9 @@ from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT, Connection
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.flight import Flight
+from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.rights import READ, allowed, identity_of, start_time
-from gdrpy.broker.server.service import Limits, Service
+from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import errno
-import functools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +13,8 @@ from msgspec import UNSET
 
 from gdrpy import errors
 from gdrpy.broker import protocol
-from gdrpy.broker.server import memory, records, requests
+from gdrpy.broker.server import memory, records, requests, telling
+from gdrpy.broker.server.limits import Limits, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
@@ -23,26 +22,6 @@ from gdrpy.broker.server.table import Region, Session
 Message = dict[str, Any]
 #: A reply, and the descriptors beside it.
 Reply = tuple[Message, list[int]]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bytes that regions may take on a device, in all and of each user, and how many a user has.
-
-    By default a device's whole memory, and half of the host's.
-    """
-
-    device: int | None = None
-    user: int | None = None
-    regions: int = 4096
-
-    @functools.cached_property
-    def devices(self) -> dict[int, int]:
-        """Bytes that regions may take on each device. Takes the time that CUDA takes to begin."""
-        return {
-            device: capacity if self.device is None else min(self.device, capacity)
-            for device, capacity in memory.capacities().items()
-        }
 
 
 @dataclass
@@ -156,9 +135,9 @@ class Service:
             if (region.nbytes, region.device) != (request.nbytes, request.device):
                 raise errors.SizeMismatch(
                     f"allocate: {region} is there with {region.nbytes} bytes on "
-                    f"{_device(region.device)}, and {request.nbytes} bytes on "
-                    f"{_device(request.device)} were asked for: delete it first, or take another "
-                    f"name"
+                    f"{device_words(region.device)}, and {request.nbytes} bytes on "
+                    f"{device_words(request.device)} were asked for: delete it first, or take "
+                    f"another name"
                 )
         reply, fds = self._grant(session, region, not region.sealed, request.gpu)
         reply["created"] = created
@@ -166,12 +145,8 @@ class Service:
 
     def _rounded_size(self, session: Session, request: requests.RoundedSize) -> list[Reply]:
         del session
-        self._require_device("rounded_size", request.device)
+        self.limits.require_device("rounded_size", request.device)
         return [({"size": memory.rounded(request.nbytes, request.device)}, [])]
-
-    def _require_device(self, call: str, device: int) -> None:
-        if device not in self.limits.devices:
-            raise errors.NotFound(f"{call}: this machine has no {_device(device)}")
 
     def _create(self, session: Session, request: requests.Create) -> list[Reply]:
         _check_name("create", request.name)
@@ -184,9 +159,9 @@ class Service:
     ) -> Region:
         """A new region's memory, which a lease or a name must keep at once."""
         who, device = session.identity, request.device
-        self._require_device(call, device)
+        self.limits.require_device(call, device)
         size = memory.rounded(request.nbytes, device)
-        self._require_room(call, who, size, device)
+        self.limits.require_room(call, self.table, who, size, device)
         number = self.table.number()
         try:
             fd = memory.make(size, device)
@@ -213,31 +188,15 @@ class Service:
             os.close(fd)
             raise
 
-    def _require_room(self, call: str, who: Identity, size: int, device: int) -> None:
-        limit, used = self.limits.devices[device], self.table.used[device]
-        if used + size > limit:
-            raise errors.QuotaExceeded(
-                f"{call}: {size} bytes on {_device(device)}: regions take {used} of the {limit} "
-                f"bytes that they may take there; delete some, or wait= for room"
-            )
-        if who.privileged:
-            return
-        share, used = self.limits.user, self.table.used_by.get((device, who.uid), 0)
-        if share is not None and used + size > share:
-            raise errors.QuotaExceeded(
-                f"{call}: {size} bytes on {_device(device)}: regions of user {who.uid} take "
-                f"{used} of the {share} bytes that a user's may take there; delete some"
-            )
-        count = self.table.counted.get(who.uid, 0)
-        if count >= self.limits.regions:
-            raise errors.QuotaExceeded(
-                f"{call}: user {who.uid} has {count} regions, and may have {self.limits.regions}"
-            )
-
     def _publish(self, session: Session, request: requests.Publish) -> list[Reply]:
         region = self._held("publish", session, request.region)
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
+        if not region.draft and not region.linked:
+            raise errors.InvalidRequest(
+                f"publish: {region} was published before, as version {region.version}, and its "
+                f"name has been deleted or means another one since: make a new draft by create()"
+            )
         replaced = None
         if region.draft:
             require(session.identity, region, WRITE, "publish")
@@ -357,47 +316,13 @@ class Service:
         return [({}, [])]
 
     def _list(self, session: Session, request: requests.List) -> list[Reply]:
-        names = self.table.sorted_names()
-        start = bisect.bisect_left(names, request.prefix)
-        if request.after:
-            start = max(start, bisect.bisect_right(names, request.after))
-        found: list[Message] = []
-        room = protocol.PAGE_BYTES
-        for index in range(start, len(names)):
-            if not names[index].startswith(request.prefix):
-                break
-            if room < 0:
-                return [({"regions": found, "next": names[index - 1]}, [])]
-            region = self.table.names[names[index]]
-            if allowed(session.identity, region, READ):
-                found.append(_entry(region))
-                room -= _ENTRY_BYTES + len(names[index])
-            else:
-                room -= _HIDDEN_BYTES
-        return [({"regions": found, "next": None}, [])]
+        return [(telling.page(self.table, session.identity, request.prefix, request.after), [])]
 
     def _stat(self, session: Session, request: requests.Stat) -> list[Reply]:
         region = self._find("stat", session, request.name, request.region)
         if not owns(session.identity, region):  # who may chmod it also where nobody may read it
             require(session.identity, region, READ, "stat")
-        holders = [
-            {
-                "pid": self.table.sessions[number].identity.pid,
-                "uid": self.table.sessions[number].identity.uid,
-                "writable": lease.writable,
-                "gpu": lease.gpu,
-                "count": lease.count,
-            }
-            for number, lease in list(region.leases.items())[: protocol.HOLDERS_LIMIT]
-        ]
-        told = {
-            **_entry(region),
-            "linked": region.linked,
-            "metadata": region.metadata,
-            "sha256": region.digest,
-            "holders": holders,
-        }
-        return [(told, [])]
+        return [(telling.all_about(self.table, region), [])]
 
     def _change(self, session: Session, request: requests.Change) -> list[Reply]:
         region = self._find("change", session, None, request.region)
@@ -475,32 +400,7 @@ def _check_name(call: str, name: str) -> None:
         )
 
 
-def _device(device: int) -> str:
-    return "the host" if device == protocol.CPU_DEVICE else f"GPU {device}"
-
-
-#: Bytes that a grant and an entry of a list take besides names and metadata, at most.
+#: Bytes that a grant takes besides its name and metadata, at most.
 _GRANT_BYTES = 160
 #: Bytes of grants after which a get_many goes on in another packet: as many as fit with the last.
 _GRANTS_BYTES = protocol.PACKET_LIMIT - protocol.METADATA_LIMIT - 4 * protocol.NAME_LIMIT - 1024
-_ENTRY_BYTES = 200
-#: What an entry that the asker may not see counts for, so that a page's work is bounded.
-_HIDDEN_BYTES = 8
-
-
-def _entry(region: Region) -> Message:
-    writers = sum(lease.writable for lease in region.leases.values())
-    return {
-        "region": region.number,
-        "name": region.name,
-        "nbytes": region.nbytes,
-        "size": region.size,
-        "device": region.device,
-        "mode": region.mode,
-        "uid": region.uid,
-        "gid": region.gid,
-        "version": region.version,
-        "sealed": region.sealed,
-        "readers": len(region.leases) - writers,
-        "writers": writers,
-    }

@@ -1,0 +1,64 @@
+"""How much of each device's memory regions may take, all of them and each user's."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.broker.server import memory
+from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.table import Table
+from gdrpy.errors import NotFound, QuotaExceeded
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes that regions may take on a device, in all and of each user, and how many a user has.
+
+    By default a device's whole memory, and half of the host's.
+    """
+
+    device: int | None = None
+    user: int | None = None
+    regions: int = 4096
+
+    @functools.cached_property
+    def devices(self) -> dict[int, int]:
+        """Bytes that regions may take on each device. Takes the time that CUDA takes to begin."""
+        return {
+            device: capacity if self.device is None else min(self.device, capacity)
+            for device, capacity in memory.capacities().items()
+        }
+
+    def require_device(self, call: str, device: int) -> None:
+        """Raise NotFound for a device that the machine does not have."""
+        if device not in self.devices:
+            raise NotFound(f"{call}: this machine has no {device_words(device)}")
+
+    def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
+        """Raise QuotaExceeded unless somebody's new region of ``size`` bytes fits the limits."""
+        limit, used = self.devices[device], table.used[device]
+        if used + size > limit:
+            raise QuotaExceeded(
+                f"{call}: {size} bytes on {device_words(device)}: regions take {used} of the "
+                f"{limit} bytes that they may take there; delete some, or wait= for room"
+            )
+        if who.privileged:
+            return
+        share, used = self.user, table.used_by.get((device, who.uid), 0)
+        if share is not None and used + size > share:
+            raise QuotaExceeded(
+                f"{call}: {size} bytes on {device_words(device)}: regions of user {who.uid} take "
+                f"{used} of the {share} bytes that a user's may take there; delete some"
+            )
+        count = table.counted.get(who.uid, 0)
+        if count >= self.regions:
+            raise QuotaExceeded(
+                f"{call}: user {who.uid} has {count} regions, and may have {self.regions}"
+            )
+
+
+def device_words(device: int) -> str:
+    """A device as messages call it."""
+    return "the host" if device == CPU_DEVICE else f"GPU {device}"

@@ -1,0 +1,79 @@
+"""What the broker tells of its regions: entries, pages of them, and all about one."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+from gdrpy.broker import protocol
+from gdrpy.broker.server.rights import READ, Identity, allowed
+from gdrpy.broker.server.table import Region, Table
+
+Message = dict[str, Any]
+
+#: Bytes that an entry takes besides its name, at most.
+_ENTRY_BYTES = 200
+#: What an entry that the asker may not see counts for, so that a page's work is bounded.
+_HIDDEN_BYTES = 8
+
+
+def entry(region: Region) -> Message:
+    """A region in a list."""
+    writers = sum(lease.writable for lease in region.leases.values())
+    return {
+        "region": region.number,
+        "name": region.name,
+        "nbytes": region.nbytes,
+        "size": region.size,
+        "device": region.device,
+        "mode": region.mode,
+        "uid": region.uid,
+        "gid": region.gid,
+        "version": region.version,
+        "sealed": region.sealed,
+        "readers": len(region.leases) - writers,
+        "writers": writers,
+    }
+
+
+def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
+    """Named regions that somebody may read, by name, after a name; and after which to go on."""
+    names = table.sorted_names()
+    start = bisect.bisect_left(names, prefix)
+    if after:
+        start = max(start, bisect.bisect_right(names, after))
+    found: list[Message] = []
+    room = protocol.PAGE_BYTES
+    for index in range(start, len(names)):
+        if not names[index].startswith(prefix):
+            break
+        if room < 0:
+            return {"regions": found, "next": names[index - 1]}
+        region = table.names[names[index]]
+        if allowed(who, region, READ):
+            found.append(entry(region))
+            room -= _ENTRY_BYTES + len(names[index])
+        else:
+            room -= _HIDDEN_BYTES
+    return {"regions": found, "next": None}
+
+
+def all_about(table: Table, region: Region) -> Message:
+    """A region's entry, metadata, digest and holders."""
+    holders = [
+        {
+            "pid": table.sessions[number].identity.pid,
+            "uid": table.sessions[number].identity.uid,
+            "writable": lease.writable,
+            "gpu": lease.gpu,
+            "count": lease.count,
+        }
+        for number, lease in list(region.leases.items())[: protocol.HOLDERS_LIMIT]
+    ]
+    return {
+        **entry(region),
+        "linked": region.linked,
+        "metadata": region.metadata,
+        "sha256": region.digest,
+        "holders": holders,
+    }

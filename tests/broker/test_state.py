@@ -32,11 +32,20 @@ def nothing_stays_open() -> Iterator[None]:
     yield
     while State.made:
         kept = State.made.pop()
+        await_closed(kept)
         if hasattr(kept, "_journal"):
             kept._journal.close()
     gc.collect()
     for number in set(open_descriptors()) - set(before):
         os.close(int(number))
+
+
+def await_closed(kept: State) -> None:
+    """Until what was freed is closed, lest its thread close what has the number by then."""
+    end, last = os.pipe()
+    kept._closing.put(last)
+    assert os.read(end, 1) == b""
+    os.close(end)
 
 
 class Killed(BaseException):

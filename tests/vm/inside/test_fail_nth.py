@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import itertools
 import mmap
 import os
 import struct
@@ -52,6 +51,11 @@ def fail_nth() -> Iterator[int]:
     fd = os.open("/proc/thread-self/fail-nth", os.O_RDWR)
     yield fd
     os.close(fd)
+
+
+#: What happens once, as the first touch of a page, is counted too and shifts the rest: what a sweep
+#: has missed so the next one meets.
+_MORE_SWEEPS = 3
 
 
 class Injection:
@@ -242,22 +246,32 @@ def held() -> tuple[object, ...]:
     return len(list(Path("/proc/self/fd").iterdir())), standin.live(), pins, users
 
 
+def sweep(fail_nth: int, scenario: Callable[[Injection], None]) -> tuple[set[int], int]:
+    """Fail the first thing that can fail, then the second, ...: the errors met, and how many."""
+    before = held()
+    met: set[int] = set()
+    nth, happened = 0, True
+    while happened:
+        nth += 1
+        injection = Injection(fail_nth, nth)
+        try:
+            scenario(injection)
+        except OSError as error:
+            met.add(error.errno or 0)
+        assert held() == before, f"after failure {nth}"
+        happened = injection.happened
+    return met, nth
+
+
 class TestFailure:
     @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
     def test_is_told_and_leaves_nothing_behind(
         self, fail_nth: int, scenario: Callable[[Injection], None]
     ) -> None:
         points, errors = SCENARIOS[scenario]
-        before = held()
-        met = set()
-        for nth in itertools.count(1):
-            injection = Injection(fail_nth, nth)
-            try:
-                scenario(injection)
-            except OSError as error:
-                met.add(error.errno)
-            assert held() == before, f"after failure {nth}"
-            if not injection.happened:
-                break
+        met, nth = sweep(fail_nth, scenario)
+        for _ in range(_MORE_SWEEPS):
+            if met != errors:
+                met |= sweep(fail_nth, scenario)[0]
         assert met == errors
         assert nth > points

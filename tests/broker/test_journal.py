@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gdrpy.broker.server.journal import Journal
+from support import open_descriptors
 
 ENTRIES = [b"first", b"\0", b"", b"x" * 300, b"\xff" * 7, b"zeros at its end\0\0\0"]
 WHOLE = [entry for entry in ENTRIES if entry]
@@ -93,3 +94,13 @@ class TestJournal:
         with pytest.raises(ValueError, match="empty file"):
             Journal(fd)
         os.close(fd)
+
+    def test_whose_entries_fail_leaves_no_descriptor(self) -> None:
+        def entries() -> Iterator[bytes]:
+            yield b"first"
+            raise MemoryError
+
+        before = open_descriptors()
+        with pytest.raises(MemoryError):
+            Journal.begin(1, entries())
+        assert open_descriptors() == before

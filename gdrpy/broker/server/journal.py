@@ -44,10 +44,14 @@ class Journal:
         except BaseException:
             os.close(fd)
             raise
-        _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
-        for entry in entries:
-            journal.append(entry)
-        _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 1)
+        try:
+            _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
+            for entry in entries:
+                journal.append(entry)
+            _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 1)
+        except BaseException:
+            journal.close()
+            raise
         return journal
 
     @property

@@ -45,7 +45,7 @@ class Hello(Request, tag="hello"):
 class Resume(Request, tag="resume"):
     session: Number
     leases: Leases
-    #: Whether another resume of this session follows, so that it does not end yet.
+    #: Whether another resume from the same one follows: it ends with the last.
     more: bool = False
 
 

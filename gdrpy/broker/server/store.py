@@ -49,13 +49,13 @@ class Store(ABC):
     def end(self) -> None:
         """Forget everything: the broker stops for good."""
 
+    @abstractmethod
+    def replace(self) -> None:
+        """Put another one, which holds nothing yet, in place of a lost one. Raises OSError."""
+
     def fileno(self) -> int | None:
         """What becomes readable when the store is lost, None if it cannot be."""
         return None
-
-    def replace(self) -> None:
-        """Put another one, which holds nothing yet, in place of a lost one. Raises OSError."""
-        raise NotImplementedError
 
 
 class NoStore(Store):
@@ -71,6 +71,9 @@ class NoStore(Store):
         pass
 
     def end(self) -> None:
+        pass
+
+    def replace(self) -> None:
         pass
 
 

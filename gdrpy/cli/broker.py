@@ -31,23 +31,15 @@ def add_command(
     name: str,
     run: Run,
     *,
-    summary: str,
-    description: str,
-    examples: str,
     exit_status: str,
     **others: Any,
 ) -> argparse.ArgumentParser:
-    """The parser of a command that asks a broker. ``exit_status`` tells of 0 and 1 alone."""
-    parser = options.add_command(
-        commands,
-        name,
-        run,
-        summary=summary,
-        description=description,
-        examples=examples,
-        exit_status=f"{exit_status}\n{_NO_BROKER}",
-        **others,
-    )
+    """The parser of a command that asks a broker: :func:`options.add_command` with ``--socket``.
+
+    ``exit_status`` tells of 0 and 1 alone.
+    """
+    status = f"{exit_status}\n{_NO_BROKER}"
+    parser = options.add_command(commands, name, run, exit_status=status, **others)
     parser.add_argument(
         "--socket",
         metavar="PATH",

@@ -7,14 +7,11 @@ error, and has as many descriptors and as much memory as before.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import platform
 import random
 import socket
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +22,7 @@ from typing import Any
 
 import msgpack
 
+import recording
 from brokers import Broker, Template, await_descriptors, descriptors, running
 from gdrpy.broker import protocol
 from rawclient import RawClient, allocation
@@ -358,19 +356,5 @@ def run(packets: int, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--packets", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="where to write what was done")
-    options = parser.parse_args()
-    report = {"command": " ".join(sys.argv[1:]), **run(options.packets, options.seed)}
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    recording.main(__doc__, "packets", 20_000, run)

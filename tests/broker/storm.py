@@ -7,19 +7,17 @@ or what was under way. At the end nothing is left but what the names mean.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import json
 import os
 import platform
 import random
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import recording
 from brokers import Broker, Template, await_descriptors, await_end, descriptors, running
 from rawclient import RawClient, Reply, allocation
 
@@ -313,19 +311,5 @@ def run(kills: int, seed: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="where to write what was done")
-    options = parser.parse_args()
-    report = {"command": " ".join(sys.argv[1:]), **run(options.kills, options.seed)}
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
-
-
 if __name__ == "__main__":
-    main()
+    recording.main(__doc__, "kills", 30, run)

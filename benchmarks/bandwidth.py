@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -48,7 +49,7 @@ def _writes(session: Session, region: Region, nbytes: int, host: NDArray[np.uint
     data = payload(nbytes)
     host[:] = np.frombuffer(data, np.uint8)
     verify = lands(GpuBytes(region.ptr), data)
-    views = region._views
+    by_dma = functools.partial(region.write, via="dma")
 
     def way(name: str, method: str, copy: Any, source: object) -> Contender:
         return Contender(name, method, Statement("copy(data, 0)", copy=copy, data=source), verify)
@@ -57,8 +58,8 @@ def _writes(session: Session, region: Region, nbytes: int, host: NDArray[np.uint
         Topic(MODULE, "write", nbytes, RATE_UNIT),
         [
             way(MAPPING, "mapping.write(bytes), one thread", region.cpu.write, data),
-            way(DMA, "cuMemcpyHtoDAsync from bytes, synchronized", views.dma_write, data),
-            way(DMA_PINNED, "the same from page-locked memory", views.dma_write, host),
+            way(DMA, "cuMemcpyHtoDAsync from bytes, synchronized", by_dma, data),
+            way(DMA_PINNED, "the same from page-locked memory", by_dma, host),
             way(AUTOMATIC, "region.write(bytes)", region.write, data),
             way(AUTOMATIC_PINNED, "region.write from page-locked memory", region.write, host),
         ],
@@ -68,15 +69,15 @@ def _writes(session: Session, region: Region, nbytes: int, host: NDArray[np.uint
 def _reads(session: Session, region: Region, nbytes: int, host: NDArray[np.uint8]) -> None:
     gpu = GpuBytes(region.ptr)
     pageable = np.empty(nbytes, np.uint8)
-    views = region._views
+    by_dma = functools.partial(region.readinto, via="dma")
 
     def way(name: str, method: str, copy: Any, target: NDArray[np.uint8]) -> Contender:
         statement = Statement("copy(target, 0)", copy=copy, target=target)
         return Contender(name, method, statement, fills(gpu, target))
 
     contenders = [
-        way(DMA, "cuMemcpyDtoHAsync into an array, synchronized", views.dma_readinto, pageable),
-        way(DMA_PINNED, "the same into page-locked memory", views.dma_readinto, host),
+        way(DMA, "cuMemcpyDtoHAsync into an array, synchronized", by_dma, pageable),
+        way(DMA_PINNED, "the same into page-locked memory", by_dma, host),
         way(AUTOMATIC, "region.readinto(ndarray)", region.readinto, pageable),
         way(AUTOMATIC_PINNED, "region.readinto page-locked memory", region.readinto, host),
         Contender(

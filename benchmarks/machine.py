@@ -16,8 +16,9 @@ from typing import Any
 import gdrpy
 from gdrpy import cuda
 from gdrpy._core import _ffi
+from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
-from gdrpy.cli.header import cpu_model, cuda_version, gdrpy_version
+from gdrpy.cli.header import cuda_version, gdrpy_version
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -85,7 +85,7 @@ class Mappable(Resource):
             )
 
     def _copies(self) -> int:
-        """How many copies by DMA run."""
+        """How many copies by DMA run, and others that use the memory by its GPU address."""
         return 0
 
     def _release(self) -> None:

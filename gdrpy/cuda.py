@@ -115,15 +115,22 @@ def call(name: str, *args: Any) -> Any:
 
     Raises OutOfMemory or CudaError.
     """
-    module = driver()
-    result, *outputs = getattr(module, name)(*args)
-    if result == module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise OutOfMemory(f"{name}: the GPU is out of memory")
-    if result != module.CUresult.CUDA_SUCCESS:
-        raise CudaError(name, result.name, _explain(module, result))
+    result, *outputs = getattr(driver(), name)(*args)
+    if result:
+        check(name, result)
     if len(outputs) > 1:
         return tuple(outputs)
     return outputs[0] if outputs else None
+
+
+def check(name: str, result: int) -> None:
+    """Raise for what a driver function answered, OutOfMemory or CudaError, unless it is success."""
+    module = driver()
+    answer = module.CUresult(result)
+    if answer == module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise OutOfMemory(f"{name}: the GPU is out of memory")
+    if answer != module.CUresult.CUDA_SUCCESS:
+        raise CudaError(name, answer.name, _explain(module, answer))
 
 
 def device_count() -> int:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from gdrpy.region import Region
 
-#: From about this size in bytes on, DMA from page-locked memory beats CPU stores.
-DMA_WRITE_MIN = 1 << 20
-
 
 @contextmanager
 def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -38,7 +35,7 @@ def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.nd
     array.flags.writeable = writable
     yield array
     if writable:
-        write_from_host(region, memory, 0)
+        region.write(memory)
 
 
 def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
@@ -57,14 +54,6 @@ def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
     free = functools.partial(_free_host, device, address)
     owner = _mapping.Mapping(address, nbytes, MappingType.CACHED, False, free)
     return np.frombuffer(memoryview(owner), np.uint8)
-
-
-def write_from_host(region: Region, memory: np.ndarray[Any, Any], offset: int) -> None:
-    """Copy bytes of :func:`host_memory` to byte ``offset`` of its region, the faster way."""
-    if memory.nbytes >= DMA_WRITE_MIN and _has_gpu_view(region):
-        region._views.dma_write(memory, offset)
-    else:
-        region.write(memory, offset)
 
 
 def _free_host(device: int, address: int) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from errno import EACCES
 
-from gdrpy._arguments import as_int, as_range, as_size
+from gdrpy._arguments import as_int, as_size
 from gdrpy._fd import duplicate, is_writable
-from gdrpy._mappable import Mappable
 from gdrpy._resource import Undo
 from gdrpy.backends import host, sim, take_allocation, take_export
 from gdrpy.backends.memfd import Memfd, mapping_error
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.mapping import Mapping
-from gdrpy.transfer import Views
+from gdrpy.transfer import Transferable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _alloc_on_host(size: int, cpu: bool) -> Region:
         return region
 
 
-class Region(Mappable):
+class Region(Transferable):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
@@ -88,7 +87,6 @@ class Region(Mappable):
     _held: Allocation | Memfd | None = None
     _taken: Memory | None = None
     _backend: str | None = None
-    _ways: Views | None = None
     #: What the memory keeps alive as long as this process has anything of it.
     _source: object = None
     _location: str
@@ -124,13 +122,6 @@ class Region(Mappable):
             self._held = Memfd.of_fd(self._cpu._fd, self._cpu.backend, self._location)
             self._held.source = self._source
         return self._held
-
-    @property
-    def _views(self) -> Views:
-        """The ways to its bytes."""
-        if self._ways is None:
-            self._ways = Views(self.nbytes, self._cpu, self._allocation)
-        return self._ways
 
     def _memory(self) -> Memory:
         """As a backend has taken it in; a region without CPU view does so when it is mapped."""
@@ -229,7 +220,7 @@ class Region(Mappable):
                 raise mapping_error(error, location, nbytes, 0) from None
             if mapping is not None:
                 region = cls.__new__(cls)
-                Mappable.__init__(region, nbytes, None, None)
+                Transferable.__init__(region, nbytes, None, None)
                 region._cpu = mapping
                 region._source = source
                 region._location = location
@@ -288,35 +279,6 @@ class Region(Mappable):
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
         return self.cpu.flag(offset, width)
-
-    def write(self, data: Any, offset: int = 0) -> None:
-        """Copy a contiguous buffer's bytes into the region: by CPU stores if it has a CPU view.
-
-        Without one by DMA, which is the faster way from page-locked memory from about 1 MiB on.
-        The bytes are on their way to the GPU when it returns, ahead of anything written later.
-        Raises ValueError outside the region, ReadOnly, Closed.
-        """
-        self._check("Region.write")
-        self._views.write(data, offset)
-
-    def read(self, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """The ``nbytes`` bytes at ``offset`` (None: all from there on), by CPU loads or by DMA."""
-        self._check("Region.read")
-        start, size = as_range("Region.read", offset, nbytes, self.nbytes)
-        return self._views.read(size, start)
-
-    def readinto(self, buffer: Any, offset: int = 0) -> int:
-        """Fill a writable contiguous buffer from ``offset``; returns its length in bytes."""
-        self._check("Region.readinto")
-        return self._views.readinto(buffer, offset)
-
-    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
-        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
-
-        By CPU stores if the region has a CPU view, else by DMA. Raises ValueError, ReadOnly.
-        """
-        self._check("Region.fill")
-        self._views.fill(value, offset, nbytes)
 
     def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
         """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
@@ -378,7 +340,7 @@ class Region(Mappable):
         }
 
     def _copies(self) -> int:
-        return 0 if self._held is None else self._held.users
+        return self._running + (0 if self._held is None else self._held.users)
 
     def _give_back(self, undo: Undo) -> None:
         if self._held is not None:

@@ -16,7 +16,7 @@ from gdrpy import _safetensors as image
 from gdrpy._dtypes import DTYPES, as_dtype
 from gdrpy._safetensors import Entry, Layout
 from gdrpy.errors import SizeMismatch
-from gdrpy.mirror import host_memory, write_from_host
+from gdrpy.mirror import host_memory
 from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def load(
         for offset in range(target.data_start, target.nbytes, _CHUNK):
             piece = memory[: target.nbytes - offset]
             _fill(file, piece)
-            write_from_host(region, piece, offset)
+            region.write(piece, offset)
             if progress:
                 progress(offset - target.data_start + piece.nbytes, target.nbytes)
     region.write(padded)

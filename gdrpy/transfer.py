@@ -1,87 +1,92 @@
-"""Which way a copy takes: CPU loads and stores through the mapping, or the GPU's DMA engine.
+"""Copies between host memory and GPU memory that this process has views of.
 
-Both ways are done when the call returns, and neither waits for kernels.
+Both ways, through the mapping and by DMA, are done when a call returns, and neither waits for
+kernels. The copying itself is the C core's: _core/transfers.c.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from gdrpy._arguments import as_int, as_range
+from gdrpy._core._mapping import Transfers
+from gdrpy._mappable import Mappable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from gdrpy.allocation import Allocation
     from gdrpy.backends.memfd import Memfd
-    from gdrpy.mapping import Mapping
 
-#: Reads of up to this size in bytes are made by CPU loads: they are bound by one bus round trip for
-#: each line of 64 bytes. On an H200 with PCIe Gen5 the mapping won at 8 KiB and DMA at 16 KiB.
-#: Writes through the mapping beat DMA from pageable memory at every size measured, up to 64 MiB.
-#: See benchmarks/results.
-MAPPING_READ_MAX = 12 * 1024
-#: Bytes that a fill stores at a time.
+#: From this size in bytes on a fill is quicker by the GPU, which has to be asked.
+_DMA_FILL_MIN = 64 * 1024
+#: Bytes that a fill through the mapping stores at a time.
 _FILL_CHUNK = 256 * 1024
 
 
-class Views:
-    """The ways to the first ``nbytes`` bytes of an allocation: a CPU mapping, its GPU address."""
+class Transferable(Mappable, Transfers):
+    """Memory with a CPU mapping, a GPU address, or both, and the copies to and from it."""
 
-    __slots__ = ("allocation", "cpu", "nbytes")
+    @property
+    @abstractmethod
+    def _allocation(self) -> Allocation | Memfd:
+        """What keeps the memory."""
 
-    def __init__(self, nbytes: int, cpu: Mapping | None, allocation: Allocation | Memfd) -> None:
-        self.nbytes = nbytes
-        self.cpu = cpu
-        self.allocation = allocation
+    def _check_writable(self, call: str) -> None:
+        """Raise where nothing may be written, though the mapping itself could be."""
+        self._check(call)
 
-    def write(self, data: Any, offset: Any) -> None:
-        """Copy a contiguous buffer to byte ``offset``."""
-        if self.cpu is not None:
-            self.cpu.write(data, offset)
-        else:
-            self.dma_write(data, offset)
+    def _prepare(self, call: str, writing: bool) -> None:
+        """Arm the copies, or raise what keeps one from being made."""
+        from gdrpy.tuning import limits
 
-    def read(self, nbytes: int, offset: int) -> bytes:
-        """The ``nbytes`` bytes at ``offset``."""
-        if self.cpu is not None and self._by_loads(nbytes):
-            return self.cpu.read(nbytes, offset)
-        buffer = bytearray(nbytes)
-        self.dma_readinto(buffer, offset)
-        return bytes(buffer)
+        with self._lock:
+            self._check(call)
+            if writing:
+                self._check_writable(call)
+            dma = None
+            if self._ptr is not None:
+                from gdrpy.dma import engine
 
-    def readinto(self, buffer: Any, offset: Any) -> int:
-        """Fill a writable contiguous buffer from byte ``offset``; returns its size in bytes."""
-        if self.cpu is not None and self._by_loads(memoryview(buffer).nbytes):
-            return self.cpu.readinto(buffer, offset)
-        return self.dma_readinto(buffer, offset)
+                assert self.device is not None
+                dma = engine(self.device)
+            found = limits(None if dma is None else self.device)
+            self._arm(self._cpu, dma, self._ptr or 0, self.nbytes, writing, found)
 
-    def fill(self, value: Any, offset: Any, nbytes: Any) -> None:
-        """Set ``nbytes`` bytes (None: all the rest) from byte ``offset`` on to a byte's value."""
+    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
+
+        By CPU stores, or from 64 KiB on by the GPU. Raises ValueError, ReadOnly, Closed.
+        """
         call = "Region.fill"
+        self._check_writable(call)
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
             raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
-        if self.cpu is None:
-            from gdrpy import dma
-
-            dma.fill(self.allocation, byte, start, size)
+        if self._cpu is not None:
+            self._cpu.write(b"", start)  # raises if it is read-only, and fences what was stored
+        if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
+            self._fill_by_gpu(byte, start, size)
             return
+        assert self._cpu is not None
         chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
-        for done in range(0, size or 1, _FILL_CHUNK):  # once for no bytes too: it may be read-only
-            self.cpu.write(chunk[: size - done], start + done)
+        for done in range(0, size, _FILL_CHUNK):
+            self._cpu.write(chunk[: size - done], start + done)
 
-    def _by_loads(self, nbytes: int) -> bool:
-        return self.allocation.ptr is None or nbytes <= MAPPING_READ_MAX
-
-    def dma_write(self, data: Any, offset: Any) -> None:
-        """As :meth:`write`, by DMA whatever the size."""
+    def _fill_by_gpu(self, byte: int, start: int, size: int) -> None:
         from gdrpy import dma
 
-        dma.write(self.allocation, self.nbytes, data, offset)
+        assert self._ptr is not None
+        assert self.device is not None
+        allocation = self._allocation
+        allocation.hold()
+        try:
+            if size:
+                dma.fill(self.device, self._ptr + start, byte, size)
+        finally:
+            allocation.let_go()
 
-    def dma_readinto(self, buffer: Any, offset: Any) -> int:
-        """As :meth:`readinto`, by DMA whatever the size."""
-        from gdrpy import dma
-
-        return dma.readinto(self.allocation, self.nbytes, buffer, offset)
+    def _release(self) -> None:
+        self._refuse_if_busy()
+        self._disarm()
+        super()._release()

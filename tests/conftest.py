@@ -107,7 +107,7 @@ def nothing_leaks(backend: str) -> Iterator[None]:
 
     # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
     with gdrpy.alloc(4) as warm:
-        warm._views.dma_write(b"x", 0)
+        warm.write(b"x", via="dma")
         with cuda.context(0):
             stream = cuda.call("cuStreamCreate", 1)
             warm.flag().stream_write(stream, 1)

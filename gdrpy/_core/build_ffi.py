@@ -126,6 +126,7 @@ ffi.set_source(
     sources=[f"gdrpy/_core/{name}" for name in ("map.c", "node.c", "nvrm.c")]
     + sorted(f"gdrpy/_core/{path.name}" for path in HERE.glob("copy*.c")),
     include_dirs=["gdrpy/_core", "driver"],
-    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden"],
+    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"],
+    extra_link_args=["-pthread"],
     py_limited_api=True,
 )

@@ -6,6 +6,7 @@
  * runs without the GIL each count as a user, and close() refuses while there is one.
  */
 #include "mapping.h"
+#include "parallel.h"
 
 #include <errno.h>
 #include <structmember.h>
@@ -104,16 +105,42 @@ uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t wi
 	return value;
 }
 
-static void copy_in(struct mapping *self, Py_ssize_t offset, const void *data, Py_ssize_t nbytes)
+static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offset, const void *data,
+		    Py_ssize_t nbytes)
 {
-	gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
+	gdr_copy_to_mapping_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	if (!self->batch)
 		gdr_store_fence();
 }
 
-static void copy_out(struct mapping *self, Py_ssize_t offset, void *data, Py_ssize_t nbytes)
+static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		     Py_ssize_t nbytes)
 {
-	gdr_copy_from_mapping(self->type, data, self->address + offset, (size_t)nbytes);
+	gdr_copy_from_mapping_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
+}
+
+void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		     const void *data, Py_ssize_t nbytes)
+{
+	if (nbytes < UNLOCKED_WRITE) {
+		copy_in(self, 1, offset, data, nbytes);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS copy_in(self, threads, offset, data, nbytes);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
+void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		     Py_ssize_t nbytes)
+{
+	if (nbytes < UNLOCKED_READ) {
+		copy_out(self, 1, offset, data, nbytes);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS copy_out(self, threads, offset, data, nbytes);
+	Py_END_ALLOW_THREADS self->users--;
 }
 
 static PyObject *mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -135,30 +162,13 @@ static PyObject *mapping_write(struct mapping *self, PyObject *const *args, Py_s
 	if (!gdr_mapping_usable(self, method) || !gdr_mapping_range(self, method, offset, data.len))
 		goto release_data;
 
-	if (data.len < UNLOCKED_WRITE) {
-		copy_in(self, offset, data.buf, data.len);
-	} else {
-		self->users++;
-		Py_BEGIN_ALLOW_THREADS copy_in(self, offset, data.buf, data.len);
-		Py_END_ALLOW_THREADS self->users--;
-	}
+	gdr_mapping_put(self, 1, offset, data.buf, data.len);
 	PyBuffer_Release(&data);
 	Py_RETURN_NONE;
 
 release_data:
 	PyBuffer_Release(&data);
 	return NULL;
-}
-
-static void read_into(struct mapping *self, Py_ssize_t offset, void *data, Py_ssize_t nbytes)
-{
-	if (nbytes < UNLOCKED_READ) {
-		copy_out(self, offset, data, nbytes);
-		return;
-	}
-	self->users++;
-	Py_BEGIN_ALLOW_THREADS copy_out(self, offset, data, nbytes);
-	Py_END_ALLOW_THREADS self->users--;
 }
 
 static PyObject *mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -184,7 +194,7 @@ static PyObject *mapping_read(struct mapping *self, PyObject *const *args, Py_ss
 
 	bytes = PyBytes_FromStringAndSize(NULL, nbytes);
 	if (bytes)
-		read_into(self, offset, PyBytes_AsString(bytes), nbytes);
+		gdr_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
 	return bytes;
 }
 
@@ -205,7 +215,7 @@ static PyObject *mapping_readinto(struct mapping *self, PyObject *const *args, P
 	if (PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
 		return NULL;
 	if (gdr_mapping_usable(self, method) && gdr_mapping_range(self, method, offset, data.len)) {
-		read_into(self, offset, data.buf, data.len);
+		gdr_mapping_get(self, 1, offset, data.buf, data.len);
 		result = PyLong_FromSsize_t(data.len);
 	}
 	PyBuffer_Release(&data);

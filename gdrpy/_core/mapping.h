@@ -40,6 +40,15 @@ uint64_t gdr_word_load(const char *address, Py_ssize_t width);
 /* The word at an offset, fenced from the loads that follow. */
 uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
 
+/*
+ * Copy to or from a range that was checked, and fence unless batching. Several threads copy only
+ * what is worth it; long copies let other Python threads run meanwhile.
+ */
+void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		     const void *data, Py_ssize_t nbytes);
+void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		     Py_ssize_t nbytes);
+
 /* What makes a mapping out of a new object, whose fields are all zero. */
 void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 		       enum gdr_mapping_type type, bool readonly, PyObject *release);
@@ -50,7 +59,11 @@ PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
 PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 
+/* In transfers.c: open_dma(context). */
+PyObject *gdr_open_dma(PyObject *module, PyObject *context);
+
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;
+extern PyType_Spec gdr_transfers_spec;
 
 #endif

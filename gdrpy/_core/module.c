@@ -23,8 +23,11 @@ static int import_errors(void)
 		const char *name;
 		PyObject **where;
 	} errors[] = {
-		{"Closed", &gdr_error_closed},	   {"Forked", &gdr_error_forked},
-		{"ReadOnly", &gdr_error_readonly}, {"Revoked", &gdr_error_revoked},
+		{"Closed", &gdr_error_closed},
+		{"Forked", &gdr_error_forked},
+		{"MissingView", &gdr_error_missing_view},
+		{"ReadOnly", &gdr_error_readonly},
+		{"Revoked", &gdr_error_revoked},
 		{"Timeout", &gdr_error_timeout},
 	};
 	PyObject *module = PyImport_ImportModule("gdrpy.errors");
@@ -54,6 +57,9 @@ static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
 	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
 	{"dlpack", gdr_dlpack, METH_VARARGS, gdr_dlpack_doc},
+	{"open_dma", gdr_open_dma, METH_O,
+	 "open_dma(context)\n--\n\nThe DMA engine of a device, whose CUcontext that is, as a "
+	 "capsule."},
 	{"sealed_size", gdr_sealed_size, METH_O,
 	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
 	{NULL, NULL, 0, NULL},
@@ -62,7 +68,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "gdrpy._core._mapping",
-	.m_doc = "The types of the hot path, Mapping and Flag, and DLPack capsules.",
+	.m_doc = "The types of the hot path, Mapping, Flag and Transfers, and DLPack capsules.",
 	.m_size = -1,
 	.m_methods = functions,
 };
@@ -81,7 +87,8 @@ PyMODINIT_FUNC PyInit__mapping(void)
 		return NULL;
 
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
-	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec))
+	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
+	    !add_type(module, &gdr_transfers_spec))
 		goto drop_module;
 
 	if (pthread_atfork(NULL, NULL, count_fork)) {

@@ -5,6 +5,7 @@
 
 PyObject *gdr_error_closed;
 PyObject *gdr_error_forked;
+PyObject *gdr_error_missing_view;
 PyObject *gdr_error_readonly;
 PyObject *gdr_error_revoked;
 PyObject *gdr_error_timeout;

@@ -15,6 +15,7 @@
 /* Classes of gdrpy.errors, imported once. */
 extern PyObject *gdr_error_closed;
 extern PyObject *gdr_error_forked;
+extern PyObject *gdr_error_missing_view;
 extern PyObject *gdr_error_readonly;
 extern PyObject *gdr_error_revoked;
 extern PyObject *gdr_error_timeout;

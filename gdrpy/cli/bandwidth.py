@@ -89,12 +89,12 @@ class Bench:
 
     def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Measurement:
         """Measure one of WAYS for ``nbytes`` bytes."""
-        host, views = self._host[:nbytes], self._region._views
+        host, region = self._host[:nbytes], self._region
         copy: Callable[[], object] = {
-            "mapping write": lambda: self._region.cpu.write(host),
-            "mapping read": lambda: self._region.cpu.readinto(host),
-            "DMA write": lambda: views.dma_write(host, 0),
-            "DMA read": lambda: views.dma_readinto(host, 0),
+            "mapping write": lambda: region.cpu.write(host),
+            "mapping read": lambda: region.cpu.readinto(host),
+            "DMA write": lambda: region.write(host, 0, "dma"),
+            "DMA read": lambda: region.readinto(host, 0, "dma"),
         }[way]
         writes = way.endswith("write")
         # Other bytes each time, so that what an earlier way left behind does not pass for a copy.

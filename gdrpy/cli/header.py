@@ -6,10 +6,10 @@ import importlib.metadata
 import platform
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
 
 
@@ -83,16 +83,3 @@ def gdrpy_version() -> str:
         return importlib.metadata.version("gdrpy")
     except importlib.metadata.PackageNotFoundError:
         return "checkout, not installed"
-
-
-def cpu_model() -> str:
-    """The CPU's name as the kernel tells it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.machine()

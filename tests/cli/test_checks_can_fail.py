@@ -13,7 +13,6 @@ import gdrpy
 from gdrpy.backends.memfd import Memfd
 from gdrpy.cli import checks, main
 from gdrpy.cli.checks import gpu, peer, rig, sharing
-from gdrpy.transfer import Views
 
 Breaker = Callable[[pytest.MonkeyPatch], None]
 #: Those that need the kernel module are broken in the guest: tests/vm/inside/test_tools.py.
@@ -94,13 +93,27 @@ def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Memfd, "map", writable)
 
 
-def dma_writes_wrong(patch: pytest.MonkeyPatch) -> None:
-    write = Views.dma_write
-    patch.setattr(Views, "dma_write", lambda self, data, offset: write(self, flipped(data), offset))
+def region_writes_wrong(*, cpu: bool) -> Breaker:
+    """Regions with the CPU view write wrong bytes, or those without."""
+
+    def breaker(patch: pytest.MonkeyPatch) -> None:
+        write = gdrpy.Region.write
+
+        def write_wrong(self: gdrpy.Region, data: Any, offset: int) -> None:
+            write(self, flipped(data) if (self._cpu is not None) is cpu else data, offset)
+
+        patch.setattr(gdrpy.Region, "write", write_wrong)
+
+    return breaker
 
 
-def dma_reads_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Views, "dma_readinto", lambda *_: None)
+def region_reads_wrong(patch: pytest.MonkeyPatch) -> None:
+    read = gdrpy.Region.read
+    patch.setattr(gdrpy.Region, "read", lambda *args: bytes(flipped(read(*args))))
+
+
+def region_reads_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gdrpy.Region, "readinto", lambda *_: None)
 
 
 def gpu_fills_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -174,10 +187,14 @@ BREAKS: list[tuple[str, Breaker, str]] = [
     ("flags-64", gpu_does_not_wait, "the stream did not wait for the CPU's flag"),
     ("flags-32", gpu_never_answers, "Timeout: "),
     ("flags-64", gpu_never_answers, "Timeout: "),
-    ("region-write", mapping_writes_wrong, "both views, write of 1 bytes: first differing byte"),
-    ("region-write", dma_writes_wrong, "GPU view only, write of 1 bytes: first differing byte"),
-    ("region-read", mapping_reads_one_byte_too_few, "first differing byte at offset"),
-    ("region-read", dma_reads_nothing, " bytes: first differing byte at offset 67:"),
+    (
+        "region-write",
+        region_writes_wrong(cpu=True),
+        "both views, write of 1 bytes: first",
+    ),
+    ("region-write", region_writes_wrong(cpu=False), "GPU view only, write of 1 bytes: first"),
+    ("region-read", region_reads_wrong, "first differing byte at offset"),
+    ("region-read", region_reads_nothing, " bytes: first differing byte at offset 67:"),
     ("pin-small", mapping_reads_wrong, "allocation 0 of 4096 bytes, read: first differing"),
     ("pin-small", mapping_writes_wrong, "allocation 0 of 4096 bytes, written: first differing"),
     ("pin-interior", mapping_reads_wrong, "first differing byte at offset 13345:"),
@@ -217,7 +234,7 @@ class TestBrokenGround:
         assert got[1:] == expected[1:]
 
     def test_does_not_keep_the_other_checks_from_running(self, json_of, monkeypatch):
-        dma_reads_nothing(monkeypatch)
+        region_reads_nothing(monkeypatch)
         status, result = json_of("validate", "--size", "64K")
         assert status == 1
         failed = [one["name"] for one in result["checks"] if one["verdict"] == "failed"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import gdrpy
 from gdrpy.cli import copybw, main
 from gdrpy.cli.bandwidth import WAYS, Measurement, time_copies
-from gdrpy.transfer import Views
 
 QUICK = ["--seconds", "0.001"]
 
@@ -61,7 +61,7 @@ class TestCopybw:
 
     @pytest.mark.parametrize(("name", "way"), [("write", "DMA write"), ("readinto", "DMA read")])
     def test_fails_when_the_bytes_do_not_arrive(self, json_of, monkeypatch, capsys, name, way):
-        monkeypatch.setattr(Views, f"dma_{name}", lambda *_: None)
+        monkeypatch.setattr(gdrpy.Region, name, lambda *_: None)
         status, result = json_of("copybw", "--size", "4K", *QUICK)
         assert status == 1
         wrong = [one for one in result["results"] if one["verified"] is False]

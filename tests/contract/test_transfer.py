@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.transfer import MAPPING_READ_MAX
+from gdrpy.tuning import BUILT_IN
 
-EDGES = (1, 3, MAPPING_READ_MAX, MAPPING_READ_MAX + 1, 1 << 20)
+EDGES = (1, 3, BUILT_IN.read_dma - 1, BUILT_IN.read_dma, 1 << 20)
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ class TestRegionCopies:
     def test_by_dma_are_seen_by_the_mapping_at_once(self, large):
         for number in range(50):
             data = bytes([number]) * 65536
-            large._views.dma_write(data, 0)
+            large.write(data, 0, via="dma")
             assert large.cpu.read(8, 65528) == bytes([number]) * 8
 
     def test_by_the_mapping_are_seen_by_dma_at_once(self, large):
         buffer = bytearray(65536)
         for number in range(50):
             large.cpu.write(bytes([number]) * 65536)
-            large._views.dma_readinto(buffer, 0)
+            large.readinto(buffer, 0, via="dma")
             assert buffer == bytes([number]) * 65536
 
     @pytest.mark.parametrize("nbytes", [8, 1 << 20])

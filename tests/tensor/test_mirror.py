@@ -11,7 +11,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.mirror import DMA_WRITE_MIN, host_memory
+from gdrpy.mirror import host_memory
 
 
 def page_locked(array: np.ndarray) -> bool:
@@ -152,20 +152,6 @@ class TestMemory:
         with gdrpy.alloc(4096) as region, region.mirror() as array:
             array[:] = 8
         assert array.tolist() == [8] * 4096
-
-    @pytest.mark.parametrize(("nbytes", "dma"), [(DMA_WRITE_MIN - 1, False), (DMA_WRITE_MIN, True)])
-    def test_goes_back_by_dma_if_it_is_large(self, backend, monkeypatch, nbytes, dma):
-        calls = []
-        call = cuda.call
-
-        def watched(name, *args):
-            calls.append(name)
-            return call(name, *args)
-
-        with gdrpy.alloc(nbytes) as region, region.mirror() as array:
-            array[:] = 4
-            monkeypatch.setattr(cuda, "call", watched)
-        assert ("cuMemcpyHtoDAsync" in calls) is dma
 
     def test_that_cannot_be_had_is_refused(self, region):
         with pytest.raises(gdrpy.OutOfMemory):

@@ -104,16 +104,6 @@ class LeasedRegion(Region):
         """As :meth:`gdrpy.Region.map`; always read-only where the region may not be written."""
         return super().map(offset, nbytes, readonly=readonly or self.readonly)
 
-    def write(self, data: Any, offset: int = 0) -> None:
-        """As :meth:`gdrpy.Region.write`. Raises Sealed, ReadOnly where it may not be written."""
-        self._check_writable("Region.write")
-        super().write(data, offset)
-
-    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
-        """As :meth:`gdrpy.Region.fill`. Raises Sealed, ReadOnly where it may not be written."""
-        self._check_writable("Region.fill")
-        super().fill(value, offset, nbytes)
-
     def numpy(
         self,
         dtype: DTypeLike | None = None,
@@ -137,7 +127,7 @@ class LeasedRegion(Region):
         return safetensors.tensors(self)
 
     def _check_writable(self, call: str) -> None:
-        self._check(call)
+        super()._check_writable(call)
         if self.sealed:
             raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
         if self.readonly:
@@ -146,6 +136,7 @@ class LeasedRegion(Region):
     def _seal_here(self, view: Mapping | None) -> None:
         """Refuse writes from now on; ``view`` is a read-only one to have instead of the CPU's."""
         self.sealed = self.readonly = True
+        self._disarm()
         if view is not None:
             assert self._cpu is not None
             assert self._mappings is not None

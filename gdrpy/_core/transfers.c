@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gdrpy._core._mapping.Transfers: the copies of a region, by the faster way for their size.
+ *
+ * Stores and loads through the mapping begin at once; DMA takes some microseconds to begin, and
+ * moves more bytes a second. Which is quicker from which size on is handed in: see gdrpy.tuning.
+ *
+ * Before the first copy, and after whatever may have changed what is allowed, the object is not
+ * armed: its Python side is asked to arm it, or to raise.
+ */
+#include "dma.h"
+#include "mapping.h"
+
+#include <structmember.h>
+#include <sys/mman.h>
+
+#define DMA_CAPSULE "gdrpy.dma"
+
+/* Fresh memory of at least two huge pages is asked for as such: its page faults cost more than DMA.
+ */
+#define HUGE_PAGE (2 << 20)
+
+/*
+ * Below this nobody asks whether host memory is page-locked: staging takes no longer than asking.
+ */
+#define ASK_FROM (16 << 10)
+
+/* What one lane, four lanes, and all lanes are best for: waking threads takes its time too. */
+#define ONE_LANE_UP_TO (1 << 20)
+#define FOUR_LANES_UP_TO (16 << 20)
+
+enum way {
+	AUTOMATIC,
+	BY_MAPPING,
+	BY_DMA
+};
+
+/* Sizes in bytes from which a way is the faster one, and how many threads it takes. */
+struct limits {
+	Py_ssize_t write_threads, write_dma, write_dma_pinned, read_threads, read_dma;
+	unsigned int threads_to, threads_from, lanes;
+};
+
+struct transfers {
+	PyObject_HEAD struct mapping *mapping; /* NULL without CPU view */
+	PyObject *capsule;		       /* keeps dma */
+	struct gdr_dma *dma;		       /* NULL without GPU view */
+	uint64_t ptr;
+	Py_ssize_t nbytes;
+	struct limits limits;
+	bool armed, writable;
+	unsigned int generation;
+	Py_ssize_t running; /* copies by DMA, which close() waits for */
+};
+
+/* A copy that was asked for: its bytes lie inside the region. */
+struct copy {
+	const char *method;
+	enum way way;
+	Py_ssize_t offset, nbytes;
+	char *host;
+};
+
+static bool parse_way(const char *method, PyObject *via, enum way *way)
+{
+	*way = AUTOMATIC;
+	if (!via || via == Py_None)
+		return true;
+	if (PyUnicode_Check(via)) {
+		if (!PyUnicode_CompareWithASCIIString(via, "mapping"))
+			*way = BY_MAPPING;
+		else if (!PyUnicode_CompareWithASCIIString(via, "dma"))
+			*way = BY_DMA;
+	}
+	if (*way == AUTOMATIC)
+		PyErr_Format(PyExc_ValueError, "%s: via must be 'mapping', 'dma' or None, not %R",
+			     method, via);
+	return *way != AUTOMATIC;
+}
+
+/* Armed for such a copy, with what it needs; false with an exception set. */
+static bool ready(struct transfers *self, const char *method, bool to_write, enum way way)
+{
+	if (!self->armed || (to_write && !self->writable) ||
+	    self->generation != gdr_fork_generation) {
+		PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare", "sO", method,
+						     to_write ? Py_True : Py_False);
+
+		if (!done)
+			return false;
+		Py_DECREF(done);
+	}
+	if (self->mapping && !(to_write ? gdr_mapping_writable(self->mapping, method)
+					: gdr_mapping_usable(self->mapping, method)))
+		return false;
+	if (way == BY_MAPPING && !self->mapping) {
+		PyErr_Format(gdr_error_missing_view,
+			     "%s: via='mapping' needs a CPU view: open the region with cpu=True",
+			     method);
+		return false;
+	}
+	if (way == BY_DMA && !self->dma) {
+		PyErr_Format(gdr_error_missing_view,
+			     "%s: via='dma' needs a GPU view: open the region with gpu=True",
+			     method);
+		return false;
+	}
+	return true;
+}
+
+static bool in_range(struct transfers *self, const struct copy *copy)
+{
+	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
+		return true;
+	PyErr_Format(PyExc_ValueError,
+		     "%s: offset %zd + %zd bytes lies outside the %zd bytes there are",
+		     copy->method, copy->offset, copy->nbytes, self->nbytes);
+	return false;
+}
+
+static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
+{
+	if (nbytes <= ONE_LANE_UP_TO)
+		return 1;
+	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
+}
+
+static bool raise_cuda(const struct gdr_dma_error *error)
+{
+	PyObject *module = PyImport_ImportModule("gdrpy.cuda");
+	PyObject *raised;
+
+	if (module) {
+		raised = PyObject_CallMethod(module, "check", "si", error->call, error->result);
+		Py_XDECREF(raised);
+		Py_DECREF(module);
+	}
+	return false;
+}
+
+/* Copy by DMA, from or to page-locked memory or through staging; false with an exception set. */
+static bool by_dma(struct transfers *self, const struct copy *copy, bool pinned, bool to_write)
+{
+	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
+	uint64_t device = self->ptr + (uint64_t)copy->offset;
+	struct gdr_dma_error error;
+	bool done;
+
+	if (!copy->nbytes)
+		return true;
+	/* DMA is not to overtake stores that still wait in this CPU. */
+	gdr_store_fence();
+	self->running++;
+	Py_BEGIN_ALLOW_THREADS;
+	done = to_write ? gdr_dma_write(self->dma, lanes, device, copy->host, (size_t)copy->nbytes,
+					&error)
+			: gdr_dma_read(self->dma, lanes, copy->host, device, (size_t)copy->nbytes,
+				       &error);
+	Py_END_ALLOW_THREADS;
+	self->running--;
+	return done || raise_cuda(&error);
+}
+
+static bool is_pinned(struct transfers *self, const struct copy *copy)
+{
+	return copy->nbytes > ASK_FROM &&
+	       gdr_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
+}
+
+/* The mapping is held meanwhile: another thread may disarm the object. */
+static bool write_bytes(struct transfers *self, const struct copy *copy)
+{
+	const struct limits *limits = &self->limits;
+	enum way way = copy->way;
+	struct mapping *mapping;
+	bool pinned;
+
+	if (way == AUTOMATIC && !self->mapping)
+		way = BY_DMA;
+	if (way == BY_DMA ||
+	    (way == AUTOMATIC && self->dma &&
+	     (copy->nbytes >= limits->write_dma_pinned || copy->nbytes >= limits->write_dma))) {
+		pinned = is_pinned(self, copy);
+		if (way == BY_DMA ||
+		    copy->nbytes >= (pinned ? limits->write_dma_pinned : limits->write_dma))
+			return by_dma(self, copy, pinned, true);
+	}
+	mapping = self->mapping;
+	Py_INCREF((PyObject *)mapping);
+	gdr_mapping_put(mapping, copy->nbytes >= limits->write_threads ? limits->threads_to : 1,
+			copy->offset, copy->host, copy->nbytes);
+	Py_DECREF((PyObject *)mapping);
+	return true;
+}
+
+static bool read_bytes(struct transfers *self, const struct copy *copy)
+{
+	const struct limits *limits = &self->limits;
+	struct mapping *mapping;
+
+	if (copy->way == BY_DMA || !self->mapping ||
+	    (copy->way == AUTOMATIC && self->dma && copy->nbytes >= limits->read_dma))
+		return by_dma(self, copy, is_pinned(self, copy), false);
+	mapping = self->mapping;
+	Py_INCREF((PyObject *)mapping);
+	gdr_mapping_get(mapping, copy->nbytes >= limits->read_threads ? limits->threads_from : 1,
+			copy->offset, copy->host, copy->nbytes);
+	Py_DECREF((PyObject *)mapping);
+	return true;
+}
+
+static PyObject *transfers_write(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
+				 PyObject *kwnames)
+{
+	static const char *const names[] = {"data", "offset", "via", NULL};
+	struct copy copy = {.method = "Region.write"};
+	bool written = false;
+	PyObject *arg[3];
+	Py_buffer data;
+
+	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way) ||
+	    PyObject_GetBuffer(arg[0], &data, PyBUF_SIMPLE))
+		return NULL;
+	copy.host = data.buf;
+	copy.nbytes = data.len;
+	if (ready(self, copy.method, true, copy.way) && in_range(self, &copy))
+		written = write_bytes(self, &copy);
+	PyBuffer_Release(&data);
+	if (!written)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *transfers_readinto(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
+				    PyObject *kwnames)
+{
+	static const char *const names[] = {"buffer", "offset", "via", NULL};
+	struct copy copy = {.method = "Region.readinto"};
+	bool read = false;
+	PyObject *arg[3];
+	Py_buffer data;
+
+	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way) ||
+	    PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
+		return NULL;
+	copy.host = data.buf;
+	copy.nbytes = data.len;
+	if (ready(self, copy.method, false, copy.way) && in_range(self, &copy))
+		read = read_bytes(self, &copy);
+	PyBuffer_Release(&data);
+	return read ? PyLong_FromSsize_t(copy.nbytes) : NULL;
+}
+
+/* A new bytes object whose content is to be filled in. */
+static PyObject *fresh_bytes(Py_ssize_t nbytes)
+{
+	PyObject *bytes = PyBytes_FromStringAndSize(NULL, nbytes);
+	uintptr_t begin, end;
+
+	if (bytes && nbytes >= 2 * HUGE_PAGE) {
+		begin = ((uintptr_t)PyBytes_AsString(bytes) + HUGE_PAGE - 1) & -HUGE_PAGE;
+		end = ((uintptr_t)PyBytes_AsString(bytes) + (size_t)nbytes) & -HUGE_PAGE;
+		(void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+	}
+	return bytes;
+}
+
+static PyObject *transfers_read(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
+				PyObject *kwnames)
+{
+	static const char *const names[] = {"nbytes", "offset", "via", NULL};
+	struct copy copy = {.method = "Region.read"};
+	PyObject *arg[3], *bytes;
+
+	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 0, arg))
+		return NULL;
+	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way))
+		return NULL;
+	if (arg[0] && arg[0] != Py_None) {
+		copy.nbytes = gdr_as_size(copy.method, "nbytes", arg[0], 0);
+		if (copy.nbytes < 0)
+			return NULL;
+	}
+	if (!ready(self, copy.method, false, copy.way))
+		return NULL;
+	if (!arg[0] || arg[0] == Py_None)
+		copy.nbytes = copy.offset < self->nbytes ? self->nbytes - copy.offset : 0;
+	if (!in_range(self, &copy))
+		return NULL;
+
+	bytes = fresh_bytes(copy.nbytes);
+	if (!bytes)
+		return NULL;
+	copy.host = PyBytes_AsString(bytes);
+	if (!read_bytes(self, &copy))
+		Py_CLEAR(bytes);
+	return bytes;
+}
+
+static void forget_views(struct transfers *self)
+{
+	self->armed = self->writable = false;
+	self->dma = NULL;
+	Py_CLEAR(self->mapping);
+	Py_CLEAR(self->capsule);
+}
+
+static PyObject *transfers_arm(struct transfers *self, PyObject *args)
+{
+	PyObject *mapping, *capsule;
+	unsigned long long ptr;
+	struct limits limits;
+	struct gdr_dma *dma = NULL;
+	Py_ssize_t nbytes;
+	int writable;
+
+	if (!PyArg_ParseTuple(args, "OOKnp(nnnnnIII):_arm", &mapping, &capsule, &ptr, &nbytes,
+			      &writable, &limits.write_threads, &limits.write_dma,
+			      &limits.write_dma_pinned, &limits.read_threads, &limits.read_dma,
+			      &limits.threads_to, &limits.threads_from, &limits.lanes))
+		return NULL;
+	if (mapping != Py_None && !PyObject_TypeCheck(mapping, gdr_mapping_type_object)) {
+		PyErr_Format(PyExc_TypeError, "_arm: %R is no Mapping", mapping);
+		return NULL;
+	}
+	if (capsule != Py_None) {
+		dma = PyCapsule_GetPointer(capsule, DMA_CAPSULE);
+		if (!dma)
+			return NULL;
+	}
+	forget_views(self);
+	if (mapping != Py_None)
+		self->mapping = (struct mapping *)Py_NewRef(mapping);
+	self->capsule = Py_NewRef(capsule);
+	self->dma = dma;
+	self->ptr = ptr;
+	self->nbytes = nbytes;
+	self->limits = limits;
+	self->generation = gdr_fork_generation;
+	self->armed = true;
+	self->writable = writable;
+	Py_RETURN_NONE;
+}
+
+static PyObject *transfers_disarm(struct transfers *self, PyObject *Py_UNUSED(unused))
+{
+	forget_views(self);
+	Py_RETURN_NONE;
+}
+
+static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->mapping);
+	return 0;
+}
+
+static int transfers_clear(struct transfers *self)
+{
+	forget_views(self);
+	return 0;
+}
+
+static void transfers_dealloc(struct transfers *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	PyObject_GC_UnTrack(self);
+	forget_views(self);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef transfers_methods[] = {
+	{"write", GDR_FASTCALL(transfers_write),
+	 "write(data, offset=0, via=None)\n--\n\n"
+	 "Copy a contiguous buffer's bytes to byte `offset`, by the faster way for their number:\n"
+	 "CPU stores, by several threads from some hundreds of KiB on, or DMA. via='mapping' or\n"
+	 "'dma' forces one.\n\n"
+	 "The bytes are on their way to the GPU when it returns, ahead of anything written later.\n"
+	 "Raises ValueError outside the region, ReadOnly, Closed, MissingView, CudaError."},
+	{"read", GDR_FASTCALL(transfers_read),
+	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
+	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes. By CPU loads up to\n"
+	 "some KiB, else by DMA; `via` as for write()."},
+	{"readinto", GDR_FASTCALL(transfers_readinto),
+	 "readinto(buffer, offset=0, via=None)\n--\n\n"
+	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
+	 "DMA is quickest into page-locked memory (Region.mirror, or CUDA's own)."},
+	{"_arm", (PyCFunction)transfers_arm, METH_VARARGS, NULL},
+	{"_disarm", (PyCFunction)transfers_disarm, METH_NOARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef transfers_members[] = {
+	{"_running", T_PYSSIZET, offsetof(struct transfers, running), READONLY,
+	 "Copies by DMA under way."},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot transfers_slots[] = {
+	{Py_tp_doc, "The copies of a region. See gdrpy.Region."},
+	{Py_tp_dealloc, transfers_dealloc},
+	{Py_tp_traverse, transfers_traverse},
+	{Py_tp_clear, transfers_clear},
+	{Py_tp_methods, transfers_methods},
+	{Py_tp_members, transfers_members},
+	{0, NULL},
+};
+
+PyType_Spec gdr_transfers_spec = {
+	.name = "gdrpy._core._mapping.Transfers",
+	.basicsize = sizeof(struct transfers),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = transfers_slots,
+};
+
+PyObject *gdr_open_dma(PyObject *Py_UNUSED(module), PyObject *context)
+{
+	struct gdr_dma *dma;
+	void *handle = PyLong_AsVoidPtr(context);
+
+	if (PyErr_Occurred())
+		return NULL;
+	dma = gdr_dma_open(handle);
+	if (!dma) {
+		PyErr_SetString(PyExc_RuntimeError,
+				"open_dma: this process has loaded no complete CUDA driver");
+		return NULL;
+	}
+	/* Kept until the process ends, as the context is. */
+	return PyCapsule_New(dma, DMA_CAPSULE, NULL);
+}

@@ -1,0 +1,77 @@
+"""Limits that were measured on this machine: a file for each kind of GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from gdrpy import cuda
+from gdrpy._cpu import cpu_model
+from gdrpy.backends.nvrm import driver_version
+from gdrpy.tuning import Limits
+
+
+def path(device: int) -> Path:
+    """Where the limits of a device's kind are kept."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
+    return Path(folder) / "gdrpy" / f"limits-{name}.json"
+
+
+def origin(device: int) -> dict[str, Any]:
+    """What limits belong to: others of another origin say nothing here."""
+    return {
+        "gpu": _gpu(device),
+        "driver": None if cuda.simulated() else driver_version(),
+        "cpu": cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+def load(device: int) -> Limits | None:
+    """The limits kept for a device, None if there are none that hold here.
+
+    A file that cannot be understood is told of, and not used.
+    """
+    file = path(device)
+    try:
+        found = json.loads(file.read_bytes())
+        if found["origin"] != origin(device):
+            return None
+        limits = Limits(**found["limits"])
+        limits.check()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        warnings.warn(
+            f"{file} cannot be used ({type(error).__name__}: {error}): built-in limits are taken; "
+            f"run gdrpy tune again, or delete it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return limits
+
+
+def save(device: int, limits: Limits, **details: Any) -> Path:
+    """Keep limits, with how they were found; returns the file. Raises ValueError, OSError."""
+    limits.check()
+    file = path(device)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(
+        {"origin": origin(device), "limits": limits._asdict(), **details}, indent=1, allow_nan=False
+    )
+    # Another process reads the old file or the new one, never a part.
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text(text + "\n")
+    draft.replace(file)
+    return file
+
+
+def _gpu(device: int) -> str:
+    name: bytes = cuda.call("cuDeviceGetName", 128, cuda.device(device))
+    return name.split(b"\0")[0].decode()

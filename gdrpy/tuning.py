@@ -1,0 +1,78 @@
+"""Which way a copy takes: the sizes from which each is the faster one, measured or built in.
+
+``gdrpy tune`` measures them on this machine and keeps them, for each GPU, in ``$XDG_CACHE_HOME``
+(``~/.cache``) under ``gdrpy/``. They count as long as GPU, driver and CPU are the ones they were
+measured on. ``GDRPY_TUNING=0`` has none read.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections import namedtuple
+
+#: A way that is never the faster one is so from this size on.
+NEVER = sys.maxsize
+
+#: Of the pools of the C core.
+MOST_THREADS = 16
+MOST_LANES = 8
+
+
+class Limits(
+    namedtuple(
+        "Limits",
+        "write_threads write_dma write_dma_pinned read_threads read_dma "
+        "threads_to threads_from lanes",
+    )
+):
+    """Sizes in bytes from which a way is the faster one, and how many threads it takes.
+
+    ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
+    ordinary memory through staging, by up to ``lanes`` threads. ``write_dma_pinned``: DMA from
+    page-locked memory. ``read_threads``: loads by ``threads_from`` threads, where there is no GPU
+    view. ``read_dma``: DMA instead of loads.
+    """
+
+    __slots__ = ()
+
+    def check(self) -> None:
+        """Raise ValueError for what cannot be."""
+        counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
+        for name, value in self._asdict().items():
+            least, most = (1, counts[name]) if name in counts else (0, NEVER)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")
+
+
+#: As measured on an H200 behind PCIe Gen5 x16: see docs/transfers.md.
+BUILT_IN = Limits(
+    write_threads=1 << 20,
+    write_dma=NEVER,
+    write_dma_pinned=256 << 10,
+    read_threads=128 << 10,
+    read_dma=7 << 10,
+    threads_to=4,
+    threads_from=16,
+    lanes=8,
+)
+
+
+def limits(device: int | None) -> Limits:
+    """What holds for a device's memory; for None, without GPU view, what is built in."""
+    return BUILT_IN if device is None else _of_device(device)
+
+
+@functools.cache
+def _of_device(device: int) -> Limits:
+    if os.environ.get("GDRPY_TUNING") == "0":
+        return BUILT_IN
+    from gdrpy import _tuned
+
+    return _tuned.load(device) or BUILT_IN
+
+
+def forget() -> None:
+    """Have the stored limits read again, by regions that copy for the first time."""
+    _of_device.cache_clear()

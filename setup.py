@@ -42,6 +42,7 @@ setup(
                 "gdrpy/_core/map.c",
                 "gdrpy/_core/memfd.c",
                 "gdrpy/_core/pyhelp.c",
+                "gdrpy/_core/scatter.c",
                 "gdrpy/_core/copy*.c",
             ),
             depends=sources("gdrpy/_core/*.h"),

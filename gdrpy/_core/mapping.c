@@ -11,10 +11,6 @@
 #include <structmember.h>
 #include <unistd.h>
 
-/* Copies that take longer than about 4 us let other Python threads run meanwhile. */
-#define UNLOCKED_WRITE (64 * 1024)
-#define UNLOCKED_READ (4 * 1024)
-
 bool gdr_mapping_usable(struct mapping *self, const char *method)
 {
 	if (self->generation != gdr_fork_generation) {
@@ -135,7 +131,7 @@ static PyObject *mapping_write(struct mapping *self, PyObject *const *args, Py_s
 	if (!gdr_mapping_usable(self, method) || !gdr_mapping_range(self, method, offset, data.len))
 		goto release_data;
 
-	if (data.len < UNLOCKED_WRITE) {
+	if (data.len < GDR_UNLOCKED_WRITE) {
 		copy_in(self, offset, data.buf, data.len);
 	} else {
 		self->users++;
@@ -152,7 +148,7 @@ release_data:
 
 static void read_into(struct mapping *self, Py_ssize_t offset, void *data, Py_ssize_t nbytes)
 {
-	if (nbytes < UNLOCKED_READ) {
+	if (nbytes < GDR_UNLOCKED_READ) {
 		copy_out(self, offset, data, nbytes);
 		return;
 	}
@@ -453,6 +449,21 @@ static PyMethodDef mapping_methods[] = {
 	{"readinto", GDR_FASTCALL(mapping_readinto),
 	 "readinto(buffer, offset=0)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes."},
+	{"write_many", (PyCFunction)gdr_mapping_write_many, METH_O,
+	 "write_many(pieces)\n--\n\n"
+	 "Copy many buffers, each to an offset of its own, and fence once, unless in a batch().\n\n"
+	 "pieces is an iterable of pairs (offset in bytes, contiguous buffer). All are checked\n"
+	 "before the first store. Do not let pieces overlap: either of two may be what is left.\n"
+	 "Bytes objects cost least. Raises as write() does, naming the piece; TypeError for what\n"
+	 "is no pair."},
+	{"scatter", GDR_FASTCALL(gdr_mapping_scatter),
+	 "scatter(offsets, records)\n--\n\n"
+	 "Copy records[i] to byte offsets[i], for every i, and fence once, unless in a batch().\n\n"
+	 "offsets are integers in one dimension, int64 arrays without a copy; records is a\n"
+	 "C-contiguous buffer whose first dimension is as long: an array of a record dtype, or of\n"
+	 "rows. All offsets are checked before the first store. Do not let records overlap: "
+	 "either\n"
+	 "of two may be what is left. Raises as write() does, naming the offset."},
 	{"store", GDR_FASTCALL(mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
 	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"

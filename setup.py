@@ -43,6 +43,7 @@ setup(
                 "gdrpy/_core/memfd.c",
                 "gdrpy/_core/pyhelp.c",
                 "gdrpy/_core/scatter.c",
+                "gdrpy/_core/strided.c",
                 "gdrpy/_core/copy*.c",
             ),
             depends=sources("gdrpy/_core/*.h"),

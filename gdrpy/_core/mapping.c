@@ -464,6 +464,18 @@ static PyMethodDef mapping_methods[] = {
 	 "rows. All offsets are checked before the first store. Do not let records overlap: "
 	 "either\n"
 	 "of two may be what is left. Raises as write() does, naming the offset."},
+	{"write_strided", GDR_FASTCALL(gdr_mapping_write_strided),
+	 "write_strided(data, pitch, offset=0)\n--\n\n"
+	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
+	 "in a batch().\n\n"
+	 "A row is what has one index in the first dimension, so an element of a one-dimensional\n"
+	 "array; its bytes are its elements' in C order. The array may have any strides. pitch is\n"
+	 "in bytes, at least those of a row; what lies between rows is left alone.\n\n"
+	 "Raises ValueError if a row or all of them do not fit, and as write() does."},
+	{"readinto_strided", GDR_FASTCALL(gdr_mapping_readinto_strided),
+	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
+	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
+	 "array's size in bytes. Rows and pitch are as in write_strided()."},
 	{"store", GDR_FASTCALL(mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
 	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"

@@ -59,6 +59,12 @@ PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable);
 PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 			      PyObject *kwnames);
 
+/* In strided.c: Mapping.write_strided() and Mapping.readinto_strided(). */
+PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				    PyObject *kwnames);
+PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
+				       Py_ssize_t nargs, PyObject *kwnames);
+
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;
 

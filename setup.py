@@ -45,6 +45,8 @@ setup(
                 "gdrpy/_core/dma.c",
                 "gdrpy/_core/cudadriver.c",
                 "gdrpy/_core/pyhelp.c",
+                "gdrpy/_core/scatter.c",
+                "gdrpy/_core/strided.c",
                 "gdrpy/_core/copy*.c",
             ),
             depends=sources("gdrpy/_core/*.h"),

@@ -8,6 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 def as_int(call: str, name: str, value: Any) -> int:
     """An int, or an object that stands for one (numpy's integers). Raises TypeError."""
@@ -45,3 +48,19 @@ def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
             f"{call}: offset {start} + {size} bytes lies outside the {room} bytes there are"
         )
     return start, size
+
+
+def as_offsets(call: str, offsets: Any) -> NDArray[np.int64]:
+    """Offsets in bytes, in one dimension and contiguous. Raises TypeError, ValueError."""
+    import numpy as np
+
+    array = np.asarray(offsets)
+    if array.ndim != 1:
+        raise ValueError(f"{call}: offsets must have one dimension, and have {array.ndim}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{call}: offsets must be integers, and are {array.dtype}")
+    if array.dtype == np.uint64:
+        (large,) = np.nonzero(array > np.uint64(np.iinfo(np.int64).max))
+        if large.size:
+            raise ValueError(f"{call}: offsets[{large[0]}] {array[large[0]]} does not fit 63 bits")
+    return np.ascontiguousarray(array, np.int64)

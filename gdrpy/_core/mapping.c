@@ -12,10 +12,6 @@
 #include <structmember.h>
 #include <unistd.h>
 
-/* Copies that take longer than about 4 us let other Python threads run meanwhile. */
-#define UNLOCKED_WRITE (64 * 1024)
-#define UNLOCKED_READ (4 * 1024)
-
 bool gdr_mapping_usable(struct mapping *self, const char *method)
 {
 	if (self->generation != gdr_fork_generation) {
@@ -122,7 +118,7 @@ static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offs
 void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
 		     const void *data, Py_ssize_t nbytes)
 {
-	if (nbytes < UNLOCKED_WRITE) {
+	if (nbytes < GDR_UNLOCKED_WRITE) {
 		copy_in(self, 1, offset, data, nbytes);
 		return;
 	}
@@ -134,7 +130,7 @@ void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offs
 void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		     Py_ssize_t nbytes)
 {
-	if (nbytes < UNLOCKED_READ) {
+	if (nbytes < GDR_UNLOCKED_READ) {
 		copy_out(self, 1, offset, data, nbytes);
 		return;
 	}
@@ -463,6 +459,33 @@ static PyMethodDef mapping_methods[] = {
 	{"readinto", GDR_FASTCALL(mapping_readinto),
 	 "readinto(buffer, offset=0)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes."},
+	{"write_many", (PyCFunction)gdr_mapping_write_many, METH_O,
+	 "write_many(pieces)\n--\n\n"
+	 "Copy many buffers, each to an offset of its own, and fence once, unless in a batch().\n\n"
+	 "pieces is an iterable of pairs (offset in bytes, contiguous buffer). All are checked\n"
+	 "before the first store. Do not let pieces overlap: either of two may be what is left.\n"
+	 "Bytes objects cost least. Raises as write() does, naming the piece; TypeError for what\n"
+	 "is no pair."},
+	{"scatter", GDR_FASTCALL(gdr_mapping_scatter),
+	 "scatter(offsets, records)\n--\n\n"
+	 "Copy records[i] to byte offsets[i], for every i, and fence once, unless in a batch().\n\n"
+	 "offsets are integers in one dimension, int64 arrays without a copy; records is a\n"
+	 "C-contiguous buffer whose first dimension is as long: an array of a record dtype, or of\n"
+	 "rows. All offsets are checked before the first store. Do not let records overlap: "
+	 "either\n"
+	 "of two may be what is left. Raises as write() does, naming the offset."},
+	{"write_strided", GDR_FASTCALL(gdr_mapping_write_strided),
+	 "write_strided(data, pitch, offset=0)\n--\n\n"
+	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
+	 "in a batch().\n\n"
+	 "A row is what has one index in the first dimension, so an element of a one-dimensional\n"
+	 "array; its bytes are its elements' in C order. The array may have any strides. pitch is\n"
+	 "in bytes, at least those of a row; what lies between rows is left alone.\n\n"
+	 "Raises ValueError if a row or all of them do not fit, and as write() does."},
+	{"readinto_strided", GDR_FASTCALL(gdr_mapping_readinto_strided),
+	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
+	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
+	 "array's size in bytes. Rows and pitch are as in write_strided()."},
 	{"store", GDR_FASTCALL(mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
 	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"

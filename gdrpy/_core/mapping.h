@@ -7,6 +7,10 @@
 #include "map.h"
 #include "pyhelp.h"
 
+/* Copies that take longer than about 4 us let other Python threads run meanwhile. */
+#define GDR_UNLOCKED_WRITE (64 * 1024)
+#define GDR_UNLOCKED_READ (4 * 1024)
+
 struct mapping {
 	PyObject_HEAD char *address; /* NULL once closed */
 	Py_ssize_t nbytes;
@@ -61,6 +65,17 @@ PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 
 /* In transfers.c: open_dma(context). */
 PyObject *gdr_open_dma(PyObject *module, PyObject *context);
+
+/* In scatter.c: Mapping.write_many() and Mapping.scatter(). */
+PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable);
+PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			      PyObject *kwnames);
+
+/* In strided.c: Mapping.write_strided() and Mapping.readinto_strided(). */
+PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				    PyObject *kwnames);
+PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
+				       Py_ssize_t nargs, PyObject *kwnames);
 
 extern PyType_Spec gdr_mapping_spec;
 extern PyType_Spec gdr_flag_spec;

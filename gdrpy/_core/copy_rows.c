@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT */
+#include "copy_rows.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define LINE 64
+#define BOUNCE_BYTES 8192
+
+/*
+ * Each read of write-combined memory takes a bus round trip before its bytes come, the time of
+ * about 1 KiB: gaps between rows are read over up to here.
+ */
+#define GAP_READ_OVER 1024
+
+void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int ndim,
+		       const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch)
+{
+	size_t nbytes = itemsize;
+	int n = 0, d;
+
+	for (d = 1; d < ndim; d++)
+		nbytes *= (size_t)shape[d];
+	*rows = (struct gdr_rows){
+		.first = first,
+		.count = pitch == nbytes ? 1 : (size_t)shape[0],
+		.stride = strides[0],
+		.pitch = pitch,
+		.nbytes = pitch == nbytes ? nbytes * (size_t)shape[0] : nbytes,
+		.run = itemsize,
+	};
+	for (d = ndim - 1; d >= (pitch == nbytes ? 0 : 1); d--) {
+		size_t length = (size_t)shape[d];
+
+		if (length == 1)
+			continue;
+		if (n == 0 && strides[d] == (ptrdiff_t)rows->run) {
+			rows->run *= length;
+		} else if (n &&
+			   strides[d] == rows->strides[n - 1] * (ptrdiff_t)rows->lengths[n - 1]) {
+			rows->lengths[n - 1] *= length;
+		} else {
+			rows->lengths[n] = length;
+			rows->strides[n++] = strides[d];
+		}
+	}
+	if (!n)
+		rows->lengths[n++] = 1;
+	rows->ndim = n;
+}
+
+/* A place in a row: `done` bytes of the run at `run` are behind. */
+struct place {
+	const struct gdr_rows *rows;
+	char *run;
+	size_t done;
+	size_t index[GDR_MAX_NDIM];
+};
+
+static char *row_at(const struct gdr_rows *rows, size_t row)
+{
+	return rows->first + (ptrdiff_t)row * rows->stride;
+}
+
+static void begin_row(struct place *place, const struct gdr_rows *rows, size_t row)
+{
+	place->rows = rows;
+	place->run = row_at(rows, row);
+	place->done = 0;
+	memset(place->index, 0, (size_t)rows->ndim * sizeof(place->index[0]));
+}
+
+/* `count` runs on, which is at most to the end of the innermost dimension. */
+static void pass_runs(struct place *place, size_t count)
+{
+	const struct gdr_rows *rows = place->rows;
+
+	place->done = 0;
+	place->index[0] += count;
+	place->run += (ptrdiff_t)count * rows->strides[0];
+	for (int d = 0; place->index[d] == rows->lengths[d] && d + 1 < rows->ndim; d++) {
+		place->run += rows->strides[d + 1] - (ptrdiff_t)rows->lengths[d] * rows->strides[d];
+		place->index[d] = 0;
+		place->index[d + 1]++;
+	}
+}
+
+#define COPY_EACH(nbytes)                                                                          \
+	do {                                                                                       \
+		for (; count; count--, to += to_step, from += from_step)                           \
+			memcpy(to, from, nbytes);                                                  \
+	} while (0)
+
+static void copy_each(char *to, ptrdiff_t to_step, const char *from, ptrdiff_t from_step,
+		      size_t nbytes, size_t count)
+{
+	switch (nbytes) {
+	case 1:
+		COPY_EACH(1);
+		break;
+	case 2:
+		COPY_EACH(2);
+		break;
+	case 4:
+		COPY_EACH(4);
+		break;
+	case 8:
+		COPY_EACH(8);
+		break;
+	default:
+		COPY_EACH(nbytes);
+	}
+}
+
+enum direction {
+	GATHER,
+	SPREAD
+};
+
+/* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
+static void move(enum direction direction, struct place *place, char *packed, size_t nbytes)
+{
+	const struct gdr_rows *rows = place->rows;
+	ptrdiff_t stride = rows->strides[0], run = (ptrdiff_t)rows->run;
+
+	while (nbytes) {
+		size_t in_line = rows->lengths[0] - place->index[0];
+		size_t runs = nbytes / rows->run < in_line ? nbytes / rows->run : in_line;
+		size_t part = runs * rows->run;
+
+		if (!place->done && runs) {
+			if (direction == GATHER)
+				copy_each(packed, run, place->run, stride, rows->run, runs);
+			else
+				copy_each(place->run, stride, packed, run, rows->run, runs);
+			pass_runs(place, runs);
+		} else {
+			part = rows->run - place->done < nbytes ? rows->run - place->done : nbytes;
+			if (direction == GATHER)
+				memcpy(packed, place->run + place->done, part);
+			else
+				memcpy(place->run + place->done, packed, part);
+			place->done += part;
+			if (place->done == rows->run)
+				pass_runs(place, 1);
+		}
+		packed += part;
+		nbytes -= part;
+	}
+}
+
+/* How much of a row's rest to take at once, so that the next part begins a line. */
+static size_t part_of(const char *mapping, size_t left)
+{
+	size_t room = BOUNCE_BYTES - (uintptr_t)mapping % LINE;
+
+	return left < room ? left : room;
+}
+
+static void put_row(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows,
+		    size_t row)
+{
+	char bounce[BOUNCE_BYTES];
+	struct place place;
+	size_t done, part;
+
+	if (rows->run == rows->nbytes) {
+		gdr_copy_to_mapping(type, mapping, row_at(rows, row), rows->nbytes);
+		return;
+	}
+	begin_row(&place, rows, row);
+	for (done = 0; done < rows->nbytes; done += part) {
+		part = part_of(mapping + done, rows->nbytes - done);
+		move(GATHER, &place, bounce, part);
+		gdr_copy_to_mapping(type, mapping + done, bounce, part);
+	}
+}
+
+void gdr_put_rows(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows)
+{
+	for (size_t row = 0; row < rows->count; row++, mapping += rows->pitch)
+		put_row(type, mapping, rows, row);
+}
+
+static void get_row(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows,
+		    size_t row)
+{
+	char bounce[BOUNCE_BYTES];
+	struct place place;
+	size_t done, part;
+
+	if (rows->run == rows->nbytes) {
+		gdr_copy_from_mapping(type, row_at(rows, row), mapping, rows->nbytes);
+		return;
+	}
+	begin_row(&place, rows, row);
+	for (done = 0; done < rows->nbytes; done += part) {
+		part = part_of(mapping + done, rows->nbytes - done);
+		gdr_copy_from_mapping(type, bounce, mapping + done, part);
+		move(SPREAD, &place, bounce, part);
+	}
+}
+
+/* Rows next to each other, and the gaps between them, in one read. */
+static void get_rows_at_once(const char *mapping, const struct gdr_rows *rows, size_t row,
+			     size_t count)
+{
+	char bounce[BOUNCE_BYTES], *from = bounce;
+	struct place place;
+
+	gdr_copy_from_mapping(GDR_MAPPING_WC, bounce, mapping,
+			      (count - 1) * rows->pitch + rows->nbytes);
+	for (; count; count--, row++, from += rows->pitch) {
+		begin_row(&place, rows, row);
+		move(SPREAD, &place, from, rows->nbytes);
+	}
+}
+
+/* How many rows a read takes. */
+static size_t rows_at_once(enum gdr_mapping_type type, const struct gdr_rows *rows)
+{
+	if (type != GDR_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||
+	    rows->nbytes > BOUNCE_BYTES)
+		return 1;
+	return (BOUNCE_BYTES - rows->nbytes) / rows->pitch + 1;
+}
+
+void gdr_get_rows(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows)
+{
+	size_t most = rows_at_once(type, rows), count;
+
+	for (size_t row = 0; row < rows->count; row += count, mapping += count * rows->pitch) {
+		count = rows->count - row < most ? rows->count - row : most;
+		if (count == 1)
+			get_row(type, mapping, rows, row);
+		else
+			get_rows_at_once(mapping, rows, row, count);
+	}
+}

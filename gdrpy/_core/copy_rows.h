@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Copies between an array of any strides in ordinary memory and rows in a mapping, a pitch apart.
+ * None of them fences.
+ */
+#ifndef GDRPY_COPY_ROWS_H
+#define GDRPY_COPY_ROWS_H
+
+#include "copy.h"
+
+#define GDR_MAX_NDIM 64
+
+/* An array's rows: what has one index in its first dimension. */
+struct gdr_rows {
+	char *first; /* the first row's first element */
+	size_t count;
+	ptrdiff_t stride; /* from row to row */
+	size_t pitch;	  /* the same in the mapping, where rows lie in one piece */
+	size_t nbytes;	  /* of a row */
+	size_t run;	  /* of those, how many lie in one piece in the array */
+	int ndim;	  /* 1 or more; of the runs in a row, the innermost first: */
+	size_t lengths[GDR_MAX_NDIM];
+	ptrdiff_t strides[GDR_MAX_NDIM];
+};
+
+/*
+ * An array with at least one dimension and one element. Where rows follow each other in the mapping
+ * without a gap, all of it is described as one row.
+ */
+void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int ndim,
+		       const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch);
+
+void gdr_put_rows(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows);
+void gdr_get_rows(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows);
+
+#endif

@@ -62,6 +62,7 @@ _HOMES = {
     "connect": "gdrpy.broker.client.broker",
     "granularity": "gdrpy.vmm",
     "open": "gdrpy.gdr",
+    "pinned": "gdrpy.pinnedmemory",
     "rounded_size": "gdrpy.vmm",
 }
 
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mapping import Flag, Mapping
     from gdrpy.mappingtype import MappingType
+    from gdrpy.pinnedmemory import pinned
     from gdrpy.region import Region, alloc
     from gdrpy.vmm import granularity, rounded_size
 
@@ -145,5 +147,6 @@ __all__ = [
     "connect",
     "granularity",
     "open",
+    "pinned",
     "rounded_size",
 ]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gdrpy import cuda
-from gdrpy._core import _mapping
 from gdrpy._dtypes import as_dtype
 from gdrpy.errors import MissingView
-from gdrpy.mappingtype import MappingType
+from gdrpy.pinnedmemory import pinned
 from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -47,20 +43,10 @@ def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
 
     if not nbytes or not _has_gpu_view(region):
         return np.empty(nbytes, np.uint8)
-    device = region.device
-    assert device is not None
-    with cuda.context(device):
-        address = int(cuda.call("cuMemHostAlloc", nbytes, 0))
-    free = functools.partial(_free_host, device, address)
-    owner = _mapping.Mapping(address, nbytes, MappingType.CACHED, False, free)
-    return np.frombuffer(memoryview(owner), np.uint8)
+    assert region.device is not None
+    return pinned(nbytes, region.device).numpy()
 
 
-def _free_host(device: int, address: int) -> None:
-    # At interpreter exit the process gives everything back, and CUDA may be gone already.
-    if not sys.is_finalizing():
-        with cuda.context(device):
-            cuda.call("cuMemFreeHost", address)
 
 
 def _has_gpu_view(region: Region) -> bool:

@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /* gdrpy._core._mapping.Flag: one aligned word of a mapping, for signalling. */
 #include "mapping.h"
+#include "spin.h"
 
 #include <sched.h>
 #include <structmember.h>
-#include <time.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define cpu_relax() _mm_pause()
-#elif defined(__aarch64__)
-#define cpu_relax() __asm__ volatile("yield")
-#else
-#define cpu_relax() ((void)0)
-#endif
 
 /*
- * A load from a mapping of real GPU memory takes 1 us, so this many looks are up to about 1 ms:
- * then look for signals, and let others have the CPU.
+ * Looks between two that are told the time. In cached memory they come so fast that reading the
+ * clock each time would delay the answer; in GPU memory each is a round trip of 1 us over the bus.
  */
-#define SPINS_PER_ROUND 1000
+#define LOOKS_CACHED 64
+#define LOOKS_UNCACHED 1
+
+/* Then look for signals, and let others have the CPU. */
+#define ROUND_NS 1000000
 
 struct flag {
 	PyObject_HEAD struct mapping *mapping;
@@ -90,14 +85,6 @@ static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
 		gdr_mapping_load(self->mapping, self->offset, self->width));
 }
 
-static int64_t now_ns(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 static bool parse_condition(PyObject *object, enum condition *condition)
 {
 	int i;
@@ -116,70 +103,87 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 	return false;
 }
 
-/* The deadline in CLOCK_MONOTONIC ns, INT64_MAX for none; false with an exception set. */
-static bool parse_deadline(PyObject *object, int64_t *deadline)
-{
-	double seconds;
+struct wait {
+	enum condition condition;
+	uint64_t value; /* what is waited for */
+	uint64_t found; /* at the last look */
+	int64_t timeout;
+	int64_t deadline; /* in CLOCK_MONOTONIC ns */
+	bool late;
+};
 
-	*deadline = INT64_MAX;
-	if (!object || object == Py_None)
-		return true;
-	seconds = PyFloat_AsDouble(object);
-	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))
-		return false;
-	if (PyErr_Occurred() || !(seconds >= 0)) {
-		PyErr_Format(PyExc_ValueError,
-			     "Flag.wait: timeout must be seconds >= 0 or None, and is %R", object);
-		return false;
-	}
-	if (seconds < 9e9)
-		*deadline = now_ns() + (int64_t)(seconds * 1e9);
-	return true;
+/* Look until the condition holds, but no more often than between two readings of the clock. */
+static bool look(struct flag *self, struct wait *wait)
+{
+	const char *word = flag_word(self);
+	int looks = self->mapping->type == GDR_MAPPING_CACHED ? LOOKS_CACHED : LOOKS_UNCACHED;
+
+	do {
+		wait->found = gdr_word_load(word, self->width);
+		if (holds(wait->condition, self->width, wait->found, wait->value))
+			return true;
+		gdr_cpu_relax();
+	} while (--looks);
+	return false;
+}
+
+/* Look for a while without the GIL. */
+static bool look_on(struct flag *self, struct wait *wait)
+{
+	int64_t now = gdr_now_ns();
+	int64_t end = now + ROUND_NS;
+	bool held;
+
+	do {
+		held = look(self, wait);
+		now = gdr_now_ns();
+		wait->late = now >= wait->deadline;
+	} while (!held && !wait->late && now < end);
+	if (!held && !wait->late)
+		sched_yield();
+	return held;
+}
+
+/* Whether the condition came to hold; if not, it is late or an exception is set. */
+static bool wait_on(struct flag *self, struct wait *wait)
+{
+	bool held;
+
+	wait->deadline = gdr_deadline(wait->timeout);
+	self->mapping->users++;
+	do {
+		Py_BEGIN_ALLOW_THREADS held = look_on(self, wait);
+		Py_END_ALLOW_THREADS
+	} while (!held && !wait->late && !PyErr_CheckSignals() &&
+		 flag_usable(self, "Flag.wait", false));
+	self->mapping->users--;
+	return held;
 }
 
 static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t nargs,
 			   PyObject *kwnames)
 {
 	static const char *const names[] = {"value", "timeout", "op", NULL};
-	enum condition condition;
-	uint64_t value, now;
-	bool held = false;
-	int64_t deadline;
+	struct wait wait = {0};
 	PyObject *arg[3];
-	bool late;
 
 	if (!gdr_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
 	    !flag_usable(self, "Flag.wait", false) ||
-	    !gdr_as_word("Flag.wait", arg[0], self->width, &value) ||
-	    !parse_deadline(arg[1], &deadline) || !parse_condition(arg[2], &condition) ||
-	    !flag_usable(self, "Flag.wait", false))
+	    !gdr_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
+	    !gdr_as_timeout("Flag.wait", arg[1], &wait.timeout) ||
+	    !parse_condition(arg[2], &wait.condition) || !flag_usable(self, "Flag.wait", false))
 		return NULL;
 
-	self->mapping->users++;
-	do {
-		Py_BEGIN_ALLOW_THREADS int spins = SPINS_PER_ROUND;
-
-		/* At least one look, whatever the deadline. */
-		do {
-			now = gdr_word_load(flag_word(self), self->width);
-			held = holds(condition, self->width, now, value);
-			late = now_ns() >= deadline;
-			cpu_relax();
-		} while (!held && !late && --spins);
-		if (!held && !late)
-			sched_yield();
-		Py_END_ALLOW_THREADS
-	} while (!held && !late && !PyErr_CheckSignals() && flag_usable(self, "Flag.wait", false));
-	self->mapping->users--;
-	gdr_load_fence(); /* what the flag announced is read after it */
-
-	if (held)
-		return PyLong_FromUnsignedLongLong(now);
+	/* What comes within a microsecond or two is seen without giving up the GIL. */
+	if (look(self, &wait) || wait_on(self, &wait)) {
+		gdr_load_fence(); /* what the flag announced is read after it */
+		return PyLong_FromUnsignedLongLong(wait.found);
+	}
 	if (!PyErr_Occurred())
 		PyErr_Format(gdr_error_timeout,
 			     "Flag.wait: the word at offset %zd is %llu, and not %s %llu in time",
-			     self->offset, (unsigned long long)now, condition_names[condition],
-			     (unsigned long long)value);
+			     self->offset, (unsigned long long)wait.found,
+			     condition_names[wait.condition], (unsigned long long)wait.value);
 	return NULL;
 }
 

@@ -113,3 +113,23 @@ bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_
 	}
 	return true;
 }
+
+bool gdr_as_timeout(const char *method, PyObject *object, int64_t *timeout)
+{
+	double seconds;
+
+	*timeout = INT64_MAX;
+	if (!object || object == Py_None)
+		return true;
+	seconds = PyFloat_AsDouble(object);
+	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))
+		return false;
+	if (PyErr_Occurred() || !(seconds >= 0)) {
+		PyErr_Format(PyExc_ValueError,
+			     "%s: timeout must be seconds >= 0 or None, and is %R", method, object);
+		return false;
+	}
+	if (seconds < 9e9)
+		*timeout = (int64_t)(seconds * 1e9);
+	return true;
+}

@@ -36,6 +36,9 @@ Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, P
 /* An unsigned value that fits a word of `width` bytes; false with an exception set. */
 bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value);
 
+/* Seconds, None or absent, into ns, INT64_MAX for no limit; false with an exception set. */
+bool gdr_as_timeout(const char *method, PyObject *object, int64_t *timeout);
+
 /* Functions that take fast-call arguments, in a method table. */
 #define GDR_FASTCALL(function)                                                                     \
 	((PyCFunction)(void (*)(void))(function)), METH_FASTCALL | METH_KEYWORDS

@@ -11,10 +11,17 @@ from gdrpy import cuda
 
 
 @pytest.fixture(params=[4, 8])
-def flag(request, region: gdrpy.Region) -> gdrpy.Flag:
-    flag = region.flag(64, request.param)
+def width(request) -> int:
+    return request.param
+
+
+@pytest.fixture(params=["GPU memory", "page-locked host memory"])
+def flag(request, region: gdrpy.Region, width):
+    memory = region.cpu if request.param == "GPU memory" else gdrpy.pinned(4096)
+    flag = memory.flag(64, width)
     flag.set(0)
-    return flag
+    yield flag
+    memory.close()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -96,8 +95,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.plot:
         plot.require_matplotlib()
     sizes = [args.size] if args.size else args.sweep
-    with ExitStack() as stack:
-        region = stack.enter_context(gdrpy.alloc(max(sizes), args.device, backend=args.backend))
+    with gdrpy.alloc(max(sizes), args.device, backend=args.backend) as region:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
         output.line(
             f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
@@ -107,7 +105,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             output.line("simulated GPU: these are speeds of host memory")
         copies = _HOST_COPIES + bool(header.simulated)
         hostmemory.require(region.nbytes * copies, simulated=header.simulated)
-        bench = Bench(region, stack, secrets.randbits(32))
+        bench = Bench(region, secrets.randbits(32))
         results = _measure(bench, sizes, args, output)
 
     output.show(_table(results))

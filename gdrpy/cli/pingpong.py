@@ -94,9 +94,7 @@ class _Kernel:
 
     kind = "a kernel of one thread, resident on the GPU"
 
-    def __init__(
-        self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float
-    ) -> None:
+    def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:
         arguments = (ping.ptr, reply.ptr, rounds, _STOP, round(seconds * 1e9))
         address, word, time_ns = ctypes.c_void_p, ctypes.c_uint, ctypes.c_ulonglong
         flags = cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -127,9 +125,7 @@ class _Thread:
 
     kind = "a Python thread, since the simulated GPU has no kernels"
 
-    def __init__(
-        self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float
-    ) -> None:
+    def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:
         del device
         self._flags = ping, reply
         self._rounds = rounds

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
-from gdrpy import Region, cuda
+import gdrpy
+from gdrpy import Region
+from gdrpy.cli import drivercopy
 from gdrpy.cli.checks.difference import Bytes, Difference, difference
 from gdrpy.cli.checks.sample import Noise
 
@@ -77,15 +77,12 @@ def _time(copy: Callable[[], object], copies: int) -> float:
 class Bench:
     """A region and a page-locked host buffer of the same size to copy between."""
 
-    def __init__(self, region: Region, stack: ExitStack, seed: int) -> None:
+    def __init__(self, region: Region, seed: int) -> None:
         assert region.device is not None
         self._region = region
         self._device = region.device
         self._data = Noise(seed).bytes(region.nbytes)
-        self._host: Bytes = np.frombuffer(mmap.mmap(-1, region.nbytes), np.uint8)
-        address = self._host.ctypes.data
-        self._call("cuMemHostRegister", address, region.nbytes, 0)
-        stack.callback(self._call, "cuMemHostUnregister", address)
+        self._host: Bytes = gdrpy.pinned(region.nbytes, region.device).numpy()
 
     def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Measurement:
         """Measure one of WAYS for ``nbytes`` bytes."""
@@ -107,25 +104,9 @@ class Bench:
 
     def _prepare(self, host: Bytes, data: Bytes, writes: bool) -> None:
         """Put the data where the copy starts, and something else where it ends."""
-        if writes:
-            host[:] = data
-            self._driver_copy("cuMemcpyHtoD", self._region.ptr, ~data, data.size)
-        else:
-            host[:] = ~data
-            self._driver_copy("cuMemcpyHtoD", self._region.ptr, data, data.size)
+        host[:] = data if writes else ~data
+        drivercopy.put(self._device, self._region.ptr, ~data if writes else data)
 
     def _seen(self, host: Bytes, writes: bool) -> Bytes:
         """What is now where the copy ends, by the driver's own copy if that is on the GPU."""
-        if not writes:
-            return host
-        seen = np.zeros_like(host)
-        self._driver_copy("cuMemcpyDtoH", seen, self._region.ptr, seen.size)
-        return seen
-
-    def _driver_copy(self, name: str, *args: object) -> None:
-        self._call(name, *args)
-        self._call("cuStreamSynchronize", cuda.stream_handle(None))
-
-    def _call(self, name: str, *args: object) -> None:
-        with cuda.context(self._device):
-            cuda.call(name, *args)
+        return drivercopy.get(self._device, self._region.ptr, host.size) if writes else host

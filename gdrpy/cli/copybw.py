@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import secrets
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -17,7 +15,7 @@ import gdrpy
 from gdrpy.cli import hostmemory, options, plot
 from gdrpy.cli.bandwidth import WAYS, Bench, Measurement
 from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import Header, gpu_header, gpu_words
+from gdrpy.cli.header import gpu_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
 
@@ -83,31 +81,19 @@ def add_parser(commands: Commands) -> None:
         help="time to spend on each figure, at least three samples (default: 0.2)",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the data")
-    parser.add_argument(
-        "--plot",
-        type=plot.plot_path,
-        metavar="FILE",
-        help="draw bandwidth against size into a .png or .svg (needs matplotlib)",
-    )
+    plot.add_option(parser, "bandwidth against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw; FAILED if the data was wrong."""
-    if args.plot:
-        plot.require_matplotlib()
+    plot.require_matplotlib(args.plot)
     sizes = [args.size] if args.size else args.sweep
-    with ExitStack() as stack:
-        region = stack.enter_context(gdrpy.alloc(max(sizes), args.device, backend=args.backend))
+    with gdrpy.alloc(max(sizes), args.device, backend=args.backend) as region:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        output.line(
-            f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
-            f"backend {header.backend}, {header.cpu}"
-        )
-        if header.simulated:
-            output.line("simulated GPU: these are speeds of host memory")
+        header.announce(output)
         copies = _HOST_COPIES + bool(header.simulated)
         hostmemory.require(region.nbytes * copies, simulated=header.simulated)
-        bench = Bench(region, stack, secrets.randbits(32))
+        bench = Bench(region, secrets.randbits(32))
         results = _measure(bench, sizes, args, output)
 
     output.show(_table(results))
@@ -115,7 +101,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     wrong = [result for result in results if result.difference]
     for result in wrong:
         output.error(f"{result.way} of {format_size(result.nbytes)}: {result.difference}")
-    drawn = not args.plot or _draw(args.plot, header, results, output)
+    drawn = plot.draw(args.plot, header, output, lambda axes: _paint(axes, results))
     output.finish(
         {
             "header": header.json(),
@@ -171,12 +157,9 @@ def _json(result: Measurement) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, header: Header, results: Sequence[Measurement], output: Output) -> bool:
-    """Draw the plot; whether it could be written."""
-    try:
-        plot.draw(path, header, results)
-    except OSError as error:
-        output.error(f"cannot write {path}: {error.strerror}")
-        return False
-    output.line(f"plot written to {path}")
-    return True
+def _paint(axes: Any, results: Sequence[Measurement]) -> None:
+    for way in WAYS:
+        line = [result for result in results if result.way == way]
+        sizes, medians = [one.nbytes for one in line], [one.median for one in line]
+        axes.plot(sizes, medians, marker="o", label=way)
+    plot.by_size(axes, (result.nbytes for result in results), "GB/s, median")

@@ -11,6 +11,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
+from gdrpy.cli.output import Output
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Header:
     def json(self) -> dict[str, Any]:
         """As plain values for JSON."""
         return asdict(self)
+
+    def announce(self, output: Output) -> None:
+        """Print what a GPU's figures are measured on."""
+        gpu = gpu_words(self.gpu, self.simulated)
+        output.line(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
+        if self.simulated:
+            output.line("simulated GPU: these are speeds of host memory")
 
 
 def host_header(command: str, **known: Any) -> Header:

@@ -116,6 +116,7 @@ class Output:
         """A bar on stderr, where that is a terminal; gives what to call as each step begins.
 
         A command that prints a line at each step needs no bar on the terminal where they appear.
+        No thread draws it meanwhile: that would disturb what is being timed.
         """
         told = tells_steps and self._out.is_terminal and not self.as_json
         bar = Progress(
@@ -124,6 +125,7 @@ class Output:
             MofNCompleteColumn(),
             console=self._err,
             transient=True,
+            auto_refresh=False,
             disable=told or not self._err.is_terminal,
         )
         with bar:
@@ -132,7 +134,7 @@ class Output:
 
             def begin(step: str) -> None:
                 nonlocal begun
-                bar.update(task, completed=begun, description=f"{what}: {step}")
+                bar.update(task, completed=begun, description=f"{what}: {step}", refresh=True)
                 begun += 1
 
             yield begin

@@ -1,16 +1,28 @@
-"""The plot of a bandwidth sweep, by matplotlib, which is an extra: nothing else needs it."""
+"""Plots of what was measured, by matplotlib, which is an extra: nothing else needs it."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from gdrpy.cli.bandwidth import WAYS, Measurement
+from gdrpy.cli.distribution import Distribution, Scale, format_us
 from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.header import Header, gpu_words
+from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
+
+
+def add_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """``--plot``, which draws ``what``."""
+    parser.add_argument(
+        "--plot",
+        type=plot_path,
+        metavar="FILE",
+        help=f"draw {what} into a .png or .svg (needs matplotlib)",
+    )
 
 
 def plot_path(text: str) -> Path:
@@ -23,36 +35,55 @@ def plot_path(text: str) -> Path:
     return path
 
 
-def require_matplotlib() -> None:
-    """Raise CommandError, before anything is measured, where plots cannot be drawn."""
-    if importlib.util.find_spec("matplotlib") is None:
+def require_matplotlib(path: Path | None) -> None:
+    """Raise CommandError, before anything is measured, where a wanted plot cannot be drawn."""
+    if path and importlib.util.find_spec("matplotlib") is None:
         raise CommandError("--plot needs matplotlib: pip install matplotlib", UNUSABLE)
 
 
-def draw(path: Path, header: Header, points: Sequence[Measurement]) -> None:
-    """Draw bandwidth against size, a line for each way, and write it. Raises OSError."""
+def draw(path: Path | None, header: Header, output: Output, paint: Callable[[Any], None]) -> bool:
+    """Write a plot, if one is wanted, that ``paint`` fills the axes of; False if it cannot be."""
+    if path is None:
+        return True
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for way in WAYS:
-        line = [point for point in points if point.way == way]
-        axes.plot(
-            [point.nbytes for point in line],
-            [point.median for point in line],
-            marker="o",
-            label=way,
-        )
-    sizes = sorted({point.nbytes for point in points})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [format_size(size) for size in sizes], rotation=45)
-    axes.set_xlabel("copy size")
-    axes.set_ylabel("GB/s, median")
+    paint(axes)
     axes.set_title(
         f"{gpu_words(header.gpu, header.simulated)}, backend {header.backend}, "
         f"driver {header.nvidia_driver or 'none'}, CUDA {header.cuda_driver}"
     )
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        output.error(f"cannot write {path}: {error.strerror}")
+        return False
+    output.line(f"plot written to {path}")
+    return True
+
+
+def by_size(axes: Any, sizes: Iterable[int], ylabel: str) -> None:
+    """Finish axes of lines against the size of a copy: both logarithmic, and a legend."""
+    ticks = sorted(set(sizes))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [format_size(size) for size in ticks], rotation=45)
+    axes.set_xlabel("copy size")
+    axes.set_ylabel(ylabel)
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+
+
+def distributions(axes: Any, shown: Sequence[Distribution], scale: Scale) -> None:
+    """Fill axes with a histogram for each distribution, the first one uppermost."""
+    for row, one in enumerate(reversed(shown)):
+        counts = scale.counts(one)
+        heights = [row + 0.8 * count / max(counts) for count in counts]
+        axes.stairs(heights, scale.edges, baseline=row, fill=True)
+        axes.text(scale.edges[-1], row + 0.1, f" {format_us(one.median)}", size="small")
+    axes.set_yticks(range(len(shown)), [one.label for one in reversed(shown)])
+    axes.set_xscale("log")
+    axes.set_xlabel("us (at the right the medians; the last bin holds everything beyond it too)")
+    axes.xaxis.set_major_formatter(lambda nanoseconds, _: format_us(nanoseconds))
+    axes.grid(True, axis="x", which="both", alpha=0.3)

@@ -158,9 +158,9 @@ class TestErrors:
         )
 
     def test_of_cuda_in_the_middle_of_it_end_with_1(self, gdrpy_command):
-        done = gdrpy_command("copybw", GDRPY_SIM_FAULT="cuMemHostRegister:1:719")
+        done = gdrpy_command("copybw", GDRPY_SIM_FAULT="cuMemHostAlloc:1:719")
         assert done.returncode == 1
-        assert done.stderr.startswith("error: cuMemHostRegister: CUDA_ERROR_LAUNCH_FAILED")
+        assert done.stderr.startswith("error: cuMemHostAlloc: CUDA_ERROR_LAUNCH_FAILED")
         assert "Traceback" not in done.stderr
 
 

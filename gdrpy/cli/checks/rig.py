@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-import numpy as np
-
 import gdrpy
 from gdrpy import cuda
+from gdrpy.cli import drivercopy
 from gdrpy.cli.checks.difference import Bytes
 from gdrpy.cli.checks.sample import Noise
 
@@ -78,18 +77,15 @@ class Rig:
 
     def on_gpu(self, name: str, *args: Any) -> None:
         """A driver call that works on the default stream, waited for."""
-        self.call(name, *args)
-        self.call("cuStreamSynchronize", cuda.stream_handle(None))
+        drivercopy.on_gpu(self.settings.device, name, *args)
 
     def put(self, ptr: int, data: Any) -> None:
         """Write GPU memory by the driver's own copy."""
-        self.on_gpu("cuMemcpyHtoD", ptr, data, memoryview(data).nbytes)
+        drivercopy.put(self.settings.device, ptr, data)
 
     def get(self, ptr: int, nbytes: int) -> Bytes:
         """Read GPU memory by the driver's own copy."""
-        buffer = np.zeros(nbytes, np.uint8)
-        self.on_gpu("cuMemcpyDtoH", buffer, ptr, nbytes)
-        return buffer
+        return drivercopy.get(self.settings.device, ptr, nbytes)
 
 
 def _is_not_supported(error: BaseException) -> bool:

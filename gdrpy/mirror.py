@@ -47,8 +47,6 @@ def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
     return pinned(nbytes, region.device).numpy()
 
 
-
-
 def _has_gpu_view(region: Region) -> bool:
     try:
         _ = region.ptr

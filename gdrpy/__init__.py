@@ -47,6 +47,8 @@ _HOMES = {
     "Attributes": "gdrpy.gdr",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
+    "Channel": "gdrpy.channel",
+    "ChannelReader": "gdrpy.channel",
     "Event": "gdrpy.broker.client.records",
     "Flag": "gdrpy.mapping",
     "Gdr": "gdrpy.gdr",
@@ -67,17 +69,19 @@ _HOMES = {
 }
 
 #: Modules that users name: imported when they are first asked for.
-_MODULES = ("aio", "broker", "safetensors")
+_MODULES = ("aio", "broker", "channel", "safetensors")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
+    from gdrpy import channel as channel
     from gdrpy import safetensors as safetensors
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.broker.client.watch import Watch
+    from gdrpy.channel import Channel, ChannelReader
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mapping import Flag, Mapping
     from gdrpy.mappingtype import MappingType
@@ -112,6 +116,8 @@ __all__ = [
     "Broker",
     "BrokerRegion",
     "BrokerUnavailable",
+    "Channel",
+    "ChannelReader",
     "Closed",
     "CudaError",
     "DriverError",

@@ -41,10 +41,13 @@ class TestWheel:
         assert {
             "gdrpy/_core/_ffi.abi3.so",
             "gdrpy/_core/_mapping.abi3.so",
+            "gdrpy/include/gdrpy/channel.cuh",
             "gdrpy/py.typed",
             "gdrpy/sim/libcuda.so.1",
         } <= set(names)
-        assert [name for name in names if name.endswith((".c", ".h"))] == []
+        assert [name for name in names if name.endswith((".c", ".h"))] == [
+            "gdrpy/include/gdrpy/channel.h"
+        ]
         assert {name.split("/")[0].split("-")[0] for name in names} == {"gdrpy"}
 
     def test_runs_the_simulated_gpu_where_it_is_installed(self, wheel, tmp_path):

@@ -3,18 +3,7 @@
 #include "mapping.h"
 #include "spin.h"
 
-#include <sched.h>
 #include <structmember.h>
-
-/*
- * Looks between two that are told the time. In cached memory they come so fast that reading the
- * clock each time would delay the answer; in GPU memory each is a round trip of 1 us over the bus.
- */
-#define LOOKS_CACHED 64
-#define LOOKS_UNCACHED 1
-
-/* Then look for signals, and let others have the CPU. */
-#define ROUND_NS 1000000
 
 struct flag {
 	PyObject_HEAD struct mapping *mapping;
@@ -104,82 +93,55 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 }
 
 struct wait {
+	struct flag *flag;
 	enum condition condition;
 	uint64_t value; /* what is waited for */
 	uint64_t found; /* at the last look */
-	int64_t timeout;
-	int64_t deadline; /* in CLOCK_MONOTONIC ns */
-	bool late;
 };
 
-/* Look until the condition holds, but no more often than between two readings of the clock. */
-static bool look(struct flag *self, struct wait *wait)
+static bool look(void *context)
 {
-	const char *word = flag_word(self);
-	int looks = self->mapping->type == GDR_MAPPING_CACHED ? LOOKS_CACHED : LOOKS_UNCACHED;
+	struct wait *wait = context;
+	Py_ssize_t width = wait->flag->width;
 
-	do {
-		wait->found = gdr_word_load(word, self->width);
-		if (holds(wait->condition, self->width, wait->found, wait->value))
-			return true;
-		gdr_cpu_relax();
-	} while (--looks);
-	return false;
+	wait->found = gdr_word_load(flag_word(wait->flag), width);
+	return holds(wait->condition, width, wait->found, wait->value);
 }
 
-/* Look for a while without the GIL. */
-static bool look_on(struct flag *self, struct wait *wait)
+static bool may_go_on(void *context)
 {
-	int64_t now = gdr_now_ns();
-	int64_t end = now + ROUND_NS;
-	bool held;
+	struct wait *wait = context;
 
-	do {
-		held = look(self, wait);
-		now = gdr_now_ns();
-		wait->late = now >= wait->deadline;
-	} while (!held && !wait->late && now < end);
-	if (!held && !wait->late)
-		sched_yield();
-	return held;
-}
-
-/* Whether the condition came to hold; if not, it is late or an exception is set. */
-static bool wait_on(struct flag *self, struct wait *wait)
-{
-	bool held;
-
-	wait->deadline = gdr_deadline(wait->timeout);
-	self->mapping->users++;
-	do {
-		Py_BEGIN_ALLOW_THREADS held = look_on(self, wait);
-		Py_END_ALLOW_THREADS
-	} while (!held && !wait->late && !PyErr_CheckSignals() &&
-		 flag_usable(self, "Flag.wait", false));
-	self->mapping->users--;
-	return held;
+	return flag_usable(wait->flag, "Flag.wait", false);
 }
 
 static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t nargs,
 			   PyObject *kwnames)
 {
 	static const char *const names[] = {"value", "timeout", "op", NULL};
-	struct wait wait = {0};
+	struct wait wait = {.flag = self};
+	struct gdr_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
+	enum gdr_spin_end end;
 	PyObject *arg[3];
 
 	if (!gdr_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
 	    !flag_usable(self, "Flag.wait", false) ||
 	    !gdr_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
-	    !gdr_as_timeout("Flag.wait", arg[1], &wait.timeout) ||
+	    !gdr_as_timeout("Flag.wait", arg[1], &spin.timeout) ||
 	    !parse_condition(arg[2], &wait.condition) || !flag_usable(self, "Flag.wait", false))
 		return NULL;
 
-	/* What comes within a microsecond or two is seen without giving up the GIL. */
-	if (look(self, &wait) || wait_on(self, &wait)) {
+	spin.looks =
+		self->mapping->type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED : GDR_LOOKS_UNCACHED;
+	self->mapping->users++;
+	end = gdr_spin(&spin);
+	self->mapping->users--;
+
+	if (end == GDR_SPIN_CAME) {
 		gdr_load_fence(); /* what the flag announced is read after it */
 		return PyLong_FromUnsignedLongLong(wait.found);
 	}
-	if (!PyErr_Occurred())
+	if (end == GDR_SPIN_LATE)
 		PyErr_Format(gdr_error_timeout,
 			     "Flag.wait: the word at offset %zd is %llu, and not %s %llu in time",
 			     self->offset, (unsigned long long)wait.found,

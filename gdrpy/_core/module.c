@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
+#include "channel.h"
 #include "dlpack.h"
 #include "mapping.h"
 
@@ -68,7 +69,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "gdrpy._core._mapping",
-	.m_doc = "The types of the hot path, Mapping, Flag and Transfers, and DLPack capsules.",
+	.m_doc = "The types of the hot path, such as Mapping and Flag, and DLPack capsules.",
 	.m_size = -1,
 	.m_methods = functions,
 };
@@ -89,6 +90,14 @@ PyMODINIT_FUNC PyInit__mapping(void)
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
 	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
 	    !add_type(module, &gdr_transfers_spec))
+		goto drop_module;
+	gdr_channel_type_object = add_type(module, &gdr_channel_spec);
+	if (!gdr_channel_type_object || !add_type(module, &gdr_channel_reader_spec))
+		goto drop_module;
+
+	/* What a channel takes of GPU memory besides its records, and of host memory. */
+	if (PyModule_AddIntConstant(module, "CHANNEL_NBYTES", GDR_RING_RECORDS) ||
+	    PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", GDR_RING_HOST_NBYTES))
 		goto drop_module;
 
 	if (pthread_atfork(NULL, NULL, count_fork)) {

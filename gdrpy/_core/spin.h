@@ -1,33 +1,39 @@
 /* SPDX-License-Identifier: MIT */
-/* What loops that wait for a word of memory need. Times are in ns of CLOCK_MONOTONIC. */
+/* Waiting for what another thread, process or GPU stores. Times are in ns. */
 #ifndef GDRPY_SPIN_H
 #define GDRPY_SPIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
-/* Tell the CPU that this is such a loop. */
-static inline void gdr_cpu_relax(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
+/* How many looks at cached memory, or at memory beyond the bus, take a microsecond or two. */
+#define GDR_LOOKS_CACHED 64
+#define GDR_LOOKS_UNCACHED 1
 
-static inline int64_t gdr_now_ns(void)
-{
-	struct timespec time;
+struct gdr_spin {
+	bool (*look)(void *context);	  /* whether it has come; runs without the GIL */
+	bool (*may_go_on)(void *context); /* asked now and then; false with an exception set */
+	void *context;
+	int looks; /* between two that are told the time, which takes as long as some looks */
+	int64_t timeout;
+};
 
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
+enum gdr_spin_end {
+	GDR_SPIN_CAME,
+	GDR_SPIN_LATE,
+	GDR_SPIN_ERROR, /* an exception is set: a signal's, or may_go_on()'s */
+};
 
-/* When a timeout that begins now ends; INT64_MAX is never, for both. */
-static inline int64_t gdr_deadline(int64_t timeout)
-{
-	return timeout == INT64_MAX ? INT64_MAX : gdr_now_ns() + timeout;
-}
+/*
+ * Look until it comes: a microsecond or two with the GIL held, then without, so that other Python
+ * threads run and signals are answered. However short the timeout, it has looked.
+ */
+enum gdr_spin_end gdr_spin(const struct gdr_spin *spin);
+
+int64_t gdr_now_ns(void); /* of CLOCK_MONOTONIC */
+
+/* When a timeout that begins now is over, and how long that is still; INT64_MAX is for ever. */
+int64_t gdr_deadline(int64_t timeout);
+int64_t gdr_time_left(int64_t deadline);
 
 #endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: MIT */
+/* gdrpy._core._mapping.Channel: the producer's end of a ring of records that a GPU takes. */
+#include "channel.h"
+
+#include "spin.h"
+
+#include <structmember.h>
+
+/* What push_many() stores at most before it tells the consumer. */
+#define BATCH_NBYTES (16 * 1024)
+/* It lets other Python threads run, and answers signals, after so long. */
+#define LOCKED_NS 1000000
+
+PyTypeObject *gdr_channel_type_object;
+
+bool gdr_channel_usable(struct channel *self, const char *method)
+{
+	if (!self->memory) {
+		PyErr_Format(PyExc_TypeError, "%s: the Channel was never initialized", method);
+		return false;
+	}
+	if (self->memory->generation != gdr_fork_generation) {
+		PyErr_Format(gdr_error_forked,
+			     "%s: this channel belongs to the parent process; a forked child makes "
+			     "one of its own",
+			     method);
+		return false;
+	}
+	return true;
+}
+
+/* Whether records may be pushed; false with an exception set. */
+static bool may_push(struct channel *self, const char *method)
+{
+	const char *reason;
+
+	if (!gdr_channel_usable(self, method))
+		return false;
+	if (self->closed)
+		reason = "the channel is closed";
+	else if (gdr_ring_stopped(&self->producer.ring))
+		reason = "the consumer takes no more records";
+	else if (self->producer.broken)
+		reason = "the consumer's counter was overwritten: it is none that a consumer gives";
+	else
+		return true;
+	PyErr_Format(gdr_error_closed, "%s: %s", method, reason);
+	return false;
+}
+
+struct wait {
+	struct channel *channel;
+	const char *method;
+	uint64_t popped; /* what wait_for_popped() waits for */
+};
+
+static bool may_go_on(void *context)
+{
+	struct wait *wait = context;
+
+	return may_push(wait->channel, wait->method);
+}
+
+/* Without the GIL, so it leaves reckoning up the room to gdr_ring_push(). */
+static bool may_have_room(void *context)
+{
+	struct channel *self = ((struct wait *)context)->channel;
+
+	return gdr_ring_moved(&self->producer) || gdr_ring_stopped(&self->producer.ring) ||
+	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
+}
+
+static bool wait_for_room(struct channel *self, const char *method, int64_t deadline)
+{
+	struct wait wait = {.channel = self, .method = method};
+	struct gdr_spin spin = {.look = may_have_room,
+				.may_go_on = may_go_on,
+				.context = &wait,
+				.looks = GDR_LOOKS_CACHED,
+				.timeout = gdr_time_left(deadline)};
+	enum gdr_spin_end end = gdr_spin(&spin);
+
+	if (end == GDR_SPIN_LATE)
+		PyErr_Format(gdr_error_timeout,
+			     "%s: the ring of %llu records is full, and nothing was taken in time; "
+			     "%llu records have been pushed so far",
+			     method, (unsigned long long)self->producer.ring.capacity,
+			     (unsigned long long)self->producer.tail);
+	return end == GDR_SPIN_CAME;
+}
+
+static bool let_others_run(int64_t *since)
+{
+	if (gdr_now_ns() - *since < LOCKED_NS)
+		return true;
+	PyEval_RestoreThread(PyEval_SaveThread());
+	*since = gdr_now_ns();
+	return !PyErr_CheckSignals();
+}
+
+static bool push_all(struct channel *self, const char *method, const char *records, uint64_t count,
+		     int64_t timeout)
+{
+	uint64_t nbytes = self->producer.ring.record_nbytes;
+	uint64_t batch = nbytes < BATCH_NBYTES ? BATCH_NBYTES / nbytes : 1;
+	uint64_t pushed = gdr_ring_push(&self->producer, records, count < batch ? count : batch);
+	int64_t deadline, since;
+
+	if (pushed == count)
+		return true;
+
+	deadline = gdr_deadline(timeout);
+	since = gdr_now_ns();
+	do {
+		records += pushed * nbytes;
+		count -= pushed;
+		if ((!pushed && !wait_for_room(self, method, deadline)) ||
+		    !let_others_run(&since) || !may_push(self, method))
+			return false;
+		pushed = gdr_ring_push(&self->producer, records, count < batch ? count : batch);
+	} while (pushed < count);
+	return true;
+}
+
+static PyObject *push(struct channel *self, const char *method, PyObject *records, PyObject *limit,
+		      bool many)
+{
+	bool pushed = false;
+	Py_ssize_t nbytes;
+	int64_t timeout;
+	Py_buffer data;
+
+	if (!gdr_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
+	    PyObject_GetBuffer(records, &data, PyBUF_SIMPLE))
+		return NULL;
+
+	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
+	if (many ? data.len % nbytes != 0 : data.len != nbytes)
+		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, and %zd were given",
+			     method, nbytes, data.len);
+	else if (may_push(self, method)) /* getting the buffer may have run Python code */
+		pushed = push_all(self, method, data.buf, (uint64_t)(data.len / nbytes), timeout);
+	PyBuffer_Release(&data);
+	return pushed ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *channel_push(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
+			      PyObject *kwnames)
+{
+	static const char *const names[] = {"record", "timeout", NULL};
+	PyObject *arg[2];
+
+	if (!gdr_parse("Channel.push", args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	return push(self, "Channel.push", arg[0], arg[1], false);
+}
+
+static PyObject *channel_push_many(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
+				   PyObject *kwnames)
+{
+	static const char *const names[] = {"records", "timeout", NULL};
+	PyObject *arg[2];
+
+	if (!gdr_parse("Channel.push_many", args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	return push(self, "Channel.push_many", arg[0], arg[1], true);
+}
+
+/* Both are non-negative and under 2**63. */
+static bool is_drained(void *context)
+{
+	struct wait *wait = context;
+	const struct gdr_ring *ring = &wait->channel->producer.ring;
+
+	return gdr_ring_popped(ring) >= wait->popped || gdr_ring_stopped(ring);
+}
+
+static bool may_drain(void *context)
+{
+	struct wait *wait = context;
+
+	return gdr_channel_usable(wait->channel, wait->method);
+}
+
+static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
+{
+	static const char *const names[] = {"timeout", NULL};
+	static const char method[] = "Channel.drain";
+	struct wait wait = {.channel = self, .method = method, .popped = self->producer.tail};
+	struct gdr_spin spin = {.look = is_drained,
+				.may_go_on = may_drain,
+				.context = &wait,
+				.looks = GDR_LOOKS_CACHED};
+	enum gdr_spin_end end;
+	uint64_t popped;
+	PyObject *arg[1];
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg) ||
+	    !gdr_as_timeout(method, arg[0], &spin.timeout) || !gdr_channel_usable(self, method))
+		return NULL;
+
+	end = gdr_spin(&spin);
+	if (end == GDR_SPIN_ERROR)
+		return NULL;
+	popped = gdr_ring_popped(&self->producer.ring);
+	if (popped >= wait.popped)
+		Py_RETURN_NONE;
+	PyErr_Format(end == GDR_SPIN_LATE ? gdr_error_timeout : gdr_error_closed,
+		     "%s: of %llu records %llu were taken%s", method,
+		     (unsigned long long)wait.popped, (unsigned long long)popped,
+		     end == GDR_SPIN_LATE ? " in time" : ", and the consumer takes no more");
+	return NULL;
+}
+
+static PyObject *channel_close(struct channel *self, PyObject *Py_UNUSED(unused))
+{
+	if (self->memory && !self->closed) {
+		if (self->memory->generation == gdr_fork_generation)
+			gdr_ring_close(&self->producer.ring);
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *channel_room(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!gdr_channel_usable(self, "Channel.room"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(gdr_ring_room(&self->producer));
+}
+
+static PyObject *channel_pushed(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!gdr_channel_usable(self, "Channel.pushed"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(self->producer.tail);
+}
+
+static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
+{
+	if (!gdr_channel_usable(self, "Channel.popped"))
+		return NULL;
+	return PyLong_FromUnsignedLongLong(gdr_ring_popped(&self->producer.ring));
+}
+
+static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
+{
+	return PyBool_FromLong(!self->memory || self->closed);
+}
+
+static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"memory", "host", "record_nbytes", "capacity", NULL};
+	unsigned long long memory_ptr, host_ptr;
+	struct mapping *memory, *host;
+	PyTypeObject *type = gdr_mapping_type_object;
+	Py_ssize_t nbytes, capacity;
+	struct gdr_ring *ring = &self->producer.ring;
+
+	if (self->memory) {
+		PyErr_SetString(PyExc_TypeError, "a Channel is made once");
+		return -1;
+	}
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
+					 &host, &nbytes, &capacity) ||
+	    !gdr_mapping_writable(memory, "Channel") || !gdr_mapping_writable(host, "Channel"))
+		return -1;
+	if (nbytes <= 0 || nbytes % GDR_RING_RECORD_UNIT || capacity <= 0 ||
+	    capacity & (capacity - 1) || host->nbytes < GDR_RING_HOST_NBYTES ||
+	    memory->nbytes < GDR_RING_RECORDS ||
+	    (memory->nbytes - GDR_RING_RECORDS) / nbytes < capacity) {
+		PyErr_SetString(PyExc_ValueError, "Channel: record_nbytes, capacity or the "
+						  "mappings' size is out of range");
+		return -1;
+	}
+	memory_ptr = PyLong_AsUnsignedLongLong(memory->ptr);
+	if (PyErr_Occurred())
+		return -1;
+	host_ptr = PyLong_AsUnsignedLongLong(host->ptr);
+	if (PyErr_Occurred())
+		return -1;
+
+	gdr_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
+		       (uint64_t)capacity);
+	gdr_ring_begin(ring, memory->address, memory_ptr, host_ptr);
+	self->memory = (struct mapping *)Py_NewRef((PyObject *)memory);
+	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
+	memory->users++; /* close() of a mapping must not take it away */
+	host->users++;
+	return 0;
+}
+
+static int channel_traverse(struct channel *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->memory);
+	Py_VISIT(self->host);
+	return 0;
+}
+
+static void let_go(struct mapping **mapping)
+{
+	if (*mapping)
+		(*mapping)->users--;
+	Py_CLEAR(*mapping);
+}
+
+static int channel_clear(struct channel *self)
+{
+	let_go(&self->memory);
+	let_go(&self->host);
+	return 0;
+}
+
+static void channel_dealloc(struct channel *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	PyObject_GC_UnTrack(self);
+	channel_clear(self);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef channel_methods[] = {
+	{"push", GDR_FASTCALL(channel_push),
+	 "push(record, timeout=None)\n--\n\n"
+	 "Push one record: a contiguous buffer of `record_nbytes` bytes.\n\n"
+	 "It is on its way to the GPU when this returns. While the ring is full it waits, up to\n"
+	 "`timeout` seconds; other Python threads run meanwhile, and signals are answered.\n"
+	 "Raises ValueError, Timeout, Closed (also when the consumer takes no more), Forked."},
+	{"push_many", GDR_FASTCALL(channel_push_many),
+	 "push_many(records, timeout=None)\n--\n\n"
+	 "Push the records of a contiguous buffer, in order, as push() does one.\n\n"
+	 "The consumer is told of them some at a time. Where this raises Timeout or Closed, or\n"
+	 "what a signal's handler raised, the first ones may have been pushed: see `pushed`."},
+	{"drain", GDR_FASTCALL(channel_drain),
+	 "drain(timeout=None)\n--\n\n"
+	 "Wait until the consumer has taken all that was pushed before this call.\n\n"
+	 "May be called after close(). Raises Timeout, Closed (the consumer takes no more)."},
+	{"close", (PyCFunction)channel_close, METH_NOARGS,
+	 "close()\n--\n\n"
+	 "Tell the consumer that no more comes. May be called again.\n\n"
+	 "What is in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
+	 "memory is freed when the Channel and its readers are gone: keep it until the kernel\n"
+	 "that reads it has ended."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef channel_getset[] = {
+	{"room", (getter)channel_room, NULL, "How many records can be pushed without waiting.",
+	 NULL},
+	{"pushed", (getter)channel_pushed, NULL, "How many records were ever pushed.", NULL},
+	{"popped", (getter)channel_popped, NULL, "How many of them the consumer has taken.", NULL},
+	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef channel_members[] = {
+	{"record_nbytes", T_ULONGLONG, offsetof(struct channel, producer.ring.record_nbytes),
+	 READONLY, "Bytes of a record."},
+	{"capacity", T_ULONGLONG, offsetof(struct channel, producer.ring.capacity), READONLY,
+	 "How many records the ring holds."},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot channel_slots[] = {
+	{Py_tp_doc, "Channel(memory, host, record_nbytes, capacity)\n--\n\n"
+		    "The producer's end of a ring of records."},
+	{Py_tp_init, channel_init},
+	{Py_tp_dealloc, channel_dealloc},
+	{Py_tp_traverse, channel_traverse},
+	{Py_tp_clear, channel_clear},
+	{Py_tp_methods, channel_methods},
+	{Py_tp_getset, channel_getset},
+	{Py_tp_members, channel_members},
+	{0, NULL},
+};
+
+PyType_Spec gdr_channel_spec = {
+	.name = "gdrpy._core._mapping.Channel",
+	.basicsize = sizeof(struct channel),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = channel_slots,
+};

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: MIT */
+/* gdrpy._core._mapping.ChannelReader: the consumer's end of a channel, on the CPU. */
+#include "channel.h"
+
+#include "spin.h"
+
+#include <structmember.h>
+
+struct reader {
+	PyObject_HEAD struct channel *channel; /* NULL until it is initialized */
+	struct gdr_ring_consumer consumer;
+	bool closed;
+};
+
+struct wait {
+	struct reader *reader;
+	const char *method;
+};
+
+static bool reader_usable(struct reader *self, const char *method)
+{
+	if (!self->channel) {
+		PyErr_Format(PyExc_TypeError, "%s: the reader was never initialized", method);
+		return false;
+	}
+	if (!gdr_channel_usable(self->channel, method))
+		return false;
+	if (self->closed) {
+		PyErr_Format(gdr_error_closed, "%s: the reader is closed", method);
+		return false;
+	}
+	return true;
+}
+
+static bool may_go_on(void *context)
+{
+	struct wait *wait = context;
+
+	return reader_usable(wait->reader, wait->method);
+}
+
+static bool look(void *context)
+{
+	struct reader *self = ((struct wait *)context)->reader;
+
+	return gdr_ring_has_news(&self->consumer) ||
+	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
+}
+
+/* Wait for records, and say how many there are: 0 at the end; -1 with an exception set. */
+static int64_t wait_for_records(struct reader *self, const char *method, PyObject *limit)
+{
+	struct wait wait = {self, method};
+	struct gdr_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
+	enum gdr_spin_end end;
+	int64_t deadline;
+	uint64_t ready;
+
+	if (!gdr_as_timeout(method, limit, &spin.timeout) || !reader_usable(self, method))
+		return -1;
+	ready = gdr_ring_ready(&self->consumer);
+	if (ready)
+		return (int64_t)ready;
+
+	spin.looks = self->consumer.ring.type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED
+								    : GDR_LOOKS_UNCACHED;
+	deadline = gdr_deadline(spin.timeout);
+	do {
+		spin.timeout = gdr_time_left(deadline);
+		end = gdr_spin(&spin);
+		if (end == GDR_SPIN_LATE)
+			PyErr_Format(gdr_error_timeout, "%s: no record came in time", method);
+		if (end != GDR_SPIN_CAME || !reader_usable(self, method))
+			return -1;
+		if (gdr_ring_ended(&self->consumer))
+			return 0;
+		ready = gdr_ring_ready(&self->consumer); /* unless another thread has taken it */
+	} while (!ready);
+	return (int64_t)ready;
+}
+
+static PyObject *take(struct reader *self, uint64_t count)
+{
+	Py_ssize_t nbytes = (Py_ssize_t)(count * self->consumer.ring.record_nbytes);
+	PyObject *records = PyBytes_FromStringAndSize(NULL, nbytes);
+
+	if (records)
+		gdr_ring_take(&self->consumer, PyBytes_AsString(records), count);
+	return records;
+}
+
+static PyObject *reader_pop(struct reader *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
+{
+	static const char *const names[] = {"timeout", NULL};
+	static const char method[] = "ChannelReader.pop";
+	PyObject *arg[1];
+	int64_t ready;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+		return NULL;
+	ready = wait_for_records(self, method, arg[0]);
+	if (ready < 0)
+		return NULL;
+	return ready ? take(self, 1) : Py_NewRef(Py_None);
+}
+
+static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_ssize_t nargs,
+				 PyObject *kwnames)
+{
+	static const char *const names[] = {"limit", "timeout", NULL};
+	static const char method[] = "ChannelReader.pop_many";
+	Py_ssize_t limit;
+	PyObject *arg[2];
+	int64_t ready;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+		return NULL;
+	limit = gdr_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
+	if (limit < 0)
+		return NULL;
+	if (!limit) {
+		PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0", method);
+		return NULL;
+	}
+	ready = wait_for_records(self, method, arg[1]);
+	if (ready < 0)
+		return NULL;
+	return take(self, (uint64_t)(ready < limit ? ready : limit));
+}
+
+static PyObject *reader_close(struct reader *self, PyObject *Py_UNUSED(unused))
+{
+	if (self->channel && !self->closed) {
+		if (self->channel->memory->generation == gdr_fork_generation)
+			gdr_ring_stop(&self->consumer.ring);
+		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
+{
+	return PyBool_FromLong(!self->channel || self->closed);
+}
+
+static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"channel", NULL};
+	struct channel *channel;
+
+	if (self->channel) {
+		PyErr_SetString(PyExc_TypeError, "a ChannelReader is made once");
+		return -1;
+	}
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
+					 gdr_channel_type_object, &channel) ||
+	    !gdr_channel_usable(channel, "ChannelReader"))
+		return -1;
+	self->channel = (struct channel *)Py_NewRef((PyObject *)channel);
+	self->consumer.ring = channel->producer.ring;
+	gdr_ring_consumer_begin(&self->consumer);
+	return 0;
+}
+
+static int reader_traverse(struct reader *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->channel);
+	return 0;
+}
+
+static int reader_clear(struct reader *self)
+{
+	Py_CLEAR(self->channel);
+	return 0;
+}
+
+static void reader_dealloc(struct reader *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	PyObject_GC_UnTrack(self);
+	reader_clear(self);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef reader_methods[] = {
+	{"pop", GDR_FASTCALL(reader_pop),
+	 "pop(timeout=None)\n--\n\n"
+	 "Wait for a record and take it, as bytes; None at the channel's end.\n\n"
+	 "Other Python threads run while it waits, and signals are answered.\n"
+	 "Raises Timeout, Closed (the reader is), Forked."},
+	{"pop_many", GDR_FASTCALL(reader_pop_many),
+	 "pop_many(limit=None, timeout=None)\n--\n\n"
+	 "Wait for a record and take all that are there, up to `limit`, as the bytes of one after\n"
+	 "another; no bytes at the channel's end. Raises as pop() does."},
+	{"close", (PyCFunction)reader_close, METH_NOARGS,
+	 "close()\n--\n\n"
+	 "Take no more records: pushes raise Closed from then on. May be called again."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef reader_getset[] = {
+	{"closed", (getter)reader_closed, NULL, "Whether close() has been called.", NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef reader_members[] = {
+	{"channel", T_OBJECT_EX, offsetof(struct reader, channel), READONLY,
+	 "The channel that it reads, which it keeps."},
+	{NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot reader_slots[] = {
+	{Py_tp_doc, "ChannelReader(channel)\n--\n\nThe consumer's end of a channel, on the CPU."},
+	{Py_tp_init, reader_init},
+	{Py_tp_dealloc, reader_dealloc},
+	{Py_tp_traverse, reader_traverse},
+	{Py_tp_clear, reader_clear},
+	{Py_tp_methods, reader_methods},
+	{Py_tp_getset, reader_getset},
+	{Py_tp_members, reader_members},
+	{0, NULL},
+};
+
+PyType_Spec gdr_channel_reader_spec = {
+	.name = "gdrpy._core._mapping.ChannelReader",
+	.basicsize = sizeof(struct reader),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+	.slots = reader_slots,
+};

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+#include "spin.h"
+
+#include "pyhelp.h"
+
+#include <sched.h>
+#include <time.h>
+
+/* After so long look for signals, and let others have the CPU. */
+#define ROUND_NS 1000000
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+int64_t gdr_now_ns(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+int64_t gdr_deadline(int64_t timeout)
+{
+	return timeout == INT64_MAX ? INT64_MAX : gdr_now_ns() + timeout;
+}
+
+int64_t gdr_time_left(int64_t deadline)
+{
+	int64_t left = deadline == INT64_MAX ? INT64_MAX : deadline - gdr_now_ns();
+
+	return left > 0 ? left : 0;
+}
+
+static inline bool look(const struct gdr_spin *spin)
+{
+	int looks = spin->looks;
+
+	do {
+		if (spin->look(spin->context))
+			return true;
+		cpu_relax();
+	} while (--looks);
+	return false;
+}
+
+static bool look_for_a_round(const struct gdr_spin *spin, int64_t deadline, bool *late)
+{
+	int64_t now = gdr_now_ns();
+	int64_t end = now + ROUND_NS;
+	bool came;
+
+	do {
+		came = look(spin);
+		now = gdr_now_ns();
+		*late = now >= deadline;
+	} while (!came && !*late && now < end);
+	if (!came && !*late)
+		sched_yield();
+	return came;
+}
+
+enum gdr_spin_end gdr_spin(const struct gdr_spin *spin)
+{
+	PyThreadState *thread;
+	int64_t deadline;
+	bool came, late;
+
+	if (look(spin))
+		return GDR_SPIN_CAME;
+
+	deadline = gdr_deadline(spin->timeout);
+	for (;;) {
+		thread = PyEval_SaveThread();
+		came = look_for_a_round(spin, deadline, &late);
+		PyEval_RestoreThread(thread);
+
+		if (came)
+			return GDR_SPIN_CAME;
+		if (PyErr_CheckSignals() || !spin->may_go_on(spin->context))
+			return GDR_SPIN_ERROR;
+		if (late)
+			return GDR_SPIN_LATE;
+	}
+}

@@ -47,20 +47,28 @@ static bool look(void *context)
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
 }
 
-/* Wait for records, and say how many there are: 0 at the end; -1 with an exception set. */
-static int64_t wait_for_records(struct reader *self, const char *method, PyObject *limit)
+static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
+{
+	int64_t ready = (int64_t)gdr_ring_ready(&self->consumer, (uint64_t)wanted);
+
+	return ready < wanted ? ready : wanted;
+}
+
+/* Wait for records, and say how many of those wanted there are: 0 at the end; -1 is an error. */
+static int64_t wait_for_records(struct reader *self, const char *method, Py_ssize_t wanted,
+				PyObject *limit)
 {
 	struct wait wait = {self, method};
 	struct gdr_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
 	enum gdr_spin_end end;
 	int64_t deadline;
-	uint64_t ready;
+	int64_t ready;
 
 	if (!gdr_as_timeout(method, limit, &spin.timeout) || !reader_usable(self, method))
 		return -1;
-	ready = gdr_ring_ready(&self->consumer);
+	ready = ready_of(self, wanted);
 	if (ready)
-		return (int64_t)ready;
+		return ready;
 
 	spin.looks = self->consumer.ring.type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED
 								    : GDR_LOOKS_UNCACHED;
@@ -74,18 +82,18 @@ static int64_t wait_for_records(struct reader *self, const char *method, PyObjec
 			return -1;
 		if (gdr_ring_ended(&self->consumer))
 			return 0;
-		ready = gdr_ring_ready(&self->consumer); /* unless another thread has taken it */
+		ready = ready_of(self, wanted); /* unless another thread has taken it */
 	} while (!ready);
-	return (int64_t)ready;
+	return ready;
 }
 
-static PyObject *take(struct reader *self, uint64_t count)
+static PyObject *take(struct reader *self, int64_t count)
 {
-	Py_ssize_t nbytes = (Py_ssize_t)(count * self->consumer.ring.record_nbytes);
+	int64_t nbytes = count * (int64_t)self->consumer.ring.record_nbytes;
 	PyObject *records = PyBytes_FromStringAndSize(NULL, nbytes);
 
 	if (records)
-		gdr_ring_take(&self->consumer, PyBytes_AsString(records), count);
+		gdr_ring_take(&self->consumer, PyBytes_AsString(records), (uint64_t)count);
 	return records;
 }
 
@@ -99,10 +107,10 @@ static PyObject *reader_pop(struct reader *self, PyObject *const *args, Py_ssize
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
-	ready = wait_for_records(self, method, arg[0]);
+	ready = wait_for_records(self, method, 1, arg[0]);
 	if (ready < 0)
 		return NULL;
-	return ready ? take(self, 1) : Py_NewRef(Py_None);
+	return ready ? take(self, ready) : Py_NewRef(Py_None);
 }
 
 static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_ssize_t nargs,
@@ -123,10 +131,8 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 		PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0", method);
 		return NULL;
 	}
-	ready = wait_for_records(self, method, arg[1]);
-	if (ready < 0)
-		return NULL;
-	return take(self, (uint64_t)(ready < limit ? ready : limit));
+	ready = wait_for_records(self, method, limit, arg[1]);
+	return ready < 0 ? NULL : take(self, ready);
 }
 
 static PyObject *reader_close(struct reader *self, PyObject *Py_UNUSED(unused))

@@ -130,9 +130,9 @@ void gdr_ring_consumer_begin(struct gdr_ring_consumer *consumer)
 	consumer->head = consumer->tail = word(consumer->ring.head);
 }
 
-uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer)
+uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer, uint64_t wanted)
 {
-	if (consumer->tail == consumer->head) {
+	if (consumer->tail - consumer->head < wanted) {
 		consumer->tail = word(consumer->ring.tail);
 		gdr_load_fence(); /* no record is read before the tail that covers it */
 	}
@@ -164,7 +164,7 @@ bool gdr_ring_ended(struct gdr_ring_consumer *consumer)
 	bool closed = word(consumer->ring.closed) != 0;
 
 	gdr_load_fence();
-	return closed && gdr_ring_ready(consumer) == 0;
+	return closed && gdr_ring_ready(consumer, 1) == 0;
 }
 
 void gdr_ring_stop(const struct gdr_ring *ring)

@@ -70,8 +70,8 @@ struct gdr_ring_consumer {
 /* Go on where the last consumer has left off. */
 void gdr_ring_consumer_begin(struct gdr_ring_consumer *consumer);
 
-/* How many records are there; by a new look if there were none. */
-uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer);
+/* How many records are there; by a new look if the last one found fewer than are wanted. */
+uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer, uint64_t wanted);
 
 /* Whether there is anything for it: a record, or the end. */
 bool gdr_ring_has_news(const struct gdr_ring_consumer *consumer);

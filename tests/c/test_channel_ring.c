@@ -32,7 +32,7 @@ static struct record nth(uint64_t index)
 	return record;
 }
 
-static struct gdr_ring new_ring(void)
+static struct gdr_ring new_ring_of(enum gdr_mapping_type type)
 {
 	struct gdr_ring ring;
 
@@ -43,9 +43,14 @@ static struct gdr_ring new_ring(void)
 		host = memory + 4096;
 	}
 	memset(memory, 0xAA, 8192);
-	gdr_ring_place(&ring, GDR_MAPPING_CACHED, memory, host, NBYTES, CAPACITY);
+	gdr_ring_place(&ring, type, memory, host, NBYTES, CAPACITY);
 	gdr_ring_begin(&ring, memory, MEMORY_PTR, HOST_PTR);
 	return ring;
+}
+
+static struct gdr_ring new_ring(void)
+{
+	return new_ring_of(GDR_MAPPING_CACHED);
 }
 
 static void push_nth(struct gdr_ring_producer *producer, uint64_t first, uint64_t count)
@@ -86,25 +91,32 @@ static void a_kernel_finds_everything_by_the_descriptor(void)
 	CHECK_EQ(channel->stopped, HOST_PTR + 128);
 }
 
-static void records_come_out_in_order_from_every_place_in_the_ring(void)
+static void check_order(enum gdr_mapping_type type)
 {
-	struct gdr_ring_producer producer = {.ring = new_ring()};
+	struct gdr_ring_producer producer = {.ring = new_ring_of(type)};
 	struct gdr_ring_consumer consumer = {.ring = producer.ring};
 	uint64_t done = 0;
 
 	for (uint64_t count = 1; count <= CAPACITY; count++) {
 		for (int place = 0; place < CAPACITY; place++) {
 			push_nth(&producer, done, count);
-			CHECK_EQ(gdr_ring_ready(&consumer), count);
+			CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), count);
 			take_nth(&consumer, done, count);
 			done += count;
 			push_nth(&producer, done, 1);
-			CHECK_EQ(gdr_ring_ready(&consumer), 1);
+			CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), 1);
 			take_nth(&consumer, done++, 1);
 		}
 	}
 	CHECK_EQ(*producer.ring.tail, done);
 	CHECK_EQ(*producer.ring.head, done);
+}
+
+static void records_come_out_in_order_from_every_place_in_the_ring(void)
+{
+	check_order(GDR_MAPPING_CACHED);
+	check_order(GDR_MAPPING_WC);
+	check_order(GDR_MAPPING_DEVICE);
 }
 
 static void a_full_ring_takes_what_there_is_room_for(void)
@@ -118,12 +130,12 @@ static void a_full_ring_takes_what_there_is_room_for(void)
 	CHECK_EQ(gdr_ring_room(&producer), CAPACITY);
 	CHECK_EQ(gdr_ring_push(&producer, (char *)records, CAPACITY + 3), CAPACITY);
 	CHECK_EQ(gdr_ring_push(&producer, (char *)&records[CAPACITY], 3), 0);
-	CHECK_EQ(gdr_ring_ready(&consumer), CAPACITY);
+	CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), CAPACITY);
 	take_nth(&consumer, 0, 2);
 	CHECK_EQ(gdr_ring_room(&producer), 2);
 	CHECK_EQ(gdr_ring_push(&producer, (char *)&records[CAPACITY], 3), 2);
 	take_nth(&consumer, 2, CAPACITY - 2);
-	CHECK_EQ(gdr_ring_ready(&consumer), 2);
+	CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), 2);
 	take_nth(&consumer, CAPACITY, 2);
 }
 
@@ -135,10 +147,10 @@ static void counters_go_on_beyond_32_bits(void)
 
 	*producer.ring.head = *producer.ring.tail = start;
 	gdr_ring_consumer_begin(&consumer);
-	CHECK_EQ(gdr_ring_ready(&consumer), 0);
+	CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), 0);
 	for (uint64_t i = start; i < start + 10; i++) {
 		push_nth(&producer, i, 1);
-		CHECK_EQ(gdr_ring_ready(&consumer), 1);
+		CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), 1);
 		take_nth(&consumer, i, 1);
 	}
 	CHECK_EQ(*producer.ring.head, start + 10);
@@ -150,10 +162,10 @@ static void a_second_consumer_goes_on_where_the_first_has_left_off(void)
 	struct gdr_ring_consumer first = {.ring = producer.ring}, second = first;
 
 	push_nth(&producer, 0, 5);
-	CHECK_EQ(gdr_ring_ready(&first), 5);
+	CHECK_EQ(gdr_ring_ready(&first, CAPACITY), 5);
 	take_nth(&first, 0, 2);
 	gdr_ring_consumer_begin(&second);
-	CHECK_EQ(gdr_ring_ready(&second), 3);
+	CHECK_EQ(gdr_ring_ready(&second, CAPACITY), 3);
 	take_nth(&second, 2, 3);
 }
 
@@ -203,7 +215,7 @@ static void *take_all(void *context)
 
 	gdr_ring_consumer_begin(&consumer);
 	while (!gdr_ring_ended(&consumer)) {
-		uint64_t count = gdr_ring_ready(&consumer);
+		uint64_t count = gdr_ring_ready(&consumer, CAPACITY);
 
 		if (!count) {
 			sched_yield();
@@ -281,7 +293,7 @@ static void a_killed_producer_leaves_whole_records(void)
 		gdr_ring_consumer_begin(&consumer);
 		CHECK(consumer.head >= before);
 		before = consumer.head;
-		take_nth(&consumer, consumer.head, gdr_ring_ready(&consumer));
+		take_nth(&consumer, consumer.head, gdr_ring_ready(&consumer, CAPACITY));
 	}
 }
 
@@ -291,7 +303,7 @@ static void take_for_ever(struct gdr_ring *ring)
 
 	gdr_ring_consumer_begin(&consumer);
 	for (;;) {
-		uint64_t count = gdr_ring_ready(&consumer);
+		uint64_t count = gdr_ring_ready(&consumer, CAPACITY);
 
 		if (count)
 			take_nth(&consumer, consumer.head, count);
@@ -323,7 +335,7 @@ static void a_killed_consumer_loses_nothing_that_it_gave_no_credit_for(void)
 		struct gdr_ring_consumer consumer = {.ring = producer.ring};
 
 		gdr_ring_consumer_begin(&consumer);
-		take_nth(&consumer, consumer.head, gdr_ring_ready(&consumer));
+		take_nth(&consumer, consumer.head, gdr_ring_ready(&consumer, CAPACITY));
 	}
 	CHECK_EQ(pthread_join(thread, NULL), 0);
 	CHECK(!producer.broken);

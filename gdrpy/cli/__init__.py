@@ -14,11 +14,13 @@ from gdrpy.cli import (
     alloc,
     consumer,
     copybw,
+    copylat,
     get,
     info,
     load,
     ls,
     options,
+    pplat,
     producer,
     put,
     rm,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 #: Every command, in the order of ``gdrpy --help``.
 GROUPS = {
-    "this machine and this process": (info, validate, copybw, producer, consumer),
+    "this machine and this process": (info, validate, copybw, copylat, pplat, producer, consumer),
     "the broker": (serve, top, watch),
     "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),
 }

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from gdrpy import Flag, Timeout, cuda
 from gdrpy._resource import Undo
+from gdrpy.cli.checks.difference import Mismatch
+from gdrpy.cli.sampling import clock, undisturbed
 
 FINISHED = "all rounds answered"
 STOPPED = "stopped"
@@ -72,20 +74,22 @@ def responder(
         yield answering
 
 
-def play(ping: Flag, reply: Flag, rounds: int, timeout: float = 1.0) -> list[int]:
+def play(ping: Flag, reply: Flag, rounds: int, timeout: float = 5.0) -> list[int]:
     """Play rounds with a responder; the nanoseconds of each, from before the store to the answer.
 
-    Raises Timeout, and ValueError if an answer is not that round's.
+    ``timeout`` is that of a round in seconds. Raises Timeout, and Mismatch where an answer is not
+    the round's.
     """
-    clock, set_ping, wait = time.perf_counter_ns, ping.set, reply.wait
+    set_ping, wait = ping.set, reply.wait
     samples = []
-    for number in range(1, rounds + 1):
-        begun = clock()
-        set_ping(number)
-        answer = wait(number, timeout)
-        samples.append(clock() - begun)
-        if answer != number:
-            raise ValueError(f"round {number} was answered by {answer}")
+    with undisturbed():
+        for number in range(1, rounds + 1):
+            begun = clock()
+            set_ping(number)
+            answer = wait(number, timeout)
+            samples.append(clock() - begun)
+            if answer != number:
+                raise Mismatch(f"round {number} was answered by {answer}")
     return samples
 
 

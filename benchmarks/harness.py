@@ -170,6 +170,7 @@ class Session:
     measurements: list[Measurement] = field(default_factory=list)
     sweeps: list[Points] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    distributions: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
     def add(self, measurement: Measurement) -> Measurement:

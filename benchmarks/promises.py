@@ -9,6 +9,8 @@ import attach
 import broker
 import engine
 import latency
+import pingpong
+import scatter
 import transfers
 from harness import identifier
 from rivals import BINDINGS, PAGEABLE, PINNED, way
@@ -51,6 +53,10 @@ def _latency(operation: str, nbytes: int, way: str) -> str:
 
 def _broker(operation: str, way: str) -> str:
     return identifier(broker.MODULE, operation, None, way)
+
+
+def _pingpong(way: str) -> str:
+    return identifier(pingpong.MODULE, pingpong.OPERATION, None, way)
 
 
 def _to(name: str) -> str:
@@ -158,6 +164,26 @@ GOALS = (
     ),
     *_transfers(transfers.WRITE),
     *_transfers(transfers.READ),
+    *(
+        Goal(
+            f"{way}, 10,000 records of 64 B: times faster than a Python loop over write",
+            identifier(scatter.MODULE, scatter.OPERATION, None, way),
+            10,
+            "x",
+            at_least=True,
+            relative_to=(identifier(scatter.MODULE, scatter.OPERATION, None, scatter.LOOP),),
+        )
+        for way in (scatter.WRITE_MANY, scatter.SCATTER)
+    ),
+    Goal("ping-pong: flag through the mapping", _pingpong(pingpong.FASTEST), 1.7, "us"),
+    Goal(
+        "ping-pong: all in page-locked memory over flag through the mapping",
+        _pingpong(pingpong.FASTEST),
+        1,
+        "x",
+        at_least=True,
+        relative_to=(_pingpong(pingpong.PINNED),),
+    ),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
     Goal(

@@ -23,6 +23,9 @@ import engine
 import goals
 import latency
 import machine
+import pingpong
+import queued
+import scatter
 import transfers
 from gdrpy import cuda
 from harness import Session
@@ -30,7 +33,8 @@ from table import Table
 from tables import tables, wrong_data
 
 MODULES: dict[str, Callable[[Session], None]] = {
-    one.MODULE: one.run for one in (latency, engine, transfers, attach, broker)
+    one.MODULE: one.run
+    for one in (latency, engine, transfers, scatter, pingpong, queued, attach, broker)
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -116,6 +120,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "absent": [{"what": what, "reason": reason} for what, reason in session.absent.items()],
         "sweeps": [one.json() for one in session.sweeps],
         "figures": [one.json() for one in session.figures],
+        "distributions": session.distributions,
         "goals": goals.check(session, simulated),
     }
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from attach import MODULE as ATTACH
-from broker import MODULE as BROKER
 from latency import EMPTY_CALL
 from sweep_tables import sweep_tables
 from table import Table
 from words import ABSENT, figure, size_words
 
-#: Modules whose measurements are of no size, each of something else.
-_WITHOUT_SIZES = (ATTACH, BROKER)
-
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Every table of a result, the goals last."""
     shown = [one for one in result["measurements"] if _worth_a_column(one)]
-    topics = dict.fromkeys((one["module"], one["operation"]) for one in shown)
-    for module, operation in topics:
-        if module not in _WITHOUT_SIZES:
-            yield _by_size(
-                [one for one in shown if (one["module"], one["operation"]) == (module, operation)]
-            )
-    for module in _WITHOUT_SIZES:
-        once = [one for one in shown if one["module"] == module]
-        if once:
-            yield _with_spread(once)
+    for module in dict.fromkeys(one["module"] for one in shown):
+        found = [one for one in shown if one["module"] == module]
+        if all(one["nbytes"] is None for one in found):
+            yield _with_spread(found)
+            continue
+        for operation in dict.fromkeys(one["operation"] for one in found):
+            yield _by_size([one for one in found if one["operation"] == operation])
     for sweep in result.get("sweeps", ()):
         yield from sweep_tables(sweep)
+    if result.get("distributions"):
+        yield _distributions(result["distributions"])
     yield _goals([one for one in result["goals"] if _concerns(one, result["modules"])])
 
 
@@ -83,6 +77,20 @@ def _with_spread(measurements: list[dict[str, Any]]) -> Table:
                 str(one["count"]),
             ]
             for one in measurements
+        ],
+    )
+
+
+def _distributions(distributions: list[dict[str, Any]]) -> Table:
+    """A row for each way, with how its single times are distributed."""
+    first = distributions[0]
+    columns = ("minimum", "median", "p90", "p99", "p99.9", "maximum")
+    return Table(
+        f"{first['module']}: {first['operation']}, {first['unit']}",
+        ["way", *columns, "count"],
+        [
+            [one["way"], *(figure(one[name]) for name in columns), str(one["count"])]
+            for one in distributions
         ],
     )
 

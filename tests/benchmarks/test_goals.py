@@ -39,7 +39,7 @@ class TestBound:
             measured("cuda.bindings, pageable", 6.0),
             measured("cuda.bindings, pinned", 7.0),
         )
-        found, _ = verdict("times faster", measured(WRITE, value), *rivals)
+        found, _ = verdict("times faster than cuMemcpyHtoD", measured(WRITE, value), *rivals)
         assert found == expected
 
 
@@ -57,10 +57,13 @@ class TestFigure:
 
 class TestNoFigure:
     def test_without_the_measurement(self):
-        assert verdict("times faster") == ("not measured", None)
+        assert verdict("times faster than cuMemcpyHtoD") == ("not measured", None)
 
     def test_without_the_rival(self):
-        assert verdict("times faster", measured(WRITE, 0.1)) == ("not measured", None)
+        assert verdict("times faster than cuMemcpyHtoD", measured(WRITE, 0.1)) == (
+            "not measured",
+            None,
+        )
 
     def test_where_wrong_data_was_moved(self):
         wrong = measured(f"{WRITE} - C routine", 0.05, verified=False)

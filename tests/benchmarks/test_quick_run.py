@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import pytest
+
 import latency
 import promises
 import transfers
@@ -22,6 +24,7 @@ RESULT_FIELDS = {
     "absent": list,
     "sweeps": list,
     "figures": list,
+    "distributions": list,
     "goals": list,
     "durations_s": dict,
 }
@@ -197,6 +200,18 @@ class TestCoverage:
             for kind in kinds:
                 for who in (transfers.AUTOMATIC, transfers.MAPPING, transfers.DMA):
                     assert None not in one["median"][f"{who}, {kind}"]
+
+
+class TestDistributions:
+    def test_count_every_exchange_once(self, result):
+        for one in result["distributions"]:
+            assert sum(one["counts"]) == one["count"] > 0
+            assert len(one["edges"]) == len(one["counts"]) + 1
+
+    def test_agree_with_the_figures_that_goals_are_held_against(self, result):
+        values = {one["id"]: one["value"] for one in result["figures"]}
+        for one in result["distributions"]:
+            assert values[one["id"]] == pytest.approx(one["median"], abs=0.001)
 
 
 class TestAbsentRivals:

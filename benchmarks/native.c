@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The copy engine called from C, timed: what the same copy costs without Python. */
-#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 
-#include "copy.h"
+#include "parallel.h"
 
 static uint64_t now(void)
 {
@@ -36,6 +35,29 @@ uint64_t bench_read(int type, void *mapping, void *host, size_t nbytes, uint64_t
 
 	for (uint64_t call = 0; call < calls; call++)
 		gdr_copy_from_mapping(type, host, mapping, nbytes);
+	return now() - start;
+}
+
+/* The same by several threads of the engine's pool. */
+uint64_t bench_write_by(unsigned int threads, int type, void *mapping, void *host, size_t nbytes,
+			uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++) {
+		gdr_copy_to_mapping_by(threads, type, mapping, host, nbytes);
+		gdr_store_fence();
+	}
+	return now() - start;
+}
+
+uint64_t bench_read_by(unsigned int threads, int type, void *mapping, void *host, size_t nbytes,
+		       uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++)
+		gdr_copy_from_mapping_by(threads, type, host, mapping, nbytes);
 	return now() - start;
 }
 

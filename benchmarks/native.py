@@ -53,6 +53,8 @@ class Native:
         for name, arguments in {
             "bench_write": (ctypes.c_int, pointer, pointer, size, calls),
             "bench_read": (ctypes.c_int, pointer, pointer, size, calls),
+            "bench_write_by": (ctypes.c_uint, ctypes.c_int, pointer, pointer, size, calls),
+            "bench_read_by": (ctypes.c_uint, ctypes.c_int, pointer, pointer, size, calls),
             "bench_store": (pointer, ctypes.c_uint32, calls),
             "bench_routine_write": (pointer, pointer, pointer, size, calls),
             "bench_routine_read": (pointer, pointer, pointer, size, calls),
@@ -82,6 +84,18 @@ class Native:
         """The engine's copy from a mapping."""
         function = self._library.bench_read
         return Loop(function, int(mapping.mapping_type), *_range(mapping, offset, host), keep=host)
+
+    def write_by(self, threads: int, mapping: Mapping, host: Bytes) -> Loop:
+        """The engine's copy to a mapping by several threads, and a store fence."""
+        function = self._library.bench_write_by
+        kind = int(mapping.mapping_type)
+        return Loop(function, threads, kind, *_range(mapping, 0, host), keep=host)
+
+    def read_by(self, threads: int, mapping: Mapping, host: Bytes) -> Loop:
+        """The engine's copy from a mapping by several threads."""
+        function = self._library.bench_read_by
+        kind = int(mapping.mapping_type)
+        return Loop(function, threads, kind, *_range(mapping, 0, host), keep=host)
 
     def store(self, mapping: Mapping, value: int) -> Loop:
         """A store of a 32-bit word to the mapping's start, between fences."""

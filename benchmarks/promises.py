@@ -11,10 +11,11 @@ import engine
 import latency
 import pingpong
 import scatter
+import threads
 import transfers
 from harness import identifier
 from rivals import BINDINGS, PAGEABLE, PINNED, way
-from sweep import figure_id
+from sweep import figure_id, rate_name
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,17 @@ GOALS = (
         10,
         "x",
         at_least=True,
+    ),
+    *(
+        Goal(
+            f"{operation}, {rate_name(*rate)}",
+            figure_id(threads.MODULE, operation, rate_name(*rate)),
+            bound,
+            "GB/s",
+            at_least=True,
+        )
+        for operation, bounds in ((threads.TO, (20, 32)), (threads.FROM, (1, 6)))
+        for rate, bound in zip(threads.RATES[operation], bounds, strict=True)
     ),
     *_transfers(transfers.WRITE),
     *_transfers(transfers.READ),

@@ -26,6 +26,7 @@ import machine
 import pingpong
 import queued
 import scatter
+import threads
 import transfers
 from gdrpy import cuda
 from harness import Session
@@ -34,7 +35,7 @@ from tables import tables, wrong_data
 
 MODULES: dict[str, Callable[[Session], None]] = {
     one.MODULE: one.run
-    for one in (latency, engine, transfers, scatter, pingpong, queued, attach, broker)
+    for one in (latency, engine, threads, transfers, scatter, pingpong, queued, attach, broker)
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -116,6 +116,13 @@ class Sweep:
                 Figure(figure_id(self.module, self.operation, name), ratio, "x", words)
             )
 
+    def rate(self, session: Session, size: int, way: str) -> None:
+        """Derive the figure ``rate_name(size, way)``: GB/s of a way at a size, if it was there."""
+        for point in self.points:
+            if point.key == (size,) and way in point.times and not self.wrong:
+                name = figure_id(self.module, self.operation, rate_name(size, way))
+                session.derive_figure(Figure(name, size / point.median(way), "GB/s"))
+
     def json(self) -> dict[str, Any]:
         """As plain values, a column for each part of the keys, each way and each ratio."""
         return {
@@ -145,6 +152,11 @@ class Sweep:
             ]
             for way in self.methods
         }
+
+
+def rate_name(size: int, way: str) -> str:
+    """The name of the figure that is the rate of a way at a size."""
+    return f"{size_words(size)}, {way}"
 
 
 def figure_id(module: str, operation: str, name: str) -> str:

@@ -40,7 +40,8 @@ def _by_size(sweep: Sweep) -> Iterator[Table]:
     times, fast = sweep["median"], {way: rates(sweep, way) for way in sweep["median"]}
     yield _columns(sweep, f"{title}, us (median)", times, range(RATES_FROM + 1))
     yield _columns(sweep, f"{title}, GB/s (median)", fast, range(RATES_FROM, sys.maxsize))
-    yield _columns(sweep, f"{title}, ratios", sweep["ratios"], range(sys.maxsize))
+    if sweep["ratios"]:
+        yield _columns(sweep, f"{title}, ratios", sweep["ratios"], range(sys.maxsize))
 
 
 def _columns(

@@ -17,9 +17,8 @@ MIN_SAMPLES = 7
 SHORTEST_BATCH = 100_000
 LONGEST_BATCH = 5_000_000
 
-#: What a time in ns is multiplied with for a unit. GB/s is bytes per ns.
+#: What a time in ns is multiplied with for a unit.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
-RATE_UNIT = "GB/s"
 #: Thousands of requests a second.
 REQUEST_RATE_UNIT = "kHz"
 
@@ -79,9 +78,6 @@ class Topic:
 
     def sample(self, nanoseconds: float) -> float:
         """A time in this topic's unit."""
-        if self.unit == RATE_UNIT:
-            assert self.nbytes is not None
-            return self.nbytes / nanoseconds
         return nanoseconds * TIME_UNITS[self.unit]
 
 
@@ -131,6 +127,27 @@ class Measurement:
         }
 
 
+@dataclass(frozen=True)
+class Figure:
+    """One figure taken from many points, and the point that it is of, in words."""
+
+    id: str
+    value: float
+    unit: str
+    where: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"id": self.id, "value": _round(self.value), "unit": self.unit, "where": self.where}
+
+
+class Points(Protocol):
+    """A comparison at many points, kept as statistics: see sweep.py."""
+
+    def json(self) -> dict[str, Any]:
+        """As plain values."""
+
+
 def identifier(module: str, operation: str, nbytes: int | None, way: str) -> str:
     """The id of a measurement."""
     return "/".join(str(part) for part in (module, operation, nbytes, way) if part is not None)
@@ -151,6 +168,9 @@ class Session:
     quick: bool
     step: Callable[[str], None]
     measurements: list[Measurement] = field(default_factory=list)
+    sweeps: list[Points] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    distributions: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
 
     def add(self, measurement: Measurement) -> Measurement:
@@ -159,33 +179,32 @@ class Session:
         return measurement
 
     def compare(self, topic: Topic, contenders: Sequence[Contender]) -> dict[str, Measurement]:
-        """Measure contenders in turns (A B A B ...), so that drift hits all of them.
+        """Measure contenders in turns (A B B A ...), so that drift hits all of them.
 
         Each is verified before and after. The measurements, by way.
         """
         size = "" if topic.nbytes is None else f" {topic.nbytes} B"
         self.step(f"{topic.module}: {topic.operation}{size}")
-        verified = {one.way: _verify(one) for one in contenders}
+        verified = {one.way: verify(one) for one in contenders}
         batch = min(
             max(self.seconds * 1e9 / MAX_SAMPLES / len(contenders), SHORTEST_BATCH), LONGEST_BATCH
         )
-        turns = [(one, calls_for(one.timed, batch), list[float]()) for one in contenders]
-        deadline = time.monotonic() + self.seconds
-        rounds = 0
-        while rounds < MIN_SAMPLES or (rounds < MAX_SAMPLES and time.monotonic() < deadline):
-            for contender, calls, samples in turns:
-                samples.append(topic.sample(contender.timed.batch(calls) / calls))
-            rounds += 1
+        turns = take_turns(contenders, self.seconds, batch, MIN_SAMPLES, MAX_SAMPLES)
 
         found = {}
-        for contender, calls, samples in turns:
+        for contender, turn in zip(contenders, turns, strict=True):
             right = verified[contender.way]
             if right is not None:
-                right = right and _verify(contender) is True
+                right = right and verify(contender) is True
+            samples = [topic.sample(taken) for taken in turn.samples]
             found[contender.way] = self.add(
-                Measurement(topic, contender.way, contender.method, samples, calls, right)
+                Measurement(topic, contender.way, contender.method, samples, turn.calls, right)
             )
         return found
+
+    def derive_figure(self, figure: Figure) -> None:
+        """Add a figure taken from many points."""
+        self.figures.append(figure)
 
     def derive_difference(self, one: Measurement, other: Measurement) -> None:
         """Add what ``one`` takes more than ``other``, round by round."""
@@ -201,8 +220,35 @@ class Session:
         )
 
 
-def _verify(contender: Contender) -> bool | None:
+def verify(contender: Contender) -> bool | None:
+    """Whether a contender moves the right bytes, None where it moves none."""
     return None if contender.verify is None else contender.verify(contender.timed)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What one contender took in its turns: ns a call, each the mean of ``calls`` calls."""
+
+    calls: int
+    samples: list[float]
+
+
+def take_turns(
+    contenders: Sequence[Contender], seconds: float, batch: float, least: int, most: int
+) -> list[Turns]:
+    """Time contenders in turns, with batches of about so many ns; every other round backwards.
+
+    There are ``least`` to ``most`` rounds, within ``seconds`` where ``least`` allows it.
+    """
+    turns = [Turns(calls_for(one.timed, batch), []) for one in contenders]
+    deadline = time.monotonic() + seconds
+    rounds = 0
+    while rounds < least or (rounds < most and time.monotonic() < deadline):
+        order = list(zip(contenders, turns, strict=True))
+        for contender, turn in reversed(order) if rounds % 2 else order:
+            turn.samples.append(contender.timed.batch(turn.calls) / turn.calls)
+        rounds += 1
+    return turns
 
 
 def calls_for(timed: Timed, nanoseconds: float) -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 import gdrpy
-import native
 from gdrpy import Region
 from harness import Contender, Measurement, Session, Statement, Topic
-from payload import GpuBytes, fills, lands, payload, returns
+from native import Native, NotBuilt, built
+from payload import GpuBytes, as_bytes, fills, lands, payload, returns
 from rivals import Rival, all_reads, all_writes, rivals
 
 MODULE = "latency"
@@ -24,6 +22,7 @@ EMPTY_CALL = "empty call"
 WRITE = "mapping.write"
 READ = "mapping.read"
 READINTO = "mapping.readinto"
+FLAG_SET = "flag.set(value)"
 
 _WORD = 0x01020304
 _WORD_BYTES = _WORD.to_bytes(4, "little")
@@ -33,15 +32,15 @@ def run(session: Session) -> None:
     """Measure latencies into the session."""
     with gdrpy.alloc(max(SIZES)) as region, rivals(session, region) as others:
         try:
-            library = native.build()
-        except native.NotBuilt as error:
+            native: Native | None = built()
+        except NotBuilt as error:
             session.absent[C_ROUTINE] = str(error)
-            library = None
+            native = None
         for nbytes in SIZES:
-            _writes(session, region, nbytes, library, others)
+            _writes(session, region, nbytes, native, others)
         for nbytes in SIZES:
-            _reads(session, region, nbytes, library, others)
-        _words(session, region)
+            _reads(session, region, nbytes, native, others)
+        _words(session, region, native)
 
 
 def _empty_call() -> Contender:
@@ -55,38 +54,31 @@ def _empty_call() -> Contender:
     )
 
 
-def _c_routine(
-    library: ctypes.CDLL | None, name: str, region: Region, buffer: NDArray[np.uint8]
-) -> list[native.NativeLoop]:
-    return [native.NativeLoop(library, name, region.cpu, buffer)] if library else []
-
-
 def _writes(
     session: Session,
     region: Region,
     nbytes: int,
-    library: ctypes.CDLL | None,
+    native: Native | None,
     others: list[Rival],
 ) -> None:
-    data = payload(nbytes)
-    verify = lands(GpuBytes(region.ptr), data)
+    source = payload(nbytes).copy()
+    verify = lands(GpuBytes(region.ptr), source)
+    loops = [native.write(region.cpu, source)] if native else []
     found = session.compare(
         Topic(MODULE, "write", nbytes),
         [
             Contender(
                 WRITE,
                 "mapping.write(bytes, 0): stores and a store fence",
-                Statement("write(data, 0)", write=region.cpu.write, data=data),
+                Statement("write(data, 0)", write=region.cpu.write, data=source.tobytes()),
                 verify,
             ),
             *(
                 Contender(C_ROUTINE, "gdr_copy_to_mapping and gdr_store_fence, in C", loop, verify)
-                for loop in _c_routine(
-                    library, "bench_write", region, np.frombuffer(data, np.uint8)
-                )
+                for loop in loops
             ),
             _empty_call(),
-            *all_writes(others, data),
+            *all_writes(others, source),
         ],
     )
     _differences(session, found, WRITE)
@@ -96,11 +88,12 @@ def _reads(
     session: Session,
     region: Region,
     nbytes: int,
-    library: ctypes.CDLL | None,
+    native: Native | None,
     others: list[Rival],
 ) -> None:
     gpu = GpuBytes(region.ptr)
-    buffer, native_buffer = np.empty((2, nbytes), np.uint8)
+    buffer = np.empty(nbytes, np.uint8)
+    loops = [native.read(region.cpu, buffer)] if native else []
     found = session.compare(
         Topic(MODULE, "read", nbytes),
         [
@@ -117,11 +110,11 @@ def _reads(
                 fills(gpu, buffer),
             ),
             *(
-                Contender(C_ROUTINE, "gdr_copy_from_mapping, in C", loop, fills(gpu, native_buffer))
-                for loop in _c_routine(library, "bench_read", region, native_buffer)
+                Contender(C_ROUTINE, "gdr_copy_from_mapping, in C", loop, fills(gpu, buffer))
+                for loop in loops
             ),
             _empty_call(),
-            *all_reads(others, nbytes),
+            *all_reads(others, buffer),
         ],
     )
     _differences(session, found, READ, READINTO)
@@ -134,27 +127,33 @@ def _differences(session: Session, found: dict[str, Measurement], *ways: str) ->
                 session.derive_difference(found[way], found[other])
 
 
-def _words(session: Session, region: Region) -> None:
+def _words(session: Session, region: Region, native: Native | None) -> None:
     gpu = GpuBytes(region.ptr)
     view = region.numpy(np.uint32, 1)
     names = {"mapping": region.cpu, "flag": region.flag(), "view": view, "value": _WORD}
-    written = lands(gpu, _WORD_BYTES)
-    gives = returns(gpu, 4, lambda word: int(word).to_bytes(4, "little"))
+    written = lands(gpu, as_bytes(_WORD_BYTES))
+    gives = returns(gpu, 4, lambda word: as_bytes(int(word).to_bytes(4, "little")))
+    loops = [native.store(region.cpu, _WORD)] if native else []
 
     def word(statement: str, method: str, verify: Callable[..., bool]) -> Contender:
         way = statement.removeprefix("result = ")
         return Contender(way, method, Statement(statement, **names), verify)
 
-    session.compare(
+    found = session.compare(
         Topic(MODULE, "store a word", 4),
         [
             word("mapping.store(0, value)", "one 32-bit store and a store fence", written),
-            word("flag.set(value)", "one 32-bit store and a store fence", written),
+            word(FLAG_SET, "one 32-bit store between store fences", written),
+            *(
+                Contender(C_ROUTINE, "one 32-bit store between store fences, in C", loop, written)
+                for loop in loops
+            ),
             word("view[0] = value", "numpy element store, not fenced", written),
             word("view[0] = value; mapping.flush()", "numpy element store, fenced", written),
             _empty_call(),
         ],
     )
+    _differences(session, found, FLAG_SET)
     session.compare(
         Topic(MODULE, "load a word", 4),
         [

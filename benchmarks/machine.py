@@ -56,7 +56,7 @@ def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
         "gdrpy": gdrpy_version(),
         **{
             name.replace("-", "_"): _version(name)
-            for name in ("numpy", "cuda-bindings", "torch", "cupy")
+            for name in ("numpy", "cuda-bindings", "torch", "cupy", "numba-cuda")
         },
         "clock_resolution_ns": _clock_resolution(),
         "copy_routines": {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The copy engine called from C, timed: what the same copy costs without Python. */
-#include "copy.h"
-
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
+
+#include "parallel.h"
 
 static uint64_t now(void)
 {
@@ -13,7 +14,9 @@ static uint64_t now(void)
 	return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-/* Nanoseconds that so many fenced writes take, as Mapping.write() does them. */
+/* Each function below gives the nanoseconds that so many calls take. */
+
+/* As Mapping.write() does them. */
 uint64_t bench_write(int type, void *mapping, void *host, size_t nbytes, uint64_t calls)
 {
 	uint64_t start = now();
@@ -25,7 +28,7 @@ uint64_t bench_write(int type, void *mapping, void *host, size_t nbytes, uint64_
 	return now() - start;
 }
 
-/* Nanoseconds that so many reads take, as Mapping.readinto() does them. */
+/* As Mapping.readinto() does them. */
 uint64_t bench_read(int type, void *mapping, void *host, size_t nbytes, uint64_t calls)
 {
 	uint64_t start = now();
@@ -33,4 +36,89 @@ uint64_t bench_read(int type, void *mapping, void *host, size_t nbytes, uint64_t
 	for (uint64_t call = 0; call < calls; call++)
 		gdr_copy_from_mapping(type, host, mapping, nbytes);
 	return now() - start;
+}
+
+/* The same by several threads of the engine's pool. */
+uint64_t bench_write_by(unsigned int threads, int type, void *mapping, void *host, size_t nbytes,
+			uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++) {
+		gdr_copy_to_mapping_by(threads, type, mapping, host, nbytes);
+		gdr_store_fence();
+	}
+	return now() - start;
+}
+
+uint64_t bench_read_by(unsigned int threads, int type, void *mapping, void *host, size_t nbytes,
+		       uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++)
+		gdr_copy_from_mapping_by(threads, type, host, mapping, nbytes);
+	return now() - start;
+}
+
+/* One word, as Flag.set() stores it. */
+uint64_t bench_store(void *mapping, uint32_t value, uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++) {
+		gdr_store_fence();
+		*(volatile uint32_t *)mapping = value;
+		gdr_store_fence();
+	}
+	return now() - start;
+}
+
+/* By one routine of the engine, or by what bench_memcpy() names. */
+uint64_t bench_routine_write(gdr_copy_fn copy, void *mapping, void *host, size_t nbytes,
+			     uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++) {
+		copy(mapping, host, nbytes);
+		gdr_store_fence();
+	}
+	return now() - start;
+}
+
+uint64_t bench_routine_read(gdr_copy_fn copy, void *mapping, void *host, size_t nbytes,
+			    uint64_t calls)
+{
+	uint64_t start = now();
+
+	for (uint64_t call = 0; call < calls; call++)
+		copy(host, mapping, nbytes);
+	return now() - start;
+}
+
+static void call_memcpy(void *dst, const void *src, size_t nbytes)
+{
+	memcpy(dst, src, nbytes);
+	__asm__ volatile("" ::"r"(dst) : "memory");
+}
+
+gdr_copy_fn bench_memcpy(void)
+{
+	return call_memcpy;
+}
+
+/* The routine of that number that this CPU has, and its name; NULL behind the last one. */
+gdr_copy_fn bench_routine(int to_mapping, unsigned int number, const char **name)
+{
+	const struct gdr_copy_routine *routine =
+		to_mapping ? gdr_routines_to_wc() : gdr_routines_from_wc();
+
+	for (; routine->name; routine++) {
+		if (routine->supported() && !number--) {
+			*name = routine->name;
+			return routine->copy;
+		}
+	}
+	return NULL;
 }

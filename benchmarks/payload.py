@@ -13,15 +13,27 @@ from numpy.typing import NDArray
 from gdrpy import cuda
 from harness import Timed, Verify
 
+Bytes = NDArray[np.uint8]
+
 #: No payload holds this byte, so memory filled with it shows every byte that did not arrive.
 STALE = 0xFF
 
+#: Payloads repeat after a prime number of bytes, so that no misplaced block looks right.
+_PERIOD = 1048583
+_STARTS = 4096
+
 _random = np.random.default_rng(1)
+_noise: Bytes = _random.integers(0, STALE, _PERIOD, dtype=np.uint8)
+_seen: Bytes = np.empty(0, np.uint8)
 
 
-def payload(nbytes: int) -> bytes:
-    """Random bytes without STALE among them, different in each call."""
-    return _random.integers(0, STALE, nbytes, dtype=np.uint8).tobytes()
+def payload(nbytes: int) -> Bytes:
+    """Random bytes without STALE among them, others in each call; not to be changed."""
+    global _noise
+    if _noise.size < nbytes + _STARTS:
+        _noise = np.resize(_noise, nbytes + _STARTS)
+    start = int(_random.integers(_STARTS))
+    return _noise[start : start + nbytes]
 
 
 class GpuBytes:
@@ -30,30 +42,42 @@ class GpuBytes:
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: Bytes) -> None:
         """Copy bytes to it, done on return."""
-        cuda.call("cuMemcpyHtoD", self.ptr, data, len(data))
+        cuda.call("cuMemcpyHtoD", self.ptr, data.ctypes.data, data.nbytes)
         cuda.call("cuCtxSynchronize")
 
-    def get(self, nbytes: int) -> bytes:
-        """Its first bytes."""
-        buffer = bytearray(nbytes)
-        cuda.call("cuMemcpyDtoH", buffer, self.ptr, nbytes)
-        return bytes(buffer)
+    def fill(self, nbytes: int) -> None:
+        """Make its first bytes STALE."""
+        cuda.call("cuMemsetD8", self.ptr, STALE, nbytes)
+        cuda.call("cuCtxSynchronize")
+
+    def get(self, nbytes: int) -> Bytes:
+        """Its first bytes, in memory that the next call uses again."""
+        global _seen
+        if _seen.size < nbytes:
+            _seen = np.empty(nbytes, np.uint8)
+        cuda.call("cuMemcpyDtoH", _seen.ctypes.data, self.ptr, nbytes)
+        return _seen[:nbytes]
 
 
-def lands(gpu: GpuBytes, data: bytes) -> Verify:
+def as_bytes(buffer: Any) -> Bytes:
+    """A buffer's bytes."""
+    return np.frombuffer(buffer, np.uint8)
+
+
+def lands(gpu: GpuBytes, data: Bytes) -> Verify:
     """Proves that a call writes ``data`` to the GPU memory."""
 
     def verify(timed: Timed) -> bool:
-        gpu.put(bytes([STALE]) * len(data))
+        gpu.fill(data.nbytes)
         timed.once()
-        return gpu.get(len(data)) == data
+        return np.array_equal(gpu.get(data.nbytes), data)
 
     return verify
 
 
-def fills(gpu: GpuBytes, buffer: NDArray[np.uint8]) -> Verify:
+def fills(gpu: GpuBytes, buffer: Bytes) -> Verify:
     """Proves that a call reads the GPU memory into a buffer of that many bytes."""
 
     def verify(timed: Timed) -> bool:
@@ -61,24 +85,24 @@ def fills(gpu: GpuBytes, buffer: NDArray[np.uint8]) -> Verify:
         gpu.put(data)
         buffer.fill(STALE)
         timed.once()
-        return buffer.tobytes() == data
+        return np.array_equal(buffer, data)
 
     return verify
 
 
-def returns(gpu: GpuBytes, nbytes: int, as_bytes: Callable[[Any], bytes] = bytes) -> Verify:
+def returns(gpu: GpuBytes, nbytes: int, seen: Callable[[Any], Bytes] = as_bytes) -> Verify:
     """Proves that a call reads the GPU memory and gives it as its result."""
 
     def verify(timed: Timed) -> bool:
         data = payload(nbytes)
         gpu.put(data)
-        return as_bytes(timed.once()) == data
+        return np.array_equal(seen(timed.once()), data)
 
     return verify
 
 
 @contextmanager
-def pinned(nbytes: int) -> Iterator[NDArray[np.uint8]]:
+def pinned(nbytes: int) -> Iterator[Bytes]:
     """Page-locked host memory as an array of bytes. Needs a current context."""
     address = int(cuda.call("cuMemAllocHost", nbytes))
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from broker import MODULE as BROKER
-from tables import Table, tables
+from table import Table
+from tables import tables, wrong_data
 
 #: Modules whose figures say something without a GPU.
 SOFTWARE = {BROKER}
@@ -34,7 +35,7 @@ def _check(result: dict[str, Any]) -> None:
         raise NotPublishable("it was measured on a simulated GPU")
     if result["quick"]:
         raise NotPublishable("it is of a --quick run")
-    wrong = [one["id"] for one in result["measurements"] if one["verified"] is False]
+    wrong = wrong_data(result)
     if wrong:
         raise NotPublishable(f"wrong data arrived in {', '.join(wrong)}")
 
@@ -55,21 +56,33 @@ def _origin(result: dict[str, Any]) -> str:
     if header["dirty"]:
         commit += ", with local changes"
     counts = [one["count"] for one in result["measurements"]]
+    counts += [rounds for one in result.get("sweeps", ()) for rounds in one["rounds"]]
     link = f", PCIe {header['pcie_link']}" if header["pcie_link"] else ""
-    checked = [one["verified"] for one in result["measurements"]].count(True)
     return (
         f"`{header['command']}`, {header['date'][:10]}, commit {commit}: {header['gpu']}{link}, "
         f"driver {header['nvidia_driver']}, CUDA {header['cuda_driver']}, backend "
         f"`{header['backend']}`; {header['cpu']}, {header['cpus']} CPUs, Linux "
         f"{header['kernel']}; Python {header['python']}, {_libraries(header)}. "
-        f"{min(counts)} to {max(counts)} samples a figure; {checked} of {len(counts)} figures "
-        f"with verified data, the others move none."
+        f"{min(counts)} to {max(counts)} samples a figure; {_verified(result)} figures with "
+        f"verified data, the others move none."
     )
 
 
+def _verified(result: dict[str, Any]) -> str:
+    """How many of all figures are of verified data."""
+    verified = [one["verified"] is True for one in result["measurements"]]
+    for sweep in result.get("sweeps", ()):
+        for way, medians in sweep["median"].items():
+            figures = len(medians) - medians.count(None)
+            verified += [way not in sweep["unverified"]] * figures
+    return f"{sum(verified)} of {len(verified)}"
+
+
 def _libraries(header: dict[str, Any]) -> str:
-    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy")
-    return ", ".join(f"{name.replace('_', '-')} {header[name]}" for name in names if header[name])
+    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy", "numba_cuda")
+    return ", ".join(
+        f"{name.replace('_', '-')} {header[name]}" for name in names if header.get(name)
+    )
 
 
 def _table(table: Table) -> str:

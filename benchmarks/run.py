@@ -18,22 +18,29 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
 import attach
-import bandwidth
 import broker
+import engine
 import goals
 import latency
 import machine
+import pingpong
+import queued
+import scatter
+import threads
+import transfers
 from gdrpy import cuda
 from harness import Session
-from tables import Table, tables
+from table import Table
+from tables import tables, wrong_data
 
 MODULES: dict[str, Callable[[Session], None]] = {
-    one.MODULE: one.run for one in (latency, bandwidth, attach, broker)
+    one.MODULE: one.run
+    for one in (latency, engine, threads, transfers, scatter, pingpong, queued, attach, broker)
 }
 RESULTS = Path(__file__).resolve().parent / "results"
 
 #: Raised when a field of the result changes its meaning.
-FORMAT = 1
+FORMAT = 2
 
 SECONDS = 1.5
 QUICK_SECONDS = 0.02
@@ -91,12 +98,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with _progress() as step, cuda.context(0):
         session = Session(seconds, options.quick, step)
+        durations = {}
         for name in options.only:
+            begun = time.monotonic()
             try:
                 MODULES[name](session)
             except Exception as error:  # what the other modules found must not be lost
                 traceback.print_exc()
                 session.absent[name] = f"{type(error).__name__}: {error}"
+            durations[name] = round(time.monotonic() - begun, 1)
     simulated = header["simulated"]
     return {
         "format": FORMAT,
@@ -106,10 +116,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "quick": options.quick,
         "seconds_per_comparison": seconds,
         "duration_s": round(time.monotonic() - start, 1),
+        "durations_s": durations,
         "measurements": [one.json() for one in session.measurements],
         "absent": [{"what": what, "reason": reason} for what, reason in session.absent.items()],
-        "crossovers": bandwidth.crossovers(session.measurements),
-        "goals": goals.check(session.measurements, simulated),
+        "sweeps": [one.json() for one in session.sweeps],
+        "figures": [one.json() for one in session.figures],
+        "distributions": session.distributions,
+        "goals": goals.check(session, simulated),
     }
 
 
@@ -152,7 +165,7 @@ def save(result: dict[str, Any], folder: Path) -> Path:
 def as_text(result: dict[str, Any]) -> str:
     """JSON with every list of figures on one line."""
     text = json.dumps(result, indent=1, allow_nan=False)
-    return re.sub(r"\[[-\d.,\s]+\]", lambda found: " ".join(found[0].split()), text) + "\n"
+    return re.sub(r"\[[-+\d.,\senul]+\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def file_stem(result: dict[str, Any]) -> str:
@@ -183,14 +196,14 @@ def show(result: dict[str, Any], path: Path) -> None:
     if result["note"]:
         console.print(result["note"], style="yellow", soft_wrap=True)
     wrong = wrong_data(result)
-    console.print(f"{len(result['measurements'])} measurements in {path}", soft_wrap=True)
+    points = sum(len(one["rounds"]) for one in result["sweeps"])
+    console.print(
+        f"{len(result['measurements'])} measurements and {points} points in {path}, "
+        f"after {result['duration_s']:.0f} s",
+        soft_wrap=True,
+    )
     for name in wrong:
         console.print(f"WRONG DATA: {name}", style="red", markup=False, soft_wrap=True)
-
-
-def wrong_data(result: dict[str, Any]) -> list[str]:
-    """The measurements whose bytes did not arrive."""
-    return [one["id"] for one in result["measurements"] if one["verified"] is False]
 
 
 def _rich(table: Table) -> RichTable:

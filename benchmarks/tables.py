@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from attach import MODULE as ATTACH
-from broker import MODULE as BROKER
 from latency import EMPTY_CALL
-
-#: Modules whose measurements are of no size, each of something else.
-_WITHOUT_SIZES = (ATTACH, BROKER)
-
-#: What stands where nothing was measured.
-ABSENT = "-"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under columns; the first column says what the row is about."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
+from sweep_tables import sweep_tables
+from table import Table
+from words import ABSENT, figure, size_words
 
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Every table of a result, the goals last."""
     shown = [one for one in result["measurements"] if _worth_a_column(one)]
-    topics = dict.fromkeys((one["module"], one["operation"]) for one in shown)
-    for module, operation in topics:
-        if module not in _WITHOUT_SIZES:
-            yield _by_size(
-                [one for one in shown if (one["module"], one["operation"]) == (module, operation)]
-            )
-    for module in _WITHOUT_SIZES:
-        once = [one for one in shown if one["module"] == module]
-        if once:
-            yield _with_spread(once)
-    if result["crossovers"]:
-        yield _crossovers(result["crossovers"])
+    for module in dict.fromkeys(one["module"] for one in shown):
+        found = [one for one in shown if one["module"] == module]
+        if all(one["nbytes"] is None for one in found):
+            yield _with_spread(found)
+            continue
+        for operation in dict.fromkeys(one["operation"] for one in found):
+            yield _by_size([one for one in found if one["operation"] == operation])
+    for sweep in result.get("sweeps", ()):
+        yield from sweep_tables(sweep)
+    if result.get("distributions"):
+        yield _distributions(result["distributions"])
     yield _goals([one for one in result["goals"] if _concerns(one, result["modules"])])
+
+
+def wrong_data(result: dict[str, Any]) -> list[str]:
+    """The measurements whose bytes did not arrive."""
+    return [
+        *(one["id"] for one in result["measurements"] if one["verified"] is False),
+        *(f"{one['id']}/{where}" for one in result.get("sweeps", ()) for where in one["wrong"]),
+    ]
 
 
 def _concerns(goal: dict[str, Any], modules: list[str]) -> bool:
@@ -89,17 +81,16 @@ def _with_spread(measurements: list[dict[str, Any]]) -> Table:
     )
 
 
-def _crossovers(crossovers: list[dict[str, Any]]) -> Table:
+def _distributions(distributions: list[dict[str, Any]]) -> Table:
+    """A row for each way, with how its single times are distributed."""
+    first = distributions[0]
+    columns = ("minimum", "median", "p90", "p99", "p99.9", "maximum")
     return Table(
-        "bandwidth: where the mapping stops being the faster way",
-        ["copy", "mapping faster up to", "automatic / better way, at worst"],
+        f"{first['module']}: {first['operation']}, {first['unit']}",
+        ["way", *columns, "count"],
         [
-            [
-                f"{one['operation']} against {one['against']}",
-                size_words(one["mapping_faster_up_to"]),
-                f"{one['worst_choice']:.2f} at {size_words(one['worst_choice_at'])}",
-            ]
-            for one in crossovers
+            [one["way"], *(figure(one[name]) for name in columns), str(one["count"])]
+            for one in distributions
         ],
     )
 
@@ -123,21 +114,3 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
 def _median(one: dict[str, Any]) -> str:
     wrong = " WRONG DATA" if one["verified"] is False else ""
     return figure(one["median"]) + wrong
-
-
-def figure(value: float) -> str:
-    """A figure with three digits that count."""
-    for limit, digits in ((100, 0), (10, 1), (1, 2)):
-        if abs(value) >= limit:
-            return f"{value:.{digits}f}"
-    return f"{value:.3f}"
-
-
-def size_words(nbytes: int | None) -> str:
-    """A size as people say it."""
-    if nbytes is None:
-        return ABSENT
-    for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor and nbytes % factor == 0:
-            return f"{nbytes // factor} {unit}"
-    return f"{nbytes} B"

@@ -64,10 +64,10 @@ class TestFailingModule:
         def fail(session):
             raise OSError("no such device")
 
-        monkeypatch.setitem(run.MODULES, "bandwidth", fail)
-        assert run.main(["--quick", "--only", "latency,bandwidth", "--output", str(tmp_path)]) == 1
+        monkeypatch.setitem(run.MODULES, "attach", fail)
+        assert run.main(["--quick", "--only", "latency,attach", "--output", str(tmp_path)]) == 1
         (path,) = tmp_path.iterdir()
         kept = json.loads(path.read_text())
         assert {one["module"] for one in kept["measurements"]} == {"latency"}
-        assert {"what": "bandwidth", "reason": "OSError: no such device"} in kept["absent"]
+        assert {"what": "attach", "reason": "OSError: no such device"} in kept["absent"]
         assert "no such device" in capsys.readouterr().err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import goals
-from harness import Measurement, Topic
+import promises
+from harness import Figure, Measurement, Session, Topic
 
 TOPIC = Topic("latency", "write", 64)
 WRITE = "mapping.write"
@@ -15,30 +16,54 @@ def measured(way, value, **fields):
     return Measurement(TOPIC, way, "method", [value], **fields)
 
 
-def verdict(words, *measurements, simulated=False):
-    (found,) = [one for one in goals.check(measurements, simulated) if words in one["goal"]]
+def checked(words, *measurements, figures=(), simulated=False):
+    session = Session(1, True, print, measurements=list(measurements), figures=list(figures))
+    (found,) = [one for one in goals.check(session, simulated) if words in one["goal"]]
+    return found
+
+
+def verdict(words, *measurements, **options):
+    found = checked(words, *measurements, **options)
     return found["verdict"], found["figure"]
 
 
 class TestBound:
-    @pytest.mark.parametrize(("value", "expected"), [(0.1, "met"), (0.1001, "missed")])
+    @pytest.mark.parametrize(("value", "expected"), [(0.08, "met"), (0.0801, "missed")])
     def test_from_above(self, value, expected):
         found = verdict("write 64 B: Python over", measured(f"{WRITE} - C routine", value))
         assert found == (expected, value)
 
     @pytest.mark.parametrize(("value", "expected"), [(0.3, "met"), (0.31, "missed")])
     def test_on_how_many_times_faster(self, value, expected):
-        rivals = measured("cuMemcpyHtoD", 6.0), measured("cuMemcpyHtoD, pinned", 7.0)
-        found, _ = verdict("times faster", measured(WRITE, value), *rivals)
+        rivals = (
+            measured("cuda.bindings, pageable", 6.0),
+            measured("cuda.bindings, pinned", 7.0),
+        )
+        found, _ = verdict("times faster than cuMemcpyHtoD", measured(WRITE, value), *rivals)
         assert found == expected
+
+
+class TestFigure:
+    WORST = "engine/to the mapping/engine over best routine, at worst"
+
+    def test_of_many_points_is_held_to_its_goal_and_says_where(self):
+        found = checked(
+            "engine to the mapping: over the best routine",
+            figures=[Figure(self.WORST, 0.94, "x", "64 B, mapping offset 1")],
+        )
+        assert (found["verdict"], found["figure"]) == ("missed", 0.94)
+        assert found["where"] == "64 B, mapping offset 1"
 
 
 class TestNoFigure:
     def test_without_the_measurement(self):
-        assert verdict("times faster") == ("not measured", None)
+        assert verdict("times faster than cuMemcpyHtoD") == ("not measured", None)
 
     def test_without_the_rival(self):
-        assert verdict("times faster", measured(WRITE, 0.1)) == ("not measured", None)
+        assert verdict("times faster than cuMemcpyHtoD", measured(WRITE, 0.1)) == (
+            "not measured",
+            None,
+        )
 
     def test_where_wrong_data_was_moved(self):
         wrong = measured(f"{WRITE} - C routine", 0.05, verified=False)
@@ -57,7 +82,11 @@ class TestNoFigure:
 
 class TestSources:
     def test_are_ids_of_a_run(self, result):
-        ids = {one["id"] for one in result["measurements"]}
-        ids.add("broker/1,000 regions in one call/gdrpy")  # a quick run gets a few
-        for goal in goals.GOALS:
+        ids = {one["id"] for kind in ("measurements", "figures") for one in result[kind]}
+        ids |= {  # a quick run gets fewer regions, and smaller ones
+            "broker/1,000 regions in one call/gdrpy",
+            "threads/to the mapping/64 MiB, 4 threads",
+            "threads/from the mapping/64 MiB, 16 threads",
+        }
+        for goal in promises.GOALS:
             assert {goal.source, *goal.relative_to} <= ids

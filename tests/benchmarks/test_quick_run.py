@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import bandwidth
-import goals
+import pytest
+
 import latency
+import promises
+import transfers
+from sweep import SIZE
 
 RESULT_FIELDS = {
     "format": int,
@@ -19,8 +22,11 @@ RESULT_FIELDS = {
     "duration_s": float,
     "measurements": list,
     "absent": list,
-    "crossovers": list,
+    "sweeps": list,
+    "figures": list,
+    "distributions": list,
     "goals": list,
+    "durations_s": dict,
 }
 HEADER_FIELDS = {
     "command": str,
@@ -44,6 +50,7 @@ HEADER_FIELDS = {
     "cuda_bindings": str,
     "torch": str | None,
     "cupy": str | None,
+    "numba_cuda": str | None,
     "clock_resolution_ns": int,
     "copy_routines": dict,
 }
@@ -65,6 +72,19 @@ MEASUREMENT_FIELDS = {
     "max": float,
     "samples": list,
 }
+SWEEP_FIELDS = {
+    "id": str,
+    "module": str,
+    "operation": str,
+    "unit": str,
+    "methods": dict,
+    "by": dict,
+    "rounds": list,
+    "median": dict,
+    "ratios": dict,
+    "wrong": list,
+    "unverified": list,
+}
 GOAL_FIELDS = {
     "goal": str,
     "relation": str,
@@ -72,6 +92,7 @@ GOAL_FIELDS = {
     "unit": str,
     "figure": float | None,
     "verdict": str,
+    "where": str | None,
     "source": str,
     "relative_to": list,
 }
@@ -92,6 +113,11 @@ class TestSchema:
     def test_measurements_have_every_field(self, result):
         for one in result["measurements"]:
             assert_fields(one, MEASUREMENT_FIELDS)
+
+    def test_sweeps_have_every_field(self, result):
+        for one in result["sweeps"]:
+            spread = {"min": dict, "max": dict} if "min" in one else {}
+            assert_fields(one, SWEEP_FIELDS | spread)
 
     def test_goals_have_every_field(self, result):
         for goal in result["goals"]:
@@ -127,7 +153,7 @@ class TestSamples:
                 assert one["median"] <= one["p99"] <= one["max"]
 
     def test_of_rates_have_no_p99(self, result):
-        rates = [one for one in result["measurements"] if one["unit"] == "GB/s"]
+        rates = [one for one in result["measurements"] if one["unit"] == "kHz"]
         assert {one["p99"] for one in rates} == {None}
 
 
@@ -155,19 +181,49 @@ class TestCoverage:
             "import gdrpy after numpy",
         }
 
-    def test_crossovers_tell_every_size_of_the_mapping(self, result):
-        assert [one["sizes"] for one in result["crossovers"]] == [list(bandwidth.QUICK_SIZES)] * 4
+    def test_sweeps_have_a_figure_of_every_way_at_every_point(self, result):
+        for one in result["sweeps"]:
+            points = len(one["rounds"])
+            for columns in ("by", "median", "ratios"):
+                assert all(len(column) == points > 0 for column in one[columns].values())
+            assert one["median"].keys() == one["methods"].keys()
+
+    def test_of_sweeps_is_verified(self, result):
+        for one in result["sweeps"]:
+            assert (one["wrong"], one["unverified"]) == ([], [])
+
+    def test_transfers_are_made_at_every_size_in_every_way(self, result):
+        found = {one["operation"]: one for one in result["sweeps"] if one["module"] == "transfers"}
+        for operation, kinds in transfers.KINDS.items():
+            one = found[operation]
+            assert one["by"][SIZE] == list(transfers.QUICK_SIZES)
+            for kind in kinds:
+                for who in (transfers.AUTOMATIC, transfers.MAPPING, transfers.DMA):
+                    assert None not in one["median"][f"{who}, {kind}"]
+
+
+class TestDistributions:
+    def test_count_every_exchange_once(self, result):
+        for one in result["distributions"]:
+            assert sum(one["counts"]) == one["count"] > 0
+            assert len(one["edges"]) == len(one["counts"]) + 1
+
+    def test_agree_with_the_figures_that_goals_are_held_against(self, result):
+        values = {one["id"]: one["value"] for one in result["figures"]}
+        for one in result["distributions"]:
+            assert values[one["id"]] == pytest.approx(one["median"], abs=0.001)
 
 
 class TestAbsentRivals:
     def test_are_named_with_the_reason(self, result):
         reasons = {one["what"]: one["reason"] for one in result["absent"]}
-        assert reasons.keys() == {"torch", "cupy"}
+        assert reasons.keys() == {"torch", "cupy", "numba"}
         assert set(reasons.values()) <= {"not installed", "cannot use the simulated GPU"}
 
     def test_have_no_measurements(self, result):
         ways = {one["way"] for one in result["measurements"]}
-        assert not any(way.startswith(("torch", "cupy")) for way in ways)
+        ways |= {way for one in result["sweeps"] for way in one["methods"]}
+        assert not any(way.startswith(("torch", "cupy", "numba")) for way in ways)
 
     def test_are_said_to_be_absent_below_the_tables(self, quick_run):
         assert "absent: torch: " in quick_run.stdout
@@ -183,11 +239,11 @@ class TestSimulatedGpu:
     def test_is_held_to_the_goals_of_software_alone(self, result):
         held = {one["goal"] for one in result["goals"] if one["verdict"] in ("met", "missed")}
         thousand = "broker: 1,000 regions got in one call"  # a quick run gets a few
-        software = {goal.words for goal in goals.GOALS if goal.simulated}
+        software = {goal.words for goal in promises.GOALS if goal.simulated}
         assert held == software - {thousand}
 
     def test_is_held_to_no_goal_of_hardware(self, result):
-        real = {goal.words for goal in goals.GOALS if not goal.simulated}
+        real = {goal.words for goal in promises.GOALS if not goal.simulated}
         assert {
             (one["verdict"], one["figure"]) for one in result["goals"] if one["goal"] in real
         } == {("not applicable (simulated GPU)", None)}

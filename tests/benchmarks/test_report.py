@@ -31,7 +31,7 @@ class TestMarkdown:
     def test_rows_have_as_many_cells_as_columns(self, publishable):
         blocks = [text.splitlines() for text in report.markdown(publishable).split("\n\n")]
         tables = [lines for lines in blocks if lines[0].startswith("|")]
-        assert len(tables) == 10
+        assert len(tables) == len([block for block in blocks if block[0].startswith("**")]) > 0
         for lines in tables:
             assert len({line.count("|") for line in lines}) == 1
 

@@ -10,6 +10,7 @@ import attach
 import gdrpy
 import latency
 import run
+import tables
 from gdrpy import Mapping, cuda
 from gdrpy._core import _mapping
 
@@ -45,7 +46,7 @@ class TestCorruptingWrite:
         assert run.main(["--quick", "--only", "latency", "--output", str(tmp_path)]) == 1
         assert "WRONG DATA: latency/write/64/mapping.write" in capsys.readouterr().out
         (path,) = tmp_path.iterdir()
-        assert run.wrong_data(json.loads(path.read_text()))
+        assert tables.wrong_data(json.loads(path.read_text()))
 
 
 class TestWriteThatDoesNothing:

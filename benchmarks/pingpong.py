@@ -1,0 +1,132 @@
+"""From the CPU to the GPU and back: flags sent in several ways, answered by a resident kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import gdrpy
+from gdrpy import Flag, cuda
+from gdrpy.cli.distribution import Distribution, Scale
+from gdrpy.cli.pingpong import play, responder
+from gdrpy.cli.sampling import clock, undisturbed
+from harness import Figure, Session, identifier
+
+MODULE = "pingpong"
+OPERATION = "CPU to GPU and back"
+
+FASTEST = "flag through the mapping, reply in page-locked memory"
+PINNED = "both in page-locked memory"
+MAPPED = "both through the mapping"
+BACKWARDS = "flag in page-locked memory, reply through the mapping"
+COPIED = "flag sent by cuMemcpyHtoDAsync, reply in page-locked memory"
+
+_TURNS, _EXCHANGES, _WARM_UP = 10, 10_000, 200
+_QUICK_TURNS, _QUICK_EXCHANGES, _QUICK_WARM_UP = 2, 15, 2
+_BINS = 60
+
+Play = Callable[[Flag, Flag, int], list[int]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to play: with which flags, and how."""
+
+    ping: Flag
+    reply: Flag
+    method: str
+    play: Play = play
+
+
+def run(session: Session) -> None:
+    """Measure ping-pongs into the session."""
+    turns, exchanges, warm_up = (
+        (_QUICK_TURNS, _QUICK_EXCHANGES, _QUICK_WARM_UP)
+        if session.quick or cuda.simulated()
+        else (_TURNS, _EXCHANGES, _WARM_UP)
+    )
+    with gdrpy.alloc(4096) as region, gdrpy.pinned(4096) as memory, _copying(memory) as copied:
+        mapped, pinned = region.cpu, memory
+        flags = "Flag.set, Flag.wait"
+        ways = {
+            FASTEST: Way(mapped.flag(0), pinned.flag(0), flags),
+            PINNED: Way(pinned.flag(64), pinned.flag(0), flags),
+            MAPPED: Way(mapped.flag(0), mapped.flag(64), flags),
+            BACKWARDS: Way(pinned.flag(64), mapped.flag(64), flags),
+            COPIED: Way(
+                mapped.flag(0),
+                pinned.flag(0),
+                "cuda.bindings' cuMemcpyHtoDAsync from page-locked memory, Flag.wait",
+                copied,
+            ),
+        }
+        samples: dict[str, list[int]] = {name: [] for name in ways}
+        kinds = set()
+        for turn in range(turns):
+            for name, way in ways.items():
+                session.step(f"{MODULE}: {name}, turn {turn + 1}")
+                rounds = warm_up + exchanges
+                with responder(way.ping, way.reply, rounds) as answering, undisturbed():
+                    samples[name] += way.play(way.ping, way.reply, rounds)[warm_up:]
+                kinds.add(answering.kind)
+        _keep(session, ways, samples, ", ".join(kinds))
+
+
+def _keep(session: Session, ways: dict[str, Way], samples: dict[str, list[int]], who: str) -> None:
+    shown = {name: Distribution(name, times) for name, times in samples.items()}
+    scale = Scale(list(shown.values()), _BINS)
+    for name, one in shown.items():
+        method = f"{ways[name].method}; the clock is read around each exchange; answers: {who}"
+        session.distributions.append(
+            {
+                "id": identifier(MODULE, OPERATION, None, name),
+                "module": MODULE,
+                "operation": OPERATION,
+                "way": name,
+                "unit": "us",
+                "method": method,
+                "verified": True,  # a wrong answer raises
+                **_us(one.json()),
+                "edges": [round(edge / 1e3, 4) for edge in scale.edges],
+                "counts": scale.counts(one),
+            }
+        )
+        session.derive_figure(
+            Figure(identifier(MODULE, OPERATION, None, name), one.median / 1e3, "us")
+        )
+
+
+def _us(found: dict[str, float]) -> dict[str, float]:
+    return {name: one if name == "count" else round(one / 1e3, 4) for name, one in found.items()}
+
+
+@contextmanager
+def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
+    """Exchanges whose flag is sent by a DMA copy, queued in a stream of its own."""
+    source = memory.address + 128
+    staged = ctypes.c_uint.from_address(source)
+    driver = cuda.driver()
+    send = driver.cuMemcpyHtoDAsync
+    stream = cuda.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    def play(ping: Flag, reply: Flag, rounds: int) -> list[int]:
+        ptr: Any = driver.CUdeviceptr(ping.ptr)
+        wait = reply.wait
+        samples = []
+        for number in range(1, rounds + 1):
+            begun = clock()
+            staged.value = number
+            send(ptr, source, 4, stream)
+            answer = wait(number, 1.0)
+            samples.append(clock() - begun)
+            if answer != number:
+                raise ValueError(f"exchange {number} was answered by {answer}")
+        return samples
+
+    try:
+        yield play
+    finally:
+        cuda.call("cuStreamDestroy", stream)

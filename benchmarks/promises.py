@@ -1,0 +1,254 @@
+"""What gdrpy promises of its speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import attach
+import broker
+import engine
+import latency
+import pingpong
+import scatter
+import threads
+import transfers
+from harness import identifier
+from rivals import BINDINGS, PAGEABLE, PINNED, way
+from sweep import figure_id, rate_name
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound for the median of the measurement ``source``, or for the figure of that id.
+
+    With ``relative_to``, ids of rivals, the figure is how many times it goes into the least of
+    theirs.
+    """
+
+    words: str
+    source: str
+    bound: float
+    unit: str
+    at_least: bool = False
+    relative_to: tuple[str, ...] = ()
+    #: Whether it is of software alone: it is then for the simulated GPU, and for no real one.
+    simulated: bool = False
+
+    def check(self, medians: Mapping[str, float]) -> float | None:
+        """The figure to hold against the bound, None where it was not measured."""
+        figure = medians.get(self.source)
+        if figure is None or not self.relative_to:
+            return figure
+        rivals = [medians[one] for one in self.relative_to if one in medians]
+        return min(rivals) / figure if rivals else None
+
+    def kept(self, figure: float) -> bool:
+        """Whether a figure is good enough."""
+        return figure >= self.bound if self.at_least else figure <= self.bound
+
+
+def _latency(operation: str, nbytes: int, way: str) -> str:
+    return identifier(latency.MODULE, operation, nbytes, way)
+
+
+def _broker(operation: str, way: str) -> str:
+    return identifier(broker.MODULE, operation, None, way)
+
+
+def _pingpong(way: str) -> str:
+    return identifier(pingpong.MODULE, pingpong.OPERATION, None, way)
+
+
+def _to(name: str) -> str:
+    return figure_id(engine.MODULE, engine.TO, name)
+
+
+def _from(name: str) -> str:
+    return figure_id(engine.MODULE, engine.FROM, name)
+
+
+#: How much longer a thing may take than another that it is no slower than: medians are no truer.
+_LEVEL = round(1 / 1.05, 3)
+
+
+def _transfers(operation: str) -> tuple[Goal, ...]:
+    """The goals of region.write or region.read."""
+    call = f"region.{operation}, 4 B to 1 GiB"
+
+    def source(name: str) -> str:
+        return figure_id(transfers.MODULE, operation, name)
+
+    return (
+        Goal(f"{call}: over the better way, at worst", source(transfers.WORST), 1.05, "x"),
+        Goal(
+            f"{call}: best rival over it, at worst up to 64 KiB",
+            source(transfers.WORST_RIVAL_SMALL),
+            1,
+            "x",
+            at_least=True,
+        ),
+        Goal(
+            f"{call}: best rival over it, at worst above 64 KiB",
+            source(transfers.WORST_RIVAL_LARGE),
+            _LEVEL,
+            "x",
+            at_least=True,
+        ),
+    )
+
+
+GOALS = (
+    Goal(
+        "flag.set: Python over the C store and fence",
+        _latency("store a word", 4, f"{latency.FLAG_SET} - {latency.C_ROUTINE}"),
+        0.06,
+        "us",
+    ),
+    Goal(
+        "write 64 B: Python over the C routine",
+        _latency("write", 64, f"{latency.WRITE} - {latency.C_ROUTINE}"),
+        0.08,
+        "us",
+    ),
+    Goal(
+        "write 4 KiB: the C routine over Python",
+        _latency("write", 4096, latency.WRITE),
+        _LEVEL,
+        "x",
+        at_least=True,
+        relative_to=(_latency("write", 4096, latency.C_ROUTINE),),
+    ),
+    Goal(
+        "write 64 B: times faster than cuMemcpyHtoD at its best",
+        _latency("write", 64, latency.WRITE),
+        20,
+        "x",
+        at_least=True,
+        relative_to=tuple(
+            _latency("write", 64, way(BINDINGS, kind)) for kind in (PAGEABLE, PINNED)
+        ),
+    ),
+    Goal(
+        "read 64 B: Python over the C routine",
+        _latency("read", 64, f"{latency.READ} - {latency.C_ROUTINE}"),
+        0.15,
+        "us",
+    ),
+    Goal(
+        "engine to the mapping: over the best routine, at worst",
+        _to(engine.WORST),
+        0.95,
+        "x",
+        at_least=True,
+    ),
+    Goal(
+        "engine from the mapping: over the best routine, at worst",
+        _from(engine.WORST),
+        0.95,
+        "x",
+        at_least=True,
+    ),
+    Goal(
+        "engine to the mapping: over memcpy, at worst",
+        _to(engine.WORST_MEMCPY),
+        1,
+        "x",
+        at_least=True,
+    ),
+    Goal(
+        "engine from the mapping: over memcpy, at worst from 1 KiB on",
+        _from(engine.WORST_MEMCPY_LARGE),
+        10,
+        "x",
+        at_least=True,
+    ),
+    *(
+        Goal(
+            f"{operation}, {rate_name(*rate)}",
+            figure_id(threads.MODULE, operation, rate_name(*rate)),
+            bound,
+            "GB/s",
+            at_least=True,
+        )
+        for operation, bounds in ((threads.TO, (20, 32)), (threads.FROM, (1, 6)))
+        for rate, bound in zip(threads.RATES[operation], bounds, strict=True)
+    ),
+    *_transfers(transfers.WRITE),
+    *_transfers(transfers.READ),
+    *(
+        Goal(
+            f"{way}, 10,000 records of 64 B: times faster than a Python loop over write",
+            identifier(scatter.MODULE, scatter.OPERATION, None, way),
+            10,
+            "x",
+            at_least=True,
+            relative_to=(identifier(scatter.MODULE, scatter.OPERATION, None, scatter.LOOP),),
+        )
+        for way in (scatter.WRITE_MANY, scatter.SCATTER)
+    ),
+    Goal("ping-pong: flag through the mapping", _pingpong(pingpong.FASTEST), 1.7, "us"),
+    Goal(
+        "ping-pong: all in page-locked memory over flag through the mapping",
+        _pingpong(pingpong.FASTEST),
+        1,
+        "x",
+        at_least=True,
+        relative_to=(_pingpong(pingpong.PINNED),),
+    ),
+    Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
+    Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
+    Goal(
+        "broker: get with its CPU view, one core",
+        _broker(broker.ROUND_TRIP, broker.GET),
+        25,
+        "us",
+        simulated=True,
+    ),
+    Goal(
+        "broker: a bare server's round trip over get with its CPU view",
+        _broker(broker.ROUND_TRIP, broker.GET),
+        round(1 / 1.6, 3),
+        "x",
+        at_least=True,
+        relative_to=(_broker(broker.ROUND_TRIP, broker.BARE),),
+        simulated=True,
+    ),
+    Goal(
+        "broker: a bare server's requests a second over its own, 16 clients",
+        _broker(broker.THROUGHPUT, broker.BROKER),
+        round(1 / 0.6, 3),
+        "x",
+        relative_to=(_broker(broker.THROUGHPUT, broker.BARE),),
+        simulated=True,
+    ),
+    Goal(
+        "broker: cold process, first get and load, over a bare Python's start",
+        _broker(broker.COLD, f"{broker.CONNECT_AND_GET} - {broker.BARE_PYTHON}"),
+        30,
+        "ms",
+        simulated=True,
+    ),
+    Goal(
+        "broker: 1,000 regions got in one call",
+        _broker(broker.MANY, "gdrpy"),
+        20,
+        "ms",
+        simulated=True,
+    ),
+    Goal(
+        "broker: first get of a process, with its CPU view",
+        _broker(broker.FIRST, "gdrpy"),
+        1,
+        "ms",
+    ),
+    Goal(
+        "broker: get with its CPU view, on a GPU", _broker(broker.ROUND_TRIP, broker.GET), 150, "us"
+    ),
+    Goal(
+        "broker: allocate over the driver's cuMemCreate and export",
+        _broker(broker.ALLOCATE, f"{broker.BROKER} - {broker.CREATE_AND_EXPORT}"),
+        40,
+        "us",
+    ),
+)

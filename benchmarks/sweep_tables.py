@@ -1,0 +1,81 @@
+"""Sweeps as tables of text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sweep import SIZE
+from table import Table
+from words import ABSENT, figure, size_words
+
+#: Sizes from which on a rate says more than a time.
+RATES_FROM = 64 << 10
+
+Sweep = dict[str, Any]
+
+
+def sweep_tables(sweep: Sweep) -> Iterator[Table]:
+    """The tables of one sweep."""
+    by = list(sweep["by"])
+    if by == [SIZE]:
+        yield from _by_size(sweep)
+    elif SIZE in by:
+        yield _at_worst(sweep)
+
+
+def rates(sweep: Sweep, way: str) -> list[float | None]:
+    """GB/s of a way at each point."""
+    sizes = sweep["by"][SIZE]
+    return [
+        None if taken is None else nbytes / taken / 1e3
+        for nbytes, taken in zip(sizes, sweep["median"][way], strict=True)
+    ]
+
+
+def _by_size(sweep: Sweep) -> Iterator[Table]:
+    """Times of small sizes, rates of large ones, and the ratios."""
+    title = f"{sweep['module']}: {sweep['operation']}"
+    times, fast = sweep["median"], {way: rates(sweep, way) for way in sweep["median"]}
+    yield _columns(sweep, f"{title}, us (median)", times, range(RATES_FROM + 1))
+    yield _columns(sweep, f"{title}, GB/s (median)", fast, range(RATES_FROM, sys.maxsize))
+    if sweep["ratios"]:
+        yield _columns(sweep, f"{title}, ratios", sweep["ratios"], range(sys.maxsize))
+
+
+def _columns(
+    sweep: Sweep,
+    title: str,
+    columns: dict[str, Sequence[float | None]],
+    shown: range,
+) -> Table:
+    sizes = sweep["by"][SIZE]
+    rows = [
+        [size_words(size), *(_cell(column[row]) for column in columns.values())]
+        for row, size in enumerate(sizes)
+        if size in shown
+    ]
+    return Table(title, [SIZE, *columns], rows)
+
+
+def _at_worst(sweep: Sweep) -> Table:
+    """A row for each size: the least of each ratio over all alignments, and what was fastest."""
+    sizes = sweep["by"][SIZE]
+    rows = []
+    for size in dict.fromkeys(sizes):
+        points = [row for row, one in enumerate(sizes) if one == size]
+        least = (
+            min((ratio[row] for row in points if ratio[row] is not None), default=None)
+            for ratio in sweep["ratios"].values()
+        )
+        times = (sweep["median"][way][points[0]] for way in sweep["median"])
+        rows.append([size_words(size), str(len(points)), *map(_cell, (*times, *least))])
+    ways = [f"{way}, us" for way in sweep["median"]]
+    ratios = [f"{ratio}, at worst" for ratio in sweep["ratios"]]
+    title = f"{sweep['module']}: {sweep['operation']} (medians; times aligned)"
+    return Table(title, [SIZE, "alignments", *ways, *ratios], rows)
+
+
+def _cell(value: float | None) -> str:
+    return ABSENT if value is None else figure(value)

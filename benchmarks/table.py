@@ -1,0 +1,14 @@
+"""A table of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under columns; the first column says what the row is about."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]

@@ -1,0 +1,195 @@
+"""region.write and region.read at every size: their choice, both ways, memcpy, and the rivals."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+import gdrpy
+from gdrpy import Region, cuda
+from harness import Contender, Session, Statement
+from native import MEMCPY, NotBuilt, built
+from payload import Bytes, GpuBytes, fills, lands, payload, pinned, returns
+from rivals import NAMES, NEW, PAGEABLE, PINNED, Rival, all_reads, all_writes, rivals, way
+from sweep import SIZE, Point, Sweep
+
+MODULE = "transfers"
+WRITE = "write"
+READ = "read"
+
+#: Who copies: the library's choice, and each way by force.
+AUTOMATIC = "automatic"
+MAPPING = "mapping"
+DMA = "DMA"
+NUMPY = "numpy view"
+_VIA = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
+
+KINDS = {WRITE: (PAGEABLE, PINNED), READ: (PAGEABLE, PINNED, NEW)}
+
+#: Ratios, for each kind of host memory.
+OVER_BETTER = "automatic over better way"
+RIVAL_OVER = "best rival over automatic"
+
+#: Figures: these at their worst. Small is what is copied without DMA's round trip.
+WORST = f"{OVER_BETTER}, at worst"
+WORST_RIVAL_SMALL = f"{RIVAL_OVER}, at worst up to 64 KiB"
+WORST_RIVAL_LARGE = f"{RIVAL_OVER}, at worst above 64 KiB"
+
+KIB = 1 << 10
+MIB = 1 << 20
+SIZES = tuple(1 << power for power in range(2, 31))
+#: The simulated GPU's memory is the host's.
+_SIMULATED_MOST = 16 * MIB
+QUICK_SIZES = (4, 4 * KIB, MIB)
+_SMALL = 64 * KIB
+
+#: Plain loads take 60 MB/s, and those of the engine some GB/s: larger reads tell nothing new.
+_LONGEST_PLAIN_READ = MIB
+_LONGEST_MAPPING_READ = 64 * MIB
+
+#: What a size gets of the time of a comparison, and rounds at least, by size.
+_SHARE = 0.8
+_ROUNDS_SMALL, _ROUNDS_LARGE, _LARGE = 7, 3, 16 * MIB
+
+
+def run(session: Session) -> None:
+    """Measure transfers into the session."""
+    most = _SIMULATED_MOST if cuda.simulated() else max(SIZES)
+    sizes = QUICK_SIZES if session.quick else tuple(size for size in SIZES if size <= most)
+    with ExitStack() as undo:
+        region = undo.enter_context(gdrpy.alloc(max(sizes)))
+        host = undo.enter_context(pinned(max(sizes)))
+        others = undo.enter_context(rivals(session, region))
+        pageable = np.zeros(max(sizes), np.uint8)
+        for operation, contenders in ((WRITE, _writes), (READ, _reads)):
+            sweep = Sweep(MODULE, operation, (SIZE,))
+            session.sweeps.append(sweep)
+            for nbytes in sizes:
+                session.step(f"{MODULE}: {operation} {nbytes} B")
+                rounds = _ROUNDS_LARGE if nbytes >= _LARGE else _ROUNDS_SMALL
+                point = sweep.measure(
+                    (nbytes,),
+                    contenders(session, region, pageable[:nbytes], host[:nbytes], others),
+                    session.seconds * _SHARE,
+                    rounds,
+                )
+                sweep.keep(point, _ratios(point, KINDS[operation]))
+            _figures(session, sweep, KINDS[operation])
+
+
+def _writes(
+    session: Session, region: Region, pageable: Bytes, host: Bytes, others: list[Rival]
+) -> list[Contender]:
+    nbytes = pageable.nbytes
+    pageable[:] = host[:] = payload(nbytes)
+    verify = lands(GpuBytes(region.ptr), pageable)
+    view = region.numpy(np.uint8, nbytes)
+    return [
+        *(
+            Contender(
+                way(who, kind),
+                f"region.write(array, via={via!r}), from {kind} memory",
+                Statement(
+                    f"write(data, 0, {via!r})" if via else "write(data, 0)",
+                    write=region.write,
+                    data=data,
+                ),
+                verify,
+            )
+            for who, via in _VIA.items()
+            for kind, data in ((PAGEABLE, pageable), (PINNED, host))
+        ),
+        Contender(
+            way(NUMPY, PAGEABLE),
+            "view[:] = array, then mapping.flush()",
+            Statement("view[:] = data; flush()", view=view, data=pageable, flush=region.cpu.flush),
+            verify,
+        ),
+        *_memcpy(session, region, pageable, WRITE),
+        *all_writes(others, pageable),
+    ]
+
+
+def _reads(
+    session: Session, region: Region, pageable: Bytes, host: Bytes, others: list[Rival]
+) -> list[Contender]:
+    nbytes = pageable.nbytes
+    gpu = GpuBytes(region.ptr)
+    ways = {
+        who: via for who, via in _VIA.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
+    }
+    found = [
+        *(
+            Contender(
+                way(who, kind),
+                f"region.readinto(array, via={via!r}), into {kind} memory",
+                Statement(
+                    f"readinto(target, 0, {via!r})" if via else "readinto(target, 0)",
+                    readinto=region.readinto,
+                    target=target,
+                ),
+                fills(gpu, target),
+            )
+            for who, via in ways.items()
+            for kind, target in ((PAGEABLE, pageable), (PINNED, host))
+        ),
+        *(
+            Contender(
+                way(who, NEW),
+                f"region.read(nbytes, via={via!r}), a new bytes object",
+                Statement(
+                    f"result = read(nbytes, 0, {via!r})" if via else "result = read(nbytes, 0)",
+                    read=region.read,
+                    nbytes=nbytes,
+                ),
+                returns(gpu, nbytes),
+            )
+            for who, via in ways.items()
+        ),
+        *all_reads(others, pageable),
+    ]
+    if nbytes <= _LONGEST_PLAIN_READ:
+        view = region.numpy(np.uint8, nbytes)
+        found += [
+            Contender(
+                way(NUMPY, PAGEABLE),
+                "array[:] = view",
+                Statement("target[:] = view", target=pageable, view=view),
+                fills(gpu, pageable),
+            ),
+            *_memcpy(session, region, pageable, READ),
+        ]
+    return found
+
+
+def _memcpy(session: Session, region: Region, host: Bytes, operation: str) -> list[Contender]:
+    try:
+        native = built()
+    except NotBuilt as error:
+        session.absent[f"{MODULE}: {MEMCPY}"] = str(error)
+        return []
+    gpu = GpuBytes(region.ptr)
+    memcpy = native.routines(to_mapping=True)[MEMCPY]
+    if operation == WRITE:
+        loop, verify = native.routine_write(memcpy, region.cpu, host), lands(gpu, host)
+    else:
+        loop, verify = native.routine_read(memcpy, region.cpu, host), fills(gpu, host)
+    return [Contender(way(MEMCPY, PAGEABLE), "memcpy on the mapping, in C", loop, verify)]
+
+
+def _ratios(point: Point, kinds: tuple[str, ...]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for kind in kinds:
+        automatic = way(AUTOMATIC, kind)
+        found[way(OVER_BETTER, kind)] = point.ratio(automatic, [way(MAPPING, kind), way(DMA, kind)])
+        slower = point.ratio(automatic, [way(name, kind) for name in NAMES])
+        found[way(RIVAL_OVER, kind)] = slower and 1 / slower
+    return found
+
+
+def _figures(session: Session, sweep: Sweep, kinds: tuple[str, ...]) -> None:
+    rival = [way(RIVAL_OVER, kind) for kind in kinds]
+    sweep.figure(session, WORST, [way(OVER_BETTER, kind) for kind in kinds], max)
+    sweep.figure(session, WORST_RIVAL_SMALL, rival, min, lambda key: key[0] <= _SMALL)
+    sweep.figure(session, WORST_RIVAL_LARGE, rival, min, lambda key: key[0] > _SMALL)

@@ -20,8 +20,8 @@
 	X(cuEventRecord, "cuEventRecord", (void *event, void *stream))                             \
 	X(cuEventSynchronize, "cuEventSynchronize", (void *event))                                 \
 	X(cuMemHostAlloc, "cuMemHostAlloc", (void **memory, size_t nbytes, unsigned int flags))    \
-	X(cuPointerGetAttribute, "cuPointerGetAttribute",                                          \
-	  (void *value, int attribute, uint64_t pointer))                                          \
+	X(cuPointerGetAttributes, "cuPointerGetAttributes",                                        \
+	  (unsigned int count, int *attributes, void **values, uint64_t pointer))                  \
 	X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                               \
 	  (uint64_t device, const void *host, size_t nbytes, void *stream))                        \
 	X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                               \

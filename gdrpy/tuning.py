@@ -46,16 +46,18 @@ class Limits(
                 raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")
 
 
-#: As measured on an H200 behind PCIe Gen5 x16: see docs/transfers.md.
+_CPUS = len(os.sched_getaffinity(0))
+
+#: As measured on an H200 behind PCIe Gen5 x16, on 16 CPUs: see docs/transfers.md.
 BUILT_IN = Limits(
     write_threads=1 << 20,
-    write_dma=NEVER,
+    write_dma=64 << 20 if _CPUS >= MOST_LANES else NEVER,
     write_dma_pinned=256 << 10,
     read_threads=128 << 10,
     read_dma=7 << 10,
-    threads_to=4,
-    threads_from=16,
-    lanes=8,
+    threads_to=min(4, _CPUS),
+    threads_from=min(MOST_THREADS, _CPUS),
+    lanes=min(MOST_LANES, _CPUS),
 )
 
 

@@ -6,6 +6,7 @@ real one; they are the same tests.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -102,9 +103,14 @@ def driver() -> Any:
 
 @functools.cache
 def warm_staging() -> None:
-    """Have every lane of DMA's staging made: they are kept until the process ends."""
+    """Have every lane of DMA's staging made: they are kept until the process ends.
+
+    And have the driver give back what it keeps only until memory runs short.
+    """
     import gdrpy
 
+    with contextlib.suppress(gdrpy.OutOfMemory):
+        gdrpy.pinned(1 << 60)
     with gdrpy.alloc(64 << 20, cpu=False) as region:
         region.write(bytes(region.nbytes))
         region.readinto(bytearray(region.nbytes))

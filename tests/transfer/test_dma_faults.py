@@ -31,7 +31,7 @@ def fail(nothing_leaks: None) -> Callable[[str], None]:
     return set_fault
 
 
-PAGEABLE_WRITE = ("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuStreamSynchronize")
+PAGEABLE_WRITE = ("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize")
 PAGEABLE_READ = ("cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize")
 
 
@@ -39,6 +39,7 @@ class TestFailingCall:
     @pytest.mark.parametrize(
         ("copy", "function", "call"),
         [
+            ("write", "cuStreamSynchronize", 1),
             *(("write", function, call) for function in PAGEABLE_WRITE for call in (1, 2, 5)),
             *(("readinto", function, call) for function in PAGEABLE_READ for call in (1, 2, 5)),
         ],

@@ -49,20 +49,12 @@ void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int 
 	rows->ndim = n;
 }
 
-/* A place in a row: `done` bytes of the run at `run` are behind. */
-struct place {
-	const struct gdr_rows *rows;
-	char *run;
-	size_t done;
-	size_t index[GDR_MAX_NDIM];
-};
-
 static char *row_at(const struct gdr_rows *rows, size_t row)
 {
 	return rows->first + (ptrdiff_t)row * rows->stride;
 }
 
-static void begin_row(struct place *place, const struct gdr_rows *rows, size_t row)
+void gdr_begin_row(struct gdr_place *place, const struct gdr_rows *rows, size_t row)
 {
 	place->rows = rows;
 	place->run = row_at(rows, row);
@@ -71,7 +63,7 @@ static void begin_row(struct place *place, const struct gdr_rows *rows, size_t r
 }
 
 /* `count` runs on, which is at most to the end of the innermost dimension. */
-static void pass_runs(struct place *place, size_t count)
+static void pass_runs(struct gdr_place *place, size_t count)
 {
 	const struct gdr_rows *rows = place->rows;
 
@@ -118,7 +110,7 @@ enum direction {
 };
 
 /* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
-static void move(enum direction direction, struct place *place, char *packed, size_t nbytes)
+static void move(enum direction direction, struct gdr_place *place, char *packed, size_t nbytes)
 {
 	const struct gdr_rows *rows = place->rows;
 	ptrdiff_t stride = rows->strides[0], run = (ptrdiff_t)rows->run;
@@ -149,6 +141,16 @@ static void move(enum direction direction, struct place *place, char *packed, si
 	}
 }
 
+void gdr_gather(struct gdr_place *place, void *packed, size_t nbytes)
+{
+	move(GATHER, place, packed, nbytes);
+}
+
+void gdr_spread(struct gdr_place *place, const void *packed, size_t nbytes)
+{
+	move(SPREAD, place, (char *)packed, nbytes);
+}
+
 /* How much of a row's rest to take at once, so that the next part begins a line. */
 static size_t part_of(const char *mapping, size_t left)
 {
@@ -161,17 +163,17 @@ static void put_row(enum gdr_mapping_type type, char *mapping, const struct gdr_
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
-	struct place place;
+	struct gdr_place place;
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
 		gdr_copy_to_mapping(type, mapping, row_at(rows, row), rows->nbytes);
 		return;
 	}
-	begin_row(&place, rows, row);
+	gdr_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
-		move(GATHER, &place, bounce, part);
+		gdr_gather(&place, bounce, part);
 		gdr_copy_to_mapping(type, mapping + done, bounce, part);
 	}
 }
@@ -186,18 +188,18 @@ static void get_row(enum gdr_mapping_type type, const char *mapping, const struc
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
-	struct place place;
+	struct gdr_place place;
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
 		gdr_copy_from_mapping(type, row_at(rows, row), mapping, rows->nbytes);
 		return;
 	}
-	begin_row(&place, rows, row);
+	gdr_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
 		gdr_copy_from_mapping(type, bounce, mapping + done, part);
-		move(SPREAD, &place, bounce, part);
+		gdr_spread(&place, bounce, part);
 	}
 }
 
@@ -206,14 +208,21 @@ static void get_rows_at_once(const char *mapping, const struct gdr_rows *rows, s
 			     size_t count)
 {
 	char bounce[BOUNCE_BYTES], *from = bounce;
-	struct place place;
+	struct gdr_place place;
 
 	gdr_copy_from_mapping(GDR_MAPPING_WC, bounce, mapping,
 			      (count - 1) * rows->pitch + rows->nbytes);
 	for (; count; count--, row++, from += rows->pitch) {
-		begin_row(&place, rows, row);
-		move(SPREAD, &place, from, rows->nbytes);
+		gdr_begin_row(&place, rows, row);
+		gdr_spread(&place, from, rows->nbytes);
 	}
+}
+
+size_t gdr_rows_read_cost(const struct gdr_rows *rows)
+{
+	size_t gap = rows->pitch - rows->nbytes;
+
+	return rows->count * (rows->nbytes + (gap < GAP_READ_OVER ? gap : GAP_READ_OVER));
 }
 
 /* How many rows a read takes. */

@@ -30,6 +30,25 @@ struct gdr_rows {
 void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int ndim,
 		       const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch);
 
+/* A place in a row: `done` bytes of the run at `run` are behind. */
+struct gdr_place {
+	const struct gdr_rows *rows;
+	char *run;
+	size_t done;
+	size_t index[GDR_MAX_NDIM];
+};
+
+/*
+ * From the start of a row on, gather its next bytes to where they lie in one piece, or spread bytes
+ * from there; never beyond the end of the row.
+ */
+void gdr_begin_row(struct gdr_place *place, const struct gdr_rows *rows, size_t row);
+void gdr_gather(struct gdr_place *place, void *packed, size_t nbytes);
+void gdr_spread(struct gdr_place *place, const void *packed, size_t nbytes);
+
+/* How many bytes in one piece take about as long to read from write-combined memory. */
+size_t gdr_rows_read_cost(const struct gdr_rows *rows);
+
 void gdr_put_rows(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows);
 void gdr_get_rows(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows);
 

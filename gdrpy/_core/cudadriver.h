@@ -10,6 +10,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* CUDA_MEMCPY2D: one end of a copy of rows, in host or in device memory, and both. */
+struct gdr_cuda_end {
+	size_t x, y;
+	unsigned int memory_type;
+	void *host;
+	uint64_t device;
+	void *array;
+	size_t pitch;
+};
+
+struct gdr_cuda_rows {
+	struct gdr_cuda_end from, to;
+	size_t nbytes, count; /* of a row, and rows */
+};
+
 /* The name in CUDA's header, the symbol behind it, the parameters. Each answers a CUresult. */
 #define GDR_CUDA_FUNCTIONS(X)                                                                      \
 	X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (void *context))                                \
@@ -25,7 +40,8 @@
 	X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                               \
 	  (uint64_t device, const void *host, size_t nbytes, void *stream))                        \
 	X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                               \
-	  (void *host, uint64_t device, size_t nbytes, void *stream))
+	  (void *host, uint64_t device, size_t nbytes, void *stream))                              \
+	X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const struct gdr_cuda_rows *rows, void *stream))
 
 struct gdr_cuda {
 #define GDR_CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-#include "dma.h"
+#include "dma_private.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cudadriver.h"
 #include "parallel.h"
 
 /* CUDA's numbers. */
@@ -17,26 +15,7 @@
 /* A chunk smaller than this is not worth a lane's calls. */
 #define SMALLEST_CHUNK (64 << 10)
 
-struct staging {
-	void *memory;
-	void *idle; /* an event: DMA has done with the memory */
-};
-
-struct lane {
-	void *stream;
-	struct staging staging[2];
-};
-
-struct gdr_dma {
-	struct gdr_cuda cuda;
-	void *context;
-	void *stream;		 /* of copies that need no staging */
-	pthread_mutex_t staging; /* held by a copy by lanes */
-	struct lane lanes[GDR_LANES_MAX];
-};
-
-/* Keep the first error; whether there was none. */
-static bool check(struct gdr_dma_error *error, const char *call, int result)
+bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result)
 {
 	int none = 0;
 
@@ -45,8 +24,6 @@ static bool check(struct gdr_dma_error *error, const char *call, int result)
 		error->call = call;
 	return !result;
 }
-
-#define CALL(error, dma, function, ...) check(error, #function, (dma)->cuda.function(__VA_ARGS__))
 
 struct gdr_dma *gdr_dma_open(void *context)
 {
@@ -61,12 +38,12 @@ struct gdr_dma *gdr_dma_open(void *context)
 	return dma;
 }
 
-static bool enter(struct gdr_dma *dma, struct gdr_dma_error *error)
+bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_dma_error *error)
 {
-	return CALL(error, dma, cuCtxPushCurrent, dma->context);
+	return GDR_CUDA_CALL(error, dma, cuCtxPushCurrent, dma->context);
 }
 
-static void leave(struct gdr_dma *dma)
+void gdr_dma_leave(struct gdr_dma *dma)
 {
 	void *context;
 
@@ -91,24 +68,22 @@ bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes)
 	return nbytes && is_page_locked(dma, first) && is_page_locked(dma, first + nbytes - 1);
 }
 
-/* What a lane or a stream still lacks is made; what is there after a failure is used next time. */
-
-static bool have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error)
+bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error)
 {
-	return *stream || CALL(error, dma, cuStreamCreate, stream, STREAM_NON_BLOCKING);
+	return *stream || GDR_CUDA_CALL(error, dma, cuStreamCreate, stream, STREAM_NON_BLOCKING);
 }
 
-static bool have_lane(struct gdr_dma *dma, struct lane *lane, struct gdr_dma_error *error)
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error)
 {
-	bool there = have_stream(dma, &lane->stream, error);
+	bool there = gdr_dma_have_stream(dma, &lane->stream, error);
 
 	for (int i = 0; i < 2 && there; i++) {
-		struct staging *staging = &lane->staging[i];
+		struct gdr_staging *staging = &lane->staging[i];
 
-		there = (staging->idle ||
-			 CALL(error, dma, cuEventCreate, &staging->idle, EVENT_DISABLE_TIMING)) &&
-			(staging->memory ||
-			 CALL(error, dma, cuMemHostAlloc, &staging->memory, GDR_STAGING_NBYTES, 0));
+		there = (staging->idle || GDR_CUDA_CALL(error, dma, cuEventCreate, &staging->idle,
+							EVENT_DISABLE_TIMING)) &&
+			(staging->memory || GDR_CUDA_CALL(error, dma, cuMemHostAlloc,
+							  &staging->memory, GDR_STAGING_NBYTES, 0));
 	}
 	return there;
 }
@@ -139,45 +114,45 @@ static bool take(struct job *job, struct chunk *chunk)
 	return true;
 }
 
-static void write_by_lane(struct job *job, struct lane *lane)
+static void write_by_lane(struct job *job, struct gdr_lane *lane)
 {
 	struct gdr_dma *dma = job->dma;
 	struct gdr_dma_error *error = &job->error;
 	struct chunk chunk;
 
 	for (unsigned int turn = 0; take(job, &chunk); turn++) {
-		struct staging *staging = &lane->staging[turn % 2];
+		struct gdr_staging *staging = &lane->staging[turn % 2];
 
-		if (turn >= 2 && !CALL(error, dma, cuEventSynchronize, staging->idle))
+		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
 		memcpy(staging->memory, job->host + chunk.at, chunk.nbytes);
-		if (!CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at, staging->memory,
-			  chunk.nbytes, lane->stream) ||
-		    !CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
+		if (!GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at,
+				   staging->memory, chunk.nbytes, lane->stream) ||
+		    !GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
 			break;
 	}
-	CALL(error, dma, cuStreamSynchronize, lane->stream);
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static void read_by_lane(struct job *job, struct lane *lane)
+static void read_by_lane(struct job *job, struct gdr_lane *lane)
 {
 	struct gdr_dma *dma = job->dma;
 	struct gdr_dma_error *error = &job->error;
 	struct chunk chunk, coming;
-	struct staging *from = NULL;
+	struct gdr_staging *from = NULL;
 	bool more;
 
 	/* While one chunk is copied out of its staging memory the next is on its way. */
 	for (unsigned int turn = 0;; turn++) {
-		struct staging *to = &lane->staging[turn % 2];
+		struct gdr_staging *to = &lane->staging[turn % 2];
 
 		more = take(job, &coming);
-		if (more && (!CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
-				   job->device + coming.at, coming.nbytes, lane->stream) ||
-			     !CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
+		if (more && (!GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
+					    job->device + coming.at, coming.nbytes, lane->stream) ||
+			     !GDR_CUDA_CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
 			break;
 		if (from) {
-			if (!CALL(error, dma, cuEventSynchronize, from->idle))
+			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
 				break;
 			memcpy(job->host + chunk.at, from->memory, chunk.nbytes);
 		}
@@ -186,17 +161,17 @@ static void read_by_lane(struct job *job, struct lane *lane)
 		from = to;
 		chunk = coming;
 	}
-	CALL(error, dma, cuStreamSynchronize, lane->stream);
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
 static void run_lane(struct job *job, unsigned int number,
-		     void (*run)(struct job *job, struct lane *lane))
+		     void (*run)(struct job *job, struct gdr_lane *lane))
 {
-	if (!enter(job->dma, &job->error))
+	if (!gdr_dma_enter(job->dma, &job->error))
 		return;
-	if (have_lane(job->dma, &job->dma->lanes[number], &job->error))
+	if (gdr_dma_have_lane(job->dma, &job->dma->lanes[number], &job->error))
 		run(job, &job->dma->lanes[number]);
-	leave(job->dma);
+	gdr_dma_leave(job->dma);
 }
 
 static void write_lane(void *job, unsigned int number)
@@ -209,9 +184,7 @@ static void read_lane(void *job, unsigned int number)
 	run_lane(job, number, read_by_lane);
 }
 
-/* Chunks so small that every lane has some to overlap, and so large that each is worth its calls.
- */
-static size_t chunk_of(size_t nbytes, unsigned int lanes)
+size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes)
 {
 	size_t chunk = lanes == 1 ? (nbytes + 1) / 2 : nbytes / (4 * lanes);
 
@@ -225,7 +198,7 @@ static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, 
 {
 	if (lanes > GDR_LANES_MAX)
 		lanes = GDR_LANES_MAX;
-	job->chunk = chunk_of(job->nbytes, lanes);
+	job->chunk = gdr_dma_chunk(job->nbytes, lanes);
 	pthread_mutex_lock(&dma->staging);
 	gdr_parallel(lanes, lane, job);
 	pthread_mutex_unlock(&dma->staging);
@@ -241,12 +214,12 @@ bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, con
 	*error = (struct gdr_dma_error){0};
 	if (lanes)
 		return by_lanes(dma, lanes, write_lane, &job, error);
-	if (!enter(dma, error))
+	if (!gdr_dma_enter(dma, error))
 		return false;
-	if (have_stream(dma, &dma->stream, error) &&
-	    CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
-		CALL(error, dma, cuStreamSynchronize, dma->stream);
-	leave(dma);
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	gdr_dma_leave(dma);
 	return !error->result;
 }
 
@@ -258,11 +231,11 @@ bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t 
 	*error = (struct gdr_dma_error){0};
 	if (lanes)
 		return by_lanes(dma, lanes, read_lane, &job, error);
-	if (!enter(dma, error))
+	if (!gdr_dma_enter(dma, error))
 		return false;
-	if (have_stream(dma, &dma->stream, error) &&
-	    CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
-		CALL(error, dma, cuStreamSynchronize, dma->stream);
-	leave(dma);
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	gdr_dma_leave(dma);
 	return !error->result;
 }

@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "copy_rows.h"
+
 #define GDR_LANES_MAX 8
 #define GDR_STAGING_NBYTES (1 << 20)
 
@@ -36,5 +38,17 @@ bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, con
 		   size_t nbytes, struct gdr_dma_error *error);
 bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
 		  size_t nbytes, struct gdr_dma_error *error);
+
+/* Rows of an array that DMA can take as they are, if it reaches their memory. */
+bool gdr_dma_takes_rows(const struct gdr_rows *rows);
+
+/*
+ * Rows of an array to or from rows of the device's memory, where the first begins at `device`. Rows
+ * that are not `direct` go through staging, gathered or spread by the calling thread.
+ */
+bool gdr_dma_write_rows(struct gdr_dma *dma, uint64_t device, const struct gdr_rows *rows,
+			bool direct, struct gdr_dma_error *error);
+bool gdr_dma_read_rows(struct gdr_dma *dma, const struct gdr_rows *rows, uint64_t device,
+		       bool direct, struct gdr_dma_error *error);
 
 #endif

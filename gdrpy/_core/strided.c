@@ -1,16 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Mapping.write_strided() and Mapping.readinto_strided(): arrays to and from rows a pitch apart. */
-#include "copy_rows.h"
-#include "mapping.h"
-
-/* What a call is about: the array that it was given, and where its rows lie in the mapping. */
-struct strided {
-	const char *method;
-	Py_ssize_t pitch, offset;
-	Py_buffer view;
-	Py_ssize_t extent; /* bytes of the mapping from the first row to the end of the last */
-	struct gdr_rows rows;
-};
+#include "strided.h"
 
 /* Of a C-contiguous array, for exporters that leave them out. */
 static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguous)
@@ -26,7 +16,7 @@ static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguou
 	return contiguous;
 }
 
-static bool check_rows(struct mapping *self, struct strided *call)
+bool gdr_check_strided(struct gdr_strided *call, Py_ssize_t room)
 {
 	const Py_buffer *view = &call->view;
 	Py_ssize_t contiguous[GDR_MAX_NDIM], count, nbytes, end;
@@ -48,11 +38,11 @@ static bool check_rows(struct mapping *self, struct strided *call)
 	if (view->len && (__builtin_mul_overflow(count - 1, call->pitch, &call->extent) ||
 			  __builtin_add_overflow(call->extent, nbytes, &call->extent)))
 		call->extent = PY_SSIZE_T_MAX;
-	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > self->nbytes) {
+	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > room) {
 		PyErr_Format(PyExc_ValueError,
 			     "%s: offset %zd + %zd rows of %zd bytes, each %zd after the one "
-			     "before, lie outside the %zd-byte mapping",
-			     call->method, call->offset, count, nbytes, call->pitch, self->nbytes);
+			     "before, lie outside the %zd bytes there are",
+			     call->method, call->offset, count, nbytes, call->pitch, room);
 		return false;
 	}
 	if (view->len)
@@ -61,22 +51,16 @@ static bool check_rows(struct mapping *self, struct strided *call)
 	return true;
 }
 
-/* The arguments but the array itself, which is returned; NULL with an exception set. */
-static PyObject *parse_strided(struct strided *call, const char *const *names,
-			       PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+bool gdr_parse_strided(struct gdr_strided *call, PyObject *pitch, PyObject *offset)
 {
-	PyObject *arg[3];
-
-	if (!gdr_parse(call->method, args, nargs, kwnames, names, 2, arg))
-		return NULL;
-	call->pitch = gdr_as_size(call->method, "pitch", arg[1], 0);
+	call->pitch = gdr_as_size(call->method, "pitch", pitch, 0);
 	if (call->pitch < 0)
-		return NULL;
-	call->offset = gdr_as_size(call->method, "offset", arg[2], 0);
-	return call->offset < 0 ? NULL : arg[0];
+		return false;
+	call->offset = gdr_as_size(call->method, "offset", offset, 0);
+	return call->offset >= 0;
 }
 
-static void put_rows(struct mapping *self, const struct strided *call)
+static void put_rows(struct mapping *self, const struct gdr_strided *call)
 {
 	if (call->view.len)
 		gdr_put_rows(self->type, self->address + call->offset, &call->rows);
@@ -84,25 +68,49 @@ static void put_rows(struct mapping *self, const struct strided *call)
 		gdr_store_fence();
 }
 
+void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call)
+{
+	if (call->view.len < GDR_UNLOCKED_WRITE) {
+		put_rows(self, call);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS put_rows(self, call);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
+static void get_rows(struct mapping *self, const struct gdr_strided *call)
+{
+	if (call->view.len)
+		gdr_get_rows(self->type, self->address + call->offset, &call->rows);
+}
+
+void gdr_mapping_get_strided(struct mapping *self, const struct gdr_strided *call)
+{
+	if (call->extent < GDR_UNLOCKED_READ) {
+		get_rows(self, call);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS get_rows(self, call);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
 PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 				    PyObject *kwnames)
 {
 	static const char *const names[] = {"data", "pitch", "offset", NULL};
-	struct strided call = {.method = "Mapping.write_strided"};
-	PyObject *data = parse_strided(&call, names, args, nargs, kwnames);
+	struct gdr_strided call = {.method = "Mapping.write_strided"};
+	PyObject *arg[3];
 	bool good;
 
-	if (!data || !gdr_mapping_writable(self, call.method) ||
-	    PyObject_GetBuffer(data, &call.view, PyBUF_STRIDES))
+	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
+	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_mapping_writable(self, call.method) ||
+	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES))
 		return NULL;
-	good = gdr_mapping_usable(self, call.method) && check_rows(self, &call);
-	if (good && call.view.len < GDR_UNLOCKED_WRITE) {
-		put_rows(self, &call);
-	} else if (good) {
-		self->users++;
-		Py_BEGIN_ALLOW_THREADS put_rows(self, &call);
-		Py_END_ALLOW_THREADS self->users--;
-	}
+	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);
+	if (good)
+		gdr_mapping_put_strided(self, &call);
 	PyBuffer_Release(&call.view);
 	if (!good)
 		return NULL;
@@ -113,26 +121,19 @@ PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *ar
 				       Py_ssize_t nargs, PyObject *kwnames)
 {
 	static const char *const names[] = {"buffer", "pitch", "offset", NULL};
-	struct strided call = {.method = "Mapping.readinto_strided"};
-	PyObject *buffer = parse_strided(&call, names, args, nargs, kwnames);
+	struct gdr_strided call = {.method = "Mapping.readinto_strided"};
 	Py_ssize_t nbytes;
+	PyObject *arg[3];
 	bool good;
 
-	if (!buffer || PyObject_GetBuffer(buffer, &call.view, PyBUF_STRIDES | PyBUF_WRITABLE))
+	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
+	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
+	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES | PyBUF_WRITABLE))
 		return NULL;
 	nbytes = call.view.len;
-	good = gdr_mapping_usable(self, call.method) && check_rows(self, &call);
-	if (good && nbytes) {
-		const char *from = self->address + call.offset;
-
-		if (call.extent < GDR_UNLOCKED_READ) {
-			gdr_get_rows(self->type, from, &call.rows);
-		} else {
-			self->users++;
-			Py_BEGIN_ALLOW_THREADS gdr_get_rows(self->type, from, &call.rows);
-			Py_END_ALLOW_THREADS self->users--;
-		}
-	}
+	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);
+	if (good)
+		gdr_mapping_get_strided(self, &call);
 	PyBuffer_Release(&call.view);
 	return good ? PyLong_FromSsize_t(nbytes) : NULL;
 }

@@ -8,8 +8,7 @@
  * Before the first copy, and after whatever may have changed what is allowed, the object is not
  * armed: its Python side is asked to arm it, or to raise.
  */
-#include "dma.h"
-#include "mapping.h"
+#include "transfers.h"
 
 #include <structmember.h>
 #include <sys/mman.h>
@@ -29,57 +28,25 @@
 #define ONE_LANE_UP_TO (1 << 20)
 #define FOUR_LANES_UP_TO (16 << 20)
 
-enum way {
-	AUTOMATIC,
-	BY_MAPPING,
-	BY_DMA
-};
-
-/* Sizes in bytes from which a way is the faster one, and how many threads it takes. */
-struct limits {
-	Py_ssize_t write_threads, write_dma, write_dma_pinned, read_threads, read_dma;
-	unsigned int threads_to, threads_from, lanes;
-};
-
-struct transfers {
-	PyObject_HEAD struct mapping *mapping; /* NULL without CPU view */
-	PyObject *capsule;		       /* keeps dma */
-	struct gdr_dma *dma;		       /* NULL without GPU view */
-	uint64_t ptr;
-	Py_ssize_t nbytes;
-	struct limits limits;
-	bool armed, writable;
-	unsigned int generation;
-	Py_ssize_t running; /* copies by DMA, which close() waits for */
-};
-
-/* A copy that was asked for: its bytes lie inside the region. */
-struct copy {
-	const char *method;
-	enum way way;
-	Py_ssize_t offset, nbytes;
-	char *host;
-};
-
-static bool parse_way(const char *method, PyObject *via, enum way *way)
+bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way)
 {
-	*way = AUTOMATIC;
+	*way = GDR_AUTOMATIC;
 	if (!via || via == Py_None)
 		return true;
 	if (PyUnicode_Check(via)) {
 		if (!PyUnicode_CompareWithASCIIString(via, "mapping"))
-			*way = BY_MAPPING;
+			*way = GDR_BY_MAPPING;
 		else if (!PyUnicode_CompareWithASCIIString(via, "dma"))
-			*way = BY_DMA;
+			*way = GDR_BY_DMA;
 	}
-	if (*way == AUTOMATIC)
+	if (*way == GDR_AUTOMATIC)
 		PyErr_Format(PyExc_ValueError, "%s: via must be 'mapping', 'dma' or None, not %R",
 			     method, via);
-	return *way != AUTOMATIC;
+	return *way != GDR_AUTOMATIC;
 }
 
-/* Armed for such a copy, with what it needs; false with an exception set. */
-static bool ready(struct transfers *self, const char *method, bool to_write, enum way way)
+bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_write,
+			 enum gdr_way way)
 {
 	if (!self->armed || (to_write && !self->writable) ||
 	    self->generation != gdr_fork_generation) {
@@ -93,13 +60,13 @@ static bool ready(struct transfers *self, const char *method, bool to_write, enu
 	if (self->mapping && !(to_write ? gdr_mapping_writable(self->mapping, method)
 					: gdr_mapping_usable(self->mapping, method)))
 		return false;
-	if (way == BY_MAPPING && !self->mapping) {
+	if (way == GDR_BY_MAPPING && !self->mapping) {
 		PyErr_Format(gdr_error_missing_view,
 			     "%s: via='mapping' needs a CPU view: open the region with cpu=True",
 			     method);
 		return false;
 	}
-	if (way == BY_DMA && !self->dma) {
+	if (way == GDR_BY_DMA && !self->dma) {
 		PyErr_Format(gdr_error_missing_view,
 			     "%s: via='dma' needs a GPU view: open the region with gpu=True",
 			     method);
@@ -108,7 +75,7 @@ static bool ready(struct transfers *self, const char *method, bool to_write, enu
 	return true;
 }
 
-static bool in_range(struct transfers *self, const struct copy *copy)
+static bool in_range(struct transfers *self, const struct gdr_copy *copy)
 {
 	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
 		return true;
@@ -125,7 +92,7 @@ static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
 	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
 }
 
-static bool raise_cuda(const struct gdr_dma_error *error)
+bool gdr_raise_cuda(const struct gdr_dma_error *error)
 {
 	PyObject *module = PyImport_ImportModule("gdrpy.cuda");
 	PyObject *raised;
@@ -139,10 +106,11 @@ static bool raise_cuda(const struct gdr_dma_error *error)
 }
 
 /* Copy by DMA, from or to page-locked memory or through staging; false with an exception set. */
-static bool by_dma(struct transfers *self, const struct copy *copy, bool pinned, bool to_write)
+static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write)
 {
 	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
+	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
 	struct gdr_dma_error error;
 	bool done;
 
@@ -152,36 +120,35 @@ static bool by_dma(struct transfers *self, const struct copy *copy, bool pinned,
 	gdr_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? gdr_dma_write(self->dma, lanes, device, copy->host, (size_t)copy->nbytes,
-					&error)
-			: gdr_dma_read(self->dma, lanes, copy->host, device, (size_t)copy->nbytes,
-				       &error);
+	done = to_write
+		       ? gdr_dma_write(dma, lanes, device, copy->host, (size_t)copy->nbytes, &error)
+		       : gdr_dma_read(dma, lanes, copy->host, device, (size_t)copy->nbytes, &error);
 	Py_END_ALLOW_THREADS;
 	self->running--;
-	return done || raise_cuda(&error);
+	return done || gdr_raise_cuda(&error);
 }
 
-static bool is_pinned(struct transfers *self, const struct copy *copy)
+static bool is_pinned(struct transfers *self, const struct gdr_copy *copy)
 {
 	return copy->nbytes > ASK_FROM &&
 	       gdr_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
 /* The mapping is held meanwhile: another thread may disarm the object. */
-static bool write_bytes(struct transfers *self, const struct copy *copy)
+bool gdr_transfers_write(struct transfers *self, const struct gdr_copy *copy)
 {
-	const struct limits *limits = &self->limits;
-	enum way way = copy->way;
+	const struct gdr_limits *limits = &self->limits;
+	enum gdr_way way = copy->way;
 	struct mapping *mapping;
 	bool pinned;
 
-	if (way == AUTOMATIC && !self->mapping)
-		way = BY_DMA;
-	if (way == BY_DMA ||
-	    (way == AUTOMATIC && self->dma &&
+	if (way == GDR_AUTOMATIC && !self->mapping)
+		way = GDR_BY_DMA;
+	if (way == GDR_BY_DMA ||
+	    (way == GDR_AUTOMATIC && self->dma &&
 	     (copy->nbytes >= limits->write_dma_pinned || copy->nbytes >= limits->write_dma))) {
 		pinned = is_pinned(self, copy);
-		if (way == BY_DMA ||
+		if (way == GDR_BY_DMA ||
 		    copy->nbytes >= (pinned ? limits->write_dma_pinned : limits->write_dma))
 			return by_dma(self, copy, pinned, true);
 	}
@@ -193,13 +160,13 @@ static bool write_bytes(struct transfers *self, const struct copy *copy)
 	return true;
 }
 
-static bool read_bytes(struct transfers *self, const struct copy *copy)
+bool gdr_transfers_read(struct transfers *self, const struct gdr_copy *copy)
 {
-	const struct limits *limits = &self->limits;
+	const struct gdr_limits *limits = &self->limits;
 	struct mapping *mapping;
 
-	if (copy->way == BY_DMA || !self->mapping ||
-	    (copy->way == AUTOMATIC && self->dma && copy->nbytes >= limits->read_dma))
+	if (copy->way == GDR_BY_DMA || !self->mapping ||
+	    (copy->way == GDR_AUTOMATIC && self->dma && copy->nbytes >= limits->read_dma))
 		return by_dma(self, copy, is_pinned(self, copy), false);
 	mapping = self->mapping;
 	Py_INCREF((PyObject *)mapping);
@@ -213,7 +180,7 @@ static PyObject *transfers_write(struct transfers *self, PyObject *const *args, 
 				 PyObject *kwnames)
 {
 	static const char *const names[] = {"data", "offset", "via", NULL};
-	struct copy copy = {.method = "Region.write"};
+	struct gdr_copy copy = {.method = "Region.write"};
 	bool written = false;
 	PyObject *arg[3];
 	Py_buffer data;
@@ -221,13 +188,13 @@ static PyObject *transfers_write(struct transfers *self, PyObject *const *args, 
 	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way) ||
+	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way) ||
 	    PyObject_GetBuffer(arg[0], &data, PyBUF_SIMPLE))
 		return NULL;
 	copy.host = data.buf;
 	copy.nbytes = data.len;
-	if (ready(self, copy.method, true, copy.way) && in_range(self, &copy))
-		written = write_bytes(self, &copy);
+	if (gdr_transfers_ready(self, copy.method, true, copy.way) && in_range(self, &copy))
+		written = gdr_transfers_write(self, &copy);
 	PyBuffer_Release(&data);
 	if (!written)
 		return NULL;
@@ -238,7 +205,7 @@ static PyObject *transfers_readinto(struct transfers *self, PyObject *const *arg
 				    PyObject *kwnames)
 {
 	static const char *const names[] = {"buffer", "offset", "via", NULL};
-	struct copy copy = {.method = "Region.readinto"};
+	struct gdr_copy copy = {.method = "Region.readinto"};
 	bool read = false;
 	PyObject *arg[3];
 	Py_buffer data;
@@ -246,13 +213,13 @@ static PyObject *transfers_readinto(struct transfers *self, PyObject *const *arg
 	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way) ||
+	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way) ||
 	    PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
 		return NULL;
 	copy.host = data.buf;
 	copy.nbytes = data.len;
-	if (ready(self, copy.method, false, copy.way) && in_range(self, &copy))
-		read = read_bytes(self, &copy);
+	if (gdr_transfers_ready(self, copy.method, false, copy.way) && in_range(self, &copy))
+		read = gdr_transfers_read(self, &copy);
 	PyBuffer_Release(&data);
 	return read ? PyLong_FromSsize_t(copy.nbytes) : NULL;
 }
@@ -275,20 +242,20 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 				PyObject *kwnames)
 {
 	static const char *const names[] = {"nbytes", "offset", "via", NULL};
-	struct copy copy = {.method = "Region.read"};
+	struct gdr_copy copy = {.method = "Region.read"};
 	PyObject *arg[3], *bytes;
 
 	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
 	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !parse_way(copy.method, arg[2], &copy.way))
+	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way))
 		return NULL;
 	if (arg[0] && arg[0] != Py_None) {
 		copy.nbytes = gdr_as_size(copy.method, "nbytes", arg[0], 0);
 		if (copy.nbytes < 0)
 			return NULL;
 	}
-	if (!ready(self, copy.method, false, copy.way))
+	if (!gdr_transfers_ready(self, copy.method, false, copy.way))
 		return NULL;
 	if (!arg[0] || arg[0] == Py_None)
 		copy.nbytes = copy.offset < self->nbytes ? self->nbytes - copy.offset : 0;
@@ -299,7 +266,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 	if (!bytes)
 		return NULL;
 	copy.host = PyBytes_AsString(bytes);
-	if (!read_bytes(self, &copy))
+	if (!gdr_transfers_read(self, &copy))
 		Py_CLEAR(bytes);
 	return bytes;
 }
@@ -316,7 +283,7 @@ static PyObject *transfers_arm(struct transfers *self, PyObject *args)
 {
 	PyObject *mapping, *capsule;
 	unsigned long long ptr;
-	struct limits limits;
+	struct gdr_limits limits;
 	struct gdr_dma *dma = NULL;
 	Py_ssize_t nbytes;
 	int writable;
@@ -395,6 +362,15 @@ static PyMethodDef transfers_methods[] = {
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
 	 "DMA is quickest into page-locked memory (Region.mirror, or CUDA's own)."},
+	{"write_strided", GDR_FASTCALL(gdr_transfers_write_strided),
+	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
+	 "Copy row i of an array to byte offset + i * pitch, for every i, as\n"
+	 "Mapping.write_strided() does; by DMA from large rows in page-locked memory, and where\n"
+	 "there is no CPU view. `via` as for write()."},
+	{"readinto_strided", GDR_FASTCALL(gdr_transfers_readinto_strided),
+	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
+	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
+	 "array's size in bytes. By CPU loads up to some KiB, else by DMA; `via` as for write()."},
 	{"_arm", (PyCFunction)transfers_arm, METH_VARARGS, NULL},
 	{"_disarm", (PyCFunction)transfers_disarm, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},

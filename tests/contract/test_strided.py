@@ -1,4 +1,4 @@
-"""Arrays to and from rows a pitch apart: Mapping.write_strided and Mapping.readinto_strided."""
+"""Arrays to and from rows a pitch apart: write_strided and readinto_strided, either way."""
 
 from __future__ import annotations
 
@@ -66,20 +66,25 @@ def fitting_pitch(array: np.ndarray, gap: int, offset: int) -> int:
 
 
 @few
-@given(arrays(), st.one_of(st.just(0), st.integers(0, 3000)), st.integers(0, 130))
-def test_every_array_arrives_as_its_rows_and_comes_back(region, array, gap, offset):
+@given(
+    arrays(),
+    st.one_of(st.just(0), st.integers(0, 3000)),
+    st.integers(0, 130),
+    st.sampled_from([None, "mapping", "dma"]),
+)
+def test_every_array_arrives_as_its_rows_and_comes_back(region, array, gap, offset, via):
     pitch = fitting_pitch(array, gap, offset)
     if not pitch:
         return
-    region.cpu.write(BACKGROUND)
-    region.cpu.write_strided(array, pitch, offset)
-    assert region.cpu.read(ROOM) == with_rows(array, pitch, offset)
+    region.write(BACKGROUND)
+    region.write_strided(array, pitch, offset, via)
+    assert region.read(ROOM) == with_rows(array, pitch, offset)
 
     # Into every third element of an array in the other order, the others left alone.
     *others, rows = reversed(array.shape)
     whole = np.zeros((*others, 3 * rows), array.dtype)
     target = whole[..., ::3].transpose()
-    assert region.cpu.readinto_strided(target, pitch, offset) == array.nbytes
+    assert region.readinto_strided(target, pitch, offset, via) == array.nbytes
     assert target.tobytes() == array.tobytes()
     assert not whole[..., 1::3].tobytes().strip(b"\0")
     assert not whole[..., 2::3].tobytes().strip(b"\0")
@@ -156,6 +161,91 @@ class TestReadintoStrided:
             mapping.readinto_strided(buffer, 8)
 
 
+@pytest.fixture(scope="module")
+def page_locked():
+    """A MiB of page-locked host memory."""
+    with gdrpy.pinned(1 << 20) as memory:
+        yield memory
+
+
+@pytest.mark.parametrize("via", ["mapping", "dma"])
+class TestLargeArrays:
+    """Of which DMA moves several blocks, or rows in parts."""
+
+    @pytest.fixture
+    def large(self, contract: None):
+        with gdrpy.alloc(24 << 20) as region:
+            yield region
+
+    @pytest.mark.parametrize(
+        ("shape", "pitch"),
+        [((5000, 1000), 1500), ((3, 2_500_000), 3_000_001), ((2_000_000, 1), 5), ((70, 65_537), 0)],
+    )
+    @pytest.mark.parametrize("step", [1, -2])
+    def test_arrive_and_come_back(self, large, gpu_read, via, shape, pitch, step):
+        rows, nbytes = shape
+        pitch = pitch or nbytes
+        array = np.random.default_rng(rows).integers(0, 256, (rows, nbytes * abs(step)), np.uint8)
+        array = array[:, ::step]
+        large.write_strided(array, pitch, 7, via)
+        seen = np.frombuffer(gpu_read(large.ptr + 7, rows * pitch), np.uint8).reshape(rows, pitch)
+        assert np.array_equal(seen[:, :nbytes], array)
+        target = np.zeros((nbytes, rows), np.uint8).transpose()
+        assert large.readinto_strided(target, pitch, 7, via) == rows * nbytes
+        assert np.array_equal(target, array)
+
+    def test_arrive_from_page_locked_memory_and_come_back(self, large, page_locked, gpu_read, via):
+        array = page_locked.numpy("u1", (256, 4096))[:, :3000]
+        array[:] = np.arange(3000) + np.arange(256)[:, None]
+        large.write_strided(array, 5000, 3, via)
+        seen = np.frombuffer(gpu_read(large.ptr + 3, 256 * 5000), np.uint8).reshape(256, 5000)
+        assert np.array_equal(seen[:, :3000], array)
+        expected = array.tobytes()
+        array[:] = 0
+        assert large.readinto_strided(array, 5000, 3, via) == len(expected)
+        assert array.tobytes() == expected
+
+
+class TestRegionViews:
+    def test_a_region_without_cpu_view_is_copied_by_dma(self, contract):
+        rows = np.arange(35, dtype=np.uint16).reshape(5, 7)
+        with gdrpy.alloc(4096, cpu=False) as region:
+            region.write(bytes(100))
+            region.write_strided(rows, 20, 1)
+            target = np.zeros_like(rows)
+            region.readinto_strided(target, 20, 1)
+            assert np.array_equal(target, rows)
+            assert region.read(6, 15) == bytes(6)
+            with pytest.raises(gdrpy.MissingView, match="via='mapping' needs a CPU view"):
+                region.write_strided(rows, 20, via="mapping")
+
+    def test_a_region_on_the_host_is_copied_by_the_cpu(self, contract):
+        with gdrpy.alloc(4096, "cpu") as region:
+            region.write_strided(b"abc", 2)
+            assert region.read(5)[::2] == b"abc"
+            with pytest.raises(gdrpy.MissingView, match="via='dma' needs a GPU view"):
+                region.readinto_strided(bytearray(3), 2, via="dma")
+
+    @pytest.mark.parametrize("via", [None, "mapping", "dma"])
+    def test_a_read_only_region_is_not_written_to(self, region, via):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, readonly=True) as reader, pytest.raises(gdrpy.ReadOnly):
+            reader.write_strided(b"x", 1, via=via)
+        os.close(fd)
+
+    def test_an_unknown_way_is_refused(self, region):
+        with pytest.raises(ValueError, match="via must be 'mapping', 'dma' or None, not 'bus'"):
+            region.write_strided(b"x", 1, via="bus")
+        with pytest.raises(ValueError, match="via must be 'mapping', 'dma' or None, not 'bus'"):
+            region.readinto_strided(bytearray(1), 1, via="bus")
+
+    def test_a_closed_region_is_refused(self, region):
+        region.close()
+        for call in CALLS:
+            with pytest.raises(gdrpy.Closed, match=r"Region\.(write|readinto)_strided"):
+                call(region, bytearray(1), 1)
+
+
 CALLS = [
     lambda one, rows, *where: one.write_strided(rows, *where),
     lambda one, rows, *where: one.readinto_strided(rows, *where),
@@ -164,13 +254,22 @@ CALLS = [
 
 @pytest.mark.parametrize("call", CALLS)
 class TestBoth:
+    @pytest.mark.parametrize("via", ["mapping", "dma"])
+    def test_refuse_what_lies_outside_the_region(self, region, call, via):
+        with pytest.raises(
+            ValueError, match=r"Region\..*strided: offset 1048570 \+ 3 rows of 1 by"
+        ):
+            call(region, bytearray(3), 3, (1 << 20) - 6, via)
+
     @pytest.mark.parametrize(
         ("pitch", "offset"),
         [(8, ROOM - 23), (8, ROOM + 1), ((ROOM - 8) // 2 + 1, 0), (1 << 62, 0), (8, (1 << 63) - 1)],
     )
     def test_refuse_what_lies_outside(self, mapping, call, pitch, offset):
         message = rf"offset {offset} \+ 3 rows of 8 bytes, each {pitch} after the one before, lie "
-        with pytest.raises(ValueError, match=rf"strided: {message}outside the {ROOM}-byte mapping"):
+        with pytest.raises(
+            ValueError, match=rf"strided: {message}outside the {ROOM} bytes there are"
+        ):
             call(mapping, np.zeros((3, 8), np.uint8), pitch, offset)
         assert mapping.read() == BACKGROUND
 

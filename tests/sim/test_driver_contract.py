@@ -723,6 +723,20 @@ class TestCopies:
             bytes(6),
         ]
 
+    def test_rows_go_through_a_stream_and_come_back(self, cuda: Cuda) -> None:
+        pointer, stream = cuda.allocate(2048), cuda.stream()
+        there = self.rows(cuda, pointer)
+        cuda("cuMemcpy2DAsync", there, stream)
+        back = cuda.driver.CUDA_MEMCPY2D()
+        back.srcMemoryType, back.dstMemoryType = there.dstMemoryType, there.srcMemoryType
+        back.srcDevice, back.srcPitch = pointer, 512
+        target = ctypes.create_string_buffer(15)
+        back.dstHost, back.dstPitch = ctypes.addressof(target), 5
+        back.WidthInBytes, back.Height = 4, 3
+        cuda("cuMemcpy2DAsync", back, stream)
+        cuda("cuStreamSynchronize", stream)
+        assert target.raw == b"abcd\0efgh\0ijkl\0"
+
     @pytest.mark.parametrize(
         ("field", "value"),
         [

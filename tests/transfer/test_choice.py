@@ -47,7 +47,8 @@ def dma_copies() -> Callable[[Callable[[], object]], int]:
 
     def count() -> int:
         return sum(
-            library.gdrsim_call_count(name) for name in (b"cuMemcpyHtoDAsync", b"cuMemcpyDtoHAsync")
+            library.gdrsim_call_count(name)
+            for name in (b"cuMemcpyHtoDAsync", b"cuMemcpyDtoHAsync", b"cuMemcpy2DAsync")
         )
 
     def made_by(call: Callable[[], object]) -> int:
@@ -103,6 +104,41 @@ class TestRead:
         assert dma_copies(lambda: region.readinto(bytearray(4 * MIB))) > 1
 
 
+class TestRows:
+    def test_without_gaps_go_as_the_same_bytes_in_one_piece_would(self, region, dma_copies):
+        for rows in (np.zeros((32, KIB), np.uint8), np.zeros((3 * KIB, KIB), np.uint8)):
+            of_bytes = dma_copies(lambda data=rows: region.write(data))
+            assert dma_copies(lambda data=rows: region.write_strided(data, KIB)) == of_bytes
+            of_bytes = dma_copies(lambda data=rows: region.readinto(data))
+            assert dma_copies(lambda data=rows: region.readinto_strided(data, KIB)) == of_bytes
+
+    def test_are_written_by_one_dma_copy_if_long_and_page_locked(self, region, dma_copies):
+        with region.mirror() as array:
+            rows = array[: 3 * MIB].reshape(-1, 2 * KIB)
+            assert dma_copies(lambda: region.write_strided(rows[:, :KIB], 2 * KIB)) == 1
+            assert dma_copies(lambda: region.write_strided(rows[:511, :KIB], 2 * KIB)) == 0
+            assert dma_copies(lambda: region.write_strided(rows[:, : KIB - 1], 2 * KIB)) == 0
+            assert dma_copies(lambda: region.write_strided(rows[::-1, :KIB], 2 * KIB)) == 0
+        assert dma_copies(lambda: region.write_strided(np.copy(rows[:, :KIB]), 2 * KIB)) == 0
+
+    def test_are_read_by_dma_when_loads_would_take_as_long_as_the_limit(self, region, dma_copies):
+        def read(rows: int, pitch: int) -> int:
+            return dma_copies(lambda: region.readinto_strided(np.zeros((rows, 8), "u1"), pitch))
+
+        assert read(31, KIB) == 0  # with the gaps, which are read over
+        assert read(32, KIB) == 1
+        assert read(31, 64 * KIB) == 0  # a bus round trip each
+        assert read(32, 64 * KIB) == 1
+        assert read(511, 64) == 0
+        assert read(512, 64) == 1
+
+    def test_that_are_page_locked_need_no_staging_to_be_read(self, region, dma_copies):
+        with region.mirror() as array:
+            rows = array.reshape(-1, 2 * KIB)[:, :KIB]
+            assert dma_copies(lambda: region.readinto_strided(rows, 2 * KIB)) == 1
+            assert dma_copies(lambda: region.readinto_strided(rows[::-1], 2 * KIB)) > 1
+
+
 class TestForcing:
     def test_a_way_takes_it_whatever_the_size(self, region, dma_copies):
         assert dma_copies(lambda: region.write(b"x", via="dma")) == 1
@@ -112,6 +148,15 @@ class TestForcing:
         assert dma_copies(lambda: region.write(everything, via="mapping")) == 0
         assert dma_copies(lambda: region.read(via="mapping")) == 0
         assert dma_copies(lambda: region.readinto(everything, via="mapping")) == 0
+
+    def test_a_way_takes_rows_whatever_their_size(self, region, dma_copies):
+        row, rows = np.zeros((2, 1), np.uint8), np.zeros((2 * KIB, KIB), np.uint8)
+        assert dma_copies(lambda: region.write_strided(row, 2, via="dma")) == 1
+        assert dma_copies(lambda: region.readinto_strided(row, 2, via="dma")) == 1
+        assert dma_copies(lambda: region.readinto_strided(rows, 2 * KIB, via="mapping")) == 0
+        with region.mirror() as array:
+            rows = array.reshape(-1, 2 * KIB)[:, :KIB]
+            assert dma_copies(lambda: region.write_strided(rows, 2 * KIB, via="mapping")) == 0
 
     @pytest.mark.parametrize("via", ["DMA", "", 1, True])
     def test_an_unknown_way_is_refused(self, region, via):

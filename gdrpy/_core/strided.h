@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/* Arrays of any strides, and where their rows lie in a mapping or region. */
+#ifndef GDRPY_STRIDED_H
+#define GDRPY_STRIDED_H
+
+#include "copy_rows.h"
+#include "mapping.h"
+
+/* What a call is about: the array that it was given, and where its rows lie. */
+struct gdr_strided {
+	const char *method;
+	Py_ssize_t pitch, offset;
+	Py_buffer view;	   /* nothing to copy if its len is 0 */
+	Py_ssize_t extent; /* bytes from the first row to the end of the last */
+	struct gdr_rows rows;
+};
+
+/* Numbers from the arguments; false with an exception set. */
+bool gdr_parse_strided(struct gdr_strided *call, PyObject *pitch, PyObject *offset);
+
+/* That the rows of the view lie inside `room` bytes; describes them. False with an exception set.
+ */
+bool gdr_check_strided(struct gdr_strided *call, Py_ssize_t room);
+
+/* By the mapping; without the GIL if that takes long. */
+void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call);
+void gdr_mapping_get_strided(struct mapping *self, const struct gdr_strided *call);
+
+#endif

@@ -13,6 +13,7 @@ LAST_LINES = {
     "broker_mirror.py": "the mirror can be written: False\nleft:  []",
     "broker_session.py": "list  []",
     "broker_three_processes.py": "CUDA loaded: False\nleft:   ['frames']",
+    "channel_to_kernel.py": "takes the records\n20000 trades in order, together worth 10000.00",
     "cpu_only_process.py": "GPU and CPU view, sim> - b'written without CUDA'",
     "one_region_two_views.py": "GPU and CPU view, sim> -> [1. 2. 3. 4.]",
     "pin_a_cuda_pointer.py": "b'hello, pinned memory'",

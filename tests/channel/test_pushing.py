@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy import device
 
 DESCRIPTOR = struct.Struct("<8sIIQQQQQQ")
 
@@ -38,6 +39,13 @@ class TestDescriptor:
         channel.close()
         reader.close()
         assert [word(gpu_read, ptr) for ptr in (tail, closed, head, stopped)] == [2, 1, 1, 1]
+
+    def test_has_its_fields_where_kernels_in_python_look_for_them(self, channel, gpu_read):
+        offsets = (device.RECORDS, device.TAIL, device.CLOSED, device.HEAD, device.STOPPED)
+        addresses = described(channel, gpu_read)[4:]
+        assert [word(gpu_read, channel.ptr + offset) for offset in offsets] == addresses
+        assert word(gpu_read, channel.ptr + device.CAPACITY) == 8
+        assert word(gpu_read, channel.ptr + device.RECORD_NBYTES) & 0xFFFFFFFF == 32
 
 
 class TestPush:

@@ -41,6 +41,7 @@ class TestWheel:
         assert {
             "gdrpy/_core/_ffi.abi3.so",
             "gdrpy/_core/_mapping.abi3.so",
+            "gdrpy/cli/pingpong.ptx",
             "gdrpy/include/gdrpy/channel.cuh",
             "gdrpy/py.typed",
             "gdrpy/sim/libcuda.so.1",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gdrpy import sim
 from gdrpy.cli import (
     alloc,
+    apiperf,
     consumer,
     copybw,
     copylat,
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
 
 #: Every command, in the order of ``gdrpy --help``.
 GROUPS = {
-    "this machine and this process": (info, validate, copybw, copylat, pplat, producer, consumer),
+    "this machine and this process": (info, validate, producer, consumer),
+    "how fast it is here": (copybw, copylat, pplat, apiperf),
     "the broker": (serve, top, watch),
     "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),
 }

@@ -35,7 +35,8 @@ class Distribution:
     def percentile(self, percent: float) -> float:
         """The sample that so many percent of them do not exceed."""
         ordered = sorted(self.samples)
-        return ordered[max(math.ceil(percent / 100 * len(ordered)), 1) - 1]
+        rank = math.ceil(round(percent * len(ordered) / 100, 6))
+        return ordered[max(rank, 1) - 1]
 
     def json(self) -> dict[str, float]:
         """As plain values."""
@@ -112,4 +113,4 @@ def table(
 def format_us(nanoseconds: float) -> str:
     """A time in us, in about three digits."""
     us = nanoseconds / 1e3
-    return f"{us:.{0 if us >= 100 else 1 if us >= 10 else 2}f}"
+    return f"{us:.{0 if us >= 99.95 else 1 if us >= 9.995 else 2}f}"

@@ -77,13 +77,17 @@ def by_size(axes: Any, sizes: Iterable[int], ylabel: str) -> None:
 
 def distributions(axes: Any, shown: Sequence[Distribution], scale: Scale) -> None:
     """Fill axes with a histogram for each distribution, the first one uppermost."""
+    edges = [edge / 1e3 for edge in scale.edges]
     for row, one in enumerate(reversed(shown)):
         counts = scale.counts(one)
         heights = [row + 0.8 * count / max(counts) for count in counts]
-        axes.stairs(heights, scale.edges, baseline=row, fill=True)
-        axes.text(scale.edges[-1], row + 0.1, f" {format_us(one.median)}", size="small")
+        axes.stairs(heights, edges, baseline=row, fill=True)
+        axes.text(edges[-1], row + 0.1, f" {format_us(one.median)}", size="small")
     axes.set_yticks(range(len(shown)), [one.label for one in reversed(shown)])
     axes.set_xscale("log")
+    ticks = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
+    inside = [tick for tick in ticks if edges[0] <= tick <= edges[-1]]
+    axes.set_xticks(inside, [f"{tick:g}" for tick in inside])
+    axes.minorticks_off()
     axes.set_xlabel("us (at the right the medians; the last bin holds everything beyond it too)")
-    axes.xaxis.set_major_formatter(lambda nanoseconds, _: format_us(nanoseconds))
-    axes.grid(True, axis="x", which="both", alpha=0.3)
+    axes.grid(True, axis="x", alpha=0.3)

@@ -1,13 +1,8 @@
-"""``gdrpy copybw``: its figures, its checks, and its plot."""
+"""``gdrpy copybw``: its figures and its checks."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +11,6 @@ from gdrpy.cli import copybw, main
 from gdrpy.cli.bandwidth import WAYS, Measurement, time_copies
 
 QUICK = ["--seconds", "0.001"]
-
-
-@pytest.fixture
-def matplotlib() -> None:
-    """matplotlib, which draws the plots (pip install matplotlib)."""
-    if importlib.util.find_spec("matplotlib") is None:
-        pytest.skip("matplotlib is not installed")
 
 
 class TestCopybw:
@@ -86,50 +74,3 @@ class TestMeasurement:
         copies, samples = time_copies(lambda: calls.append(None), 1e-9)
         assert len(samples) >= 3
         assert len(calls) == 2 + copies * len(samples)
-
-
-class TestPlot:
-    @pytest.mark.parametrize(
-        ("name", "beginning"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")]
-    )
-    def test_is_drawn_for_a_sweep(self, matplotlib, capsys, tmp_path: Path, name, beginning):
-        path = tmp_path / name
-        assert main(["copybw", "--sweep", "4K,64K", "--plot", str(path), *QUICK]) == 0
-        assert f"plot written to {path}" in capsys.readouterr().out
-        assert path.read_bytes().startswith(beginning)
-
-    def test_tells_what_it_was_measured_on(self, matplotlib, capsys, tmp_path: Path):
-        path = tmp_path / "plot.svg"
-        assert main(["copybw", "--sweep", "4K,64K", "--plot", str(path), *QUICK, "--json"]) == 0
-        drawn = path.read_text()
-        assert json.loads(capsys.readouterr().out)["header"]["gpu"] == "gdrpy simulated GPU"
-        for text in ("simulated GPU, backend sim, driver", *WAYS):
-            assert text in drawn
-
-    def test_that_cannot_be_written_fails_after_the_figures(self, matplotlib, capsys, tmp_path):
-        (tmp_path / "plot.png").mkdir()
-        words = ["copybw", "--size", "4K", "--plot", str(tmp_path / "plot.png"), *QUICK]
-        assert main(words) == 1
-        captured = capsys.readouterr()
-        assert "4 KiB" in captured.out
-        assert "plot.png: Is a directory" in captured.err
-
-    def test_says_how_to_get_matplotlib(self, capsys, monkeypatch, tmp_path):
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: None if name == "matplotlib" else name
-        )
-        assert main(["copybw", "--plot", str(tmp_path / "plot.png")]) == 2
-        captured = capsys.readouterr()
-        assert captured.err == "error: --plot needs matplotlib: pip install matplotlib\n"
-        assert captured.out == ""
-
-    def test_is_the_only_thing_that_loads_matplotlib(self, checkout):
-        script = (
-            "import sys; from gdrpy.cli import main\n"
-            "assert main(['copybw', '--size', '4K', '--seconds', '0.001', '--json']) == 0\n"
-            "sys.exit('matplotlib' in sys.modules)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=checkout, capture_output=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, b"")

@@ -68,6 +68,12 @@ class TestWrongUsage:
             (["copybw", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
             (["copybw", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
             (["copybw", "--plot", "nowhere/x.png"], "there is no folder 'nowhere'"),
+            (["copylat", "--sizes", "4,x"], "'x' is not a size: give whole bytes"),
+            (["copylat", "--seconds", "0"], "'0' is not a number of seconds above 0"),
+            (["apiperf", "--size", "0"], "'0' is not a size from 1 byte"),
+            (["apiperf", "--count", "0"], "must be 1 or more"),
+            (["pplat", "--count", "many"], "'many' is not a whole number"),
+            (["pplat", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
             (["producer", "--count", "0"], "must be 1 or more"),
             (["consumer", "--timeout", "soon"], "'soon' is not a number of seconds"),
             (["consumer", "--socket", "x" * 108], "is too long: a socket's path has 107 bytes"),
@@ -249,7 +255,10 @@ class TestStdout:
 
 
 class TestTools:
-    @pytest.mark.parametrize("name", ["validate", "copybw", "producer", "consumer"])
+    @pytest.mark.parametrize(
+        "name",
+        ["validate", "copybw", "copylat", "pplat", "apiperf", "producer", "consumer"],
+    )
     def test_run_from_the_checkout(self, checkout: Path, tmp_path, name):
         done = subprocess.run(
             [checkout / "tools" / name, "--help"],

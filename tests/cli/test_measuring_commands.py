@@ -1,0 +1,124 @@
+"""What all commands that measure have in common: plots, and what they leave behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdrpy.cli import main
+
+#: Every such command, at its quickest, and a word of its plot.
+QUICK = {
+    "copybw": (["copybw", "--sweep", "4K,64K", "--seconds", "0.001"], "mapping write"),
+    "copylat": (["copylat", "--sizes", "4,64", "--seconds", "0.001"], "Mapping.readinto, cold"),
+    "pplat": (["pplat", "--count", "20"], "GPU memory -&gt; pinned memory"),
+    "apiperf": (["apiperf", "--count", "3"], "import CPU"),
+}
+
+
+@pytest.fixture
+def matplotlib() -> None:
+    """matplotlib, which draws the plots (pip install matplotlib)."""
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+
+
+@pytest.fixture(params=QUICK)
+def words(request) -> list[str]:
+    """A command at its quickest."""
+    return QUICK[request.param][0]
+
+
+@pytest.mark.usefixtures("matplotlib")
+class TestPlot:
+    @pytest.mark.parametrize(
+        ("name", "beginning"), [("plot.png", b"\x89PNG"), ("plot.svg", b"<?xml")]
+    )
+    def test_is_drawn(self, capsys, tmp_path: Path, words, name, beginning):
+        path = tmp_path / name
+        assert main([*words, "--plot", str(path)]) == 0
+        assert f"plot written to {path}" in capsys.readouterr().out
+        assert path.read_bytes().startswith(beginning)
+
+    @pytest.mark.parametrize("name", QUICK)
+    def test_tells_what_was_measured_and_on_what(self, capsys, tmp_path: Path, name):
+        words, shown = QUICK[name]
+        path = tmp_path / "plot.svg"
+        assert main([*words, "--plot", str(path), "--json"]) == 0
+        drawn = path.read_text()
+        assert json.loads(capsys.readouterr().out)["header"]["gpu"] == "gdrpy simulated GPU"
+        for text in ("simulated GPU, backend sim, driver", shown):
+            assert text in drawn
+
+    def test_that_cannot_be_written_fails_after_the_figures(self, capsys, tmp_path, words):
+        (tmp_path / "plot.png").mkdir()
+        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 1
+        captured = capsys.readouterr()
+        assert "│" in captured.out
+        assert captured.err.endswith("plot.png: Is a directory\n")
+
+
+class TestWithoutMatplotlib:
+    def test_a_plot_is_refused_before_anything_is_measured(
+        self, capsys, monkeypatch, tmp_path, words
+    ):
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name == "matplotlib" else name
+        )
+        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == "error: --plot needs matplotlib: pip install matplotlib\n"
+        assert captured.out == ""
+
+    def test_everything_else_runs(self, checkout, words):
+        script = (
+            "import sys; from gdrpy.cli import main\n"
+            f"assert main([*{words!r}, '--json']) == 0\n"
+            "sys.exit('matplotlib' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=checkout, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+class TestOutcome:
+    def test_leaves_nothing(self, json_of, backend, nothing_leaks, words):
+        status, result = json_of(*words)
+        assert status == 0
+        assert result["header"]["backend"] == backend
+
+    def test_tells_on_what_it_was_measured_first(self, capsys, words):
+        assert main(words) == 0
+        first, second, *_ = capsys.readouterr().out.splitlines()
+        assert first.startswith("gdrpy simulated GPU, device 0, backend sim, ")
+        assert second == "simulated GPU: these are speeds of host memory"
+
+    def test_is_an_error_where_the_device_is_missing(self, capsys, words):
+        assert main([*words, "--device", "7"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: there is no CUDA device 7")
+        assert captured.out == ""
+
+    def test_of_a_full_disk_is_an_error_of_one_line(self, checkout, words):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "gdrpy", *words],
+                cwd=checkout,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        said = "error: cannot write to stdout: No space left on device\n"
+        assert (done.returncode, done.stderr) == (1, said)
+
+    def test_of_a_closed_stdout_is_an_error_of_one_line(self, capsys, monkeypatch, words):
+        monkeypatch.setattr(sys, "stdout", None)
+        assert main(words) == 1
+        assert capsys.readouterr().err == "error: cannot write to stdout: it is closed\n"

@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 import attach
 import broker
+import channel
 import engine
 import goals
 import latency
@@ -33,10 +34,19 @@ from harness import Session
 from table import Table
 from tables import tables, wrong_data
 
-MODULES: dict[str, Callable[[Session], None]] = {
-    one.MODULE: one.run
-    for one in (latency, engine, threads, transfers, scatter, pingpong, queued, attach, broker)
-}
+_ALL = (
+    latency,
+    engine,
+    threads,
+    transfers,
+    scatter,
+    pingpong,
+    queued,
+    channel,
+    attach,
+    broker,
+)
+MODULES: dict[str, Callable[[Session], None]] = {one.MODULE: one.run for one in _ALL}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 #: Raised when a field of the result changes its meaning.

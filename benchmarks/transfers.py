@@ -23,7 +23,7 @@ AUTOMATIC = "automatic"
 MAPPING = "mapping"
 DMA = "DMA"
 NUMPY = "numpy view"
-_VIA = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
+WAYS = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
 
 KINDS = {WRITE: (PAGEABLE, PINNED), READ: (PAGEABLE, PINNED, NEW)}
 
@@ -97,7 +97,7 @@ def _writes(
                 ),
                 verify,
             )
-            for who, via in _VIA.items()
+            for who, via in WAYS.items()
             for kind, data in ((PAGEABLE, pageable), (PINNED, host))
         ),
         Contender(
@@ -117,7 +117,7 @@ def _reads(
     nbytes = pageable.nbytes
     gpu = GpuBytes(region.ptr)
     ways = {
-        who: via for who, via in _VIA.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
+        who: via for who, via in WAYS.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
     }
     found = [
         *(

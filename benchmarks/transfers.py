@@ -67,12 +67,13 @@ def run(session: Session) -> None:
             session.sweeps.append(sweep)
             for nbytes in sizes:
                 session.step(f"{MODULE}: {operation} {nbytes} B")
-                rounds = _ROUNDS_LARGE if nbytes >= _LARGE else _ROUNDS_SMALL
+                small = nbytes < _LARGE
                 point = sweep.measure(
                     (nbytes,),
                     contenders(session, region, pageable[:nbytes], host[:nbytes], others),
                     session.seconds * _SHARE,
-                    rounds,
+                    _ROUNDS_SMALL if small else _ROUNDS_LARGE,
+                    verify_before=small,
                 )
                 sweep.keep(point, _ratios(point, KINDS[operation]))
             _figures(session, sweep, KINDS[operation])

@@ -95,7 +95,7 @@ def _point(
     contenders = [one for one in bench.contenders(*key) if one.way not in left_out]
     routines = [one.way for one in contenders if one.way not in (ENGINE, MEMCPY)]
     for seconds in (time, 5 * time):
-        point = sweep.measure(key, contenders, seconds)
+        point = sweep.measure(key, contenders, seconds, verify_before=key[0] < _LARGE)
         over_best = _times_faster(point, routines)
         if over_best is not None and over_best >= _SUSPECT:
             break

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gdrpy
+import kernels
 from gdrpy import Flag, cuda
 from gdrpy.cli.distribution import Distribution, Scale
 from gdrpy.cli.pingpong import play, responder
@@ -106,11 +107,15 @@ def _us(found: dict[str, float]) -> dict[str, float]:
 @contextmanager
 def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
     """Exchanges whose flag is sent by a DMA copy, queued in a stream of its own."""
+    with kernels.stream() as stream:
+        yield _copied(memory, stream)
+
+
+def _copied(memory: gdrpy.Mapping, stream: Any) -> Play:
     source = memory.address + 128
     staged = ctypes.c_uint.from_address(source)
     driver = cuda.driver()
     send = driver.cuMemcpyHtoDAsync
-    stream = cuda.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     def play(ping: Flag, reply: Flag, rounds: int) -> list[int]:
         ptr: Any = driver.CUdeviceptr(ping.ptr)
@@ -126,7 +131,4 @@ def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
                 raise ValueError(f"exchange {number} was answered by {answer}")
         return samples
 
-    try:
-        yield play
-    finally:
-        cuda.call("cuStreamDestroy", stream)
+    return play

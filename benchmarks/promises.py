@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import attach
 import broker
+import channel
 import engine
 import latency
 import pingpong
@@ -196,6 +197,22 @@ GOALS = (
         at_least=True,
         relative_to=(_pingpong(pingpong.PINNED),),
     ),
+    Goal(
+        "channel: 64 B records a second from one Python thread, one by one",
+        identifier(channel.MODULE, channel.OPERATION, None, channel.ONE_BY_ONE),
+        1,
+        channel.UNIT,
+        at_least=True,
+    ),
+    Goal(
+        "channel: 64 B records a second from one Python thread, by batches of 256",
+        identifier(channel.MODULE, channel.OPERATION, None, channel.way(256)),
+        3,
+        channel.UNIT,
+        at_least=True,
+    ),
+    Goal("channel: millions of records verified", channel.VERIFIED, 100, "M", at_least=True),
+    Goal("channel: records lost or torn", channel.LOST, 0, ""),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
     Goal(

@@ -5,12 +5,14 @@ What is timed is from the CPU's call until the CPU sees the work's result in pag
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import gdrpy
+import kernels
 from gdrpy import Flag, cuda
 from harness import Contender, Session, Topic
 
@@ -85,7 +87,7 @@ def run(session: Session) -> None:
     with (
         gdrpy.alloc(4096) as region,
         gdrpy.pinned(4096) as memory,
-        _stream() as stream,
+        kernels.stream() as stream,
         _works(memory.flag(0), stream) as works,
     ):
         reply = memory.flag(0)
@@ -111,15 +113,6 @@ def run(session: Session) -> None:
 
 
 @contextmanager
-def _stream() -> Iterator[Any]:
-    stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
-    try:
-        yield stream
-    finally:
-        cuda.call("cuStreamDestroy", stream)
-
-
-@contextmanager
 def _works(reply: Flag, stream: Any) -> Iterator[dict[str, Work]]:
     """What can be started here; the simulated GPU has no kernels."""
     memset = cuda.driver().cuMemsetD32Async
@@ -130,21 +123,7 @@ def _works(reply: Flag, stream: Any) -> Iterator[dict[str, Work]]:
     if cuda.simulated():
         yield works
         return
-    module = cuda.call("cuModuleLoadData", _PTX)
-    try:
-        works[KERNEL] = _launcher(cuda.call("cuModuleGetFunction", module, b"put"), reply, stream)
+    with kernels.loaded(_PTX, b"put", 1, ctypes.c_void_p, ctypes.c_uint) as put:
+        address = reply.ptr
+        works[KERNEL] = lambda number: put(stream, address, number)
         yield works
-    finally:
-        cuda.call("cuModuleUnload", module)
-
-
-def _launcher(function: Any, reply: Flag, stream: Any) -> Work:
-    import ctypes
-
-    launch, ptr = cuda.driver().cuLaunchKernel, reply.ptr
-    kinds = (ctypes.c_void_p, ctypes.c_uint)
-
-    def work(number: int) -> object:
-        return launch(function, 1, 1, 1, 1, 1, 1, 0, stream, ((ptr, number), kinds), 0)
-
-    return work

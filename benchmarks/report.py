@@ -5,90 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from broker import MODULE as BROKER
-from table import Table
-from tables import tables, wrong_data
-
-#: Modules whose figures say something without a GPU.
-SOFTWARE = {BROKER}
-
-
-class NotPublishable(Exception):
-    """The result's figures must not be shown as those of a GPU; the message says why."""
-
-
-def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
-    """The whole report, or the tables whose titles begin with one of ``only``.
-
-    Raises NotPublishable.
-    """
-    _check(result)
-    return "\n\n".join(_sections(result, only)) + "\n"
-
-
-def _check(result: dict[str, Any]) -> None:
-    if result["header"]["simulated"] and set(result["modules"]) - SOFTWARE:
-        raise NotPublishable("it was measured on a simulated GPU")
-    if result["quick"]:
-        raise NotPublishable("it is of a --quick run")
-    wrong = wrong_data(result)
-    if wrong:
-        raise NotPublishable(f"wrong data arrived in {', '.join(wrong)}")
-
-
-def _sections(result: dict[str, Any], only: Sequence[str]) -> Iterator[str]:
-    yield _origin(result)
-    for table in tables(result):
-        if not only or table.title.startswith(tuple(only)):
-            yield f"**{table.title}**\n\n{_table(table)}"
-    for one in result["absent"]:
-        yield f"Not measured: {one['what']} ({one['reason']})."
-
-
-def _origin(result: dict[str, Any]) -> str:
-    """What every figure must travel with."""
-    header = result["header"]
-    commit = header["commit"][:12] if header["commit"] else "unknown"
-    if header["dirty"]:
-        commit += ", with local changes"
-    counts = [one["count"] for one in result["measurements"]]
-    counts += [rounds for one in result.get("sweeps", ()) for rounds in one["rounds"]]
-    link = f", PCIe {header['pcie_link']}" if header["pcie_link"] else ""
-    return (
-        f"`{header['command']}`, {header['date'][:10]}, commit {commit}: {header['gpu']}{link}, "
-        f"driver {header['nvidia_driver']}, CUDA {header['cuda_driver']}, backend "
-        f"`{header['backend']}`; {header['cpu']}, {header['cpus']} CPUs, Linux "
-        f"{header['kernel']}; Python {header['python']}, {_libraries(header)}. "
-        f"{min(counts)} to {max(counts)} samples a figure; {_verified(result)} figures with "
-        f"verified data, the others move none."
-    )
-
-
-def _verified(result: dict[str, Any]) -> str:
-    """How many of all figures are of verified data."""
-    verified = [one["verified"] is True for one in result["measurements"]]
-    for sweep in result.get("sweeps", ()):
-        for way, medians in sweep["median"].items():
-            figures = len(medians) - medians.count(None)
-            verified += [way not in sweep["unverified"]] * figures
-    return f"{sum(verified)} of {len(verified)}"
-
-
-def _libraries(header: dict[str, Any]) -> str:
-    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy", "numba_cuda")
-    return ", ".join(
-        f"{name.replace('_', '-')} {header[name]}" for name in names if header.get(name)
-    )
-
-
-def _table(table: Table) -> str:
-    rule = ["---", *("---:" for _ in table.columns[1:])]
-    lines = (table.columns, rule, *table.rows)
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+import plots
+from page import page
+from publishing import NotPublishable, markdown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,9 +20,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", metavar="TITLE", action="append", default=[], help="tables that begin so"
     )
+    parser.add_argument(
+        "--page", metavar="FILE", type=Path, help="write docs/performance.md there, and the plots"
+    )
     options = parser.parse_args(arguments)
+    result = json.loads(options.result.read_text())
     try:
-        print(markdown(json.loads(options.result.read_text()), options.only), end="")
+        if options.page:
+            options.page.write_text(page(result, options.result, options.page))
+            plots.draw_if_possible(result, options.result)
+        else:
+            print(markdown(result, options.only), end="")
     except NotPublishable as reason:
         print(f"{options.result.name} is not to be published: {reason}", file=sys.stderr)
         return 2

@@ -36,8 +36,8 @@ class Rival(Protocol):
 
 
 def way(name: str, kind: str) -> str:
-    """What a way is called."""
-    return f"{name}, {kind}"
+    """What a way is called, by who copies and the kind of host memory, if that is of interest."""
+    return f"{name}, {kind}" if kind else name
 
 
 class CudaBindings:

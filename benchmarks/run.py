@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,37 @@ from rich.table import Table as RichTable
 
 import attach
 import broker
+import channel
 import engine
 import goals
 import latency
 import machine
 import pingpong
+import plots
 import queued
 import scatter
 import threads
 import transfers
 from gdrpy import cuda
 from harness import Session
+from page import page
+from publishing import NotPublishable
 from table import Table
 from tables import tables, wrong_data
 
-MODULES: dict[str, Callable[[Session], None]] = {
-    one.MODULE: one.run
-    for one in (latency, engine, threads, transfers, scatter, pingpong, queued, attach, broker)
-}
+_ALL = (
+    latency,
+    engine,
+    threads,
+    transfers,
+    scatter,
+    pingpong,
+    queued,
+    channel,
+    attach,
+    broker,
+)
+MODULES: dict[str, Callable[[Session], None]] = {one.MODULE: one.run for one in _ALL}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 #: Raised when a field of the result changes its meaning.
@@ -220,7 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if arguments is None else arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     result = measure(options)
-    show(result, save(result, options.output))
+    path = save(result, options.output)
+    show(result, path)
+    if not options.quick:
+        plots.draw_if_possible(result, path)
+        with suppress(NotPublishable):
+            tables_path = path.with_suffix(".md")
+            tables_path.write_text(page(result, path, tables_path))
     failed = any(one["what"] in MODULES for one in result["absent"])
     return int(failed or bool(wrong_data(result)))
 

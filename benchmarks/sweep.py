@@ -65,21 +65,31 @@ class Sweep:
     unmoved: set[str] = field(default_factory=set)
 
     def measure(
-        self, key: Key, contenders: Sequence[Contender], seconds: float, least: int = 3
+        self,
+        key: Key,
+        contenders: Sequence[Contender],
+        seconds: float,
+        least: int = 3,
+        verify_before: bool = True,
     ) -> Point:
-        """Time contenders in turns for about so long; each is verified afterwards."""
+        """Time contenders in turns for about so long; each is verified before and afterwards."""
+        if verify_before:
+            self._verify(key, contenders)
         batch = seconds * 1e9 / MOST_ROUNDS / len(contenders)
         turns = take_turns(contenders, seconds, batch, least, MOST_ROUNDS)
-        point = Point(key, {})
-        for contender, turn in zip(contenders, turns, strict=True):
-            self.methods.setdefault(contender.way, contender.method)
-            point.times[contender.way] = turn.samples
-            right = verify(contender)
-            if right is False:
-                self.wrong.append(f"{contender.way} at {self.words(key)}")
-            elif right is None:
-                self.unmoved.add(contender.way)
-        return point
+        self._verify(key, contenders)
+        for one in contenders:
+            self.methods.setdefault(one.way, one.method)
+        times = {one.way: turn.samples for one, turn in zip(contenders, turns, strict=True)}
+        return Point(key, times)
+
+    def _verify(self, key: Key, contenders: Sequence[Contender]) -> None:
+        for one in contenders:
+            right = verify(one)
+            if right is None:
+                self.unmoved.add(one.way)
+            elif not right:
+                self.wrong.append(f"{one.way} at {self.words(key)}")
 
     def keep(self, point: Point, ratios: Mapping[str, float | None]) -> None:
         """Add a point, and what was made of it."""

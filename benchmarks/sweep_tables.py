@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+from rivals import way
 from sweep import SIZE
 from table import Table
 from words import ABSENT, figure, size_words
@@ -14,6 +15,8 @@ from words import ABSENT, figure, size_words
 RATES_FROM = 64 << 10
 
 Sweep = dict[str, Any]
+#: Figures at every point, by way or by ratio.
+Columns = dict[str, list[float | None]]
 
 
 def sweep_tables(sweep: Sweep) -> Iterator[Table]:
@@ -25,31 +28,46 @@ def sweep_tables(sweep: Sweep) -> Iterator[Table]:
         yield _at_worst(sweep)
 
 
-def rates(sweep: Sweep, way: str) -> list[float | None]:
+def rates(sweep: Sweep, name: str) -> list[float | None]:
     """GB/s of a way at each point."""
     sizes = sweep["by"][SIZE]
     return [
         None if taken is None else nbytes / taken / 1e3
-        for nbytes, taken in zip(sizes, sweep["median"][way], strict=True)
+        for nbytes, taken in zip(sizes, sweep["median"][name], strict=True)
     ]
 
 
 def _by_size(sweep: Sweep) -> Iterator[Table]:
-    """Times of small sizes, rates of large ones, and the ratios."""
-    title = f"{sweep['module']}: {sweep['operation']}"
-    times, fast = sweep["median"], {way: rates(sweep, way) for way in sweep["median"]}
-    yield _columns(sweep, f"{title}, us (median)", times, range(RATES_FROM + 1))
-    yield _columns(sweep, f"{title}, GB/s (median)", fast, range(RATES_FROM, sys.maxsize))
-    if sweep["ratios"]:
-        yield _columns(sweep, f"{title}, ratios", sweep["ratios"], range(sys.maxsize))
+    """For each kind of host memory, times of small sizes and rates of large ones; the ratios."""
+    for kind in _kinds(sweep):
+        title = ", ".join(filter(None, (f"{sweep['module']}: {sweep['operation']}", kind)))
+        times = _of(sweep["median"], kind)
+        fast = {name: rates(sweep, way(name, kind)) for name in times}
+        ratios = _of(sweep["ratios"], kind)
+        for words, columns, sizes in (
+            ("us", times, range(RATES_FROM)),
+            ("GB/s", fast, range(RATES_FROM, sys.maxsize)),
+        ):
+            table = _columns(sweep, f"{title}, {words} (median)", columns | ratios, sizes)
+            if table.rows:
+                yield table
 
 
-def _columns(
-    sweep: Sweep,
-    title: str,
-    columns: dict[str, Sequence[float | None]],
-    shown: range,
-) -> Table:
+def _kinds(sweep: Sweep) -> list[str]:
+    """The kinds of host memory among the ways of a sweep; one empty word if there are none."""
+    return list(dict.fromkeys(name.partition(", ")[2] for name in sweep["median"]))
+
+
+def _of(columns: Columns, kind: str) -> Columns:
+    """The columns of one kind, by their names without it."""
+    return {
+        name.partition(", ")[0]: column
+        for name, column in columns.items()
+        if name.partition(", ")[2] == kind
+    }
+
+
+def _columns(sweep: Sweep, title: str, columns: Columns, shown: range) -> Table:
     sizes = sweep["by"][SIZE]
     rows = [
         [size_words(size), *(_cell(column[row]) for column in columns.values())]

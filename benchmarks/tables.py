@@ -10,6 +10,8 @@ from sweep_tables import sweep_tables
 from table import Table
 from words import ABSENT, figure, size_words
 
+GOALS_TITLE = "goals (medians)"
+
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Every table of a result, the goals last."""
@@ -97,18 +99,24 @@ def _distributions(distributions: list[dict[str, Any]]) -> Table:
 
 def _goals(goals: list[dict[str, Any]]) -> Table:
     return Table(
-        "goals (medians)",
+        GOALS_TITLE,
         ["goal", "bound", "measured", "verdict"],
         [
             [
                 one["goal"],
                 f"{one['relation']} {one['bound']:g} {one['unit']}",
-                ABSENT if one["figure"] is None else f"{figure(one['figure'])} {one['unit']}",
+                ABSENT if one["figure"] is None else _measured(one),
                 one["verdict"],
             ]
             for one in goals
         ],
     )
+
+
+def _measured(goal: dict[str, Any]) -> str:
+    """What was measured, and at which point of many."""
+    where = goal.get("where")
+    return f"{figure(goal['figure'])} {goal['unit']}" + (f" ({where})" if where else "")
 
 
 def _median(one: dict[str, Any]) -> str:

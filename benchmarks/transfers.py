@@ -23,7 +23,7 @@ AUTOMATIC = "automatic"
 MAPPING = "mapping"
 DMA = "DMA"
 NUMPY = "numpy view"
-_VIA = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
+WAYS = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
 
 KINDS = {WRITE: (PAGEABLE, PINNED), READ: (PAGEABLE, PINNED, NEW)}
 
@@ -67,12 +67,13 @@ def run(session: Session) -> None:
             session.sweeps.append(sweep)
             for nbytes in sizes:
                 session.step(f"{MODULE}: {operation} {nbytes} B")
-                rounds = _ROUNDS_LARGE if nbytes >= _LARGE else _ROUNDS_SMALL
+                small = nbytes < _LARGE
                 point = sweep.measure(
                     (nbytes,),
                     contenders(session, region, pageable[:nbytes], host[:nbytes], others),
                     session.seconds * _SHARE,
-                    rounds,
+                    _ROUNDS_SMALL if small else _ROUNDS_LARGE,
+                    verify_before=small,
                 )
                 sweep.keep(point, _ratios(point, KINDS[operation]))
             _figures(session, sweep, KINDS[operation])
@@ -97,7 +98,7 @@ def _writes(
                 ),
                 verify,
             )
-            for who, via in _VIA.items()
+            for who, via in WAYS.items()
             for kind, data in ((PAGEABLE, pageable), (PINNED, host))
         ),
         Contender(
@@ -117,7 +118,7 @@ def _reads(
     nbytes = pageable.nbytes
     gpu = GpuBytes(region.ptr)
     ways = {
-        who: via for who, via in _VIA.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
+        who: via for who, via in WAYS.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
     }
     found = [
         *(

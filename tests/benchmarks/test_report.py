@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+import publishing
 import report
 
 
 class TestMarkdown:
     def test_says_what_the_figures_come_from(self, publishable):
-        text = report.markdown(publishable)
+        text = publishing.markdown(publishable)
         header = publishable["header"]
         for field in ("command", "gpu", "pcie_link", "cpu", "kernel", "python", "numpy"):
             assert header[field] in text
@@ -23,13 +24,13 @@ class TestMarkdown:
             if one["id"] == "latency/write/64/mapping.write"
         ]
         one["median"] = 123.4
-        assert "| 64 B | 123 |" in report.markdown(publishable)
+        assert "| 64 B | 123 |" in publishing.markdown(publishable)
 
     def test_says_what_was_not_measured(self, publishable):
-        assert "Not measured: torch (" in report.markdown(publishable)
+        assert "Not measured: torch (" in publishing.markdown(publishable)
 
     def test_rows_have_as_many_cells_as_columns(self, publishable):
-        blocks = [text.splitlines() for text in report.markdown(publishable).split("\n\n")]
+        blocks = [text.splitlines() for text in publishing.markdown(publishable).split("\n\n")]
         tables = [lines for lines in blocks if lines[0].startswith("|")]
         assert len(tables) == len([block for block in blocks if block[0].startswith("**")]) > 0
         for lines in tables:
@@ -41,7 +42,7 @@ class TestMarkdown:
         publishable["measurements"] = kept
         (row,) = [
             line
-            for line in report.markdown(publishable).splitlines()
+            for line in publishing.markdown(publishable).splitlines()
             if line.startswith("| 64 B |")
         ][:1]
         assert row.split(" | ")[2] == "-"

@@ -7,10 +7,12 @@ import json
 import pytest
 
 import attach
+import channel
 import gdrpy
 import latency
 import run
 import tables
+import transfers
 from gdrpy import Mapping, cuda
 from gdrpy._core import _mapping
 
@@ -75,6 +77,33 @@ class TestCorruptingRead:
         monkeypatch.setattr(Mapping, "read", read)
         latency.run(session)
         assert {"mapping.read"} == {way for way in wrong_ways(session) if "-" not in way}
+
+
+class TestTornRecord:
+    def test_is_found(self, session, monkeypatch):
+        def push_many(self, records, timeout=None):
+            torn = records.copy()
+            torn[-1, -1] ^= 1
+            _mapping.Channel.push_many(self, torn, timeout)
+
+        monkeypatch.setattr(gdrpy.Channel, "push_many", push_many)
+        channel.run(session)
+        assert {one.verified for one in session.measurements} == {False}
+        lost = {one.id: one.value for one in session.figures}[channel.LOST]
+        assert lost > 0
+
+
+class TestCorruptingTransfer:
+    def test_is_found_and_its_figures_are_not_given(self, session, monkeypatch):
+        def write(self, data, offset=0, via=None):
+            _mapping.Transfers.write(self, bytes(data.nbytes), offset, via)
+
+        monkeypatch.setattr(gdrpy.Region, "write", write)
+        transfers.run(session)
+        written, read = session.sweeps
+        assert {where.partition(",")[0] for where in written.wrong} == set(transfers.WAYS)
+        assert read.wrong == []
+        assert {one.id.split("/")[1] for one in session.figures} == {"read"}
 
 
 class TestAttachedProcess:

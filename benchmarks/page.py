@@ -1,0 +1,189 @@
+"""The page about performance, made of a result, its plots, and what was noted on missed goals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import attach
+import broker
+import channel
+import engine
+import latency
+import pingpong
+import queued
+import scatter
+import threads
+import transfers
+from goals import MISSED
+from plots import plot_path
+from publishing import NotPublishable, as_markdown, check, origin
+from table import Table
+from tables import GOALS_TITLE, tables
+from words import figure
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter: what it says, and the module and plots that it shows."""
+
+    title: str
+    module: str
+    words: str
+    plots: Sequence[str] = ()
+
+
+SECTIONS = (
+    Section(
+        "Small copies and single words",
+        latency.MODULE,
+        "One call from Python, beside the same copy called in C and beside other libraries. What "
+        "Python takes more than C is the last column, taken round by round.",
+    ),
+    Section(
+        "Transfers of every size",
+        transfers.MODULE,
+        "`region.write`, `region.readinto` and `region.read` as they choose (automatic), forced by "
+        "`via=` to the mapping and to DMA, and everybody else on the same bytes. *Pageable* is "
+        "ordinary memory, *pinned* page-locked memory, *new* an object made by the call. "
+        "`automatic over better way` is the time of the choice over that of the better way, "
+        "1 where they are level; `best rival over automatic` how many times faster gdrpy is than "
+        "the best of the other libraries.",
+        ("latency", "bandwidth", "choice"),
+    ),
+    Section(
+        "The copy engine",
+        engine.MODULE,
+        "In C, on the mapping: the engine against `memcpy` and against each of its routines alone, "
+        "at every alignment that was tried; 1 is level, more is faster.",
+        ("engine",),
+    ),
+    Section(
+        "Threads",
+        threads.MODULE,
+        "One copy shared by threads of the engine's pool, in C.",
+        ("threads",),
+    ),
+    Section("Many small records", scatter.MODULE, "10,000 records of 64 bytes to places all over."),
+    Section(
+        "Signals to the GPU and back",
+        pingpong.MODULE,
+        "From before `Flag.set` until `Flag.wait` has seen the answer of a kernel that runs all "
+        "the time, both called from Python.",
+        ("pingpong",),
+    ),
+    Section(
+        "Starting work",
+        queued.MODULE,
+        "From the CPU's act until it sees the work's result in page-locked memory: work that was "
+        "queued behind `flag.stream_wait` and is started by `flag.set`, and work that is launched "
+        "at that moment.",
+    ),
+    Section(
+        "A channel",
+        channel.MODULE,
+        "`gdrpy.Channel`: from the first push until the kernel has taken the last record. The "
+        "kernel holds every word of every record against what it must be.",
+    ),
+    Section(
+        "Getting at memory",
+        attach.MODULE,
+        "From a descriptor to the first store, in fresh processes and in this one.",
+    ),
+    Section("The broker", broker.MODULE, "Named regions; see [the broker](broker.md#measured)."),
+)
+
+_INTRODUCTION = """# Performance
+
+What gdrpy does on a real GPU, beside the other ways to do the same. This page is made by
+`{command}`
+from [the data]({data}), and by hand only where it says why a goal was missed."""
+
+_METHOD = """## Method
+
+Ways that are compared take turns, every other round backwards, so that drift hits all of them;
+ratios and differences are taken round by round, and their median is given. Figures from Python
+include the loop and the call. What is copied is verified before and after it is timed (afterwards
+only from 16 MiB on), by the driver's own copies. The rivals work on the same bytes of the same
+region, as their documentation shows, and every way is done when it returns. All of it is in
+[benchmarks/README.md]({readme}); `make bench` measures the same on another machine."""
+
+
+def page(result: Result, path: Path, target: Path) -> str:
+    """The page at ``target`` that shows the result at ``path``. Raises NotPublishable."""
+    check(result)
+    return "\n\n".join(_parts(result, path, target)) + "\n"
+
+
+def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
+    data = _link(path, target)
+    command = f"python benchmarks/report.py {_from_top(path)} --page {_from_top(target)}"
+    yield _INTRODUCTION.format(command=command, data=data)
+    yield origin(result)
+    made = list(tables(result))
+    goals = [one for one in made if one.title == GOALS_TITLE]
+    yield from _goals(result, goals, notes(path))
+    yield _METHOD.format(readme=_link(Path(__file__).with_name("README.md"), target))
+    for section in SECTIONS:
+        found = [one for one in made if one.title.partition(":")[0] == section.module]
+        if found:
+            yield from _section(section, found, path, target)
+    for one in result["absent"]:
+        yield f"Not measured: {one['what']} ({one['reason']})."
+
+
+def _section(section: Section, found: list[Table], path: Path, target: Path) -> Iterator[str]:
+    yield f"## {section.title}"
+    yield section.words
+    for name in section.plots:
+        yield f"![{section.title}: {name}]({_link(plot_path(path, name), target)})"
+    for table in found:
+        yield as_markdown(table)
+
+
+def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterator[str]:
+    yield "## Goals"
+    for table in found:
+        yield as_markdown(table)
+    missed = [one for one in result["goals"] if one["verdict"] == MISSED]
+    unknown = noted.keys() - {one["goal"] for one in missed}
+    if unknown:
+        raise NotPublishable(f"there are notes on what is no missed goal: {', '.join(unknown)}")
+    for one in missed:
+        note = noted.get(one["goal"])
+        yield f"Missed: {_shortfall(one)}" + (f" {note}" if note else "")
+
+
+def _shortfall(goal: dict[str, Any]) -> str:
+    """By how much a goal was missed."""
+    measured, bound = goal["figure"], goal["bound"]
+    by = f", {abs(measured - bound) / bound:.1%} off" if bound else ""
+    where = f" ({goal['where']})" if goal["where"] else ""
+    unit = f" {goal['unit']}".rstrip()
+    return (
+        f"**{goal['goal']}** is {figure(measured)}{unit}{where}, and should be "
+        f"{goal['relation']} {bound:g}{unit}{by}."
+    )
+
+
+def notes(path: Path) -> dict[str, str]:
+    """Why goals were missed, by their words: the chapters of ``<result>-notes.md``."""
+    file = path.with_name(f"{path.stem}-notes.md")
+    if not file.exists():
+        return {}
+    _, *chapters = file.read_text().split("\n## ")
+    parted = (one.partition("\n") for one in chapters)
+    return {goal.strip(): " ".join(text.split()) for goal, _, text in parted}
+
+
+def _link(file: Path, target: Path) -> str:
+    return os.path.relpath(file.resolve(), target.resolve().parent)
+
+
+def _from_top(file: Path) -> str:
+    return os.path.relpath(file.resolve(), Path(__file__).resolve().parent.parent)

@@ -1,0 +1,90 @@
+"""A result as Markdown: what every figure travels with, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from broker import MODULE as BROKER
+from table import Table
+from tables import tables, wrong_data
+
+#: Modules whose figures say something without a GPU.
+SOFTWARE = {BROKER}
+
+
+class NotPublishable(Exception):
+    """The result's figures must not be shown as those of a GPU; the message says why."""
+
+
+def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
+    """The whole report, or the tables whose titles begin with one of ``only``.
+
+    Raises NotPublishable.
+    """
+    check(result)
+    return "\n\n".join(_sections(result, only)) + "\n"
+
+
+def check(result: dict[str, Any]) -> None:
+    """Raise NotPublishable for figures that say nothing of a GPU."""
+    if result["header"]["simulated"] and set(result["modules"]) - SOFTWARE:
+        raise NotPublishable("it was measured on a simulated GPU")
+    if result["quick"]:
+        raise NotPublishable("it is of a --quick run")
+    wrong = wrong_data(result)
+    if wrong:
+        raise NotPublishable(f"wrong data arrived in {', '.join(wrong)}")
+
+
+def _sections(result: dict[str, Any], only: Sequence[str]) -> Iterator[str]:
+    yield origin(result)
+    for table in tables(result):
+        if not only or table.title.startswith(tuple(only)):
+            yield as_markdown(table)
+    for one in result["absent"]:
+        yield f"Not measured: {one['what']} ({one['reason']})."
+
+
+def origin(result: dict[str, Any]) -> str:
+    """What every figure must travel with."""
+    header = result["header"]
+    commit = header["commit"][:12] if header["commit"] else "unknown"
+    if header["dirty"]:
+        commit += ", with local changes"
+    counts = [one["count"] for one in result["measurements"]]
+    counts += [rounds for one in result.get("sweeps", ()) for rounds in one["rounds"]]
+    link = f", PCIe {header['pcie_link']}" if header["pcie_link"] else ""
+    return (
+        f"`{header['command']}`, {header['date'][:10]}, commit {commit}: {header['gpu']}{link}, "
+        f"driver {header['nvidia_driver']}, CUDA {header['cuda_driver']}, backend "
+        f"`{header['backend']}`; {header['cpu']}, {header['cpus']} CPUs, Linux "
+        f"{header['kernel']}; Python {header['python']}, {_libraries(header)}. "
+        f"{min(counts)} to {max(counts)} samples a figure; {_verified(result)} figures with "
+        f"verified data, the others move none."
+    )
+
+
+def _verified(result: dict[str, Any]) -> str:
+    """How many of all figures are of verified data."""
+    verified = [one["verified"] is True for one in result["measurements"]]
+    for sweep in result.get("sweeps", ()):
+        for way, medians in sweep["median"].items():
+            figures = len(medians) - medians.count(None)
+            verified += [way not in sweep["unverified"]] * figures
+    return f"{sum(verified)} of {len(verified)}"
+
+
+def _libraries(header: dict[str, Any]) -> str:
+    names = ("gdrpy", "numpy", "cuda_bindings", "torch", "cupy", "numba_cuda")
+    return ", ".join(
+        f"{name.replace('_', '-')} {header[name]}" for name in names if header.get(name)
+    )
+
+
+def as_markdown(table: Table) -> str:
+    """A table and its title."""
+    rule = ["---", *("---:" for _ in table.columns[1:])]
+    lines = (table.columns, rule, *table.rows)
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{table.title}**\n\n{rows}"

@@ -1,0 +1,100 @@
+"""The page about performance."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+import page
+import plots
+import report
+from publishing import NotPublishable
+
+TOP = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def saved(publishable, tmp_path):
+    """A result that may be published, in a file."""
+    path = tmp_path / "test-all.json"
+    path.write_text(json.dumps(publishable))
+    return path
+
+
+def missed(result, **fields):
+    """Make the first goal one that was missed."""
+    goal = result["goals"][0]
+    goal |= {"figure": 0.09, "verdict": "missed", "where": None, **fields}
+    return goal
+
+
+class TestCommittedPages:
+    def test_are_what_their_data_gives(self, tmp_path):
+        for path in (TOP / "docs").glob("performance*.md"):
+            found = re.search(r"`python benchmarks/report.py (\S+) --page (\S+)`", path.read_text())
+            assert found is not None
+            data, target = (TOP / name for name in found.groups())
+            assert target == path
+            assert page.page(json.loads(data.read_text()), data, target) == path.read_text()
+            for plot in re.findall(r"\]\((\S+\.svg)\)", path.read_text()):
+                assert (path.parent / plot).is_file()
+
+
+class TestPage:
+    def test_is_written_with_a_chapter_for_each_module_that_was_run(self, saved, tmp_path):
+        target = tmp_path / "performance.md"
+        assert report.main([str(saved), "--page", str(target)]) == 0
+        chapters = re.findall("^## (.*)$", target.read_text(), re.MULTILINE)
+        assert chapters == ["Goals", "Method", *(one.title for one in page.SECTIONS)]
+
+    def test_shows_plots_that_are_there(self, saved, tmp_path):
+        target = tmp_path / "performance.md"
+        report.main([str(saved), "--page", str(target)])
+        shown = re.findall(r"\]\((\S+\.svg)\)", target.read_text())
+        assert sorted(shown) == sorted(path.name for path in tmp_path.glob("*.svg"))
+        assert len(shown) == 6
+
+    def test_leaves_out_what_was_not_run(self, publishable, saved, tmp_path):
+        for kind in ("sweeps", "measurements", "distributions"):
+            publishable[kind] = [one for one in publishable[kind] if one["module"] != "pingpong"]
+        text = page.page(publishable, saved, tmp_path / "performance.md")
+        assert "## Signals to the GPU and back" not in text
+        assert "pingpong.svg" not in text
+
+    def test_is_refused_for_a_simulated_gpu(self, publishable, saved, tmp_path):
+        publishable["header"]["simulated"] = True
+        with pytest.raises(NotPublishable, match="simulated"):
+            page.page(publishable, saved, tmp_path / "performance.md")
+
+
+class TestMissedGoal:
+    def test_is_told_with_how_much(self, publishable, saved, tmp_path):
+        missed(publishable, bound=0.06, unit="us", relation="<=", goal="a call")
+        text = page.page(publishable, saved, tmp_path / "performance.md")
+        assert "Missed: **a call** is 0.090 us, and should be <= 0.06 us, 50.0% off." in text
+
+    def test_says_where_and_why(self, publishable, saved, tmp_path):
+        goal = missed(publishable, where="64 B, mapping offset 1")
+        notes = saved.with_name("test-all-notes.md")
+        notes.write_text(f"# Why\n\n## {goal['goal']}\n\nThe bus was\nbusy.\n")
+        text = page.page(publishable, saved, tmp_path / "performance.md")
+        assert "(64 B, mapping offset 1)" in text
+        assert " off. The bus was busy." in text
+
+    def test_that_was_none_may_have_no_note(self, publishable, saved, tmp_path):
+        saved.with_name("test-all-notes.md").write_text("# Why\n\n## a goal\n\nNo.\n")
+        with pytest.raises(NotPublishable, match="a goal"):
+            page.page(publishable, saved, tmp_path / "performance.md")
+
+
+class TestPlots:
+    def test_are_svg_and_the_same_for_the_same_data(self, publishable, saved):
+        first = {path.name: path.read_bytes() for path in plots.draw(publishable, saved)}
+        again = {path.name: path.read_bytes() for path in plots.draw(publishable, saved)}
+        assert first == again
+        for drawn in first.values():
+            assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gdrpy
-import kernels
+import gpukernels
 from gdrpy import Channel, ChannelReader, cuda
 from harness import Figure, Measurement, Session, Topic
 
@@ -162,13 +162,13 @@ class _Consumer:
 @contextmanager
 def _kernel() -> Iterator[_Consumer]:
     """The kernel of channel_kernel.cu, one block of threads."""
-    image = kernels.compiled(_KERNEL)
+    image = gpukernels.compiled(_KERNEL)
     pointers = (ctypes.c_void_p, ctypes.c_void_p)
     with ExitStack() as undo:
         verdict = undo.enter_context(gdrpy.alloc(4096))
         verdict.fill(0)
-        stream = undo.enter_context(kernels.stream())
-        verify = undo.enter_context(kernels.loaded(image, b"verify", _BLOCK, *pointers))
+        stream = undo.enter_context(gpukernels.stream())
+        verify = undo.enter_context(gpukernels.loaded(image, b"verify", _BLOCK, *pointers))
         consumer = _Consumer(Channel(_RECORD))
         consumer.words = f"a kernel of one block of {_BLOCK} threads, which verifies each"
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gdrpy
-import kernels
+import gpukernels
 from gdrpy import Flag, cuda
 from gdrpy.cli.distribution import Distribution, Scale
 from gdrpy.cli.pingpong import play, responder
@@ -107,7 +107,7 @@ def _us(found: dict[str, float]) -> dict[str, float]:
 @contextmanager
 def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
     """Exchanges whose flag is sent by a DMA copy, queued in a stream of its own."""
-    with kernels.stream() as stream:
+    with gpukernels.stream() as stream:
         yield _copied(memory, stream)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import gdrpy
-import kernels
+import gpukernels
 from gdrpy import Flag, cuda
 from harness import Contender, Session, Topic
 
@@ -87,7 +87,7 @@ def run(session: Session) -> None:
     with (
         gdrpy.alloc(4096) as region,
         gdrpy.pinned(4096) as memory,
-        kernels.stream() as stream,
+        gpukernels.stream() as stream,
         _works(memory.flag(0), stream) as works,
     ):
         reply = memory.flag(0)
@@ -123,7 +123,7 @@ def _works(reply: Flag, stream: Any) -> Iterator[dict[str, Work]]:
     if cuda.simulated():
         yield works
         return
-    with kernels.loaded(_PTX, b"put", 1, ctypes.c_void_p, ctypes.c_uint) as put:
+    with gpukernels.loaded(_PTX, b"put", 1, ctypes.c_void_p, ctypes.c_uint) as put:
         address = reply.ptr
         works[KERNEL] = lambda number: put(stream, address, number)
         yield works

@@ -18,7 +18,6 @@ from gdrpy.cli.sizes import format_size, parse_size
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
 
-_BINS = 48
 
 METHOD = (
     "us a call, each timed by itself, from Python; what timing costs is in the figures, and is the "
@@ -87,7 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     first = [times.pop(0) for times in rounds.times.values()]
     results = [Distribution(name, times) for name, times in rounds.times.items()]
-    scale = Scale(results, _BINS)
+    scale = Scale(results)
     title = f"us a call, {format_size(args.size)}, {args.count} rounds"
     output.show(table(title, "call", results, scale, {"first": [format_us(ns) for ns in first]}))
     if absent:

@@ -52,9 +52,9 @@ def add_parser(commands: Commands) -> None:
             "A warm sample is the mean of a batch of calls, as many as last 50 times as long as\n"
             "an empty sample (up to 64). A cold one is a single call, since the CPU overlaps\n"
             "calls, which would hide the misses. What an empty sample takes, which is the clock\n"
-            "and the loop's beginning, is told, and taken off. First calls do not count. What\n"
-            "arrived is compared with what was sent after every lap: the last write, by the\n"
-            "driver's own copy, and every read."
+            "and the loop's beginning, is told, and taken off. Calls that warm up do not count.\n"
+            "What arrived is compared with what was sent after every lap: the last write, by\n"
+            "the driver's own copy, and every read."
         ),
         examples=(
             "gdrpy copylat                         4 bytes to 64 KiB\n"

@@ -12,6 +12,9 @@ from rich.table import Table
 
 _BARS = "▁▂▃▄▅▆▇█"
 
+#: No bin is narrower in nanoseconds: the clock's grain would leave every other one empty.
+_NARROWEST_BIN = 20
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -58,9 +61,11 @@ class Scale:
     beyond it too.
     """
 
-    def __init__(self, shown: Sequence[Distribution], bins: int) -> None:
+    def __init__(self, shown: Sequence[Distribution], bins: int = 48) -> None:
         low = max(min(one.minimum for one in shown), 1.0)
-        high = max(*(one.percentile(99) for one in shown), low * 1.01)
+        high = max(*(one.percentile(99) for one in shown), low + _NARROWEST_BIN)
+        most = math.log(high / low) / math.log1p(_NARROWEST_BIN / low)
+        bins = min(bins, int(most + 1e-9))
         self.edges = [low * (high / low) ** (step / bins) for step in range(bins + 1)]
 
     def counts(self, one: Distribution) -> list[int]:

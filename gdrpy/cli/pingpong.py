@@ -23,7 +23,7 @@ OUT_OF_TIME = "out of time"
 #: The most rounds that one responder answers: the value after them asks it to stop.
 MOST_ROUNDS = 0x7FFF_FFFE
 _STOP = MOST_ROUNDS + 1
-#: Seconds after which a responder ends whatever happens: a GPU may be shared.
+#: Seconds after which every responder ends whatever happens: a GPU may be shared.
 TIME_LIMIT = 20.0
 
 _PTX = Path(__file__).with_name("pingpong.ptx")
@@ -64,6 +64,8 @@ def responder(
         raise ValueError("a responder's flags must be 4 bytes wide")
     if not 1 <= rounds <= MOST_ROUNDS:
         raise ValueError(f"a responder answers 1 to {MOST_ROUNDS} rounds, and not {rounds}")
+    if not 0 < seconds <= TIME_LIMIT:
+        raise ValueError(f"a responder runs for up to {TIME_LIMIT:g} seconds, and not {seconds:g}")
     ping.set(0)
     reply.set(0)
     kind = _Thread if cuda.simulated() else _Kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy import Mapping, Timeout
@@ -34,7 +34,6 @@ _SIMULATED_ROUNDS = 2000
 
 _PLACE_BYTES = 4096
 _REPLY_OFFSET = 128
-_BINS = 48
 
 METHOD = (
     "us from before Flag.set to after Flag.wait, from Python, by one thread; the clock is in the "
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             raise CommandError(str(wrong)) from wrong
 
     output.line(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
-    scale = Scale(results, _BINS)
+    scale = Scale(results)
     output.show(table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
     output.line(METHOD)
     drawn = plot.draw(
@@ -152,7 +151,7 @@ def _measure(
 
 def _play(flag: Mapping, reply: Mapping, rounds: int, device: int) -> tuple[list[int], str]:
     ping, pong = flag.flag(0), reply.flag(_REPLY_OFFSET)
-    late: Any = None
+    late: Timeout | None = None
     with responder(ping, pong, rounds, device=device) as answering:
         try:
             samples = play(ping, pong, rounds)

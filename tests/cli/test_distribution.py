@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from gdrpy.cli.distribution import Distribution, Scale, format_us
@@ -19,21 +21,31 @@ class TestDistribution:
 
 class TestScale:
     def test_counts_every_sample_once(self):
-        shown = [Distribution("a", [100, 150, 200]), Distribution("b", [100_000] * 5)]
+        shown = [Distribution("a", [1000, 1500, 2000]), Distribution("b", [1_000_000] * 5)]
         scale = Scale(shown, 10)
         assert [sum(scale.counts(one)) for one in shown] == [3, 5]
         assert scale.counts(shown[1]) == [0] * 9 + [5]
 
     def test_reaches_to_the_99th_percentile_and_counts_what_is_beyond_in_the_last_bin(self):
-        one = Distribution("x", [10.0] * 990 + [1e9] * 10)
+        one = Distribution("x", [1000] * 900 + [2000] * 90 + [1e9] * 10)
         scale = Scale([one], 4)
-        assert scale.edges[-1] == pytest.approx(10.1)
-        assert scale.counts(one) == [990, 0, 0, 10]
+        assert scale.edges[0] == 1000
+        assert scale.edges[-1] == 2000
+        assert scale.counts(one) == [900, 0, 0, 100]
+
+    def test_has_no_bin_narrower_than_20_ns(self):
+        scale = Scale([Distribution("x", [200, 300])], 48)
+        widths = [b - a for a, b in pairwise(scale.edges)]
+        assert len(widths) == 4
+        assert min(widths) >= 20
+
+    def test_of_times_that_are_all_the_same_has_one_bin(self):
+        one = Distribution("x", [500] * 3)
+        assert Scale([one]).bars(one) == "█"
 
     def test_draws_a_full_bar_for_the_most_and_at_least_a_line_for_one(self):
-        one = Distribution("x", [1000] * 4000 + [2000, 4000] * 100)
-        assert Scale([one], 3).bars(one) == "█▁▁"
-        assert Scale([Distribution("y", [5])], 3).bars(Distribution("y", [5])) == "█  "
+        one = Distribution("x", [1000] * 4000 + [2000] + [4000] * 100)
+        assert Scale([one], 4).bars(one) == "█ ▁▁"
 
     def test_says_what_it_spans(self):
         assert str(Scale([Distribution("x", [500, 20_000])], 3)) == "0.50 to 20.0 us"

@@ -75,6 +75,15 @@ class TestResponder:
         with pytest.raises(ValueError, match=re.escape(said)), responder(*flags, rounds):
             pass
 
+    @pytest.mark.parametrize("seconds", [0, -1.0, 20.5, float("nan")])
+    def test_refuses_to_run_for_longer_than_20_seconds(self, flags, seconds):
+        said = f"a responder runs for up to 20 seconds, and not {seconds:g}"
+        with (
+            pytest.raises(ValueError, match=re.escape(said)),
+            responder(*flags, 1, seconds=seconds),
+        ):
+            pass
+
     def test_refuses_flags_of_8_bytes(self, region, flags):
         said = "a responder's flags must be 4 bytes wide"
         with pytest.raises(ValueError, match=said), responder(region.flag(0, 8), flags[1], 1):

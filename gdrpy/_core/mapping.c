@@ -104,7 +104,11 @@ uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t wi
 static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offset, const void *data,
 		    Py_ssize_t nbytes)
 {
-	gdr_copy_to_mapping_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
+	if (threads > 1)
+		gdr_copy_to_mapping_by(threads, self->type, self->address + offset, data,
+				       (size_t)nbytes);
+	else
+		gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
 	if (!self->batch)
 		gdr_store_fence();
 }
@@ -144,27 +148,25 @@ static PyObject *mapping_write(struct mapping *self, PyObject *const *args, Py_s
 {
 	static const char *const names[] = {"data", "offset", NULL};
 	static const char method[] = "Mapping.write";
+	struct gdr_bytes bytes;
 	Py_ssize_t offset;
 	PyObject *arg[2];
-	Py_buffer data;
+	bool fits;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || !gdr_mapping_writable(self, method))
+	if (offset < 0 || !gdr_mapping_writable(self, method) ||
+	    !gdr_get_bytes(arg[0], false, &bytes))
 		return NULL;
-	if (PyObject_GetBuffer(arg[0], &data, PyBUF_SIMPLE))
+	fits = gdr_mapping_usable(self, method) &&
+	       gdr_mapping_range(self, method, offset, bytes.nbytes);
+	if (fits)
+		gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
+	gdr_release_bytes(&bytes);
+	if (!fits)
 		return NULL;
-	if (!gdr_mapping_usable(self, method) || !gdr_mapping_range(self, method, offset, data.len))
-		goto release_data;
-
-	gdr_mapping_put(self, 1, offset, data.buf, data.len);
-	PyBuffer_Release(&data);
 	Py_RETURN_NONE;
-
-release_data:
-	PyBuffer_Release(&data);
-	return NULL;
 }
 
 static PyObject *mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -199,23 +201,22 @@ static PyObject *mapping_readinto(struct mapping *self, PyObject *const *args, P
 {
 	static const char *const names[] = {"buffer", "offset", NULL};
 	static const char method[] = "Mapping.readinto";
-	PyObject *arg[2], *result = NULL;
+	struct gdr_bytes bytes;
 	Py_ssize_t offset;
-	Py_buffer data;
+	PyObject *arg[2];
+	bool fits;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0)
+	if (offset < 0 || !gdr_get_bytes(arg[0], true, &bytes))
 		return NULL;
-	if (PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
-		return NULL;
-	if (gdr_mapping_usable(self, method) && gdr_mapping_range(self, method, offset, data.len)) {
-		gdr_mapping_get(self, 1, offset, data.buf, data.len);
-		result = PyLong_FromSsize_t(data.len);
-	}
-	PyBuffer_Release(&data);
-	return result;
+	fits = gdr_mapping_usable(self, method) &&
+	       gdr_mapping_range(self, method, offset, bytes.nbytes);
+	if (fits)
+		gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
+	gdr_release_bytes(&bytes);
+	return fits ? PyLong_FromSsize_t(bytes.nbytes) : NULL;
 }
 
 static PyObject *mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,

@@ -69,6 +69,19 @@ bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyOb
 	return true;
 }
 
+bool gdr_get_bytes(PyObject *object, bool writable, struct gdr_bytes *bytes)
+{
+	if (PyBytes_CheckExact(object) && !writable) {
+		bytes->view.obj = NULL; /* the caller's argument keeps it */
+		return !PyBytes_AsStringAndSize(object, &bytes->data, &bytes->nbytes);
+	}
+	if (PyObject_GetBuffer(object, &bytes->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE))
+		return false;
+	bytes->data = bytes->view.buf;
+	bytes->nbytes = bytes->view.len;
+	return true;
+}
+
 Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent)
 {
 	Py_ssize_t value;

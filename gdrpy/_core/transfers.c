@@ -22,7 +22,7 @@
 /*
  * Below this nobody asks whether host memory is page-locked: staging takes no longer than asking.
  */
-#define ASK_FROM (16 << 10)
+#define ASK_FROM (4 << 10)
 
 /* What one lane, four lanes, and all lanes are best for: waking threads takes its time too. */
 #define ONE_LANE_UP_TO (1 << 20)

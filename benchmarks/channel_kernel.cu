@@ -2,7 +2,7 @@
 /*
  * Takes every record of a channel up to its end, and holds it against a pattern: the 64-bit words
  * of all records, in order, are 0 * ODD, 1 * ODD, 2 * ODD, ... modulo 2**64, so no two are the same.
- * For NVRTC, with -I of gdrpy.channel.include_dir().
+ * For NVRTC, with -I of gdrpy.include_dir().
  */
 #include <gdrpy/channel.cuh>
 

@@ -63,25 +63,25 @@ _HOMES = {
     "alloc": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
     "granularity": "gdrpy.vmm",
+    "include_dir": "gdrpy.channel",
     "open": "gdrpy.gdr",
     "pinned": "gdrpy.pinnedmemory",
     "rounded_size": "gdrpy.vmm",
 }
 
 #: Modules that users name: imported when they are first asked for.
-_MODULES = ("aio", "broker", "channel", "safetensors")
+_MODULES = ("aio", "broker", "safetensors")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
-    from gdrpy import channel as channel
     from gdrpy import safetensors as safetensors
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.broker.client.watch import Watch
-    from gdrpy.channel import Channel, ChannelReader
+    from gdrpy.channel import Channel, ChannelReader, include_dir
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mapping import Flag, Mapping
     from gdrpy.mappingtype import MappingType
@@ -152,6 +152,7 @@ __all__ = [
     "alloc",
     "connect",
     "granularity",
+    "include_dir",
     "open",
     "pinned",
     "rounded_size",

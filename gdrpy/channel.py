@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gdrpy._arguments import as_int
 from gdrpy._core import _mapping
-from gdrpy._resource import close_after
+from gdrpy._resource import Undo, close_after
 from gdrpy.pinnedmemory import pinned
 from gdrpy.region import alloc
 
@@ -72,9 +72,11 @@ class Channel(_Closing, _mapping.Channel):
         if count <= 0 or count & (count - 1):
             raise ValueError(f"Channel: capacity must be a power of two, and is {count}")
         ordinal = as_int("Channel", "device", device)
-        self._region = alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal)
-        host = pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal)
-        super().__init__(self._region.cpu, host, size, count)
+        with Undo() as undo:
+            self._region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
+            host = undo.keep(pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal))
+            super().__init__(self._region.cpu, host, size, count)
+            undo.pop_all()
 
     @property
     def device(self) -> int:

@@ -30,6 +30,10 @@ def make_region() -> None:
     gdrpy.alloc(4096).close()
 
 
+def make_channel() -> None:
+    gdrpy.Channel(16, 1)
+
+
 @pytest.mark.usefixtures("nothing_leaks")
 class TestFailingStep:
     @pytest.mark.parametrize("function", FUNCTIONS)
@@ -59,6 +63,17 @@ class TestFailingStep:
                 with sim.fault(f"{function}:{nth}"), pytest.raises(gdrpy.Error):
                     gdrpy.Region.from_fd(fd)
             os.close(fd)
+
+    @pytest.mark.parametrize(
+        "function", [*FUNCTIONS, "cuMemHostAlloc", "cuMemHostGetDevicePointer"]
+    )
+    def test_of_a_channel_raises_its_error_and_leaves_nothing(self, backend, function):
+        times = calls_of(function, make_channel)
+        assert times > 0
+        for nth in range(1, times + 1):
+            with sim.fault(f"{function}:{nth}:999"), pytest.raises(gdrpy.CudaError, match=function):
+                make_channel()
+        make_channel()
 
 
 class TestFailingClose:

@@ -51,7 +51,7 @@ static bool may_push(struct channel *self, const char *method)
 struct wait {
 	struct channel *channel;
 	const char *method;
-	uint64_t popped; /* what wait_for_popped() waits for */
+	uint64_t popped; /* what drain() waits for */
 };
 
 static bool may_go_on(void *context)

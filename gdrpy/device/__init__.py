@@ -1,6 +1,6 @@
 """The consumer's end of a channel for kernels written in Python: ``numba`` and ``triton``.
 
-CUDA C++ has ``gdrpy/channel.cuh``, in the folder that :func:`gdrpy.channel.include_dir` names.
+CUDA C++ has ``gdrpy/channel.cuh``, in the folder that :func:`gdrpy.include_dir` names.
 """
 
 #: Byte offsets of the fields of ``struct gdr_channel``, as in gdrpy/channel.h.

@@ -110,6 +110,8 @@ static void check_order(enum gdr_mapping_type type)
 	}
 	CHECK_EQ(*producer.ring.tail, done);
 	CHECK_EQ(*producer.ring.head, done);
+	for (char *beyond = memory + GDR_RING_RECORDS + CAPACITY * NBYTES; beyond < host; beyond++)
+		CHECK_EQ(*beyond, (char)0xAA);
 }
 
 static void records_come_out_in_order_from_every_place_in_the_ring(void)

@@ -17,6 +17,7 @@ import numpy as np
 import gdrpy
 from gdrpy import cuda
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RECORDS, WORDS, CAPACITY = 1_000_000, 8, 4096
 #: The 64-bit words of all records, in order, are 0 * ODD, 1 * ODD, ... modulo 2**64.
 ODD = 0x9E3779B97F4A7C15
@@ -26,14 +27,17 @@ Finish = Callable[[], dict[str, int]]
 
 
 def by_nvrtc(channel: gdrpy.Channel) -> Finish:
-    source = Path(__file__).parents[2] / "benchmarks" / "channel_kernel.cu"
-    module = cuda.call("cuModuleLoadData", compiled(source.read_text()))
+    sys.path.insert(0, str(BENCHMARKS))
+    import kernels
+
+    image = kernels.compiled(BENCHMARKS / "channel_kernel.cu")
+    module = cuda.call("cuModuleLoadData", image)
     kernel = cuda.call("cuModuleGetFunction", module, b"verify")
     stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
-    verdict = gdrpy.pinned(32)
+    verdict = gdrpy.alloc(32)
     verdict.write(bytes(32))
-    arguments = ((channel.ptr, verdict.ptr), (ctypes.c_void_p, ctypes.c_void_p))
-    cuda.call("cuLaunchKernel", kernel, 1, 1, 1, THREADS, 1, 1, 0, stream, arguments, 0)
+    pointers = (ctypes.c_void_p, ctypes.c_void_p)
+    kernels.Kernel(kernel, THREADS, *pointers)(stream, channel.ptr, verdict.ptr)
 
     def finish() -> dict[str, int]:
         cuda.call("cuStreamSynchronize", stream)
@@ -41,21 +45,6 @@ def by_nvrtc(channel: gdrpy.Channel) -> Finish:
         return dict(zip(names, np.frombuffer(verdict.read(), np.uint64).tolist(), strict=True))
 
     return finish
-
-
-def compiled(source: str) -> bytes:
-    from cuda.bindings import nvrtc
-
-    major, minor = cuda.device_info(0).compute_capability
-    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{gdrpy.channel.include_dir()}"]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"channel_kernel.cu", 0, [], [])
-    (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    log = bytes(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    code = bytes(nvrtc.nvrtcGetCUBINSize(program)[1])
-    nvrtc.nvrtcGetCUBIN(program, code)
-    return code
 
 
 def by_numba(channel: gdrpy.Channel) -> Finish:

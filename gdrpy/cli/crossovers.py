@@ -21,9 +21,9 @@ from gdrpy.tuning import MOST_LANES, MOST_THREADS, NEVER, Limits
 KIB, MIB = 1 << 10, 1 << 20
 
 #: Bytes of the region, and of each of the two host buffers.
-ROOM = 32 * MIB
-#: Where numbers of threads are compared: large copies, of which they are for.
-_WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_LANES = 16 * MIB, 4 * MIB, ROOM
+ROOM = 128 * MIB
+#: Where numbers of threads are compared: large copies, which they are for.
+_WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_LANES = 16 * MIB, 4 * MIB, 64 * MIB
 #: Smaller copies are never shared among threads.
 _SHARED_WRITE, _SHARED_READ = 64 * KIB, 4 * KIB
 #: Another thread must be worth as much of the time, to be taken.

@@ -51,6 +51,7 @@ setup(
                 "gdrpy/_core/pyhelp.c",
                 "gdrpy/_core/scatter.c",
                 "gdrpy/_core/strided.c",
+                "gdrpy/_core/write_many.c",
                 "gdrpy/_core/copy*.c",
             ),
             depends=sources("gdrpy/_core/*.h", "gdrpy/include/gdrpy/*.h"),

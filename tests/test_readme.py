@@ -57,6 +57,9 @@ class TestExamples:
         assert [printed[0], printed[1][:2], printed[2]] == ["b'any buffer'", "0x", "2097152"]
         assert printed[3:] == ["b'shared'", "[3 4 5]"]
 
+    def test_of_the_page_on_transfers_run(self):
+        assert run_examples("docs/transfers.md") == "[1. 1. 1. 1.]\nTrue\n"
+
     def test_of_the_page_on_gpu_code_run(self):
         assert run_examples("docs/gpu-code.md") == "b'to and fro'\n"
 

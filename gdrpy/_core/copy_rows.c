@@ -77,43 +77,52 @@ static void pass_runs(struct gdr_place *place, size_t count)
 	}
 }
 
-#define COPY_EACH(nbytes)                                                                          \
-	do {                                                                                       \
-		for (; count; count--, to += to_step, from += from_step)                           \
-			memcpy(to, from, nbytes);                                                  \
-	} while (0)
-
-static void copy_each(char *to, ptrdiff_t to_step, const char *from, ptrdiff_t from_step,
-		      size_t nbytes, size_t count)
-{
-	switch (nbytes) {
-	case 1:
-		COPY_EACH(1);
-		break;
-	case 2:
-		COPY_EACH(2);
-		break;
-	case 4:
-		COPY_EACH(4);
-		break;
-	case 8:
-		COPY_EACH(8);
-		break;
-	default:
-		COPY_EACH(nbytes);
-	}
-}
-
 enum direction {
 	GATHER,
 	SPREAD
 };
 
+/* Runs that lie a stride apart, to or from one piece. Quick if nbytes is a constant. */
+static inline __attribute__((always_inline)) void move_each(enum direction direction, char *packed,
+							    char *at, ptrdiff_t stride,
+							    size_t nbytes, size_t count)
+{
+#pragma GCC unroll 8
+	for (; count; count--, packed += nbytes, at += stride) {
+		if (direction == GATHER)
+			memcpy(packed, at, nbytes);
+		else
+			memcpy(at, packed, nbytes);
+	}
+}
+
+static inline __attribute__((always_inline)) void move_runs(enum direction direction, char *packed,
+							    char *at, ptrdiff_t stride,
+							    size_t nbytes, size_t count)
+{
+	switch (nbytes) {
+	case 1:
+		move_each(direction, packed, at, stride, 1, count);
+		break;
+	case 2:
+		move_each(direction, packed, at, stride, 2, count);
+		break;
+	case 4:
+		move_each(direction, packed, at, stride, 4, count);
+		break;
+	case 8:
+		move_each(direction, packed, at, stride, 8, count);
+		break;
+	default:
+		move_each(direction, packed, at, stride, nbytes, count);
+	}
+}
+
 /* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
-static void move(enum direction direction, struct gdr_place *place, char *packed, size_t nbytes)
+static inline __attribute__((always_inline)) void
+move(enum direction direction, struct gdr_place *place, char *packed, size_t nbytes)
 {
 	const struct gdr_rows *rows = place->rows;
-	ptrdiff_t stride = rows->strides[0], run = (ptrdiff_t)rows->run;
 
 	while (nbytes) {
 		size_t in_line = rows->lengths[0] - place->index[0];
@@ -121,10 +130,7 @@ static void move(enum direction direction, struct gdr_place *place, char *packed
 		size_t part = runs * rows->run;
 
 		if (!place->done && runs) {
-			if (direction == GATHER)
-				copy_each(packed, run, place->run, stride, rows->run, runs);
-			else
-				copy_each(place->run, stride, packed, run, rows->run, runs);
+			move_runs(direction, packed, place->run, rows->strides[0], rows->run, runs);
 			pass_runs(place, runs);
 		} else {
 			part = rows->run - place->done < nbytes ? rows->run - place->done : nbytes;

@@ -66,7 +66,7 @@ PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 /* In transfers.c: open_dma(context). */
 PyObject *gdr_open_dma(PyObject *module, PyObject *context);
 
-/* In scatter.c: Mapping.write_many() and Mapping.scatter(). */
+/* In write_many.c and scatter.c: Mapping.write_many() and Mapping.scatter(). */
 PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable);
 PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 			      PyObject *kwnames);

@@ -29,6 +29,7 @@ from gdrpy.cli import (
     serve,
     stat,
     top,
+    tune,
     validate,
     watch,
 )
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 #: Every command, in the order of ``gdrpy --help``.
 GROUPS = {
     "this machine and this process": (info, validate, producer, consumer),
-    "how fast it is here": (copybw, copylat, pplat, apiperf),
+    "how fast it is here": (copybw, copylat, pplat, apiperf, tune),
     "the broker": (serve, top, watch),
     "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),
 }

@@ -257,7 +257,7 @@ class TestStdout:
 class TestTools:
     @pytest.mark.parametrize(
         "name",
-        ["validate", "copybw", "copylat", "pplat", "apiperf", "producer", "consumer"],
+        ["validate", "copybw", "copylat", "pplat", "apiperf", "tune", "producer", "consumer"],
     )
     def test_run_from_the_checkout(self, checkout: Path, tmp_path, name):
         done = subprocess.run(

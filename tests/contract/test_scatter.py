@@ -153,6 +153,14 @@ class TestWriteMany:
             mapping.write_many(pieces())
         assert mapping.read() == BACKGROUND
 
+    def test_hands_on_what_an_offset_raises(self, mapping):
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            mapping.write_many([(8, b"x"), (Changing(interrupt), b"x")])
+        assert mapping.read() == BACKGROUND
+
     def test_notices_that_a_piece_closed_the_mapping(self, region):
         mapping = region.map(0, ROOM)
         with pytest.raises(gdrpy.Closed, match=r"Mapping\.write_many"):

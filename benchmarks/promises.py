@@ -15,7 +15,8 @@ import scatter
 import threads
 import transfers
 from harness import identifier
-from rivals import BINDINGS, PAGEABLE, PINNED, way
+from hostmemory import PAGEABLE, PINNED, way
+from rivals import BINDINGS
 from sweep import figure_id, rate_name
 
 

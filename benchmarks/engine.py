@@ -73,7 +73,7 @@ def _measure(session: Session, sweep: Sweep, bench: Writes | Reads, sizes: list[
             key = nbytes, mapping_offset, host_offset
             aligned = not mapping_offset and not host_offset
             left_out = too_slow if aligned else too_slow | bench.only_aligned(nbytes)
-            point = _point(sweep, bench, key, left_out, session.seconds / 100)
+            point = _point(sweep, bench, key, left_out, session.seconds / 150)
             too_slow |= {
                 way for way in point.times if way != MEMCPY and point.median(way) > _TOO_LONG
             } - {ENGINE}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
 from kernels import Kernel
 
 HERE = Path(__file__).parent

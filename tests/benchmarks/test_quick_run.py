@@ -41,6 +41,7 @@ HEADER_FIELDS = {
     "cuda_driver": str,
     "backend": str,
     "mapping_type": str,
+    "limits": dict,
     "cpu": str,
     "cpus": int,
     "kernel": str,

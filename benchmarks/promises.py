@@ -200,7 +200,7 @@ GOALS = (
     ),
     Goal(
         "channel: 64 B records a second from one Python thread, one by one",
-        identifier(channel.MODULE, channel.OPERATION, None, channel.ONE_BY_ONE),
+        identifier(channel.MODULE, channel.OPERATION, None, channel.way(1)),
         1,
         channel.UNIT,
         at_least=True,

@@ -63,6 +63,11 @@ class TestFigure:
         (found,) = session.figures
         assert (found.value, found.where) == (0.9, "1 KiB, offset 3")
 
+    def test_of_several_ratios_says_of_which_it_is(self, sweep, session):
+        sweep.keep(Point((64, 0), {}), {"ratio, new": 2.0, "ratio, pinned": 3.0})
+        sweep.figure(session, "at worst", ["ratio, new", "ratio, pinned"], max)
+        assert [one.where for one in session.figures] == ["64 B, offset 0, pinned"]
+
     def test_is_not_given_where_wrong_data_arrived(self, measured, session):
         measured.wrong.append("A at 64 B, offset 1")
         measured.figure(session, "at worst", ["ratio"], min)

@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Protocol
 
+import numpy as np
+
 from arraylibraries import Cupy, Numba, Torch
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
 from hostmemory import PAGEABLE, PINNED, way
-from payload import Bytes, GpuBytes, fills, lands, pinned
+from payload import Bytes, GpuBytes, fills, lands, payload, pinned
 
 BINDINGS = "cuda.bindings"
 
@@ -109,8 +111,15 @@ def _why_not(name: str) -> str | None:
 
 
 def _join(found: list[Rival], make: Callable[[Region], Rival], region: Region) -> str | None:
+    nbytes = min(region.nbytes, 64)
     try:
-        found.append(make(region))
+        rival = make(region)
+        for one in (
+            *rival.writes(payload(nbytes).copy()),
+            *rival.reads(np.empty(nbytes, np.uint8)),
+        ):
+            one.timed.once()
+        found.append(rival)
     except Exception as error:  # a broken installation of somebody else's must not end the run
         return f"{type(error).__name__}: {error}"
     return None

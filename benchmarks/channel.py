@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ OPERATION = "records of 64 B, one Python thread"
 #: Millions of records a second.
 UNIT = "M/s"
 
-ONE_BY_ONE = "push"
-BATCHES = (16, 64, 256, 1024, 4096)
+#: How many records are pushed at a time.
+BATCHES = (1, 16, 64, 256, 1024, 4096)
 
 #: Figures of all that was pushed.
 VERIFIED = f"{MODULE}/millions of records verified"
@@ -58,80 +58,47 @@ _QUICK = _Amounts(200, 4096, 20_000)
 
 
 def way(batch: int) -> str:
-    """What pushing by batches is called."""
-    return f"push_many of {batch}"
+    """What pushing so many at a time is called."""
+    return "push" if batch == 1 else f"push_many of {batch}"
 
 
 def run(session: Session) -> None:
     """Measure a channel into the session."""
     amounts = _QUICK if session.quick else _SIMULATED if cuda.simulated() else _FULL
     consume = _reader if cuda.simulated() else _kernel
-    rates: dict[str, list[float]] = {}
+    rates: dict[int, list[float]] = {batch: [] for batch in BATCHES}
     with consume() as consumer:
         channel = consumer.channel
         _push_up_to(channel, _FIRST)  # raises where nobody takes them; what is timed waits for ever
         for number in range(2 if session.quick else _ROUNDS):
             session.step(f"{MODULE}: round {number + 1}")
-            _sample(rates, ONE_BY_ONE, channel, amounts.singles, _push_all(channel))
-            for batch in BATCHES:
-                _sample(rates, way(batch), channel, amounts.batched, _push_batches(channel, batch))
+            for batch, samples in rates.items():
+                count = amounts.singles if batch == 1 else amounts.batched
+                samples.append(_rate(channel, count, batch))
         session.step(f"{MODULE}: {amounts.total} records")
         _push_up_to(channel, amounts.total)
-    pushed = channel.pushed
-    lost = pushed - consumer.records + consumer.mismatches
-    for name, samples in rates.items():
-        method = f"until all are taken by {consumer.words}; the records were made before"
-        measured = Measurement(Topic(MODULE, OPERATION, unit=UNIT), name, method, samples)
-        measured.verified = lost == 0
-        session.add(measured)
+    lost = channel.pushed - consumer.records + consumer.mismatches
+    topic = Topic(MODULE, OPERATION, unit=UNIT)
+    method = f"until all are taken by {consumer.words}; the records were made before"
+    for batch, samples in rates.items():
+        session.add(Measurement(topic, way(batch), method, samples, verified=lost == 0))
     session.derive_figure(Figure(VERIFIED, consumer.records / 1e6, "M", consumer.words))
-    session.derive_figure(Figure(LOST, lost, "", f"of {pushed:,}"))
+    session.derive_figure(Figure(LOST, lost, "", f"of {channel.pushed:,}"))
 
 
-def _sample(
-    rates: dict[str, list[float]],
-    name: str,
-    channel: Channel,
-    count: int,
-    push: Callable[[NDArray[np.uint64]], Callable[[], None]],
-) -> None:
-    """One sample of a way to push: made, pushed, and taken."""
-    act = push(_records(channel.pushed, count))
+def _rate(channel: Channel, count: int, batch: int) -> float:
+    """Millions of records a second, until the last was taken."""
+    records = _records(channel.pushed, count)
+    if batch == 1:
+        push, pieces = channel.push, [record.tobytes() for record in records]
+    else:
+        push = channel.push_many
+        pieces = [records[at : at + batch] for at in range(0, count, batch)]
     begun = time.perf_counter_ns()
-    act()
+    for piece in pieces:
+        push(piece)
     channel.drain(_TIMEOUT)
-    taken = time.perf_counter_ns() - begun
-    rates.setdefault(name, []).append(count / taken * 1e3)
-
-
-def _push_all(channel: Channel) -> Callable[[NDArray[np.uint64]], Callable[[], None]]:
-    def prepare(records: NDArray[np.uint64]) -> Callable[[], None]:
-        pieces = [record.tobytes() for record in records]
-
-        def act() -> None:
-            push = channel.push
-            for record in pieces:
-                push(record)
-
-        return act
-
-    return prepare
-
-
-def _push_batches(
-    channel: Channel, batch: int
-) -> Callable[[NDArray[np.uint64]], Callable[[], None]]:
-    def prepare(records: NDArray[np.uint64]) -> Callable[[], None]:
-        pieces = [records[at : at + batch] for at in range(0, len(records), batch)]
-
-        def act() -> None:
-            push_many = channel.push_many
-            for some in pieces:
-                push_many(some)
-
-        return act
-
-    return prepare
+    return count / (time.perf_counter_ns() - begun) * 1e3
 
 
 def _push_up_to(channel: Channel, total: int) -> None:

@@ -11,7 +11,7 @@ import gdrpy
 from gdrpy import Region
 from harness import Contender, Session, Timed, Verify
 from native import MEMCPY, Native, built
-from payload import STALE, Bytes, GpuBytes, payload
+from payload import STALE, Bytes, GpuBytes, payload, same
 from sweep import SIZE, Point, Sweep
 
 MODULE = "engine"
@@ -73,7 +73,7 @@ def _measure(session: Session, sweep: Sweep, bench: Writes | Reads, sizes: list[
             key = nbytes, mapping_offset, host_offset
             aligned = not mapping_offset and not host_offset
             left_out = too_slow if aligned else too_slow | bench.only_aligned(nbytes)
-            point = _point(sweep, bench, key, left_out, session.seconds / 100)
+            point = _point(sweep, bench, key, left_out, session.seconds / 150)
             too_slow |= {
                 way for way in point.times if way != MEMCPY and point.median(way) > _TOO_LONG
             } - {ENGINE}
@@ -171,7 +171,7 @@ class Writes(_Sides):
             timed.once()
             seen = self.gpu.get(end + _LINE)
             return (
-                np.array_equal(seen[start:end], data)
+                same(seen[start:end], data)
                 and bool((seen[:start] == STALE).all())
                 and bool((seen[end:] == STALE).all())
             )
@@ -218,6 +218,6 @@ class Reads(_Sides):
         def verify(timed: Timed) -> bool:
             host.fill(STALE)
             timed.once()
-            return np.array_equal(host, self._data[start:end])
+            return same(host, self._data[start:end])
 
         return verify

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gdrpy
 from gdrpy import cuda
+from gdrpy.channel import include_dir
 
 
 class NotCompiled(Exception):
@@ -53,7 +53,7 @@ def stream() -> Iterator[Any]:
 def compiled(source: Path, device: int = 0) -> bytes:
     """The cubin of CUDA C++ that may include gdrpy's headers. Raises NotCompiled."""
     major, minor = cuda.device_info(device).compute_capability
-    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{gdrpy.include_dir()}"]
+    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{include_dir()}"]
     try:
         from cuda.bindings import nvrtc
 

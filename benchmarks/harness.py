@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-MAX_SAMPLES = 200
+MAX_SAMPLES = 100
 MIN_SAMPLES = 7
 
 #: A batch shorter than this (ns) would measure the clock.

@@ -19,11 +19,12 @@ from gdrpy._core import _ffi
 from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
+from gdrpy.tuning import limits
 
 _ROOT = Path(__file__).resolve().parent.parent
 
 #: The environment variables that decide what is measured.
-_CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM")
+_CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM", "GDRPY_TUNING")
 
 _PCI = Path("/sys/bus/pci/devices")
 
@@ -49,6 +50,7 @@ def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
         "cuda_driver": cuda_version(),
         "backend": backend,
         "mapping_type": mapping_type,
+        "limits": limits(0)._asdict(),
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),

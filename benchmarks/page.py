@@ -22,8 +22,8 @@ from goals import MISSED
 from plots import plot_path
 from publishing import NotPublishable, as_markdown, check, origin
 from table import Table
-from tables import GOALS_TITLE, tables
-from words import figure
+from tables import GOALS_TITLE, measured, tables
+from words import with_unit
 
 Result = dict[str, Any]
 
@@ -154,21 +154,18 @@ def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterato
     unknown = noted.keys() - {one["goal"] for one in missed}
     if unknown:
         raise NotPublishable(f"there are notes on what is no missed goal: {', '.join(unknown)}")
-    for one in missed:
-        note = noted.get(one["goal"])
-        yield f"Missed: {_shortfall(one)}" + (f" {note}" if note else "")
+    if missed:
+        yield "Missed:"
+        yield "\n".join(_shortfall(one, noted.get(one["goal"])) for one in missed)
 
 
-def _shortfall(goal: dict[str, Any]) -> str:
-    """By how much a goal was missed."""
-    measured, bound = goal["figure"], goal["bound"]
-    by = f", {abs(measured - bound) / bound:.1%} off" if bound else ""
-    where = f" ({goal['where']})" if goal["where"] else ""
-    unit = f" {goal['unit']}".rstrip()
-    return (
-        f"**{goal['goal']}** is {figure(measured)}{unit}{where}, and should be "
-        f"{goal['relation']} {bound:g}{unit}{by}."
-    )
+def _shortfall(goal: dict[str, Any], note: str | None) -> str:
+    """By how much a goal was missed, and what was noted on it."""
+    figure, bound = goal["figure"], goal["bound"]
+    should = with_unit(f"{goal['relation']} {bound:g}", goal["unit"])
+    by = f", {abs(figure - bound) / bound:.1%} off" if bound else ""
+    words = f"- **{goal['goal']}** is {measured(goal)}, and should be {should}{by}."
+    return f"{words} {note}" if note else words
 
 
 def notes(path: Path) -> dict[str, str]:

@@ -14,7 +14,8 @@ import engine
 import pingpong
 import threads
 import transfers
-from rivals import NAMES, PAGEABLE, PINNED, way
+from hostmemory import PAGEABLE, PINNED, way
+from rivals import NAMES
 from sweep import SIZE
 from sweep_tables import RATES_FROM, Sweep, rates
 from words import size_words

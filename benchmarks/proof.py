@@ -1,7 +1,7 @@
 """Shows on a real GPU what the documentation claims, and keeps the output as one JSON file.
 
-Runs ``gdrpy info``, ``validate`` and ``copybw``, and the tests marked gpu; as root, ``validate``
-and the contract tests run once more as the unprivileged user ``nobody``.
+Runs ``gdrpy info``, ``validate`` and the commands that measure, and the tests marked gpu; as root,
+``validate`` and the contract tests run once more as the unprivileged user ``nobody``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NOBODY = 65534
 OUTPUT_LINES = 40
 
 GDRPY = (sys.executable, "-P", "-m", "gdrpy")
+MEASURING = ("copybw", "copylat", "apiperf", "pplat")
 PYTEST = (sys.executable, "-P", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
 
 
@@ -65,7 +66,7 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
         ("info", (*GDRPY, "info", "--json"), me),
         ("validate", (*GDRPY, "validate", "--json"), me),
         ("validate, 1 GiB", (*GDRPY, "validate", "--json", "--size", "1G"), me),
-        ("copybw", (*GDRPY, "copybw", "--json"), me),
+        *((name, (*GDRPY, name, "--json"), me) for name in MEASURING),
         ("tests", (*PYTEST, "tests"), me),
     ]
     if me == 0:

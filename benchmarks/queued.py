@@ -114,7 +114,8 @@ def run(session: Session) -> None:
 
 @contextmanager
 def _works(reply: Flag, stream: Any) -> Iterator[dict[str, Work]]:
-    """What can be started here; the simulated GPU has no kernels."""
+    """What can be started here; the simulated GPU has no kernels. Raises CudaError."""
+    cuda.call("cuMemsetD32Async", reply.ptr, 0, 1, stream)  # the calls below do not tell
     memset = cuda.driver().cuMemsetD32Async
     works: dict[str, Work] = {
         STREAM_WRITE: lambda number: reply.stream_write(stream, number),

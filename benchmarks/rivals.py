@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from arraylibraries import Cupy, Numba, Torch
 from gdrpy import Region, cuda
-from harness import Contender, Session, Statement, Verify
-from payload import Bytes, GpuBytes, fills, lands, pinned, returns
-
-#: The kinds of host memory that ways are compared for.
-PAGEABLE = "pageable"
-PINNED = "pinned"
-NEW = "new"
+from harness import Contender, Session, Statement
+from hostmemory import PAGEABLE, PINNED, way
+from payload import Bytes, GpuBytes, fills, lands, payload, pinned
 
 BINDINGS = "cuda.bindings"
 
@@ -33,11 +30,6 @@ class Rival(Protocol):
 
     def reads(self, target: Bytes) -> list[Contender]:
         """Its ways to read as many of the region's bytes, into both kinds, or a new object."""
-
-
-def way(name: str, kind: str) -> str:
-    """What a way is called, by who copies and the kind of host memory, if that is of interest."""
-    return f"{name}, {kind}" if kind else name
 
 
 class CudaBindings:
@@ -90,180 +82,6 @@ class CudaBindings:
         ]
 
 
-class _Library:
-    """A library with GPU arrays of its own: how it copies one to and from arrays of the host."""
-
-    name: str
-    put_words: str
-    get_words: str
-
-    def __init__(self, region: Region) -> None:
-        self._gpu = GpuBytes(region.ptr)
-
-    def _host(self, array: Bytes) -> Any:
-        """An array of bytes as the library takes it."""
-        return array
-
-    def _pinned(self, nbytes: int) -> Bytes:
-        """The first bytes of page-locked memory as the library makes it."""
-        raise NotImplementedError
-
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        raise NotImplementedError
-
-    def _get(self, target: Any, nbytes: int) -> Statement:
-        raise NotImplementedError
-
-    def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
-        """In words, its way to a new object of the host."""
-        raise NotImplementedError
-
-    def writes(self, data: Bytes) -> list[Contender]:
-        host = self._pinned(data.nbytes)
-        host[:] = data
-        verify = lands(self._gpu, data)
-        return [
-            Contender(
-                way(self.name, kind),
-                f"{self.put_words}, from {kind} memory",
-                self._put(self._host(source), data.nbytes, kind == PINNED),
-                verify,
-            )
-            for kind, source in ((PAGEABLE, data), (PINNED, host))
-        ]
-
-    def reads(self, target: Bytes) -> list[Contender]:
-        words, fetch, verify = self._fetch(target.nbytes)
-        return [
-            *(
-                Contender(
-                    way(self.name, kind),
-                    f"{self.get_words}, into {kind} memory",
-                    self._get(self._host(into), target.nbytes),
-                    fills(self._gpu, into),
-                )
-                for kind, into in ((PAGEABLE, target), (PINNED, self._pinned(target.nbytes)))
-            ),
-            Contender(way(self.name, NEW), words, fetch, verify),
-        ]
-
-
-class Torch(_Library):
-    """Tensors of torch, on the region's own bytes."""
-
-    name = "torch"
-    put_words = "tensor.copy_(CPU tensor), then torch.cuda.synchronize()"
-    get_words = "CPU tensor.copy_(tensor)"
-
-    def __init__(self, region: Region) -> None:
-        super().__init__(region)
-        import torch
-
-        self._torch = torch
-        self._tensor = torch.as_tensor(region, device=f"cuda:{region.device}")
-        self._memory = torch.empty(region.nbytes, dtype=torch.uint8, pin_memory=True)
-
-    def _host(self, array: Bytes) -> Any:
-        if array.ctypes.data == self._memory.data_ptr():  # keeps the tensor that is known as pinned
-            return self._memory[: array.nbytes]
-        return self._torch.from_numpy(array)
-
-    def _pinned(self, nbytes: int) -> Bytes:
-        array: Bytes = self._memory.numpy()[:nbytes]
-        return array
-
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        return Statement(
-            f"copy(source, non_blocking={pinned}); synchronize()",
-            copy=self._tensor[:nbytes].copy_,
-            source=source,
-            synchronize=self._torch.cuda.synchronize,
-        )
-
-    def _get(self, target: Any, nbytes: int) -> Statement:
-        return Statement("copy(source)", copy=target.copy_, source=self._tensor[:nbytes])
-
-    def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
-        return (
-            "tensor.cpu(), a new CPU tensor",
-            Statement("result = fetch()", fetch=self._tensor[:nbytes].cpu),
-            returns(self._gpu, nbytes, lambda tensor: tensor.numpy()),
-        )
-
-
-class Cupy(_Library):
-    """Arrays of cupy, on the region's own bytes."""
-
-    name = "cupy"
-    put_words = "ndarray.set(array), then a synchronization of the stream"
-    get_words = "ndarray.get(out=array)"
-
-    def __init__(self, region: Region) -> None:
-        super().__init__(region)
-        import cupy
-        import cupyx
-
-        with cupy.cuda.Device(region.device):
-            self._array = cupy.asarray(region)
-        self._synchronize = cupy.cuda.get_current_stream().synchronize
-        self._memory: Bytes = cupyx.empty_pinned(region.nbytes, np.uint8)
-
-    def _pinned(self, nbytes: int) -> Bytes:
-        return self._memory[:nbytes]
-
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        del pinned
-        return Statement(
-            "put(source); synchronize()",
-            put=self._array[:nbytes].set,
-            source=source,
-            synchronize=self._synchronize,
-        )
-
-    def _get(self, target: Any, nbytes: int) -> Statement:
-        return Statement("get(out=target)", get=self._array[:nbytes].get, target=target)
-
-    def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
-        return (
-            "ndarray.get(), a new numpy array",
-            Statement("result = fetch()", fetch=self._array[:nbytes].get),
-            returns(self._gpu, nbytes),
-        )
-
-
-class Numba(_Library):
-    """Device arrays of numba.cuda, on the region's own bytes."""
-
-    name = "numba.cuda"
-    put_words = "device array.copy_to_device(array), on the default stream"
-    get_words = "device array.copy_to_host(array)"
-
-    def __init__(self, region: Region) -> None:
-        super().__init__(region)
-        from numba import cuda as numba_cuda
-
-        self._array = numba_cuda.as_cuda_array(region)
-        self._memory: Bytes = numba_cuda.pinned_array(region.nbytes, np.uint8)
-
-    def _pinned(self, nbytes: int) -> Bytes:
-        return self._memory[:nbytes]
-
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        del pinned
-        put = self._array[:nbytes].copy_to_device
-        return Statement("put(source)", put=put, source=source)
-
-    def _get(self, target: Any, nbytes: int) -> Statement:
-        return Statement("get(target)", get=self._array[:nbytes].copy_to_host, target=target)
-
-    def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
-        return (
-            "device array.copy_to_host(), a new numpy array",
-            Statement("result = fetch()", fetch=self._array[:nbytes].copy_to_host),
-            returns(self._gpu, nbytes),
-        )
-
-
 #: Rivals that may be missing, and the modules that they are.
 _OPTIONAL: dict[str, Callable[[Region], Rival]] = {"torch": Torch, "cupy": Cupy, "numba": Numba}
 
@@ -293,8 +111,15 @@ def _why_not(name: str) -> str | None:
 
 
 def _join(found: list[Rival], make: Callable[[Region], Rival], region: Region) -> str | None:
+    nbytes = min(region.nbytes, 64)
     try:
-        found.append(make(region))
+        rival = make(region)
+        for one in (
+            *rival.writes(payload(nbytes).copy()),
+            *rival.reads(np.empty(nbytes, np.uint8)),
+        ):
+            one.timed.once()
+        found.append(rival)
     except Exception as error:  # a broken installation of somebody else's must not end the run
         return f"{type(error).__name__}: {error}"
     return None

@@ -112,7 +112,10 @@ class Sweep:
         pick: Callable[..., Any],
         where: Callable[[Key], bool] | None = None,
     ) -> None:
-        """Derive the figure ``name``: the largest or smallest of some ratios at such points."""
+        """Derive the figure ``name``: the largest or smallest of some ratios at such points.
+
+        Several are told apart by what stands behind the comma in their names.
+        """
         found = [
             (ratio, point.key, one)
             for one in of
@@ -121,7 +124,7 @@ class Sweep:
         ]
         if found and not self.wrong:
             ratio, key, one = pick(found)
-            words = self.words(key) + (f": {one}" if len(of) > 1 else "")
+            words = self.words(key) + (f", {one.rpartition(', ')[2]}" if len(of) > 1 else "")
             session.derive_figure(
                 Figure(figure_id(self.module, self.operation, name), ratio, "x", words)
             )

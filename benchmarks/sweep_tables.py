@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rivals import way
+from hostmemory import way
 from sweep import SIZE
 from table import Table
 from words import ABSENT, figure, size_words

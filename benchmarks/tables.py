@@ -8,7 +8,7 @@ from typing import Any
 from latency import EMPTY_CALL
 from sweep_tables import sweep_tables
 from table import Table
-from words import ABSENT, figure, size_words
+from words import ABSENT, figure, size_words, with_unit
 
 GOALS_TITLE = "goals (medians)"
 
@@ -104,8 +104,8 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
         [
             [
                 one["goal"],
-                f"{one['relation']} {one['bound']:g} {one['unit']}",
-                ABSENT if one["figure"] is None else _measured(one),
+                with_unit(f"{one['relation']} {one['bound']:g}", one["unit"]),
+                ABSENT if one["figure"] is None else measured(one),
                 one["verdict"],
             ]
             for one in goals
@@ -113,10 +113,10 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
     )
 
 
-def _measured(goal: dict[str, Any]) -> str:
+def measured(goal: dict[str, Any]) -> str:
     """What was measured, and at which point of many."""
     where = goal.get("where")
-    return f"{figure(goal['figure'])} {goal['unit']}" + (f" ({where})" if where else "")
+    return with_unit(figure(goal["figure"]), goal["unit"]) + (f" ({where})" if where else "")
 
 
 def _median(one: dict[str, Any]) -> str:

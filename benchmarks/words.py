@@ -8,6 +8,8 @@ ABSENT = "-"
 
 def figure(value: float) -> str:
     """A figure with three digits that count."""
+    if value == 0:
+        return "0"
     for limit, digits in ((100, 0), (10, 1), (1, 2)):
         if abs(value) >= limit:
             return f"{value:.{digits}f}"
@@ -22,3 +24,8 @@ def size_words(nbytes: int | None) -> str:
         if nbytes >= factor and nbytes % factor == 0:
             return f"{nbytes // factor} {unit}"
     return f"{nbytes} B"
+
+
+def with_unit(value: str, unit: str) -> str:
+    """A figure and its unit, if it has one."""
+    return f"{value} {unit}".rstrip()

@@ -48,7 +48,7 @@ class TestFigure:
 
     def test_of_many_points_is_held_to_its_goal_and_says_where(self):
         found = checked(
-            "engine to the mapping: over the best routine",
+            "engine to the mapping: its speed over the best",
             figures=[Figure(self.WORST, 0.94, "x", "64 B, mapping offset 1")],
         )
         assert (found["verdict"], found["figure"]) == ("missed", 0.94)

@@ -75,7 +75,7 @@ class TestMissedGoal:
     def test_is_told_with_how_much(self, publishable, saved, tmp_path):
         missed(publishable, bound=0.06, unit="us", relation="<=", goal="a call")
         text = page.page(publishable, saved, tmp_path / "performance.md")
-        assert "Missed: **a call** is 0.090 us, and should be <= 0.06 us, 50.0% off." in text
+        assert "Missed:\n\n- **a call** is 0.090 us, and should be <= 0.06 us, 50.0% off." in text
 
     def test_says_where_and_why(self, publishable, saved, tmp_path):
         goal = missed(publishable, where="64 B, mapping offset 1")

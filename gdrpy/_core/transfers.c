@@ -176,27 +176,35 @@ bool gdr_transfers_read(struct transfers *self, const struct gdr_copy *copy)
 	return true;
 }
 
+/* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
+ */
+static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
+			      PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+	const char *const names[] = {to_write ? "data" : "buffer", "offset", "via", NULL};
+	struct gdr_copy copy = {.method = method};
+	struct gdr_bytes bytes;
+	PyObject *arg[3];
+	bool done;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return -1;
+	copy.offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !gdr_parse_way(method, arg[2], &copy.way) ||
+	    !gdr_get_bytes(arg[0], !to_write, &bytes))
+		return -1;
+	copy.host = bytes.data;
+	copy.nbytes = bytes.nbytes;
+	done = gdr_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
+	       (to_write ? gdr_transfers_write(self, &copy) : gdr_transfers_read(self, &copy));
+	gdr_release_bytes(&bytes);
+	return done ? copy.nbytes : -1;
+}
+
 static PyObject *transfers_write(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				 PyObject *kwnames)
 {
-	static const char *const names[] = {"data", "offset", "via", NULL};
-	struct gdr_copy copy = {.method = "Region.write"};
-	bool written = false;
-	PyObject *arg[3];
-	Py_buffer data;
-
-	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way) ||
-	    PyObject_GetBuffer(arg[0], &data, PyBUF_SIMPLE))
-		return NULL;
-	copy.host = data.buf;
-	copy.nbytes = data.len;
-	if (gdr_transfers_ready(self, copy.method, true, copy.way) && in_range(self, &copy))
-		written = gdr_transfers_write(self, &copy);
-	PyBuffer_Release(&data);
-	if (!written)
+	if (copy_buffer(self, "Region.write", true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -204,24 +212,9 @@ static PyObject *transfers_write(struct transfers *self, PyObject *const *args, 
 static PyObject *transfers_readinto(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				    PyObject *kwnames)
 {
-	static const char *const names[] = {"buffer", "offset", "via", NULL};
-	struct gdr_copy copy = {.method = "Region.readinto"};
-	bool read = false;
-	PyObject *arg[3];
-	Py_buffer data;
+	Py_ssize_t nbytes = copy_buffer(self, "Region.readinto", false, args, nargs, kwnames);
 
-	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way) ||
-	    PyObject_GetBuffer(arg[0], &data, PyBUF_WRITABLE))
-		return NULL;
-	copy.host = data.buf;
-	copy.nbytes = data.len;
-	if (gdr_transfers_ready(self, copy.method, false, copy.way) && in_range(self, &copy))
-		read = gdr_transfers_read(self, &copy);
-	PyBuffer_Release(&data);
-	return read ? PyLong_FromSsize_t(copy.nbytes) : NULL;
+	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }
 
 /* A new bytes object whose content is to be filled in. */

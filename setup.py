@@ -49,6 +49,7 @@ setup(
                 "gdrpy/_core/dma_rows.c",
                 "gdrpy/_core/cudadriver.c",
                 "gdrpy/_core/pyhelp.c",
+                "gdrpy/_core/layout.c",
                 "gdrpy/_core/scatter.c",
                 "gdrpy/_core/strided.c",
                 "gdrpy/_core/write_many.c",

@@ -6,7 +6,6 @@ real one; they are the same tests.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import os
@@ -103,14 +102,9 @@ def driver() -> Any:
 
 @functools.cache
 def warm_staging() -> None:
-    """Have every lane of DMA's staging made: they are kept until the process ends.
-
-    And have the driver give back what it keeps only until memory runs short.
-    """
+    """Have every lane of DMA's staging made: they are kept until the process ends."""
     import gdrpy
 
-    with contextlib.suppress(gdrpy.OutOfMemory):
-        gdrpy.pinned(1 << 60)
     with gdrpy.alloc(64 << 20, cpu=False) as region:
         region.write(bytes(region.nbytes))
         region.readinto(bytearray(region.nbytes))
@@ -138,9 +132,11 @@ def nothing_leaks(backend: str) -> Iterator[None]:
             free, _ = cuda.call("cuMemGetInfo")
         return len(open_descriptors()), gpu_mappings(), free, current
 
-    before = in_use()
+    descriptors, mappings, free, current = in_use()
     yield
-    assert in_use() == before, open_descriptors()
+    after = in_use()
+    # A driver that runs short gives back what it had kept: there may be more memory than before.
+    assert after == (descriptors, mappings, max(free, after[2]), current), open_descriptors()
     assert manager_violations() == 0
 
 

@@ -2,6 +2,7 @@
 /* The extension module gdrpy._core._mapping. */
 #include "channel.h"
 #include "dlpack.h"
+#include "layout.h"
 #include "mapping.h"
 
 #include <pthread.h>
@@ -80,7 +81,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 {
 	PyObject *module;
 
-	if (import_errors())
+	if (import_errors() || !gdr_find_layouts())
 		return NULL;
 
 	module = PyModule_Create(&definition);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "pyhelp.h"
 
+#include "layout.h"
+
 #include <string.h>
 
 PyObject *gdr_error_closed;
@@ -73,7 +75,9 @@ bool gdr_get_bytes(PyObject *object, bool writable, struct gdr_bytes *bytes)
 {
 	if (PyBytes_CheckExact(object) && !writable) {
 		bytes->view.obj = NULL; /* the caller's argument keeps it */
-		return !PyBytes_AsStringAndSize(object, &bytes->data, &bytes->nbytes);
+		bytes->data = gdr_bytes_data(object);
+		bytes->nbytes = Py_SIZE(object);
+		return true;
 	}
 	if (PyObject_GetBuffer(object, &bytes->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE))
 		return false;

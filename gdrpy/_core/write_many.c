@@ -6,6 +6,7 @@
  * exporters of buffers) runs before that too, and is over when the mapping is looked at last.
  */
 #include "copy_pieces.h"
+#include "layout.h"
 #include "mapping.h"
 
 #include <stdio.h>
@@ -21,7 +22,6 @@ struct pieces {
 	PyObject *pairs;  /* a tuple, which keeps bytes objects */
 	Py_buffer *views; /* of all other objects; room for `count`, NULL before the first */
 	Py_ssize_t nviews;
-	size_t bytes_header; /* before the data in every object of type bytes */
 	struct gdr_piece few[FEW_PIECES];
 };
 
@@ -29,14 +29,6 @@ static const char method[] = "Mapping.write_many";
 
 static bool begin_pieces(struct pieces *pieces, PyObject *iterable)
 {
-	PyObject *no_bytes = PyBytes_FromStringAndSize(NULL, 0);
-
-	if (!no_bytes)
-		return false;
-	/* Found out once: to ask each object by PyBytes_AsString() is a fifth of all the work. */
-	pieces->bytes_header = (size_t)(PyBytes_AsString(no_bytes) - (char *)no_bytes);
-	Py_DECREF(no_bytes);
-
 	pieces->pairs = PySequence_Tuple(iterable);
 	if (!pieces->pairs)
 		return false;
@@ -133,15 +125,15 @@ static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 }
 
 /* The common case, a tuple of an int and bytes, whose outer tuple keeps the bytes. */
-static inline bool take_plain_pair(PyObject *pair, size_t bytes_header, struct gdr_piece *piece)
+static inline bool take_plain_pair(PyObject *pair, struct gdr_piece *piece)
 {
 	PyObject *offset, *data;
 	Py_ssize_t value;
 
 	if (Py_TYPE(pair) != &PyTuple_Type || Py_SIZE(pair) != 2)
 		return false;
-	offset = PyTuple_GetItem(pair, 0);
-	data = PyTuple_GetItem(pair, 1);
+	offset = gdr_tuple_item(pair, 0);
+	data = gdr_tuple_item(pair, 1);
 	if (Py_TYPE(offset) != &PyLong_Type || Py_TYPE(data) != &PyBytes_Type)
 		return false;
 	value = PyLong_AsSsize_t(offset);
@@ -150,7 +142,7 @@ static inline bool take_plain_pair(PyObject *pair, size_t bytes_header, struct g
 		return false;
 	}
 	piece->offset = (size_t)value;
-	piece->data = (const char *)data + bytes_header;
+	piece->data = gdr_bytes_data(data);
 	piece->nbytes = (size_t)Py_SIZE(data);
 	return true;
 }
@@ -163,10 +155,9 @@ static bool take_pieces(struct mapping *self, struct pieces *pieces)
 
 	for (i = 0; i < pieces->count; i++) {
 		struct gdr_piece *piece = &pieces->list[i];
-		PyObject *pair = PyTuple_GetItem(pieces->pairs, i);
+		PyObject *pair = gdr_tuple_item(pieces->pairs, i);
 
-		if (!take_plain_pair(pair, pieces->bytes_header, piece) &&
-		    !take_any_pair(pieces, pair, i))
+		if (!take_plain_pair(pair, piece) && !take_any_pair(pieces, pair, i))
 			return false;
 		if (piece->offset > room || piece->nbytes > room - piece->offset)
 			return gdr_mapping_range(self, piece_label(label, i),

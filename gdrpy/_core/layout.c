@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+#include "layout.h"
+
+/* No header is longer. */
+#define LONGEST_HEADER 64
+
+size_t gdr_tuple_header;
+size_t gdr_bytes_header;
+
+static bool find_tuple_header(PyObject *pair)
+{
+	for (size_t at = sizeof(PyVarObject); at <= LONGEST_HEADER; at += sizeof(PyObject *)) {
+		PyObject **items = (PyObject **)((char *)pair + at);
+
+		if (items[0] == PyTuple_GetItem(pair, 0) && items[1] == PyTuple_GetItem(pair, 1)) {
+			gdr_tuple_header = at;
+			return true;
+		}
+	}
+	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python keeps no items in its tuples");
+	return false;
+}
+
+bool gdr_find_layouts(void)
+{
+	PyObject *bytes = PyBytes_FromStringAndSize(NULL, 0);
+	PyObject *pair = bytes ? PyTuple_Pack(2, bytes, Py_None) : NULL;
+	bool found = pair && find_tuple_header(pair);
+
+	if (found)
+		gdr_bytes_header = (size_t)(PyBytes_AsString(bytes) - (char *)bytes);
+	Py_XDECREF(pair);
+	Py_XDECREF(bytes);
+	return found;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Where tuples keep their items, and bytes objects their data. The limited API has a function call
+ * for each; in a loop over many objects that is most of the work. It is found out at import.
+ */
+#ifndef GDRPY_LAYOUT_H
+#define GDRPY_LAYOUT_H
+
+#include "pyhelp.h"
+
+extern size_t gdr_tuple_header;
+extern size_t gdr_bytes_header;
+
+/* False with an exception set, where this Python keeps them elsewhere than in the object. */
+bool gdr_find_layouts(void);
+
+/* Of an object of exactly that type; borrowed. */
+static inline PyObject *gdr_tuple_item(PyObject *tuple, Py_ssize_t i)
+{
+	return ((PyObject **)((char *)tuple + gdr_tuple_header))[i];
+}
+
+static inline char *gdr_bytes_data(PyObject *bytes)
+{
+	return (char *)bytes + gdr_bytes_header;
+}
+
+#endif

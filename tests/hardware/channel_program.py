@@ -28,16 +28,16 @@ Finish = Callable[[], dict[str, int]]
 
 def by_nvrtc(channel: gdrpy.Channel) -> Finish:
     sys.path.insert(0, str(BENCHMARKS))
-    import kernels
+    import gpukernels
 
-    image = kernels.compiled(BENCHMARKS / "channel_kernel.cu")
+    image = gpukernels.compiled(BENCHMARKS / "channel_kernel.cu")
     module = cuda.call("cuModuleLoadData", image)
     kernel = cuda.call("cuModuleGetFunction", module, b"verify")
     stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
     verdict = gdrpy.alloc(32)
     verdict.write(bytes(32))
     pointers = (ctypes.c_void_p, ctypes.c_void_p)
-    kernels.Kernel(kernel, THREADS, *pointers)(stream, channel.ptr, verdict.ptr)
+    gpukernels.Kernel(kernel, THREADS, *pointers)(stream, channel.ptr, verdict.ptr)
 
     def finish() -> dict[str, int]:
         cuda.call("cuStreamSynchronize", stream)

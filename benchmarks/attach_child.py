@@ -21,10 +21,11 @@ PAGE = 4096
 
 def attach(fd: int, value: int, repeats: int, *, gpu: bool) -> dict[str, Any]:
     """Open the region, then again and again, then map more of it."""
-    import gdrpy
+    from gdrpy import Region, backends
 
+    backends.prepare()
     start = perf_counter_ns()
-    region = gdrpy.Region.from_fd(fd, gpu=gpu)
+    region = Region.from_fd(fd, gpu=gpu)
     region.cpu.store(FIRST, value)
     first = perf_counter_ns() - start
 
@@ -32,7 +33,7 @@ def attach(fd: int, value: int, repeats: int, *, gpu: bool) -> dict[str, Any]:
     further = []
     for expected in range(1, repeats + 1):
         start = perf_counter_ns()
-        again = gdrpy.Region.from_fd(fd, gpu=gpu)
+        again = Region.from_fd(fd, gpu=gpu)
         again.cpu.store(FURTHER, expected)
         further.append(perf_counter_ns() - start)
         right = right and region.cpu.load(FURTHER) == expected

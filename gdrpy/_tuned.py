@@ -12,7 +12,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
-from gdrpy.tuning import Limits
+from gdrpy.limits import Limits
 
 
 def path(device: int) -> Path:

@@ -16,7 +16,7 @@ from gdrpy.cli.bandwidth import time_copies
 from gdrpy.cli.checks.difference import Bytes, Difference, difference
 from gdrpy.cli.checks.sample import Noise
 from gdrpy.cli.sampling import undisturbed
-from gdrpy.tuning import MOST_LANES, MOST_THREADS, NEVER, Limits
+from gdrpy.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -17,7 +17,7 @@ from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
-from gdrpy.tuning import BUILT_IN, NEVER, Limits
+from gdrpy.limits import BUILT_IN, NEVER, Limits
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.tuning import BUILT_IN
+from gdrpy.limits import BUILT_IN
 
 EDGES = (1, 3, BUILT_IN.read_dma - 1, BUILT_IN.read_dma, 1 << 20)
 

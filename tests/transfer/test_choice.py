@@ -11,7 +11,7 @@ import pytest
 
 import gdrpy
 from gdrpy import sim, tuning
-from gdrpy.tuning import NEVER, Limits
+from gdrpy.limits import NEVER, Limits
 
 KIB = 1 << 10
 MIB = 1 << 20

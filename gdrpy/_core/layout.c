@@ -5,6 +5,7 @@
 #define LONGEST_HEADER 64
 
 size_t gdr_tuple_header;
+size_t gdr_list_header;
 size_t gdr_bytes_header;
 
 static bool find_tuple_header(PyObject *pair)
@@ -21,14 +22,26 @@ static bool find_tuple_header(PyObject *pair)
 	return false;
 }
 
+/* A list has a pointer to its items, behind its size. */
+static bool find_list_header(PyObject *list)
+{
+	gdr_list_header = sizeof(PyVarObject);
+	if (gdr_list_item(list, 0) == PyList_GetItem(list, 0))
+		return true;
+	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python keeps a list's items elsewhere");
+	return false;
+}
+
 bool gdr_find_layouts(void)
 {
 	PyObject *bytes = PyBytes_FromStringAndSize(NULL, 0);
 	PyObject *pair = bytes ? PyTuple_Pack(2, bytes, Py_None) : NULL;
-	bool found = pair && find_tuple_header(pair);
+	PyObject *list = pair ? PySequence_List(pair) : NULL;
+	bool found = list && find_tuple_header(pair) && find_list_header(list);
 
 	if (found)
 		gdr_bytes_header = (size_t)(PyBytes_AsString(bytes) - (char *)bytes);
+	Py_XDECREF(list);
 	Py_XDECREF(pair);
 	Py_XDECREF(bytes);
 	return found;

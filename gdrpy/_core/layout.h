@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where tuples keep their items, and bytes objects their data. The limited API has a function call
- * for each; in a loop over many objects that is most of the work. It is found out at import.
+ * Where tuples and lists keep their items, and bytes objects their data. The limited API has a
+ * function call for each; in a loop over many objects that is most of the work. It is found out at
+ * import.
  */
 #ifndef GDRPY_LAYOUT_H
 #define GDRPY_LAYOUT_H
@@ -9,6 +10,7 @@
 #include "pyhelp.h"
 
 extern size_t gdr_tuple_header;
+extern size_t gdr_list_header;
 extern size_t gdr_bytes_header;
 
 /* False with an exception set, where this Python keeps them elsewhere than in the object. */
@@ -18,6 +20,11 @@ bool gdr_find_layouts(void);
 static inline PyObject *gdr_tuple_item(PyObject *tuple, Py_ssize_t i)
 {
 	return ((PyObject **)((char *)tuple + gdr_tuple_header))[i];
+}
+
+static inline PyObject *gdr_list_item(PyObject *list, Py_ssize_t i)
+{
+	return (*(PyObject ***)((char *)list + gdr_list_header))[i];
 }
 
 static inline char *gdr_bytes_data(PyObject *bytes)

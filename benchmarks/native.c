@@ -74,6 +74,31 @@ uint64_t bench_store(void *mapping, uint32_t value, uint64_t calls)
 	return now() - start;
 }
 
+/*
+ * As Flag.set() and Flag.wait(), 1 to `rounds`; the time of each goes to ns[]. How many were
+ * answered rightly within `limit` ns.
+ */
+uint64_t bench_exchange(uint32_t *ping, const uint32_t *reply, uint64_t rounds, uint64_t limit,
+			uint64_t *ns)
+{
+	for (uint64_t round = 1; round <= rounds; round++) {
+		uint64_t start = now(), end;
+		uint32_t answer;
+
+		gdr_store_fence();
+		*(volatile uint32_t *)ping = (uint32_t)round;
+		gdr_store_fence();
+		do {
+			answer = *(const volatile uint32_t *)reply;
+			end = now();
+		} while (answer < round && end - start < limit);
+		if (answer != round)
+			return round - 1;
+		ns[round - 1] = end - start;
+	}
+	return rounds;
+}
+
 /* By one routine of the engine, or by what bench_memcpy() names. */
 uint64_t bench_routine_write(gdr_copy_fn copy, void *mapping, void *host, size_t nbytes,
 			     uint64_t calls)

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gdrpy import Mapping
+import numpy as np
+
+from gdrpy import Flag, Mapping
 from payload import Bytes
 
 _HERE = Path(__file__).resolve().parent
@@ -56,6 +58,7 @@ class Native:
             "bench_write_by": (ctypes.c_uint, ctypes.c_int, pointer, pointer, size, calls),
             "bench_read_by": (ctypes.c_uint, ctypes.c_int, pointer, pointer, size, calls),
             "bench_store": (pointer, ctypes.c_uint32, calls),
+            "bench_exchange": (pointer, pointer, calls, calls, pointer),
             "bench_routine_write": (pointer, pointer, pointer, size, calls),
             "bench_routine_read": (pointer, pointer, pointer, size, calls),
         }.items():
@@ -100,6 +103,16 @@ class Native:
     def store(self, mapping: Mapping, value: int) -> Loop:
         """A store of a 32-bit word to the mapping's start, between fences."""
         return Loop(self._library.bench_store, mapping.address, value)
+
+    def exchange(self, ping: Flag, reply: Flag, rounds: int) -> list[int]:
+        """Exchanges with a responder, as :func:`gdrpy.cli.pingpong.play`: nanoseconds of each."""
+        samples = np.zeros(rounds, np.uint64)
+        words = (flag.mapping.address + flag.offset for flag in (ping, reply))
+        limit = 1_000_000_000
+        answered = self._library.bench_exchange(*words, rounds, limit, samples.ctypes.data)
+        if answered != rounds:
+            raise ValueError(f"exchange {answered + 1} was answered wrongly, or not at all")
+        return [int(sample) for sample in samples]
 
     def routine_write(self, routine: int, mapping: Mapping, host: Bytes, offset: int = 0) -> Loop:
         """One routine's copy to a mapping, and a store fence."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import gdrpy
 import gpukernels
+import native
 from gdrpy import Flag, cuda
 from gdrpy.cli.distribution import Distribution, Scale
 from gdrpy.cli.pingpong import play, responder
@@ -20,6 +21,7 @@ MODULE = "pingpong"
 OPERATION = "CPU to GPU and back"
 
 FASTEST = "flag through the mapping, reply in page-locked memory"
+IN_C = f"{FASTEST}, in C"
 PINNED = "both in page-locked memory"
 MAPPED = "both through the mapping"
 BACKWARDS = "flag in page-locked memory, reply through the mapping"
@@ -54,6 +56,7 @@ def run(session: Session) -> None:
         flags = "Flag.set, Flag.wait"
         ways = {
             FASTEST: Way(mapped.flag(0), pinned.flag(0), flags),
+            **_in_c(session, mapped.flag(0), pinned.flag(0)),
             PINNED: Way(pinned.flag(64), pinned.flag(0), flags),
             MAPPED: Way(mapped.flag(0), mapped.flag(64), flags),
             BACKWARDS: Way(pinned.flag(64), mapped.flag(64), flags),
@@ -74,6 +77,16 @@ def run(session: Session) -> None:
                     samples[name] += way.play(way.ping, way.reply, rounds)[warm_up:]
                 kinds.add(answering.kind)
         _keep(session, ways, samples, ", ".join(kinds))
+
+
+def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
+    """What Flag.set and Flag.wait do, without Python, if it can be built."""
+    try:
+        exchange = native.built().exchange
+    except native.NotBuilt as error:
+        session.absent[IN_C] = str(error)
+        return {}
+    return {IN_C: Way(ping, reply, "the store, its fences, and a loop of loads", exchange)}
 
 
 def _keep(session: Session, ways: dict[str, Way], samples: dict[str, list[int]], who: str) -> None:

@@ -179,7 +179,7 @@ class Session:
         return measurement
 
     def compare(self, topic: Topic, contenders: Sequence[Contender]) -> dict[str, Measurement]:
-        """Measure contenders in turns (A B B A ...), so that drift hits all of them.
+        """Measure contenders in turns, so that drift hits all of them.
 
         Each is verified before and after. The measurements, by way.
         """
@@ -212,7 +212,7 @@ class Session:
             Measurement(
                 one.topic,
                 f"{one.way} - {other.way}",
-                f"per round, {one.way} less {other.way}, which were measured one after the other",
+                f"per round, {one.way} less {other.way}",
                 [a - b for a, b in zip(one.samples, other.samples, strict=True)],
                 verified=one.verified and other.verified is not False,
                 derived=True,
@@ -236,15 +236,19 @@ class Turns:
 def take_turns(
     contenders: Sequence[Contender], seconds: float, batch: float, least: int, most: int
 ) -> list[Turns]:
-    """Time contenders in turns, with batches of about so many ns; every other round backwards.
+    """Time contenders in turns, with batches of about so many ns.
 
-    There are ``least`` to ``most`` rounds, within ``seconds`` where ``least`` allows it.
+    Every round begins with another one, and every other round goes backwards, so that nobody
+    follows itself, or always the same one: what it copies may still be in the CPU's cache. There
+    are ``least`` to ``most`` rounds, within ``seconds`` where ``least`` allows it.
     """
     turns = [Turns(calls_for(one.timed, batch), []) for one in contenders]
     deadline = time.monotonic() + seconds
     rounds = 0
     while rounds < least or (rounds < most and time.monotonic() < deadline):
         order = list(zip(contenders, turns, strict=True))
+        first = rounds % len(order)
+        order = order[first:] + order[:first]
         for contender, turn in reversed(order) if rounds % 2 else order:
             turn.samples.append(contender.timed.batch(turn.calls) / turn.calls)
         rounds += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import harness
@@ -34,15 +36,25 @@ def measurement(samples, unit="us", way="way", **fields):
 
 
 class TestCompare:
-    def test_contenders_take_turns(self, session):
+    def test_contenders_take_turns_in_another_order_each_round(self, session):
         turns = []
         session.compare(
             Topic("module", "copy"),
-            [Contender(name, "", Scripted(name, turns)) for name in "AB"],
+            [Contender(name, "", Scripted(name, turns)) for name in "ABC"],
         )
         rounds = len(session.measurements[0].samples)
         assert rounds >= harness.MIN_SAMPLES
-        assert "".join(turns) == "AB" + ("ABBA" * rounds)[: 2 * rounds]
+        calibration, order = turns[:3], "".join(turns[3:])
+        assert calibration == ["A", "B", "C"]
+        assert order == ("ABCACBCABCBABCABAC" * rounds)[: 3 * rounds]
+
+    def test_nobody_follows_itself(self, session):
+        turns = []
+        session.compare(
+            Topic("module", "copy"),
+            [Contender(name, "", Scripted(name, turns)) for name in "ABCD"],
+        )
+        assert all(one != other for one, other in itertools.pairwise(turns[4:]))
 
     def test_sample_is_the_time_of_one_call(self, session):
         fast = Contender("fast", "", Scripted("fast", [], nanoseconds=100))

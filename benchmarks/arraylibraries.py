@@ -30,7 +30,7 @@ class Library:
         """The first bytes of page-locked memory as the library makes it."""
         raise NotImplementedError
 
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
+    def _put(self, source: Any, nbytes: int) -> Statement:
         raise NotImplementedError
 
     def _get(self, target: Any, nbytes: int) -> Statement:
@@ -48,7 +48,7 @@ class Library:
             Contender(
                 way(self.name, kind),
                 f"{self.put_words}, from {kind} memory",
-                self._put(self._host(source), data.nbytes, kind == PINNED),
+                self._put(self._host(source), data.nbytes),
                 verify,
             )
             for kind, source in ((PAGEABLE, data), (PINNED, host))
@@ -74,7 +74,7 @@ class Torch(Library):
     """Tensors of torch, on the region's own bytes."""
 
     name = "torch"
-    put_words = "tensor.copy_(CPU tensor), then torch.cuda.synchronize()"
+    put_words = "tensor.copy_(CPU tensor)"
     get_words = "CPU tensor.copy_(tensor)"
 
     def __init__(self, region: Region) -> None:
@@ -94,13 +94,8 @@ class Torch(Library):
         array: Bytes = self._memory.numpy()[:nbytes]
         return array
 
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        return Statement(
-            f"copy(source, non_blocking={pinned}); synchronize()",
-            copy=self._tensor[:nbytes].copy_,
-            source=source,
-            synchronize=self._torch.cuda.synchronize,
-        )
+    def _put(self, source: Any, nbytes: int) -> Statement:
+        return Statement("copy(source)", copy=self._tensor[:nbytes].copy_, source=source)
 
     def _get(self, target: Any, nbytes: int) -> Statement:
         return Statement("copy(source)", copy=target.copy_, source=self._tensor[:nbytes])
@@ -133,8 +128,7 @@ class Cupy(Library):
     def _pinned(self, nbytes: int) -> Bytes:
         return self._memory[:nbytes]
 
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        del pinned
+    def _put(self, source: Any, nbytes: int) -> Statement:
         return Statement(
             "put(source); synchronize()",
             put=self._array[:nbytes].set,
@@ -170,8 +164,7 @@ class Numba(Library):
     def _pinned(self, nbytes: int) -> Bytes:
         return self._memory[:nbytes]
 
-    def _put(self, source: Any, nbytes: int, pinned: bool) -> Statement:
-        del pinned
+    def _put(self, source: Any, nbytes: int) -> Statement:
         put = self._array[:nbytes].copy_to_device
         return Statement("put(source)", put=put, source=source)
 

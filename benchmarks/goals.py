@@ -42,4 +42,5 @@ def _row(goal: Goal, medians: Mapping[str, float], applies: bool) -> dict[str, A
         "verdict": verdict,
         "source": goal.source,
         "relative_to": goal.relative_to,
+        "control": None if goal.control is None else medians.get(goal.control),
     }

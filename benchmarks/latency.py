@@ -20,6 +20,7 @@ SIZES = (4, 64, 256, 1024, 4096)
 C_ROUTINE = "C routine"
 EMPTY_CALL = "empty call"
 WRITE = "mapping.write"
+WRITE_ARRAY = "mapping.write, ndarray"
 READ = "mapping.read"
 READINTO = "mapping.readinto"
 FLAG_SET = "flag.set(value)"
@@ -71,6 +72,12 @@ def _writes(
                 WRITE,
                 "mapping.write(bytes, 0): stores and a store fence",
                 Statement("write(data, 0)", write=region.cpu.write, data=source.tobytes()),
+                verify,
+            ),
+            Contender(
+                WRITE_ARRAY,
+                "mapping.write(ndarray, 0): stores and a store fence",
+                Statement("write(data, 0)", write=region.cpu.write, data=source),
                 verify,
             ),
             *(

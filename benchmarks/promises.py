@@ -25,7 +25,7 @@ class Goal:
     """A bound for the median of the measurement ``source``, or for the figure of that id.
 
     With ``relative_to``, ids of rivals, the figure is how many times it goes into the least of
-    theirs.
+    theirs. ``control`` is the figure of what is level with itself, measured in the same way.
     """
 
     words: str
@@ -34,6 +34,7 @@ class Goal:
     unit: str
     at_least: bool = False
     relative_to: tuple[str, ...] = ()
+    control: str | None = None
     #: Whether it is of software alone: it is then for the simulated GPU, and for no real one.
     simulated: bool = False
 
@@ -83,7 +84,11 @@ def _transfers(operation: str) -> tuple[Goal, ...]:
 
     return (
         Goal(
-            f"{call}: its time over the better way's, at worst", source(transfers.WORST), 1.05, "x"
+            f"{call}: its time over the better way's, at worst",
+            source(transfers.WORST),
+            1.05,
+            "x",
+            control=source(transfers.WORST_ITSELF),
         ),
         Goal(
             f"{call}: the best rival's time over its own, at worst up to 64 KiB",
@@ -145,6 +150,7 @@ GOALS = (
         0.95,
         "x",
         at_least=True,
+        control=_to(engine.WORST_ITSELF),
     ),
     Goal(
         "engine from the mapping: its speed over the best routine's, at worst",
@@ -152,6 +158,7 @@ GOALS = (
         0.95,
         "x",
         at_least=True,
+        control=_from(engine.WORST_ITSELF),
     ),
     Goal(
         "engine to the mapping: its speed over memcpy's, at worst",
@@ -159,6 +166,7 @@ GOALS = (
         1,
         "x",
         at_least=True,
+        control=_to(engine.WORST_ITSELF),
     ),
     Goal(
         "engine from the mapping: its speed over memcpy's, at worst from 1 KiB on",

@@ -13,6 +13,9 @@ from words import size_words
 #: Rounds at a point, where they fit into its time.
 MOST_ROUNDS = 50
 
+#: What a way is called that is another one once more: how noisy are ratios, where all is level?
+AGAIN = "again"
+
 #: The part of a key that is a number of bytes.
 SIZE = "size"
 
@@ -38,13 +41,17 @@ class Point:
     def ratio(self, one: str, others: Iterable[str]) -> float | None:
         """How many times longer ``one`` took than the best of the others.
 
-        The median of what it was in each round, where both had their turns one after the other.
+        The median of what it was in each round, where both had their turns.
         """
         best = self.best(others)
         if best is None or one not in self.times:
             return None
         pairs = zip(self.times[one], self.times[best], strict=True)
         return statistics.median(mine / its for mine, its in pairs)
+
+    def joined(self, more: Point) -> Point:
+        """All rounds of this and of another measurement of the same ways."""
+        return Point(self.key, {way: self.times[way] + more.times[way] for way in self.times})
 
 
 @dataclass
@@ -70,13 +77,14 @@ class Sweep:
         contenders: Sequence[Contender],
         seconds: float,
         least: int = 3,
+        most: int = MOST_ROUNDS,
         verify_before: bool = True,
     ) -> Point:
         """Time contenders in turns for about so long; each is verified before and afterwards."""
         if verify_before:
             self._verify(key, contenders)
-        batch = seconds * 1e9 / MOST_ROUNDS / len(contenders)
-        turns = take_turns(contenders, seconds, batch, least, MOST_ROUNDS)
+        batch = seconds * 1e9 / most / len(contenders)
+        turns = take_turns(contenders, seconds, batch, least, most)
         self._verify(key, contenders)
         for one in contenders:
             self.methods.setdefault(one.way, one.method)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
+from statistics import median
 from typing import Any
 
 from hostmemory import way
-from sweep import SIZE
+from sweep import AGAIN, SIZE
 from table import Table
 from words import ABSENT, figure, size_words
 
@@ -63,7 +65,7 @@ def _of(columns: Columns, kind: str) -> Columns:
     return {
         name.partition(", ")[0]: column
         for name, column in columns.items()
-        if name.partition(", ")[2] == kind
+        if name.partition(", ")[2] == kind and not name.partition(", ")[0].endswith(AGAIN)
     }
 
 
@@ -78,21 +80,37 @@ def _columns(sweep: Sweep, title: str, columns: Columns, shown: range) -> Table:
 
 
 def _at_worst(sweep: Sweep) -> Table:
-    """A row for each size: the least of each ratio over all alignments, and what was fastest."""
-    sizes = sweep["by"][SIZE]
+    """A row for all points from one power of two to the next: each ratio's median and its least.
+
+    The times are those of the first point, which is aligned and as long as that power.
+    """
+    ways = [name for name in sweep["median"] if not name.endswith(AGAIN)]
     rows = []
-    for size in dict.fromkeys(sizes):
-        points = [row for row, one in enumerate(sizes) if one == size]
-        least = (
-            min((ratio[row] for row in points if ratio[row] is not None), default=None)
-            for ratio in sweep["ratios"].values()
+    for points in _by_power(sweep["by"][SIZE]):
+        times = {name: sweep["median"][name][points[0]] for name in ways}
+        best = min((times[name], name) for name in ways[1:-1] if times[name] is not None)[1]
+        ratios = (
+            [column[row] for row in points if column[row] is not None]
+            for column in sweep["ratios"].values()
         )
-        times = (sweep["median"][way][points[0]] for way in sweep["median"])
-        rows.append([size_words(size), str(len(points)), *map(_cell, (*times, *least))])
-    ways = [f"{way}, us" for way in sweep["median"]]
-    ratios = [f"{ratio}, at worst" for ratio in sweep["ratios"]]
-    title = f"{sweep['module']}: {sweep['operation']} (medians; times aligned)"
-    return Table(title, [SIZE, "alignments", *ways, *ratios], rows)
+        rows.append(
+            [
+                size_words(sweep["by"][SIZE][points[0]]),
+                str(len(points)),
+                *(_cell(times[name]) for name in (ways[0], ways[-1])),
+                best,
+                *(f"{figure(median(of))} ({figure(min(of))})" if of else ABSENT for of in ratios),
+            ]
+        )
+    columns = [f"{ways[0]}, us", f"{ways[-1]}, us", "best routine", *sweep["ratios"]]
+    title = f"{sweep['module']}: {sweep['operation']}, medians (and the least)"
+    return Table(title, ["size from", "points", *columns], rows)
+
+
+def _by_power(sizes: list[int]) -> Iterator[list[int]]:
+    """The numbers of points, those from one power of two to the next together."""
+    for _, points in groupby(range(len(sizes)), lambda row: sizes[row].bit_length()):
+        yield list(points)
 
 
 def _cell(value: float | None) -> str:

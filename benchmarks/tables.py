@@ -48,18 +48,15 @@ def _worth_a_column(one: dict[str, Any]) -> bool:
 
 
 def _by_size(measurements: list[dict[str, Any]]) -> Table:
-    """Medians, a row for each size and a column for each way."""
+    """Medians, a row for each way and a column for each size."""
     first = measurements[0]
     ways = list(dict.fromkeys(one["way"] for one in measurements))
     sizes = list(dict.fromkeys(one["nbytes"] for one in measurements))
     medians = {(one["nbytes"], one["way"]): _median(one) for one in measurements}
     return Table(
         f"{first['module']}: {first['operation']}, {first['unit']} (median)",
-        ["size", *ways],
-        [
-            [size_words(nbytes), *(medians.get((nbytes, way), ABSENT) for way in ways)]
-            for nbytes in sizes
-        ],
+        ["way", *map(size_words, sizes)],
+        [[way, *(medians.get((nbytes, way), ABSENT) for nbytes in sizes)] for way in ways],
     )
 
 
@@ -114,9 +111,11 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
 
 
 def measured(goal: dict[str, Any]) -> str:
-    """What was measured, and at which point of many."""
-    where = goal.get("where")
-    return with_unit(figure(goal["figure"]), goal["unit"]) + (f" ({where})" if where else "")
+    """What was measured, at which point of many, and its worst where both sides are the same."""
+    words, control = with_unit(figure(goal["figure"]), goal["unit"]), goal.get("control")
+    if where := goal.get("where"):
+        words += f" ({where})"
+    return words + (f"; itself {figure(control)}" if control else "")
 
 
 def _median(one: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from hostmemory import NEW, PAGEABLE, PINNED, way
 from native import MEMCPY, NotBuilt, built
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned, returns
 from rivals import NAMES, Rival, all_reads, all_writes, rivals
-from sweep import SIZE, Point, Sweep
+from sweep import AGAIN, SIZE, Point, Sweep
 
 MODULE = "transfers"
 WRITE = "write"
@@ -24,18 +24,21 @@ AUTOMATIC = "automatic"
 MAPPING = "mapping"
 DMA = "DMA"
 NUMPY = "numpy view"
-WAYS = {AUTOMATIC: None, MAPPING: "mapping", DMA: "dma"}
+AUTOMATIC_AGAIN = f"{AUTOMATIC} {AGAIN}"
+WAYS = {AUTOMATIC: None, AUTOMATIC_AGAIN: None, MAPPING: "mapping", DMA: "dma"}
 
 KINDS = {WRITE: (PAGEABLE, PINNED), READ: (PAGEABLE, PINNED, NEW)}
 
 #: Ratios, for each kind of host memory.
 OVER_BETTER = "automatic over better way"
 RIVAL_OVER = "best rival over automatic"
+OVER_ITSELF = "automatic over itself"
 
 #: Figures: these at their worst. Small is what is copied without DMA's round trip.
 WORST = f"{OVER_BETTER}, at worst"
 WORST_RIVAL_SMALL = f"{RIVAL_OVER}, at worst up to 64 KiB"
 WORST_RIVAL_LARGE = f"{RIVAL_OVER}, at worst above 64 KiB"
+WORST_ITSELF = f"{OVER_ITSELF}, at worst"
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -46,15 +49,12 @@ QUICK_SIZES = (4, 4 * KIB, MIB)
 _SMALL = 64 * KIB
 
 #: Plain loads take 60 MB/s, and those of the engine some GB/s: larger reads tell nothing new.
-_LONGEST_PLAIN_READ = MIB
+_LONGEST_PLAIN_READ = 64 * KIB
 _LONGEST_MAPPING_READ = 64 * MIB
 
-#: A size at which the choice seems to take so many times longer is measured again, longer.
-_SUSPECT = 1.03
-
-#: What a size gets of the time of a comparison, and rounds at least, by size.
-_SHARE = 0.6
-_ROUNDS_SMALL, _ROUNDS_LARGE, _LARGE = 7, 3, 16 * MIB
+#: What a size gets of the time of a comparison, and its rounds, at least and at most, by size.
+_SHARE_SMALL, _SHARE_LARGE, _LARGE = 1.5, 0.6, 16 * MIB
+_ROUNDS_SMALL, _ROUNDS_LARGE = (15, 100), (5, 50)
 
 
 def run(session: Session) -> None:
@@ -75,21 +75,17 @@ def run(session: Session) -> None:
                     sweep,
                     nbytes,
                     contenders(session, region, pageable[:nbytes], host[:nbytes], others),
-                    session.seconds * _SHARE,
+                    session.seconds,
                 )
             _figures(session, sweep, KINDS[operation])
 
 
 def _measure(sweep: Sweep, nbytes: int, ways: list[Contender], seconds: float) -> None:
-    kinds = KINDS[sweep.operation]
     small = nbytes < _LARGE
-    rounds = _ROUNDS_SMALL if small else _ROUNDS_LARGE
-    for time in (seconds, 1.5 * seconds):
-        point = sweep.measure((nbytes,), ways, time, rounds, verify_before=small)
-        ratios = _ratios(point, kinds)
-        if not small or all((ratios[way(OVER_BETTER, kind)] or 0) < _SUSPECT for kind in kinds):
-            break
-    sweep.keep(point, ratios)
+    share = _SHARE_SMALL if small else _SHARE_LARGE
+    least, most = _ROUNDS_SMALL if small else _ROUNDS_LARGE
+    point = sweep.measure((nbytes,), ways, seconds * share, least, most, verify_before=small)
+    sweep.keep(point, _ratios(point, KINDS[sweep.operation]))
 
 
 def _writes(
@@ -199,11 +195,13 @@ def _ratios(point: Point, kinds: tuple[str, ...]) -> dict[str, float | None]:
         found[way(OVER_BETTER, kind)] = point.ratio(automatic, [way(MAPPING, kind), way(DMA, kind)])
         slower = point.ratio(automatic, [way(name, kind) for name in NAMES])
         found[way(RIVAL_OVER, kind)] = slower and 1 / slower
+        found[way(OVER_ITSELF, kind)] = point.ratio(automatic, [way(AUTOMATIC_AGAIN, kind)])
     return found
 
 
 def _figures(session: Session, sweep: Sweep, kinds: tuple[str, ...]) -> None:
     rival = [way(RIVAL_OVER, kind) for kind in kinds]
     sweep.figure(session, WORST, [way(OVER_BETTER, kind) for kind in kinds], max)
+    sweep.figure(session, WORST_ITSELF, [way(OVER_ITSELF, kind) for kind in kinds], max)
     sweep.figure(session, WORST_RIVAL_SMALL, rival, min, lambda key: key[0] <= _SMALL)
     sweep.figure(session, WORST_RIVAL_LARGE, rival, min, lambda key: key[0] > _SMALL)

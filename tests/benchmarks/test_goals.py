@@ -6,6 +6,7 @@ import pytest
 
 import goals
 import promises
+import tables
 from harness import Figure, Measurement, Session, Topic
 
 TOPIC = Topic("latency", "write", 64)
@@ -53,6 +54,17 @@ class TestFigure:
         )
         assert (found["verdict"], found["figure"]) == ("missed", 0.94)
         assert found["where"] == "64 B, mapping offset 1"
+        assert found["control"] is None
+
+    def test_has_the_noise_of_the_same_points_beside_it(self):
+        found = checked(
+            "engine to the mapping: its speed over the best",
+            figures=[
+                Figure(self.WORST, 0.94, "x", "64 B"),
+                Figure("engine/to the mapping/engine over itself, at worst", 0.955, "x"),
+            ],
+        )
+        assert tables.measured(found) == "0.940 x (64 B); itself 0.955"
 
 
 class TestNoFigure:

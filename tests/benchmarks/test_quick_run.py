@@ -96,6 +96,7 @@ GOAL_FIELDS = {
     "where": str | None,
     "source": str,
     "relative_to": list,
+    "control": float | None,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -24,7 +25,8 @@ class TestMarkdown:
             if one["id"] == "latency/write/64/mapping.write"
         ]
         one["median"] = 123.4
-        assert "| 64 B | 123 |" in publishing.markdown(publishable)
+        rows = publishing.markdown(publishable).splitlines()
+        assert any(re.fullmatch(r"\| mapping\.write \| \S+ \| 123 \|.*", row) for row in rows)
 
     def test_says_what_was_not_measured(self, publishable):
         assert "Not measured: torch (" in publishing.markdown(publishable)
@@ -43,7 +45,7 @@ class TestMarkdown:
         (row,) = [
             line
             for line in publishing.markdown(publishable).splitlines()
-            if line.startswith("| 64 B |")
+            if line.startswith("| C routine |")
         ][:1]
         assert row.split(" | ")[2] == "-"
 

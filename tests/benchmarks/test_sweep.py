@@ -45,6 +45,14 @@ class TestRatio:
         assert self.point.ratio("A", ["D"]) is None
 
 
+class TestJoined:
+    def test_keeps_all_rounds_of_both_measurements(self):
+        point = Point((64,), {"A": [2.0], "B": [1.0]})
+        joined = point.joined(Point((64,), {"A": [3.0, 4.0], "B": [1.0, 1.0]}))
+        assert joined == Point((64,), {"A": [2.0, 3.0, 4.0], "B": [1.0, 1.0, 1.0]})
+        assert joined.ratio("A", ["B"]) == 3
+
+
 class TestFigure:
     @pytest.fixture
     def measured(self, sweep):

@@ -40,6 +40,7 @@ class TestCorruptingWrite:
         latency.run(session)
         assert wrong_ways(session) == {
             "mapping.write",
+            "mapping.write, ndarray",
             "mapping.write - C routine",
             "mapping.write - empty call",
         }

@@ -43,7 +43,8 @@ SECTIONS = (
         "Small copies and single words",
         latency.MODULE,
         "One call from Python, beside the same copy called in C and beside other libraries. What "
-        "Python takes more than C is the last column, taken round by round.",
+        "Python takes more than C is taken round by round. `mapping.write` is given a `bytes` "
+        "object, or the array that the other libraries are given.",
     ),
     Section(
         "Transfers of every size",
@@ -52,15 +53,20 @@ SECTIONS = (
         "`via=` to the mapping and to DMA, and everybody else on the same bytes. *Pageable* is "
         "ordinary memory, *pinned* page-locked memory, *new* an object made by the call. "
         "`automatic over better way` is the time of the choice over that of the better way, "
-        "1 where they are level; `best rival over automatic` how many times faster gdrpy is than "
-        "the best of the other libraries.",
+        "1 where they are level; `automatic over itself` is the same of two that do the same: what "
+        "it is off 1 is noise. `best rival over automatic` is how many times faster gdrpy is than "
+        "the best of the other libraries. Reads by plain loads end at 64 KiB, and those through "
+        "the mapping at 64 MiB: above, DMA is faster by far.",
         ("latency", "bandwidth", "choice"),
     ),
     Section(
         "The copy engine",
         engine.MODULE,
         "In C, on the mapping: the engine against `memcpy` and against each of its routines alone, "
-        "at every alignment that was tried; 1 is level, more is faster.",
+        "at every alignment that was tried; 1 is level, more is faster. A row is of all sizes up "
+        "to the next row's: of each ratio the median, and the least. The times are of the size "
+        "itself, aligned. `engine over itself` is of two that do the same: what it is off 1 is "
+        "noise, and no other ratio is truer.",
         ("engine",),
     ),
     Section(
@@ -106,12 +112,21 @@ from [the data]({data}), and by hand only where it says why a goal was missed.""
 
 _METHOD = """## Method
 
-Ways that are compared take turns, every other round backwards, so that drift hits all of them;
-ratios and differences are taken round by round, and their median is given. Figures from Python
-include the loop and the call. What is copied is verified before and after it is timed (afterwards
-only from 16 MiB on), by the driver's own copies. The rivals work on the same bytes of the same
-region, as their documentation shows, and every way is done when it returns. All of it is in
-[benchmarks/README.md]({readme}); `make bench` measures the same on another machine."""
+Ways that are compared take turns, in an order that changes from round to round, so that drift hits
+all of them; ratios and differences are taken round by round, and their median is given. Nothing
+that was measured is left out. Host memory is warm: the same in every call, and in the CPU's caches
+as far as it fits. Figures from Python include the loop and the call. What is copied is verified
+before and after it is timed (large copies only afterwards), by the driver's own copies.
+
+The rivals work on the same bytes of the same region, as their documentation shows. A DMA copy has
+arrived when its call returns, but for `cuMemcpyHtoD` from pageable memory, which CUDA lets return
+when the bytes are staged. A store through the mapping has left the CPU, fenced, and is on the bus:
+how long it takes until the GPU has seen it and answered is under *signals to the GPU and back*.
+
+*At worst* is the worst of many points, and has the noise of all of them: where `itself` stands
+beside it, that is the worst ratio of one way to the same way once more. *No slower* is taken as:
+within 5 %. More is in [benchmarks/README.md]({readme}); `make bench` measures the same on another
+machine."""
 
 
 def page(result: Result, path: Path, target: Path) -> str:

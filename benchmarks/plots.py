@@ -80,7 +80,7 @@ def _latency(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
         for name in (transfers.AUTOMATIC, transfers.NUMPY, *NAMES):
             _line(axes, sweep, way(name, PAGEABLE), sweep["median"], name, range(RATES_FROM + 1))
         _by_size(axes, f"region.{sweep['operation']}, pageable memory", "us (median)")
-        axes.set_yscale("log")
+        _logarithmic(axes, "y")
 
 
 def _bandwidth(*panels_and_sweeps: Any) -> None:
@@ -121,14 +121,14 @@ def _engine(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
             axes.scatter(*zip(*points, strict=True), s=4, label=name, rasterized=True)
         axes.axhline(0.95, color="black", linewidth=0.8, linestyle="--", label="0.95")
         _by_size(axes, f"copy engine {sweep['operation']}, all alignments", "times faster")
-        axes.set_yscale("log")
+    _logarithmic(right, "y")
 
 
 def _pingpong(axes: Any, distributions: Iterable[dict[str, Any]]) -> None:
     for one in distributions:
         label = f"{one['way']}: {one['median']:.2f} us"
         axes.stairs(one["counts"], one["edges"], label=label)
-    axes.set_xscale("log")
+    _logarithmic(axes, "x")
     axes.set_xlabel("us for one exchange; the last bin holds what took longer")
     axes.set_ylabel("exchanges")
     axes.set_title(pingpong.OPERATION)
@@ -150,7 +150,19 @@ def _line(
         if value is not None and size in shown
     ]
     if points:
-        axes.plot(*zip(*points, strict=True), marker=".", label=label)
+        width = 3 if label == transfers.AUTOMATIC else 1.5
+        axes.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=label)
+
+
+def _logarithmic(axes: Any, which: str) -> None:
+    """Make the x or y axis logarithmic, with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _by_size(axes: Any, title: str, ylabel: str) -> None:

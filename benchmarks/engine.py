@@ -48,8 +48,9 @@ _FEW_ALIGNMENTS = ((0, 0), (33, 7))
 #: From this size on few alignments are measured, because they stop to matter.
 _LARGE = 256 * KIB
 
-#: A routine one call of which takes longer (ns) is left out of larger sizes.
-_TOO_LONG = 30_000_000
+#: A routine one call of which takes longer (ns), and so many times as long as the engine's, is left
+#: out of larger sizes.
+_TOO_LONG, _HOPELESS = 30_000_000, 3
 #: A point where the engine seems slower or faster than its best routine, or than itself, by more
 #: than this is measured for longer.
 _LEVEL = 0.03
@@ -80,9 +81,8 @@ def _measure(session: Session, sweep: Sweep, bench: Writes | Reads, sizes: list[
             aligned = not mapping_offset and not host_offset
             left_out = too_slow if aligned else too_slow | bench.only_aligned(nbytes)
             point = _point(sweep, bench, key, left_out, session.seconds * _SHARE)
-            too_slow |= {
-                way for way in point.times if way != MEMCPY and point.median(way) > _TOO_LONG
-            } - {ENGINE, ENGINE_AGAIN}
+            limit = max(_TOO_LONG, _HOPELESS * point.median(ENGINE))
+            too_slow |= {way for way in point.times if point.median(way) > limit} - {MEMCPY}
 
 
 def _alignments(quick: bool, nbytes: int) -> Iterator[tuple[int, int]]:

@@ -88,7 +88,7 @@ def _at_worst(sweep: Sweep) -> Table:
     rows = []
     for points in _by_power(sweep["by"][SIZE]):
         times = {name: sweep["median"][name][points[0]] for name in ways}
-        best = min((times[name], name) for name in ways[1:-1] if times[name] is not None)[1]
+        routines = [(times[name], name) for name in ways[1:-1] if times[name] is not None]
         ratios = (
             [column[row] for row in points if column[row] is not None]
             for column in sweep["ratios"].values()
@@ -98,7 +98,7 @@ def _at_worst(sweep: Sweep) -> Table:
                 size_words(sweep["by"][SIZE][points[0]]),
                 str(len(points)),
                 *(_cell(times[name]) for name in (ways[0], ways[-1])),
-                best,
+                min(routines)[1] if routines else ABSENT,
                 *(f"{figure(median(of))} ({figure(min(of))})" if of else ABSENT for of in ratios),
             ]
         )

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 GPU, PINNED = "GPU memory", "pinned memory"
 WAYS = ((GPU, PINNED), (PINNED, PINNED), (GPU, GPU), (PINNED, GPU))
 
-#: A responder answers so many rounds at most, so that its time is never up, and the first ones,
-#: while it starts, do not count.
-_ROUNDS_A_RUN = 10_000
+#: A responder answers so many rounds at most, so that its time is never up, even where two threads
+#: and other programs share a CPU; the first ones, while it starts, do not count.
+_ROUNDS_A_RUN = 2000
 _FIRST_ROUNDS = 100
 
 #: Rounds to play unless told otherwise.

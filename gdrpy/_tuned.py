@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
 from gdrpy.limits import Limits
 
+#: More than any file of limits has.
+_MOST_BYTES = 1 << 16
+
 
 def path(device: int) -> Path:
-    """Where the limits of a device's kind are kept."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where the limits of a device's kind are kept. Raises FileNotFoundError without a home."""
     name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
-    return Path(folder) / "gdrpy" / f"limits-{name}.json"
+    return _cache() / "gdrpy" / f"limits-{name}.json"
 
 
 def origin(device: int) -> dict[str, Any]:
@@ -33,20 +37,20 @@ def origin(device: int) -> dict[str, Any]:
 
 
 def load(device: int) -> Limits | None:
-    """The limits kept for a device, None if there are none that hold here.
+    """The limits kept for a device, None if this process may see none that hold here.
 
     A file that cannot be understood is told of, and not used.
     """
-    file = path(device)
     try:
-        found = json.loads(file.read_bytes())
+        file = path(device)
+        found = json.loads(_read(file))
         if found["origin"] != origin(device):
             return None
         limits = Limits(**found["limits"])
         limits.check()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         warnings.warn(
             f"{file} cannot be used ({type(error).__name__}: {error}): built-in limits are taken; "
             f"run gdrpy tune again, or delete it",
@@ -70,6 +74,25 @@ def save(device: int, limits: Limits, **details: Any) -> Path:
     draft.write_text(text + "\n")
     draft.replace(file)
     return file
+
+
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # a relative one is to be ignored, says its specification
+        return given
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        why = "this user has no home folder: set XDG_CACHE_HOME"
+        raise FileNotFoundError(errno.ENOENT, why, "~/.cache") from None
+
+
+def _read(file: Path) -> bytes:
+    """The beginning of a regular file; a pipe in its place is not waited for."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        return opened.read(_MOST_BYTES)
 
 
 def _gpu(device: int) -> str:

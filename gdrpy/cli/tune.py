@@ -13,7 +13,7 @@ import gdrpy
 from gdrpy import _tuned
 from gdrpy.cli import crossovers, hostmemory, options
 from gdrpy.cli.crossovers import KIB, ROOM, Figure, Meter, Way
-from gdrpy.cli.exits import FAILED, OK, CommandError
+from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
@@ -96,11 +96,21 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show, reset, or measure and keep."""
+    if not args.dry_run:
+        _require_a_place(args.device)
     if args.show:
         return _show(args.device, output)
     if args.reset:
         return _reset(args.device, output)
     return _tune(args, output)
+
+
+def _require_a_place(device: int) -> None:
+    """Raise CommandError, before anything is measured, where there is nowhere to keep it."""
+    try:
+        _tuned.path(device)
+    except FileNotFoundError as error:
+        raise CommandError(f"{error.filename}: {error.strerror}", UNUSABLE) from error
 
 
 def _show(device: int, output: Output) -> int:
@@ -112,7 +122,7 @@ def _show(device: int, output: Output) -> int:
     elif kept:
         why = f"measured here, kept in {file}"
     elif file.exists():
-        why = f"built in: {file} does not belong to this GPU, driver and CPU"
+        why = f"built in: {file} is not of this GPU, driver and CPU, or cannot be read"
     else:
         why = "built in: nothing was measured for this GPU"
     limits = BUILT_IN if off or kept is None else kept

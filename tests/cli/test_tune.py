@@ -233,7 +233,9 @@ class TestShow:
         kept["origin"]["cpu"] = "another"
         file.write_text(json.dumps(kept))
         _, result = json_of("tune", "--show")
-        assert result["why"] == f"built in: {file} does not belong to this GPU, driver and CPU"
+        assert result["why"] == (
+            f"built in: {file} is not of this GPU, driver and CPU, or cannot be read"
+        )
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_that_the_environment_says_so(self, json_of, monkeypatch):

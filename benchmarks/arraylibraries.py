@@ -112,7 +112,7 @@ class Cupy(Library):
     """Arrays of cupy, on the region's own bytes."""
 
     name = "cupy"
-    put_words = "ndarray.set(array), then a synchronization of the stream"
+    put_words = "ndarray.set(array) (page-locked: then a synchronization of the stream)"
     get_words = "ndarray.get(out=array)"
 
     def __init__(self, region: Region) -> None:
@@ -129,8 +129,9 @@ class Cupy(Library):
         return self._memory[:nbytes]
 
     def _put(self, source: Any, nbytes: int) -> Statement:
+        pinned = source.ctypes.data == self._memory.ctypes.data  # which the GPU still reads then
         return Statement(
-            "put(source); synchronize()",
+            "put(source); synchronize()" if pinned else "put(source)",
             put=self._array[:nbytes].set,
             source=source,
             synchronize=self._synchronize,

@@ -119,9 +119,10 @@ as far as it fits. Figures from Python include the loop and the call. What is co
 before and after it is timed (large copies only afterwards), by the driver's own copies.
 
 The rivals work on the same bytes of the same region, as their documentation shows. A DMA copy has
-arrived when its call returns, but for `cuMemcpyHtoD` from pageable memory, which CUDA lets return
-when the bytes are staged. A store through the mapping has left the CPU, fenced, and is on the bus:
-how long it takes until the GPU has seen it and answered is under *signals to the GPU and back*.
+arrived when its call returns, but for `cuMemcpyHtoD` and cupy's `set` from pageable memory, which
+CUDA lets return when the bytes are staged. A store through the mapping has left the CPU, fenced,
+and is on the bus: how long it takes until the GPU has seen it and answered is under *signals to the
+GPU and back*.
 
 *At worst* is the worst of many points, and has the noise of all of them: where `itself` stands
 beside it, that is the worst ratio of one way to the same way once more. *No slower* is taken as:

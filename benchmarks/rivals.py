@@ -1,7 +1,8 @@
 """Other ways from Python to the same bytes of GPU memory, each used as its documentation shows.
 
-What is copied is there when a way returns, as with gdrpy: where a library only queues the copy, a
-synchronization follows.
+A way returns when its source may be changed, and work launched afterwards sees the bytes, as with
+gdrpy: where a library only queues a copy from memory that the GPU still reads, a synchronization
+follows.
 """
 
 from __future__ import annotations

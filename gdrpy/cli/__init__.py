@@ -116,6 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _give_up(output, error, UNUSABLE)
         except Error as error:
             return _give_up(output, error, _status(error, args.refusal))
+        except MemoryError as error:
+            used_up = CommandError(f"the host's memory is used up: {str(error) or 'use less'}")
+            return _give_up(output, used_up, args.refusal)
 
 
 def _status(error: Error, refusal: int) -> int:

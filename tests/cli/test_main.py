@@ -193,6 +193,20 @@ class TestInterrupt:
         assert main(["info"]) == 130
         assert capsys.readouterr().err == "error: interrupted\n"
 
+    @pytest.mark.parametrize(
+        ("said", "told"),
+        [("Unable to allocate 256. MiB", "Unable to allocate 256. MiB"), ("", "use less")],
+    )
+    def test_host_memory_that_is_used_up_is_an_error_without_a_traceback(
+        self, capsys, monkeypatch, said, told
+    ):
+        def greedy(args, output) -> int:
+            raise MemoryError(said)
+
+        monkeypatch.setattr(info, "run", greedy)
+        assert main(["info"]) == 2
+        assert capsys.readouterr().err == f"error: the host's memory is used up: {told}\n"
+
     def test_of_a_waiting_producer_leaves_nothing(self, checkout, tmp_path):
         path = tmp_path / "meet.sock"
         producer = subprocess.Popen(

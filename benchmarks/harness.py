@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 import timeit
@@ -16,6 +17,8 @@ MIN_SAMPLES = 7
 #: A batch shorter than this (ns) would measure the clock.
 SHORTEST_BATCH = 100_000
 LONGEST_BATCH = 5_000_000
+
+_random = random.Random(1)
 
 #: What a time in ns is multiplied with for a unit.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
@@ -238,18 +241,20 @@ def take_turns(
 ) -> list[Turns]:
     """Time contenders in turns, with batches of about so many ns.
 
-    Every round begins with another one, and every other round goes backwards, so that nobody
-    follows itself, or always the same one: what it copies may still be in the CPU's cache. There
-    are ``least`` to ``most`` rounds, within ``seconds`` where ``least`` allows it.
+    The order of each round is drawn by lot, so that nobody always follows the same one, and what
+    that leaves in the CPU's caches; and nobody follows itself. There are ``least`` to ``most``
+    rounds, within ``seconds`` where ``least`` allows it.
     """
     turns = [Turns(calls_for(one.timed, batch), []) for one in contenders]
+    order = list(zip(contenders, turns, strict=True))
     deadline = time.monotonic() + seconds
     rounds = 0
     while rounds < least or (rounds < most and time.monotonic() < deadline):
-        order = list(zip(contenders, turns, strict=True))
-        first = rounds % len(order)
-        order = order[first:] + order[:first]
-        for contender, turn in reversed(order) if rounds % 2 else order:
+        last = order[-1]
+        _random.shuffle(order)
+        if order[0] is last:
+            order.reverse()
+        for contender, turn in order:
             turn.samples.append(contender.timed.batch(turn.calls) / turn.calls)
         rounds += 1
     return turns

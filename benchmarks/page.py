@@ -112,7 +112,7 @@ from [the data]({data}), and by hand only where it says why a goal was missed.""
 
 _METHOD = """## Method
 
-Ways that are compared take turns, in an order that changes from round to round, so that drift hits
+Ways that are compared take turns, in an order drawn by lot for each round, so that drift hits
 all of them; ratios and differences are taken round by round, and their median is given. Nothing
 that was measured is left out. Host memory is warm: the same in every call, and in the CPU's caches
 as far as it fits. Figures from Python include the loop and the call. What is copied is verified

@@ -125,9 +125,9 @@ and is on the bus: how long it takes until the GPU has seen it and answered is u
 GPU and back*.
 
 *At worst* is the worst of many points, and has the noise of all of them: where `itself` stands
-beside it, that is the worst ratio of one way to the same way once more. *No slower* is taken as:
-within 5 %. More is in [benchmarks/README.md]({readme}); `make bench` measures the same on another
-machine."""
+beside it, that is the worst ratio of one way to the same way once more. A bound of 0.952 is 1/1.05:
+no slower, but for 5 %. More is in [benchmarks/README.md]({readme}); `make bench` measures the same
+on another machine."""
 
 
 def page(result: Result, path: Path, target: Path) -> str:
@@ -179,7 +179,10 @@ def _shortfall(goal: dict[str, Any], note: str | None) -> str:
     """By how much a goal was missed, and what was noted on it."""
     figure, bound = goal["figure"], goal["bound"]
     should = with_unit(f"{goal['relation']} {bound:g}", goal["unit"])
-    by = f", {abs(figure - bound) / bound:.1%} off" if bound else ""
+    by = ""
+    if bound:
+        off = abs(figure - bound) / bound
+        by = f", {off:.1%} off" if off < 1 else f": {figure / bound:.1f} times that"
     words = f"- **{goal['goal']}** is {measured(goal)}, and should be {should}{by}."
     return f"{words} {note}" if note else words
 

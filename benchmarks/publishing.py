@@ -8,6 +8,7 @@ from typing import Any
 from broker import MODULE as BROKER
 from table import Table
 from tables import tables, wrong_data
+from words import ABSENT
 
 #: Modules whose figures say something without a GPU.
 SOFTWARE = {BROKER}
@@ -83,8 +84,14 @@ def _libraries(header: dict[str, Any]) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """A table and its title."""
-    rule = ["---", *("---:" for _ in table.columns[1:])]
+    """A table and its title; columns of figures are set to the right."""
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
+    rule = ["---:" if all(map(_begins_with_a_figure, cells)) else "---" for cells in columns[1:]]
+    rule.insert(0, "---")
     lines = (table.columns, rule, *table.rows)
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**{table.title}**\n\n{rows}"
+
+
+def _begins_with_a_figure(cell: str) -> bool:
+    return cell == ABSENT or cell.removeprefix("-")[:1].isdigit()

@@ -9,6 +9,7 @@ import pytest
 
 import publishing
 import report
+from table import Table
 
 
 class TestMarkdown:
@@ -37,6 +38,10 @@ class TestMarkdown:
         assert len(tables) == len([block for block in blocks if block[0].startswith("**")]) > 0
         for lines in tables:
             assert len({line.count("|") for line in lines}) == 1
+
+    def test_sets_columns_of_figures_to_the_right_and_words_to_the_left(self):
+        table = Table("times", ["way", "unit", "median"], [["A", "us", "-"], ["B", "us", "-1.5"]])
+        assert publishing.as_markdown(table).splitlines()[3] == "| --- | --- | ---: |"
 
     def test_leaves_out_a_figure_that_is_missing(self, publishable):
         missing = "latency/write/64/C routine"

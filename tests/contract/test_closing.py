@@ -285,3 +285,29 @@ class TestWrongType:
     def test_is_refused_by_name(self, region, call, error):
         with pytest.raises((TypeError, ValueError), match=error):
             call(region)
+
+
+class TestRegionClosedByAnotherThread:
+    """Just when the first copy has found all that it needs."""
+
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            lambda one: one.write(bytes(8192)),
+            lambda one: one.read(8192),
+            lambda one: one.write_strided(np.zeros((2, 64), np.uint8), 128),
+            lambda one: one.readinto(bytearray(1), via="dma"),
+        ],
+    )
+    def test_refuses_the_copy(self, backend, monkeypatch, copy):
+        prepare = gdrpy.Region._prepare
+
+        def prepare_and_close(region: gdrpy.Region, call: str, writing: bool) -> None:
+            prepare(region, call, writing)
+            closing = threading.Thread(target=region.close)
+            closing.start()
+            closing.join()
+
+        monkeypatch.setattr(gdrpy.Region, "_prepare", prepare_and_close)
+        with gdrpy.alloc(16384) as region, pytest.raises(gdrpy.Closed, match="Region is closed"):
+            copy(region)

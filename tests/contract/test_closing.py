@@ -287,6 +287,28 @@ class TestWrongType:
             call(region)
 
 
+class TestArgumentThatClosesTheMapping:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda one, word: one.store(0, word),
+            lambda one, word: one.store(word, 1),
+            lambda one, word: one.flag().set(word),
+            lambda one, word: one.flag().wait(word, timeout=0),
+        ],
+    )
+    def test_ends_the_call(self, backend, call):
+        class Word:
+            def __index__(self):
+                mapping.close()
+                return 0
+
+        region = gdrpy.alloc(4096)
+        mapping = region.map()
+        with region, pytest.raises(gdrpy.Closed, match="the mapping is closed"):
+            call(mapping, Word())
+
+
 class TestRegionClosedByAnotherThread:
     """Just when the first copy has found all that it needs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,8 +17,13 @@ from gdrpy.limits import Limits
 
 
 def path(device: int) -> Path:
-    """Where the limits of a device's kind are kept."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Where the limits of a device's kind are kept. Raises FileNotFoundError without a home."""
+    try:
+        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise FileNotFoundError(
+            errno.ENOENT, "this user has no home folder: set XDG_CACHE_HOME", "~/.cache"
+        ) from None
     name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
     return Path(folder) / "gdrpy" / f"limits-{name}.json"
 
@@ -37,7 +43,10 @@ def load(device: int) -> Limits | None:
 
     A file that cannot be understood is told of, and not used.
     """
-    file = path(device)
+    try:
+        file = path(device)
+    except FileNotFoundError:
+        return None
     try:
         found = json.loads(file.read_bytes())
         if found["origin"] != origin(device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -103,9 +104,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return _tune(args, output)
 
 
+def _file(device: int) -> Path:
+    """Where limits are kept."""
+    try:
+        return _tuned.path(device)
+    except FileNotFoundError as error:
+        raise CommandError(f"nothing is kept here: {error.strerror}") from None
+
+
 def _show(device: int, output: Output) -> int:
+    file = _file(device)
     kept = _tuned.load(device)
-    file = _tuned.path(device)
     off = os.environ.get("GDRPY_TUNING") == "0"
     if off:
         why = "built in: GDRPY_TUNING is 0"
@@ -131,7 +140,7 @@ def _show(device: int, output: Output) -> int:
 
 
 def _reset(device: int, output: Output) -> int:
-    file = _tuned.path(device)
+    file = _file(device)
     there = file.exists()
     try:
         file.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pwd
 from collections.abc import Iterator
@@ -93,3 +94,17 @@ class TestUserWithoutAHome:
     def test_is_told_so_by_the_command(self, homeless, capsys, option):
         assert main(["tune", option]) == 1
         assert "error: nothing is kept here: this user has no home" in capsys.readouterr().err
+
+
+class TestSave:
+    def test_that_fails_leaves_the_old_file_and_no_other(self, folder, monkeypatch):
+        file = _tuned.save(0, BUILT_IN)
+
+        def refuse(draft: Path, target: Path) -> None:
+            raise OSError(errno.EROFS, "read-only", str(target))
+
+        monkeypatch.setattr(Path, "replace", refuse)
+        with pytest.raises(OSError, match="read-only"):
+            _tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        assert list(file.parent.iterdir()) == [file]
+        assert tuning.limits(0) == BUILT_IN

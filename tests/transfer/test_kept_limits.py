@@ -13,7 +13,7 @@ import pytest
 import gdrpy
 from gdrpy import _tuned, tuning
 from gdrpy.cli import main
-from gdrpy.tuning import BUILT_IN
+from gdrpy.limits import BUILT_IN
 
 
 @pytest.fixture(autouse=True)

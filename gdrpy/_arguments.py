@@ -51,7 +51,7 @@ def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
 
 
 def as_offsets(call: str, offsets: Any) -> NDArray[np.int64]:
-    """Offsets in bytes, in one dimension and contiguous. Raises TypeError, ValueError."""
+    """Offsets in bytes, in one dimension, contiguous and aligned. Raises TypeError, ValueError."""
     import numpy as np
 
     array = np.asarray(offsets)
@@ -63,4 +63,4 @@ def as_offsets(call: str, offsets: Any) -> NDArray[np.int64]:
         (large,) = np.nonzero(array > np.uint64(np.iinfo(np.int64).max))
         if large.size:
             raise ValueError(f"{call}: offsets[{large[0]}] {array[large[0]]} does not fit 63 bits")
-    return np.ascontiguousarray(array, np.int64)
+    return np.require(array, np.int64, ["C", "A"])

@@ -13,6 +13,7 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy._cpu import cpu_model
+from gdrpy._resource import Undo
 from gdrpy.backends.nvrm import driver_version
 from gdrpy.limits import Limits
 
@@ -71,8 +72,10 @@ def save(device: int, limits: Limits, **details: Any) -> Path:
     )
     # Another process reads the old file or the new one, never a part.
     draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(text + "\n")
-    draft.replace(file)
+    with Undo() as undo:
+        undo.callback(draft.unlink, True)
+        draft.write_text(text + "\n")
+        draft.replace(file)
     return file
 
 

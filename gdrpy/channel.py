@@ -73,10 +73,11 @@ class Channel(_Closing, _mapping.Channel):
             raise ValueError(f"Channel: capacity must be a power of two, and is {count}")
         ordinal = as_int("Channel", "device", device)
         with Undo() as undo:
-            self._region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
+            region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
             host = undo.keep(pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal))
-            super().__init__(self._region.cpu, host, size, count)
+            super().__init__(region.cpu, host, size, count)
             undo.pop_all()
+        self._region = region
 
     @property
     def device(self) -> int:

@@ -128,6 +128,8 @@ def check(name: str, result: int) -> None:
     module = driver()
     answer = module.CUresult(result)
     if answer == module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        if name == "cuMemHostAlloc":
+            raise OutOfMemory(f"{name}: the host has no more memory to page-lock: free some of it")
         raise OutOfMemory(f"{name}: the GPU is out of memory")
     if answer != module.CUresult.CUDA_SUCCESS:
         raise CudaError(name, answer.name, _explain(module, answer))

@@ -64,7 +64,8 @@ class Transferable(Mappable, Transfers):
             raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         if self._cpu is not None:
-            self._cpu.write(b"", start)  # raises if it is read-only, and fences what was stored
+            self._cpu.write(b"", start)  # raises if it is read-only
+            self._cpu.flush()  # no earlier store, of a batch() either, arrives after the fill
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
             self._fill_by_gpu(byte, start, size)
             return

@@ -29,6 +29,13 @@ static bool reader_usable(struct reader *self, const char *method)
 		PyErr_Format(gdr_error_closed, "%s: the reader is closed", method);
 		return false;
 	}
+	if (self->consumer.broken) {
+		PyErr_Format(gdr_error_closed,
+			     "%s: the producer's counter was overwritten: it is none that a "
+			     "producer gives",
+			     method);
+		return false;
+	}
 	return true;
 }
 
@@ -198,7 +205,7 @@ static PyMethodDef reader_methods[] = {
 	 "pop(timeout=None)\n--\n\n"
 	 "Wait for a record and take it, as bytes; None at the channel's end.\n\n"
 	 "Other Python threads run while it waits, and signals are answered.\n"
-	 "Raises Timeout, Closed (the reader is), Forked."},
+	 "Raises Timeout, Closed (the reader is, or the ring was overwritten), Forked."},
 	{"pop_many", GDR_FASTCALL(reader_pop_many),
 	 "pop_many(limit=None, timeout=None)\n--\n\n"
 	 "Wait for a record and take all that are there, up to `limit`, as the bytes of one after\n"

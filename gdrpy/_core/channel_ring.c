@@ -132,11 +132,19 @@ void gdr_ring_consumer_begin(struct gdr_ring_consumer *consumer)
 
 uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer, uint64_t wanted)
 {
-	if (consumer->tail - consumer->head < wanted) {
-		consumer->tail = word(consumer->ring.tail);
+	uint64_t known = consumer->tail - consumer->head;
+	uint64_t tail;
+
+	if (known < wanted) {
+		tail = word(consumer->ring.tail);
 		gdr_load_fence(); /* no record is read before the tail that covers it */
+		/* It only grows, and only while there is room. */
+		if (tail - consumer->tail > consumer->ring.capacity - known)
+			consumer->broken = true;
+		else
+			consumer->tail = tail;
 	}
-	return consumer->tail - consumer->head;
+	return consumer->broken ? 0 : consumer->tail - consumer->head;
 }
 
 bool gdr_ring_has_news(const struct gdr_ring_consumer *consumer)
@@ -164,7 +172,7 @@ bool gdr_ring_ended(struct gdr_ring_consumer *consumer)
 	bool closed = word(consumer->ring.closed) != 0;
 
 	gdr_load_fence();
-	return closed && gdr_ring_ready(consumer, 1) == 0;
+	return closed && gdr_ring_ready(consumer, 1) == 0 && !consumer->broken;
 }
 
 void gdr_ring_stop(const struct gdr_ring *ring)

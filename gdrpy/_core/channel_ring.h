@@ -65,12 +65,16 @@ struct gdr_ring_consumer {
 	struct gdr_ring ring;
 	uint64_t head; /* records taken */
 	uint64_t tail; /* pushed, as of the last look */
+	bool broken;   /* the producer's counter was one that no producer gives */
 };
 
 /* Go on where the last consumer has left off. */
 void gdr_ring_consumer_begin(struct gdr_ring_consumer *consumer);
 
-/* How many records are there; by a new look if the last one found fewer than are wanted. */
+/*
+ * How many records are there, by a new look if the last one found fewer than are wanted; none in a
+ * broken ring.
+ */
 uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer, uint64_t wanted);
 
 /* Whether there is anything for it: a record, or the end. */

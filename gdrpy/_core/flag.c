@@ -55,8 +55,9 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 {
 	uint64_t value;
 
-	if (!flag_usable(self, "Flag.set", true) ||
-	    !gdr_as_word("Flag.set", object, self->width, &value))
+	/* What may run Python code, __index__(), is over when the mapping is looked at. */
+	if (!gdr_as_word("Flag.set", object, self->width, &value) ||
+	    !flag_usable(self, "Flag.set", true))
 		return NULL;
 
 	/* What was written before the flag must be there when the flag is seen. */

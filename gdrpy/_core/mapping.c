@@ -237,7 +237,7 @@ static PyObject *mapping_store(struct mapping *self, PyObject *const *args, Py_s
 	if (width < 0)
 		return NULL;
 	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width) ||
-	    !gdr_as_word(method, arg[1], width, &value))
+	    !gdr_as_word(method, arg[1], width, &value) || !gdr_mapping_usable(self, method))
 		return NULL;
 
 	gdr_word_store(self->address + offset, width, value);

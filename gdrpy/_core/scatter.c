@@ -18,6 +18,7 @@ static const char method[] = "Mapping.scatter";
 static bool holds_int64(const Py_buffer *view)
 {
 	return view->ndim == 1 && view->itemsize == sizeof(int64_t) && view->format &&
+	       (uintptr_t)view->buf % sizeof(int64_t) == 0 &&
 	       (!strcmp(view->format, "l") || !strcmp(view->format, "q"));
 }
 
@@ -27,7 +28,9 @@ static bool is_refusal(void)
 	       PyErr_ExceptionMatches(PyExc_ValueError) || PyErr_ExceptionMatches(PyExc_TypeError);
 }
 
-/* Contiguous int64 of one dimension: as they are if they are that, else what numpy makes of them.
+/*
+ * Contiguous and aligned int64 of one dimension: as they are if they are that, else what numpy
+ * makes of them.
  */
 static bool export_offsets(PyObject *object, Py_buffer *view)
 {

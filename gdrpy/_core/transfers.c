@@ -45,11 +45,17 @@ bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way)
 	return *way != GDR_AUTOMATIC;
 }
 
+static inline bool is_armed(struct transfers *self, bool to_write)
+{
+	return self->armed && (self->writable || !to_write) &&
+	       self->generation == gdr_fork_generation;
+}
+
 bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			 enum gdr_way way)
 {
-	if (!self->armed || (to_write && !self->writable) ||
-	    self->generation != gdr_fork_generation) {
+	/* Another thread may close or seal the region while the call returns. */
+	while (!is_armed(self, to_write)) {
 		PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare", "sO", method,
 						     to_write ? Py_True : Py_False);
 

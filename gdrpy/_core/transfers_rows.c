@@ -62,7 +62,8 @@ static bool reads_by_dma(struct transfers *self, const struct gdr_strided *call,
 }
 
 /* The mapping is held meanwhile: another thread may disarm the object. */
-static bool write_rows(struct transfers *self, const struct gdr_strided *call, enum gdr_way way)
+static bool copy_rows(struct transfers *self, const struct gdr_strided *call, enum gdr_way way,
+		      bool to_write)
 {
 	struct gdr_copy copy;
 	struct mapping *mapping;
@@ -71,55 +72,48 @@ static bool write_rows(struct transfers *self, const struct gdr_strided *call, e
 		return true;
 	if (is_one_piece(call)) {
 		copy = as_bytes(call, way);
-		return gdr_transfers_write(self, &copy);
+		return to_write ? gdr_transfers_write(self, &copy)
+				: gdr_transfers_read(self, &copy);
 	}
-	if (writes_by_dma(self, call, way))
-		return by_dma(self, call, true);
+	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
+		return by_dma(self, call, to_write);
 	mapping = self->mapping;
 	Py_INCREF((PyObject *)mapping);
-	gdr_mapping_put_strided(mapping, call);
+	if (to_write)
+		gdr_mapping_put_strided(mapping, call);
+	else
+		gdr_mapping_get_strided(mapping, call);
 	Py_DECREF((PyObject *)mapping);
 	return true;
 }
 
-static bool read_rows(struct transfers *self, const struct gdr_strided *call, enum gdr_way way)
+/* (buffer, pitch, offset=0, via=None). The array's bytes; -1 with an exception set. */
+static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to_write,
+			     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-	struct gdr_copy copy;
-	struct mapping *mapping;
+	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", "via", NULL};
+	struct gdr_strided call = {.method = method};
+	Py_ssize_t nbytes;
+	enum gdr_way way;
+	PyObject *arg[4];
+	bool done;
 
-	if (!call->view.len)
-		return true;
-	if (is_one_piece(call)) {
-		copy = as_bytes(call, way);
-		return gdr_transfers_read(self, &copy);
-	}
-	if (reads_by_dma(self, call, way))
-		return by_dma(self, call, false);
-	mapping = self->mapping;
-	Py_INCREF((PyObject *)mapping);
-	gdr_mapping_get_strided(mapping, call);
-	Py_DECREF((PyObject *)mapping);
-	return true;
+	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_parse_way(method, arg[3], &way) ||
+	    PyObject_GetBuffer(arg[0], &call.view,
+			       to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE))
+		return -1;
+	nbytes = call.view.len;
+	done = gdr_transfers_ready(self, method, to_write, way) &&
+	       gdr_check_strided(&call, self->nbytes) && copy_rows(self, &call, way, to_write);
+	PyBuffer_Release(&call.view);
+	return done ? nbytes : -1;
 }
 
 PyObject *gdr_transfers_write_strided(struct transfers *self, PyObject *const *args,
 				      Py_ssize_t nargs, PyObject *kwnames)
 {
-	static const char *const names[] = {"data", "pitch", "offset", "via", NULL};
-	struct gdr_strided call = {.method = "Region.write_strided"};
-	enum gdr_way way;
-	PyObject *arg[4];
-	bool written;
-
-	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
-	    !gdr_parse_way(call.method, arg[3], &way) ||
-	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES))
-		return NULL;
-	written = gdr_transfers_ready(self, call.method, true, way) &&
-		  gdr_check_strided(&call, self->nbytes) && write_rows(self, &call, way);
-	PyBuffer_Release(&call.view);
-	if (!written)
+	if (copy_array(self, "Region.write_strided", true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -127,21 +121,8 @@ PyObject *gdr_transfers_write_strided(struct transfers *self, PyObject *const *a
 PyObject *gdr_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
 					 Py_ssize_t nargs, PyObject *kwnames)
 {
-	static const char *const names[] = {"buffer", "pitch", "offset", "via", NULL};
-	struct gdr_strided call = {.method = "Region.readinto_strided"};
-	enum gdr_way way;
-	Py_ssize_t nbytes;
-	PyObject *arg[4];
-	bool read;
+	Py_ssize_t nbytes =
+		copy_array(self, "Region.readinto_strided", false, args, nargs, kwnames);
 
-	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
-	    !gdr_parse_way(call.method, arg[3], &way) ||
-	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES | PyBUF_WRITABLE))
-		return NULL;
-	nbytes = call.view.len;
-	read = gdr_transfers_ready(self, call.method, false, way) &&
-	       gdr_check_strided(&call, self->nbytes) && read_rows(self, &call, way);
-	PyBuffer_Release(&call.view);
-	return read ? PyLong_FromSsize_t(nbytes) : NULL;
+	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }

@@ -87,10 +87,39 @@ class TestReadOnlyRegion:
             region.write(b"x")
 
 
+ROWS = np.ones((2, 4), np.uint8)
+
+
 class TestSealing:
     @staticmethod
     def answer(peer):
         peer.reply(peer.take("seal"))
+
+    @pytest.mark.parametrize("views", [(True, True), (True, False), (False, True)])
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda one, via: one.write(b"x", via=via),
+            lambda one, via: one.write_strided(ROWS, 16, via=via),
+            lambda one, via: one.fill(1),
+            lambda one, via: one.fill(1, 0, 0),
+        ],
+        ids=["write", "write_strided", "fill", "fill of nothing"],
+    )
+    @pytest.mark.parametrize("via", [None, "mapping", "dma"])
+    def test_refuses_every_way_to_write_whatever_was_written_before(
+        self, granted, views, write, via
+    ):
+        cpu, gpu = views
+        region = granted(then=self.answer, cpu=cpu, gpu=gpu)
+        region.write(b"last")
+        region.write_strided(ROWS, 16, 256)
+        region.fill(7, 512)
+        region.seal()
+        assert region.read(4) == b"last"
+        with pytest.raises(gdrpy.Sealed):
+            write(region, via)
+        assert region.read(4) == b"last"
 
     def test_makes_the_object_refuse_writes(self, granted):
         region = granted(then=self.answer)

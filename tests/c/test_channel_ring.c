@@ -208,6 +208,23 @@ static void a_counter_that_no_consumer_gives_makes_no_room(void)
 	}
 }
 
+static void a_counter_that_no_producer_gives_makes_no_records(void)
+{
+	const uint64_t wrong[] = {0, 2, CAPACITY + 2, UINT64_MAX};
+
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		struct gdr_ring_consumer consumer = {.ring = new_ring(), .head = 1, .tail = 3};
+
+		*consumer.ring.tail = wrong[i];
+		gdr_ring_close(&consumer.ring);
+		CHECK_EQ(gdr_ring_ready(&consumer, CAPACITY), 0);
+		CHECK(consumer.broken);
+		CHECK(!gdr_ring_ended(&consumer));
+		*consumer.ring.tail = 3;
+		CHECK_EQ(gdr_ring_ready(&consumer, 1), 0);
+	}
+}
+
 #define THREADED 200000
 
 static void *take_all(void *context)
@@ -349,5 +366,6 @@ CHECK_MAIN(TEST(a_kernel_finds_everything_by_the_descriptor),
 	   TEST(a_second_consumer_goes_on_where_the_first_has_left_off),
 	   TEST(the_end_comes_after_the_last_record), TEST(a_consumer_that_stops_is_noticed),
 	   TEST(a_counter_that_no_consumer_gives_makes_no_room),
+	   TEST(a_counter_that_no_producer_gives_makes_no_records),
 	   TEST(two_threads_pass_every_record_whole), TEST(a_killed_producer_leaves_whole_records),
 	   TEST(a_killed_consumer_loses_nothing_that_it_gave_no_credit_for))

@@ -362,6 +362,12 @@ class TestRefusal:
         with pytest.raises(gdrpy.OutOfMemory):
             gdrpy.Channel(65536, 1 << 40)
 
+    def test_of_making_it_again(self, full, record):
+        before = full.ptr
+        with pytest.raises(TypeError, match="a Channel is made once"):
+            full.__init__(64, 16)
+        assert (full.ptr, full.capacity, full.reader().pop()) == (before, 8, record(0))
+
     def test_of_copies(self, channel, reader):
         import pickle
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy import device
 
 MILLION = 1_000_000
 ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -100,6 +101,17 @@ class TestReader:
         reader.close()
         with pytest.raises(gdrpy.Closed, match=r"Channel.push: the consumer takes no more records"):
             channel.push(record(0))
+
+    @pytest.mark.parametrize("tail", [0, 10, 1 << 20, 1 << 63])
+    def test_takes_nothing_by_a_counter_that_no_producer_gives(
+        self, full, reader, gpu_write, gpu_read, tail
+    ):
+        reader.pop()
+        ptr = int.from_bytes(gpu_read(full.ptr + device.TAIL, 8), "little")
+        gpu_write(ptr, tail.to_bytes(8, "little"))
+        for pop in (reader.pop_many, reader.pop_many, reader.pop):
+            with pytest.raises(gdrpy.Closed, match="the producer's counter was overwritten"):
+                pop(timeout=60)
 
     def test_that_waits_may_be_closed_by_another_thread(self, reader, other_thread):
         popping = other_thread.submit(reader.pop)

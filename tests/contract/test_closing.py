@@ -285,3 +285,51 @@ class TestWrongType:
     def test_is_refused_by_name(self, region, call, error):
         with pytest.raises((TypeError, ValueError), match=error):
             call(region)
+
+
+class TestArgumentThatClosesTheMapping:
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda one, word: one.store(0, word),
+            lambda one, word: one.store(word, 1),
+            lambda one, word: one.flag().set(word),
+            lambda one, word: one.flag().wait(word, timeout=0),
+        ],
+    )
+    def test_ends_the_call(self, backend, call):
+        class Word:
+            def __index__(self):
+                mapping.close()
+                return 0
+
+        region = gdrpy.alloc(4096)
+        mapping = region.map()
+        with region, pytest.raises(gdrpy.Closed, match="the mapping is closed"):
+            call(mapping, Word())
+
+
+class TestRegionClosedByAnotherThread:
+    """Just when the first copy has found all that it needs."""
+
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            lambda one: one.write(bytes(8192)),
+            lambda one: one.read(8192),
+            lambda one: one.write_strided(np.zeros((2, 64), np.uint8), 128),
+            lambda one: one.readinto(bytearray(1), via="dma"),
+        ],
+    )
+    def test_refuses_the_copy(self, backend, monkeypatch, copy):
+        prepare = gdrpy.Region._prepare
+
+        def prepare_and_close(region: gdrpy.Region, call: str, writing: bool) -> None:
+            prepare(region, call, writing)
+            closing = threading.Thread(target=region.close)
+            closing.start()
+            closing.join()
+
+        monkeypatch.setattr(gdrpy.Region, "_prepare", prepare_and_close)
+        with gdrpy.alloc(16384) as region, pytest.raises(gdrpy.Closed, match="Region is closed"):
+            copy(region)

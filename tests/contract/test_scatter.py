@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gdrpy
+from gdrpy import _arguments
+from gdrpy._arguments import as_offsets
 
 ROOM = 4096
 BACKGROUND = bytes(range(256)) * (ROOM // 256)
@@ -187,7 +189,23 @@ def test_scatter_puts_every_record_at_its_offset(region, slots, nbytes, shift, c
     assert region.cpu.read(ROOM) == expected
 
 
+#: Offsets 8, 24 and 16 that do not lie on a word's boundary, as in a packet.
+ODD = memoryview(b"-" + np.array([8, 24, 16]).tobytes())
+
+
 class TestScatter:
+    def test_reads_no_offset_across_a_boundary(self, mapping, monkeypatch):
+        read = []
+
+        def seen(call, offsets):
+            read.append(as_offsets(call, offsets))
+            return read[0]
+
+        monkeypatch.setattr(_arguments, "as_offsets", seen)
+        mapping.scatter(ODD[1:].cast("q"), b"abc")
+        assert read[0].flags.aligned
+        assert mapping.read(17, 8)[::8] == b"acb"
+
     def test_is_seen_by_the_gpu_when_it_returns(self, region, gpu_read):
         offsets = np.arange(1, 5000) * 128
         records = np.arange(4999 * 16, dtype=np.uint32).reshape(-1, 16)
@@ -207,6 +225,7 @@ class TestScatter:
             np.array([8, 24, 16], ">i8"),
             np.array([[8, 0], [24, 0], [16, 0]])[:, 0],
             memoryview(np.array([8, 24, 16])),
+            ODD[1:].cast("q"),
         ],
         ids=lambda one: type(one).__name__ + getattr(getattr(one, "dtype", None), "str", ""),
     )

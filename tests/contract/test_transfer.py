@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy import dma
 from gdrpy.limits import BUILT_IN
 
 EDGES = (1, 3, BUILT_IN.read_dma - 1, BUILT_IN.read_dma, 1 << 20)
@@ -88,6 +89,15 @@ class TestFill:
         assert filled.read(offset=599_985) == b"\x01" * 5 + bytes(10)
         filled.fill(255)
         assert filled.read() == b"\xff" * 600_000
+
+    def test_is_not_overtaken_by_stores_of_a_batch(self, region, monkeypatch):
+        order = []
+        monkeypatch.setattr(gdrpy.Mapping, "flush", lambda mapping: order.append("flush"))
+        monkeypatch.setattr(dma, "fill", lambda *args: order.append("fill"))
+        with region.cpu.batch():
+            region.cpu.write(b"earlier")
+            region.fill(0)
+        assert order == ["flush", "fill"]
 
     def test_of_nothing_changes_nothing(self, filled):
         filled.fill(9, 100, 0)

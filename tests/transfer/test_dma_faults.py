@@ -75,6 +75,13 @@ class TestFailingCall:
                 getattr(region, copy)(bytearray(MIB), via="dma")
             fail("")
 
+    def test_to_page_lock_memory_says_whose_there_is_none_of(self, fail):
+        with gdrpy.alloc(MIB):
+            fail("cuMemHostAlloc:1")
+            with pytest.raises(gdrpy.OutOfMemory, match="the host has no more memory to page-lock"):
+                gdrpy.pinned(64)
+            fail("")
+
 
 STAGING = """
 import ctypes, gdrpy

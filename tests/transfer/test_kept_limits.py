@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -132,3 +133,17 @@ class TestNoHome:
         assert capsys.readouterr().err == (
             "error: ~/.cache: this user has no home folder: set XDG_CACHE_HOME\n"
         )
+
+
+class TestSave:
+    def test_that_fails_leaves_the_old_file_and_no_other(self, monkeypatch):
+        file = _tuned.save(0, BUILT_IN)
+
+        def refuse(draft: Path, target: Path) -> None:
+            raise OSError(errno.EROFS, "read-only", str(target))
+
+        monkeypatch.setattr(Path, "replace", refuse)
+        with pytest.raises(OSError, match="read-only"):
+            _tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        assert list(file.parent.iterdir()) == [file]
+        assert tuning.limits(0) == BUILT_IN

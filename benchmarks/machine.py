@@ -19,6 +19,7 @@ from gdrpy._core import _ffi
 from gdrpy._cpu import cpu_model
 from gdrpy.backends.nvrm import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
+from gdrpy.limits import BUILT_IN
 from gdrpy.tuning import limits
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +52,7 @@ def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
         "backend": backend,
         "mapping_type": mapping_type,
         "limits": limits(0)._asdict(),
+        "limits_measured": limits(0) != BUILT_IN,
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),

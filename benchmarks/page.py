@@ -18,6 +18,8 @@ import queued
 import scatter
 import threads
 import transfers
+from gdrpy.cli.sizes import approximate_size
+from gdrpy.limits import NEVER
 from goals import MISSED
 from plots import plot_path
 from publishing import NotPublishable, as_markdown, check, origin
@@ -144,6 +146,7 @@ def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
     made = list(tables(result))
     goals = [one for one in made if one.title == GOALS_TITLE]
     yield from _goals(result, goals, notes(path))
+    yield _choice(result["header"])
     yield _METHOD.format(readme=_link(Path(__file__).with_name("README.md"), target))
     for section in SECTIONS:
         found = [one for one in made if one.title.partition(":")[0] == section.module]
@@ -151,6 +154,26 @@ def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
             yield from _section(section, found, path, target)
     for one in result["absent"]:
         yield f"Not measured: {one['what']} ({one['reason']})."
+
+
+def _choice(header: dict[str, Any]) -> str:
+    """By which limits copies took their ways."""
+    measured_here = header["limits_measured"]
+    source = (
+        "`gdrpy tune` had measured them on this machine" if measured_here else "they are built in"
+    )
+    sizes = {
+        name: "never" if size == NEVER else f"from {approximate_size(size)} on"
+        for name, size in header["limits"].items()
+        if name not in ("threads_to", "threads_from", "lanes")
+    }
+    return (
+        f"Copies took their ways by these limits, as {source}: stores by "
+        f"{header['limits']['threads_to']} threads {sizes['write_threads']}; DMA from pageable "
+        f"memory, by up to {header['limits']['lanes']} threads, {sizes['write_dma']}, and from "
+        f"page-locked memory {sizes['write_dma_pinned']}; DMA instead of loads "
+        f"{sizes['read_dma']}. See [transfers](transfers.md)."
+    )
 
 
 def _section(section: Section, found: list[Table], path: Path, target: Path) -> Iterator[str]:

@@ -42,6 +42,7 @@ HEADER_FIELDS = {
     "backend": str,
     "mapping_type": str,
     "limits": dict,
+    "limits_measured": bool,
     "cpu": str,
     "cpus": int,
     "kernel": str,

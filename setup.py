@@ -37,6 +37,7 @@ setup(
             sources(
                 "gdrpy/_core/module.c",
                 "gdrpy/_core/mapping.c",
+                "gdrpy/_core/mapping_copies.c",
                 "gdrpy/_core/flag.c",
                 "gdrpy/_core/spin.c",
                 "gdrpy/_core/channel*.c",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: What the size of a record is a multiple of, and at most: in bytes.
 RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
+#: In records: of the largest, as many as no address space holds.
+CAPACITY_MAX = 1 << 40
 
 
 def include_dir() -> str:
@@ -53,9 +55,9 @@ class Channel(_Closing, _mapping.Channel):
     threads may share it. One consumer: a kernel that is given :attr:`ptr`, or :meth:`reader`. The
     records arrive in the order of the pushes, each whole and once.
 
-    ``record_nbytes`` is a multiple of 16 up to 65536, ``capacity`` a power of two. The end of a
-    ``with`` block is :meth:`close`: it tells the consumer that no more comes. Keep the object until
-    the kernel has ended: its memory is freed when it and its readers are gone.
+    ``record_nbytes`` is a multiple of 16 up to 65536, ``capacity`` a power of two up to 2**40. The
+    end of a ``with`` block is :meth:`close`: it tells the consumer that no more comes. Keep the
+    object until the kernel has ended: its memory is freed when it and its readers are gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
     CudaError.
@@ -69,8 +71,10 @@ class Channel(_Closing, _mapping.Channel):
                 f"and is {size}"
             )
         count = as_int("Channel", "capacity", capacity)
-        if count <= 0 or count & (count - 1):
-            raise ValueError(f"Channel: capacity must be a power of two, and is {count}")
+        if not 0 < count <= CAPACITY_MAX or count & (count - 1):
+            raise ValueError(
+                f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, and is {count}"
+            )
         ordinal = as_int("Channel", "device", device)
         with Undo() as undo:
             region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))

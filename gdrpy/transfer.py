@@ -11,6 +11,7 @@ from abc import abstractmethod
 from gdrpy._arguments import as_int, as_range
 from gdrpy._core._mapping import Transfers
 from gdrpy._mappable import Mappable
+from gdrpy.errors import ReadOnly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,13 +59,14 @@ class Transferable(Mappable, Transfers):
         By CPU stores, or from 64 KiB on by the GPU. Raises ValueError, ReadOnly, Closed.
         """
         call = "Region.fill"
-        self._check_writable(call)
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
             raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
+        self._check_writable(call)
         if self._cpu is not None:
-            self._cpu.write(b"", start)  # raises if it is read-only
+            if self._cpu.readonly:
+                raise ReadOnly(f"{call}: the region is read-only; open it with readonly=False")
             self._cpu.flush()  # no earlier store, of a batch() either, arrives after the fill
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
             self._fill_by_gpu(byte, start, size)

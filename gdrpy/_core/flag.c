@@ -72,7 +72,7 @@ static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
 	if (!flag_usable(self, "Flag.get", false))
 		return NULL;
 	return PyLong_FromUnsignedLongLong(
-		gdr_mapping_load(self->mapping, self->offset, self->width));
+		gdr_mapping_load_word(self->mapping, self->offset, self->width));
 }
 
 static bool parse_condition(PyObject *object, enum condition *condition)

@@ -42,7 +42,7 @@ void gdr_word_store(char *address, Py_ssize_t width, uint64_t value);
 uint64_t gdr_word_load(const char *address, Py_ssize_t width);
 
 /* The word at an offset, fenced from the loads that follow. */
-uint64_t gdr_mapping_load(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
+uint64_t gdr_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
 
 /*
  * Copy to or from a range that was checked, and fence unless batching. Several threads copy only
@@ -65,6 +65,18 @@ PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 
 /* In transfers.c: open_dma(context). */
 PyObject *gdr_open_dma(PyObject *module, PyObject *context);
+
+/* In mapping_copies.c: methods of the same names. */
+PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames);
+PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			   PyObject *kwnames);
+PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames);
+PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames);
+PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			   PyObject *kwnames);
 
 /* In write_many.c and scatter.c: Mapping.write_many() and Mapping.scatter(). */
 PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable);

@@ -340,9 +340,10 @@ class TestRefusal:
         with pytest.raises(ValueError, match=message):
             gdrpy.Channel(nbytes)
 
-    @pytest.mark.parametrize("capacity", [0, -8, 3, 4097])
+    @pytest.mark.parametrize("capacity", [0, -8, 3, 4097, 1 << 41, 1 << 70])
     def test_of_capacities(self, memory, capacity):
-        with pytest.raises(ValueError, match=f"capacity must be a power of two, and is {capacity}"):
+        refusal = f"Channel: capacity must be a power of two up to {1 << 40}, and is {capacity}$"
+        with pytest.raises(ValueError, match=refusal):
             gdrpy.Channel(64, capacity)
 
     def test_of_what_is_no_number(self, memory):

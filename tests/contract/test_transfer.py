@@ -90,6 +90,16 @@ class TestFill:
         filled.fill(255)
         assert filled.read() == b"\xff" * 600_000
 
+    def test_with_a_value_that_closes_the_region_is_refused(self, backend):
+        class Byte:
+            def __index__(self):
+                region.close()
+                return 0
+
+        region = gdrpy.alloc(4096)
+        with pytest.raises(gdrpy.Closed, match="Region.fill: the Region is closed"):
+            region.fill(Byte())
+
     def test_is_not_overtaken_by_stores_of_a_batch(self, region, monkeypatch):
         order = []
         monkeypatch.setattr(gdrpy.Mapping, "flush", lambda mapping: order.append("flush"))
@@ -124,7 +134,10 @@ class TestFill:
     def test_of_a_read_only_region_is_refused(self, contract, device, nbytes):
         with gdrpy.alloc(100, device) as region:
             fd = region.export()
-        with gdrpy.Region.from_fd(fd, readonly=True) as reader, pytest.raises(gdrpy.ReadOnly):
+        with (
+            gdrpy.Region.from_fd(fd, readonly=True) as reader,
+            pytest.raises(gdrpy.ReadOnly, match="Region.fill: the region is read-only; open it"),
+        ):
             reader.fill(0, 0, nbytes)
         os.close(fd)
 

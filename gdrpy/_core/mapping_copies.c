@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: MIT */
+/* A mapping's bytes and words: Mapping.write(), read(), readinto(), store() and load(). */
+#include "mapping.h"
+#include "parallel.h"
+
+bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
+		       Py_ssize_t nbytes)
+{
+	if (offset <= self->nbytes && nbytes <= self->nbytes - offset)
+		return true;
+
+	PyErr_Format(PyExc_ValueError,
+		     "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method, offset,
+		     nbytes, self->nbytes);
+	return false;
+}
+
+bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset, Py_ssize_t width)
+{
+	if (width != 4 && width != 8) {
+		PyErr_Format(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd", method,
+			     width);
+		return false;
+	}
+	if (!gdr_mapping_range(self, method, offset, width))
+		return false;
+	if ((uintptr_t)(self->address + offset) % (uintptr_t)width) {
+		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to the %zd-byte word",
+			     method, offset, width);
+		return false;
+	}
+	return true;
+}
+
+void gdr_word_store(char *address, Py_ssize_t width, uint64_t value)
+{
+	if (width == 4)
+		*(volatile uint32_t *)address = (uint32_t)value;
+	else
+		*(volatile uint64_t *)address = value;
+}
+
+uint64_t gdr_word_load(const char *address, Py_ssize_t width)
+{
+	return width == 4 ? *(const volatile uint32_t *)address
+			  : *(const volatile uint64_t *)address;
+}
+
+uint64_t gdr_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width)
+{
+	uint64_t value = gdr_word_load(self->address + offset, width);
+
+	/* What is read next must not be older than the word that told the reader to look. */
+	gdr_load_fence();
+	return value;
+}
+
+static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offset, const void *data,
+		    Py_ssize_t nbytes)
+{
+	if (threads > 1)
+		gdr_copy_to_mapping_by(threads, self->type, self->address + offset, data,
+				       (size_t)nbytes);
+	else
+		gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
+	if (!self->batch)
+		gdr_store_fence();
+}
+
+static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		     Py_ssize_t nbytes)
+{
+	gdr_copy_from_mapping_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
+}
+
+void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		     const void *data, Py_ssize_t nbytes)
+{
+	if (nbytes < GDR_UNLOCKED_WRITE) {
+		copy_in(self, 1, offset, data, nbytes);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS copy_in(self, threads, offset, data, nbytes);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
+void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		     Py_ssize_t nbytes)
+{
+	if (nbytes < GDR_UNLOCKED_READ) {
+		copy_out(self, 1, offset, data, nbytes);
+		return;
+	}
+	self->users++;
+	Py_BEGIN_ALLOW_THREADS copy_out(self, threads, offset, data, nbytes);
+	Py_END_ALLOW_THREADS self->users--;
+}
+
+PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
+{
+	static const char *const names[] = {"data", "offset", NULL};
+	static const char method[] = "Mapping.write";
+	struct gdr_bytes bytes;
+	Py_ssize_t offset;
+	PyObject *arg[2];
+	bool fits;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !gdr_mapping_writable(self, method) ||
+	    !gdr_get_bytes(arg[0], false, &bytes))
+		return NULL;
+	fits = gdr_mapping_usable(self, method) &&
+	       gdr_mapping_range(self, method, offset, bytes.nbytes);
+	if (fits)
+		gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
+	gdr_release_bytes(&bytes);
+	if (!fits)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			   PyObject *kwnames)
+{
+	static const char *const names[] = {"nbytes", "offset", NULL};
+	static const char method[] = "Mapping.read";
+	Py_ssize_t offset, nbytes;
+	PyObject *arg[2], *bytes;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !gdr_mapping_usable(self, method))
+		return NULL;
+	if (arg[0] == Py_None)
+		arg[0] = NULL;
+	nbytes = gdr_as_size(method, "nbytes", arg[0],
+			     offset < self->nbytes ? self->nbytes - offset : 0);
+	if (nbytes < 0 || !gdr_mapping_usable(self, method) ||
+	    !gdr_mapping_range(self, method, offset, nbytes))
+		return NULL;
+
+	bytes = PyBytes_FromStringAndSize(NULL, nbytes);
+	if (bytes)
+		gdr_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
+	return bytes;
+}
+
+PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
+{
+	static const char *const names[] = {"buffer", "offset", NULL};
+	static const char method[] = "Mapping.readinto";
+	struct gdr_bytes bytes;
+	Py_ssize_t offset;
+	PyObject *arg[2];
+	bool fits;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !gdr_get_bytes(arg[0], true, &bytes))
+		return NULL;
+	fits = gdr_mapping_usable(self, method) &&
+	       gdr_mapping_range(self, method, offset, bytes.nbytes);
+	if (fits)
+		gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
+	gdr_release_bytes(&bytes);
+	return fits ? PyLong_FromSsize_t(bytes.nbytes) : NULL;
+}
+
+PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
+{
+	static const char *const names[] = {"offset", "value", "width", NULL};
+	static const char method[] = "Mapping.store";
+	Py_ssize_t offset, width;
+	PyObject *arg[3];
+	uint64_t value;
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[0], 0);
+	if (offset < 0)
+		return NULL;
+	width = gdr_as_size(method, "width", arg[2], 4);
+	if (width < 0)
+		return NULL;
+	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width) ||
+	    !gdr_as_word(method, arg[1], width, &value) || !gdr_mapping_usable(self, method))
+		return NULL;
+
+	gdr_word_store(self->address + offset, width, value);
+	if (!self->batch)
+		gdr_store_fence();
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			   PyObject *kwnames)
+{
+	static const char *const names[] = {"offset", "width", NULL};
+	static const char method[] = "Mapping.load";
+	Py_ssize_t offset, width;
+	PyObject *arg[2];
+
+	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+		return NULL;
+	offset = gdr_as_size(method, "offset", arg[0], 0);
+	if (offset < 0)
+		return NULL;
+	width = gdr_as_size(method, "width", arg[1], 4);
+	if (width < 0)
+		return NULL;
+	if (!gdr_mapping_usable(self, method) || !gdr_mapping_word(self, method, offset, width))
+		return NULL;
+
+	return PyLong_FromUnsignedLongLong(gdr_mapping_load_word(self, offset, width));
+}

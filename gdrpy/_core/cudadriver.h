@@ -25,6 +25,9 @@ struct gdr_cuda_rows {
 	size_t nbytes, count; /* of a row, and rows */
 };
 
+/* A CUresult. */
+#define GDR_CUDA_OUT_OF_MEMORY 2
+
 /* The name in CUDA's header, the symbol behind it, the parameters. Each answers a CUresult. */
 #define GDR_CUDA_FUNCTIONS(X)                                                                      \
 	X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (void *context))                                \

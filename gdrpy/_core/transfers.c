@@ -10,6 +10,8 @@
  */
 #include "transfers.h"
 
+#include "cudadriver.h"
+
 #include <structmember.h>
 #include <sys/mman.h>
 
@@ -111,75 +113,100 @@ bool gdr_raise_cuda(const struct gdr_dma_error *error)
 	return false;
 }
 
-/* Copy by DMA, from or to page-locked memory or through staging; false with an exception set. */
-static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write)
-{
-	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
-	uint64_t device = self->ptr + (uint64_t)copy->offset;
-	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
-	struct gdr_dma_error error;
-	bool done;
-
-	if (!copy->nbytes)
-		return true;
-	/* DMA is not to overtake stores that still wait in this CPU. */
-	gdr_store_fence();
-	self->running++;
-	Py_BEGIN_ALLOW_THREADS;
-	done = to_write
-		       ? gdr_dma_write(dma, lanes, device, copy->host, (size_t)copy->nbytes, &error)
-		       : gdr_dma_read(dma, lanes, copy->host, device, (size_t)copy->nbytes, &error);
-	Py_END_ALLOW_THREADS;
-	self->running--;
-	return done || gdr_raise_cuda(&error);
-}
-
 static bool is_pinned(struct transfers *self, const struct gdr_copy *copy)
 {
 	return copy->nbytes > ASK_FROM &&
 	       gdr_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
-/* The mapping is held meanwhile: another thread may disarm the object. */
-bool gdr_transfers_write(struct transfers *self, const struct gdr_copy *copy)
+/* Whether a copy goes by DMA, and if so, whether from or to page-locked memory. */
+static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, bool to_write,
+			bool *pinned)
 {
 	const struct gdr_limits *limits = &self->limits;
-	enum gdr_way way = copy->way;
-	struct mapping *mapping;
+
+	if (copy->way == GDR_BY_MAPPING || !self->dma)
+		return false;
+	if (copy->way == GDR_AUTOMATIC && self->mapping) {
+		if (!to_write && copy->nbytes < limits->read_dma)
+			return false;
+		if (to_write && copy->nbytes < limits->write_dma_pinned &&
+		    copy->nbytes < limits->write_dma)
+			return false;
+	}
+	*pinned = is_pinned(self, copy);
+	if (copy->way == GDR_BY_DMA || !self->mapping || !to_write)
+		return true;
+	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma);
+}
+
+/* From or to page-locked memory, or through staging; false with an error. */
+static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write,
+		   struct gdr_dma_error *error)
+{
+	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
+	uint64_t device = self->ptr + (uint64_t)copy->offset;
+	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
+	size_t nbytes = (size_t)copy->nbytes;
+	bool done;
+
+	if (!nbytes)
+		return true;
+	/* DMA is not to overtake stores that still wait in this CPU. */
+	gdr_store_fence();
+	self->running++;
+	Py_BEGIN_ALLOW_THREADS;
+	done = to_write ? gdr_dma_write(dma, lanes, device, copy->host, nbytes, error)
+			: gdr_dma_read(dma, lanes, copy->host, device, nbytes, error);
+	Py_END_ALLOW_THREADS;
+	self->running--;
+	return done;
+}
+
+static void by_mapping(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
+		       bool to_write)
+{
+	const struct gdr_limits *limits = &self->limits;
+	Py_ssize_t nbytes = copy->nbytes;
+
+	if (to_write)
+		gdr_mapping_put(mapping, nbytes >= limits->write_threads ? limits->threads_to : 1,
+				copy->offset, copy->host, nbytes);
+	else
+		gdr_mapping_get(mapping, nbytes >= limits->read_threads ? limits->threads_from : 1,
+				copy->offset, copy->host, nbytes);
+}
+
+static bool copy_held(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
+		      bool to_write)
+{
+	struct gdr_dma_error error;
 	bool pinned;
 
-	if (way == GDR_AUTOMATIC && !self->mapping)
-		way = GDR_BY_DMA;
-	if (way == GDR_BY_DMA ||
-	    (way == GDR_AUTOMATIC && self->dma &&
-	     (copy->nbytes >= limits->write_dma_pinned || copy->nbytes >= limits->write_dma))) {
-		pinned = is_pinned(self, copy);
-		if (way == GDR_BY_DMA ||
-		    copy->nbytes >= (pinned ? limits->write_dma_pinned : limits->write_dma))
-			return by_dma(self, copy, pinned, true);
+	if (goes_by_dma(self, copy, to_write, &pinned)) {
+		if (by_dma(self, copy, pinned, to_write, &error))
+			return true;
+		/* Staging takes memory, which may be short; stores and loads take none. */
+		if (error.result != GDR_CUDA_OUT_OF_MEMORY || copy->way != GDR_AUTOMATIC ||
+		    !mapping)
+			return gdr_raise_cuda(&error);
+		if (!gdr_mapping_usable(mapping, copy->method))
+			return false;
 	}
-	mapping = self->mapping;
-	Py_INCREF((PyObject *)mapping);
-	gdr_mapping_put(mapping, copy->nbytes >= limits->write_threads ? limits->threads_to : 1,
-			copy->offset, copy->host, copy->nbytes);
-	Py_DECREF((PyObject *)mapping);
+	by_mapping(self, mapping, copy, to_write);
 	return true;
 }
 
-bool gdr_transfers_read(struct transfers *self, const struct gdr_copy *copy)
+/* The mapping is held meanwhile: another thread may disarm the object. */
+bool gdr_transfers_copy(struct transfers *self, const struct gdr_copy *copy, bool to_write)
 {
-	const struct gdr_limits *limits = &self->limits;
-	struct mapping *mapping;
+	struct mapping *mapping = self->mapping;
+	bool done;
 
-	if (copy->way == GDR_BY_DMA || !self->mapping ||
-	    (copy->way == GDR_AUTOMATIC && self->dma && copy->nbytes >= limits->read_dma))
-		return by_dma(self, copy, is_pinned(self, copy), false);
-	mapping = self->mapping;
-	Py_INCREF((PyObject *)mapping);
-	gdr_mapping_get(mapping, copy->nbytes >= limits->read_threads ? limits->threads_from : 1,
-			copy->offset, copy->host, copy->nbytes);
-	Py_DECREF((PyObject *)mapping);
-	return true;
+	Py_XINCREF((PyObject *)mapping);
+	done = copy_held(self, mapping, copy, to_write);
+	Py_XDECREF((PyObject *)mapping);
+	return done;
 }
 
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
@@ -202,7 +229,7 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
 	done = gdr_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
-	       (to_write ? gdr_transfers_write(self, &copy) : gdr_transfers_read(self, &copy));
+	       gdr_transfers_copy(self, &copy, to_write);
 	gdr_release_bytes(&bytes);
 	return done ? copy.nbytes : -1;
 }
@@ -265,7 +292,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 	if (!bytes)
 		return NULL;
 	copy.host = PyBytes_AsString(bytes);
-	if (!gdr_transfers_read(self, &copy))
+	if (!gdr_transfers_copy(self, &copy, false))
 		Py_CLEAR(bytes);
 	return bytes;
 }

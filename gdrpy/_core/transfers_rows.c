@@ -72,8 +72,7 @@ static bool copy_rows(struct transfers *self, const struct gdr_strided *call, en
 		return true;
 	if (is_one_piece(call)) {
 		copy = as_bytes(call, way);
-		return to_write ? gdr_transfers_write(self, &copy)
-				: gdr_transfers_read(self, &copy);
+		return gdr_transfers_copy(self, &copy, to_write);
 	}
 	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
 		return by_dma(self, call, to_write);

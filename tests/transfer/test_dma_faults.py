@@ -117,6 +117,39 @@ class TestStagingThatCannotBeMade:
         assert (done.stdout, done.stderr) == (f"{error} True\nb'again'\n", "")
 
 
+WITHOUT_STAGING = """
+import ctypes, gdrpy
+from gdrpy import sim
+nbytes = 20 << 20
+data = bytes(range(256)) * (nbytes // 256)
+with gdrpy.alloc(nbytes) as region:
+    region.cpu.write(data)
+    library = ctypes.CDLL(str(sim.library()))
+    def run_short():
+        assert library.gdrsim_set_fault(b"cuMemHostAlloc:1:2") == 0
+    run_short()
+    try:
+        region.write(data, via="dma")
+    except gdrpy.OutOfMemory as error:
+        print(error)
+    run_short()
+    print(region.read() == data)
+"""
+
+
+class TestWithoutMemoryForStaging:
+    def test_copies_take_the_mapping_unless_dma_is_forced(self):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_STAGING],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        expected = "cuMemHostAlloc: the host has no more memory to page-lock: free some of it"
+        assert (done.stdout, done.stderr) == (f"{expected}\nTrue\n", "")
+
+
 class TestThreads:
     def test_that_copy_at_once_get_their_own_bytes(self, nothing_leaks):
         def work(number: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdrpy._dtypes import as_dtype
 from gdrpy.errors import MissingView
-from gdrpy.pinnedmemory import pinned
+from gdrpy.hostmemory import borrow
 from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.nd
 
 
 def host_memory(region: Region, nbytes: int) -> np.ndarray[Any, Any]:
-    """Bytes of fresh host memory, page-locked if the region has a GPU view; any values at first.
+    """Bytes of host memory, page-locked if the region has a GPU view; any values at first.
 
-    It is freed when the last array of it is gone. Raises OutOfMemory, CudaError.
+    It is free for the next one when the last array of it is gone. Raises OutOfMemory, CudaError.
     """
     import numpy as np
 
     if not nbytes or not _has_gpu_view(region):
         return np.empty(nbytes, np.uint8)
     assert region.device is not None
-    return pinned(nbytes, region.device).numpy()
+    return borrow(nbytes, region.device)
 
 
 def _has_gpu_view(region: Region) -> bool:

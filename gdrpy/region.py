@@ -308,8 +308,9 @@ class Region(Transferable):
 
         ``load`` copies the region's bytes in first; else the array begins with any values: fill all
         of it. It begins at byte 0; ``shape`` None is the whole region. Its memory is page-locked if
-        the region has a GPU view, and freed when the last array of it is gone. Nothing is copied
-        back when the block raises. Over a read-only region the array is read-only.
+        the region has a GPU view; when the last array of it is gone it serves the next mirror, or
+        is freed beyond 256 MiB. Nothing is copied back when the block raises. Over a read-only
+        region the array is read-only.
         """
         from gdrpy.mirror import mirror
 

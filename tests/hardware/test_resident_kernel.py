@@ -31,10 +31,10 @@ CALLS = {
     "rows by staging": "region.write_strided(data.reshape(-1, 8)[:1000, :4], 64, via='dma')",
     "a fill by the GPU": "region.fill(7)",
     "a mirror": "exec('with region.mirror() as array: array[:] = 1')\n        del array",
-    "page-locked memory that comes and goes": "gdrpy.pinned(1 << 20).close()",
+    "page-locked memory that comes": "memory = gdrpy.pinned(1 << 20)",
     "a map and its end": "region.map(0, 4096).close()",
     "a region that comes and goes": "gdrpy.alloc(4 << 20).close()",
-    "a channel": "gdrpy.Channel().close()",
+    "a channel that comes": "channel = gdrpy.Channel(); channel.close()",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ class Channel(_Closing, _mapping.Channel):
     CudaError.
     """
 
+    _reader: weakref.ref[ChannelReader] | None = None
+
     def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: int = 0) -> None:
         size = as_int("Channel", "record_nbytes", record_nbytes)
         if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
@@ -95,8 +98,16 @@ class Channel(_Closing, _mapping.Channel):
         return self._region.ptr
 
     def reader(self) -> ChannelReader:
-        """The consumer's end on the CPU, in place of a kernel; it goes on after what was taken."""
-        return ChannelReader(self)
+        """The consumer's end on the CPU, in place of a kernel; it goes on after what was taken.
+
+        Raises ValueError while there is another one.
+        """
+        reader = ChannelReader(self)
+        other = self._reader() if self._reader else None
+        if other is not None and not other.closed:
+            raise ValueError("Channel.reader: this channel has a reader, and may have only one")
+        self._reader = weakref.ref(reader)
+        return reader
 
     def __repr__(self) -> str:
         state = "CLOSED" if self.closed else f"on {self._region.location}"

@@ -140,7 +140,8 @@ class Flag(_mapping.Flag):
         _ = self.mapping.address  # raises if it is closed or the parent's
         if self.mapping.ptr is None:
             raise MissingView(
-                "Flag.ptr: this process has only the CPU view; open the region with gpu=True"
+                "Flag.ptr: there is no GPU view of the word: open the region with gpu=True, or "
+                "take gdrpy.pinned() for host memory that the GPU reaches"
             )
         return self.mapping.ptr + self.offset
 

@@ -20,8 +20,9 @@ def pinned(nbytes: int, device: int = 0) -> Mapping:
     address for GPU code on any device. Do not rely on what it holds at first.
 
     It is freed when the mapping is closed, or the mapping and the last array of it are gone. CUDA
-    waits for all kernels that run then: keep it while one waits for the CPU. Raises ValueError, NotFound (no such device), OutOfMemory,
-    CudaError.
+    waits for all kernels that run then: keep it while one waits for the CPU.
+
+    Raises ValueError, NotFound (no such device), OutOfMemory, CudaError.
     """
     size = as_size("pinned", nbytes)
     ordinal = as_int("pinned", "device", device)

@@ -131,12 +131,14 @@ static PyObject *push(struct channel *self, const char *method, PyObject *record
 	Py_buffer data;
 
 	if (!gdr_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
-	    PyObject_GetBuffer(records, &data, PyBUF_SIMPLE))
+	    !gdr_get_view(method, many ? "records" : "record", records, 0, &data))
 		return NULL;
 
 	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
 	if (many ? data.len % nbytes != 0 : data.len != nbytes)
-		PyErr_Format(PyExc_ValueError, "%s: a record has %zd bytes, and %zd were given",
+		PyErr_Format(PyExc_ValueError,
+			     many ? "%s: a record has %zd bytes, and %zd are no multiple of it"
+				  : "%s: a record has %zd bytes, and %zd were given",
 			     method, nbytes, data.len);
 	else if (may_push(self, method)) /* getting the buffer may have run Python code */
 		pushed = push_all(self, method, data.buf, (uint64_t)(data.len / nbytes), timeout);

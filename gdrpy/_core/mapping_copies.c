@@ -111,7 +111,7 @@ PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssiz
 		return NULL;
 	offset = gdr_as_size(method, "offset", arg[1], 0);
 	if (offset < 0 || !gdr_mapping_writable(self, method) ||
-	    !gdr_get_bytes(arg[0], false, &bytes))
+	    !gdr_get_bytes(method, names[0], arg[0], false, &bytes))
 		return NULL;
 	fits = gdr_mapping_usable(self, method) &&
 	       gdr_mapping_range(self, method, offset, bytes.nbytes);
@@ -163,7 +163,7 @@ PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_s
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || !gdr_get_bytes(arg[0], true, &bytes))
+	if (offset < 0 || !gdr_get_bytes(method, names[0], arg[0], true, &bytes))
 		return NULL;
 	fits = gdr_mapping_usable(self, method) &&
 	       gdr_mapping_range(self, method, offset, bytes.nbytes);

@@ -71,7 +71,67 @@ bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyOb
 	return true;
 }
 
-bool gdr_get_bytes(PyObject *object, bool writable, struct gdr_bytes *bytes)
+/* Names of fields stand between colons. */
+static bool holds_objects(const char *format)
+{
+	bool in_name = false;
+
+	for (; format && *format; format++) {
+		if (*format == ':')
+			in_name = !in_name;
+		else if (*format == 'O' && !in_name)
+			return true;
+	}
+	return false;
+}
+
+/* What an exporter says of itself is put into the call's words. */
+static void refuse_view(const char *method, const char *name, int flags)
+{
+	const char *what = flags & PyBUF_WRITABLE ? "writable and C-contiguous" : "C-contiguous";
+	PyObject *type, *value, *traceback;
+
+	if (flags & PyBUF_STRIDES & ~PyBUF_ND)
+		what = "writable";
+	if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+		return;
+	PyErr_Fetch(&type, &value, &traceback);
+	PyErr_Format(type, "%s: %s must be %s (%S)", method, name, what, value);
+	Py_XDECREF(type);
+	Py_XDECREF(value);
+	Py_XDECREF(traceback);
+}
+
+bool gdr_get_view(const char *method, const char *name, PyObject *object, int flags,
+		  Py_buffer *view)
+{
+	if (!PyObject_CheckBuffer(object)) {
+		PyErr_Format(PyExc_TypeError,
+			     "%s: %s must be a bytes-like object or an array, and is %.100R",
+			     method, name, object);
+		return false;
+	}
+	if (!PyObject_GetBuffer(object, view, flags | PyBUF_ND | PyBUF_FORMAT))
+		goto has_format;
+	/* numpy has no format for dates and for other libraries' types, whose bytes it gives. */
+	PyErr_Clear();
+	if (!PyObject_GetBuffer(object, view, flags | PyBUF_ND))
+		return true;
+	refuse_view(method, name, flags);
+	return false;
+
+has_format:
+	if (!holds_objects(view->format))
+		return true;
+	PyBuffer_Release(view);
+	PyErr_Format(PyExc_TypeError,
+		     "%s: %s holds Python objects, and not bytes: give it a dtype of numbers",
+		     method, name);
+	return false;
+}
+
+bool gdr_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
+		   struct gdr_bytes *bytes)
 {
 	if (PyBytes_CheckExact(object) && !writable) {
 		bytes->view.obj = NULL; /* the caller's argument keeps it */
@@ -79,7 +139,7 @@ bool gdr_get_bytes(PyObject *object, bool writable, struct gdr_bytes *bytes)
 		bytes->nbytes = Py_SIZE(object);
 		return true;
 	}
-	if (PyObject_GetBuffer(object, &bytes->view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE))
+	if (!gdr_get_view(method, name, object, writable ? PyBUF_WRITABLE : 0, &bytes->view))
 		return false;
 	bytes->data = bytes->view.buf;
 	bytes->nbytes = bytes->view.len;

@@ -31,6 +31,14 @@ bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyOb
 	       const char *const *names, int required, PyObject **out);
 
 /*
+ * The buffer that is the argument `name`, with a format, and a shape at least; to be released.
+ * Python objects are no bytes: an array of them is refused. False with an exception that says whose
+ * argument it was.
+ */
+bool gdr_get_view(const char *method, const char *name, PyObject *object, int flags,
+		  Py_buffer *view);
+
+/*
  * The bytes of a contiguous buffer, to be read or, if so asked for, written; to be released. What
  * is a bytes object, the most frequent, is not asked for a buffer: that takes 10 ns.
  */
@@ -40,7 +48,8 @@ struct gdr_bytes {
 	Py_buffer view; /* its obj is NULL where there is none */
 };
 
-bool gdr_get_bytes(PyObject *object, bool writable, struct gdr_bytes *bytes);
+bool gdr_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
+		   struct gdr_bytes *bytes);
 
 static inline void gdr_release_bytes(struct gdr_bytes *bytes)
 {

@@ -135,7 +135,7 @@ PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ss
 	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_mapping_writable(self, method) || !export_offsets(arg[0], &offsets))
 		return NULL;
-	if (PyObject_GetBuffer(arg[1], &records, PyBUF_ND)) {
+	if (!gdr_get_view(method, "records", arg[1], 0, &records)) {
 		PyBuffer_Release(&offsets);
 		return NULL;
 	}

@@ -106,7 +106,7 @@ PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args,
 
 	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_mapping_writable(self, call.method) ||
-	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES))
+	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
 		return NULL;
 	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);
 	if (good)
@@ -128,7 +128,8 @@ PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *ar
 
 	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
-	    PyObject_GetBuffer(arg[0], &call.view, PyBUF_STRIDES | PyBUF_WRITABLE))
+	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES | PyBUF_WRITABLE,
+			  &call.view))
 		return NULL;
 	nbytes = call.view.len;
 	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);

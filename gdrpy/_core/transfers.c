@@ -70,13 +70,15 @@ bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_wri
 		return false;
 	if (way == GDR_BY_MAPPING && !self->mapping) {
 		PyErr_Format(gdr_error_missing_view,
-			     "%s: via='mapping' needs a CPU view: open the region with cpu=True",
+			     "%s: via='mapping' needs a CPU view, and the region was opened with "
+			     "cpu=False",
 			     method);
 		return false;
 	}
 	if (way == GDR_BY_DMA && !self->dma) {
 		PyErr_Format(gdr_error_missing_view,
-			     "%s: via='dma' needs a GPU view: open the region with gpu=True",
+			     "%s: via='dma' needs a GPU view, and this region has none: it is host "
+			     "memory, or was opened with gpu=False",
 			     method);
 		return false;
 	}
@@ -224,7 +226,7 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 		return -1;
 	copy.offset = gdr_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !gdr_parse_way(method, arg[2], &copy.way) ||
-	    !gdr_get_bytes(arg[0], !to_write, &bytes))
+	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;

@@ -99,8 +99,8 @@ static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_parse_way(method, arg[3], &way) ||
-	    PyObject_GetBuffer(arg[0], &call.view,
-			       to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE))
+	    !gdr_get_view(method, names[0], arg[0],
+			  to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
 		return -1;
 	nbytes = call.view.len;
 	done = gdr_transfers_ready(self, method, to_write, way) &&

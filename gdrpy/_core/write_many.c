@@ -72,11 +72,6 @@ static bool export_piece(struct pieces *pieces, PyObject *data, Py_ssize_t i)
 	char label[LABEL_BYTES];
 	Py_buffer *view;
 
-	if (!PyObject_CheckBuffer(data)) {
-		PyErr_Format(PyExc_TypeError, "%s: data must be a buffer, and is %.100R",
-			     piece_label(label, i), data);
-		return false;
-	}
 	if (!pieces->views)
 		pieces->views = PyMem_Malloc((size_t)pieces->count * sizeof(*pieces->views));
 	if (!pieces->views) {
@@ -84,7 +79,7 @@ static bool export_piece(struct pieces *pieces, PyObject *data, Py_ssize_t i)
 		return false;
 	}
 	view = &pieces->views[pieces->nviews];
-	if (PyObject_GetBuffer(data, view, PyBUF_SIMPLE))
+	if (!gdr_get_view(piece_label(label, i), "data", data, 0, view))
 		return false;
 	pieces->nviews++;
 	piece->data = view->buf;

@@ -135,7 +135,7 @@ class TestPushMany:
         assert np.frombuffer(reader.pop_many(), orders.dtype)["price"].tolist() == [1.5, 2.5, 3.5]
 
     def test_of_a_part_of_a_record_is_refused_whole(self, channel):
-        message = r"Channel.push_many: a record has 32 bytes, and 65 were given"
+        message = r"Channel.push_many: a record has 32 bytes, and 65 are no multiple of it"
         with pytest.raises(ValueError, match=message):
             channel.push_many(bytes(65))
         assert channel.pushed == 0

@@ -75,10 +75,16 @@ class TestReader:
         full.close()
         assert list(reader) == [record(i) for i in range(8)]
 
-    def test_goes_on_where_another_has_left_off(self, full, reader, record):
-        reader.pop_many(3)
-        del reader
+    def test_goes_on_where_another_has_left_off(self, full, record):
+        first = full.reader()
+        first.pop_many(3)
+        del first
         assert full.reader().pop() == record(3)
+
+    def test_has_no_other_beside_it(self, full, reader, record):
+        with pytest.raises(ValueError, match="this channel has a reader, and may have only one"):
+            full.reader()
+        assert reader.pop() == record(0)
 
     def test_keeps_the_channel(self, record):
         with gdrpy.Channel(32, 8) as channel:

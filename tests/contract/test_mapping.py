@@ -97,7 +97,10 @@ class TestCopies:
             (lambda one: one.write(b"", 0, 0), "takes at most 2 arguments, not 3"),
             (lambda one: one.write(b"", of=0), "unexpected or repeated argument 'of'"),
             (lambda one: one.write(b"", data=b""), "unexpected or repeated argument 'data'"),
-            (lambda one: one.write("text"), "bytes-like object is required"),
+            (
+                lambda one: one.write("text"),
+                "Mapping.write: data must be a bytes-like object or an array, and is 'text'",
+            ),
             (lambda one: one.read(1.5), "Mapping.read: nbytes must be an int, and is 1.5"),
             (lambda one: one.store(0, "1"), "Mapping.store: value must be an int, and is '1'"),
         ],

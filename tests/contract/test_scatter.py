@@ -125,7 +125,7 @@ class TestWriteMany:
             ((1 << 63, b"x"), ValueError, "offset 9223372036854775808 does not fit 63 bits"),
             (("0", b"x"), TypeError, "offset must be an int, and is '0'"),
             ((0.0, b"x"), TypeError, "offset must be an int, and is 0.0"),
-            ((0, "text"), TypeError, "data must be a buffer, and is 'text'"),
+            ((0, "text"), TypeError, "data must be a bytes-like object or an array, and is 'text'"),
             ((0, b"", 0), TypeError, r"must be a pair \(offset, data\), and is \(0, b'', 0\)"),
             (7, TypeError, r"must be a pair \(offset, data\), and is 7"),
         ],
@@ -293,7 +293,7 @@ class TestScatter:
     def test_refuses_records_that_are_scattered_or_no_buffer(self, mapping):
         with pytest.raises(ValueError, match="not C-contiguous"):
             mapping.scatter([0, 8], np.zeros((2, 4))[:, ::2])
-        with pytest.raises(TypeError, match="bytes-like object is required"):
+        with pytest.raises(TypeError, match="records must be a bytes-like object or an array"):
             mapping.scatter([0], ["text"])
 
     def test_refuses_records_larger_than_the_mapping(self, mapping):

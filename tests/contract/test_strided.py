@@ -298,7 +298,9 @@ class TestBoth:
             call(mapping, np.array(1.0), 8)
 
     def test_refuse_what_is_no_buffer(self, mapping, call):
-        with pytest.raises(TypeError, match="bytes-like object is required, not 'list'"):
+        with pytest.raises(
+            TypeError, match=r"must be a bytes-like object or an array, and is \[\[1\]\]"
+        ):
             call(mapping, [[1]], 8)
 
     def test_refuse_a_closed_mapping(self, region, call):

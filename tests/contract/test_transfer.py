@@ -145,3 +145,48 @@ class TestFill:
         filled.close()
         with pytest.raises(gdrpy.Closed, match=r"Region\.fill"):
             filled.fill(0)
+
+
+OBJECTS = [np.array([None]), np.array([(1, "x")], [("Offset", "i4"), ("what", "O")])]
+
+
+class TestArrayOfPythonObjects:
+    @pytest.mark.parametrize("array", OBJECTS, ids=["plain", "structured"])
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda one, array: one.write(array),
+            lambda one, array: one.readinto(array),
+            lambda one, array: one.write_strided(array, 64),
+            lambda one, array: one.readinto_strided(array, 64),
+            lambda one, array: one.cpu.write(array),
+            lambda one, array: one.cpu.readinto(array),
+            lambda one, array: one.cpu.write_many([(0, array)]),
+            lambda one, array: one.cpu.scatter([0], array),
+            lambda one, array: one.cpu.write_strided(array, 64),
+        ],
+    )
+    def test_is_refused(self, large, array, call):
+        with pytest.raises(
+            TypeError, match=r"holds Python objects, and not bytes: give it a dtype"
+        ):
+            call(large, array)
+
+    def test_is_told_from_one_whose_fields_are_named_so(self, large):
+        array = np.array([(1, 2)], [("Offset", "i4"), ("O", "i4")])
+        large.write(array)
+        assert large.read(8) == array.tobytes()
+
+
+class TestArrayWithoutBufferFormat:
+    def test_is_copied_by_its_bytes(self, large):
+        dates = np.array(["2020-01-01", "2021-06-01"], "M8[D]")
+        large.write(dates)
+        found = np.zeros(2, dates.dtype)
+        large.readinto(found)
+        assert found.tolist() == dates.tolist()
+
+    def test_that_is_scattered_is_refused_in_the_calls_words(self, large):
+        dates = np.zeros((2, 4), "M8[D]")[:, ::2]
+        with pytest.raises(ValueError, match=r"Region.write: data must be C-contiguous \(ndarray"):
+            large.write(dates)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdrpy._dtypes import as_dtype
 from gdrpy.errors import MissingView
-from gdrpy.hostmemory import borrow
+from gdrpy.pinnedpool import borrow
 from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:

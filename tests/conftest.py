@@ -115,7 +115,7 @@ def warm_staging() -> None:
 def nothing_leaks(backend: str) -> Iterator[None]:
     """Descriptors, mappings, GPU memory and the current context are as they were at the end."""
     import gdrpy
-    from gdrpy import cuda, hostmemory
+    from gdrpy import cuda, pinnedpool
 
     # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
     warm_staging()
@@ -127,7 +127,7 @@ def nothing_leaks(backend: str) -> Iterator[None]:
 
     def in_use() -> tuple[int, int, int, int]:
         gc.collect()
-        hostmemory.free_kept()
+        pinnedpool.free_kept()
         current = int(cuda.call("cuCtxGetCurrent"))
         with cuda.context(0):
             free, _ = cuda.call("cuMemGetInfo")

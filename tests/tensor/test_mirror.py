@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy import cuda, hostmemory
+from gdrpy import cuda, pinnedpool
 from gdrpy.mirror import host_memory
 
 
@@ -142,7 +142,7 @@ class TestMemory:
         assert derived.tolist() == [3] * 100
         del derived, other
         gc.collect()
-        hostmemory.free_kept()
+        pinnedpool.free_kept()
         assert not page_locked_at(address)
 
     def test_serves_the_next_mirror_when_the_block_raises(self, region):

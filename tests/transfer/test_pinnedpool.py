@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import gdrpy
-from gdrpy import hostmemory
-from gdrpy.hostmemory import borrow
+from gdrpy import pinnedpool
+from gdrpy.pinnedpool import borrow
 
 MIB = 1 << 20
 
@@ -21,7 +21,7 @@ def nothing_kept(nothing_leaks: None) -> None:
 
 def kept() -> list[int]:
     gc.collect()
-    return sorted(memory.nbytes for memory in hostmemory._kept.get(0, []))
+    return sorted(memory.nbytes for memory in pinnedpool._kept.get(0, []))
 
 
 class TestBorrowedMemory:
@@ -55,7 +55,7 @@ class TestBorrowedMemory:
         assert borrow(5 * MIB, 0).ctypes.data == addresses[1]
 
     def test_beyond_what_is_kept_is_freed(self, monkeypatch):
-        monkeypatch.setattr(hostmemory, "KEPT_MAX", 3 * MIB)
+        monkeypatch.setattr(pinnedpool, "KEPT_MAX", 3 * MIB)
         arrays = [borrow(MIB, 0), borrow(2 * MIB, 0), borrow(MIB, 0)]
         while arrays:
             del arrays[0]
@@ -72,7 +72,7 @@ class TestBorrowedMemory:
                 raise gdrpy.OutOfMemory("cuMemHostAlloc: the host has no more memory")
             return gdrpy.pinned(nbytes, device)
 
-        monkeypatch.setattr(hostmemory, "pinned", short)
+        monkeypatch.setattr(pinnedpool, "pinned", short)
         assert borrow(9 * MIB, 0).nbytes == 9 * MIB
         assert asked == [[2 * MIB], []]
 

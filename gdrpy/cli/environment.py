@@ -1,6 +1,7 @@
-"""The environment variables that choose the driver and the backend, checked before anything runs.
+"""The environment variables that choose how gdrpy runs, checked before anything does.
 
-The library raises ValueError for them where it meets them; on the command line they are usage.
+The library raises ValueError for a driver or backend that it does not know where it meets it, and
+takes any GDRPY_TUNING but 0 for 1; on the command line all of them are usage.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import os
 from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE, CommandError
 
-_CHOICES = {"GDRPY_BACKEND": ("", *ALL), "GDRPY_SIM": ("", "0", "1")}
+_CHOICES = {
+    "GDRPY_BACKEND": ("", *ALL),
+    "GDRPY_SIM": ("", "0", "1"),
+    "GDRPY_TUNING": ("", "0", "1"),
+}
 
 
 def check_environment() -> None:
-    """Raise CommandError for a value that the library would refuse."""
+    """Raise CommandError for a value that is none of them."""
     for name, choices in _CHOICES.items():
         value = os.environ.get(name, "")
         if value not in choices:

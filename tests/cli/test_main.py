@@ -105,6 +105,7 @@ class TestWrongUsage:
         [
             ("GDRPY_BACKEND", "magic", "GDRPY_BACKEND is 'magic': unset it, or set it to one of"),
             ("GDRPY_SIM", "yes", "GDRPY_SIM is 'yes': unset it, or set it to one of 0, 1"),
+            ("GDRPY_TUNING", "no", "GDRPY_TUNING is 'no': unset it, or set it to one of 0, 1"),
         ],
     )
     def test_of_the_environment_ends_with_2(self, capsys, monkeypatch, name, value, complaint):

@@ -55,7 +55,7 @@ def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
         "limits_measured": limits(0) != BUILT_IN,
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
+        "kernel": kernel_version(),
         "python": platform.python_version(),
         "gdrpy": gdrpy_version(),
         **{
@@ -72,6 +72,11 @@ def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
             for nbytes in (64, 1 << 20)
         },
     }
+
+
+def kernel_version() -> str:
+    """The running kernel's, without what its distributor adds: ``6.12.48``."""
+    return platform.release().partition("-")[0]
 
 
 def command(arguments: Sequence[str]) -> str:

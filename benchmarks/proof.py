@@ -98,6 +98,8 @@ def step(name: str, command: tuple[str, ...], user: int) -> dict[str, Any]:
     try:
         output: Any = json.loads(done.stdout)
         last = json.dumps(output.get("counts", ""))
+        if "header" in output:
+            output["header"]["kernel"] = machine.kernel_version()
     except ValueError:
         output = lines[-OUTPUT_LINES:]
         last = lines[-1] if lines else ""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import pytest
 
 import machine
+import proof
 import run
 
 
@@ -45,6 +48,18 @@ class TestCommit:
         monkeypatch.setattr(machine, "_git", lambda *arguments: None)
         header = machine.describe([], None)
         assert (header["commit"], header["dirty"]) == (None, None)
+
+
+class TestKernel:
+    def test_is_told_without_what_its_distributor_adds(self, monkeypatch):
+        monkeypatch.setattr(machine.platform, "release", lambda: "6.12.48-generic-1+x")
+        assert machine.describe([], "abc")["kernel"] == "6.12.48"
+
+    def test_is_told_so_by_what_a_step_of_the_proof_printed(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(machine.platform, "release", lambda: "6.12.48-generic")
+        printing = (sys.executable, "-c", 'print(\'{"header": {"kernel": "6.12.48-generic"}}\')')
+        step = proof.step("info", (*printing, "--json"), os.geteuid())
+        assert step["output"] == {"header": {"kernel": "6.12.48"}}
 
 
 class TestFile:

@@ -351,7 +351,7 @@ def run(packets: int, seed: int) -> dict[str, Any]:
         "oracle_checks": tally.checks,
         "memory_growth_kib": fuzz.growth,
         "seconds": round(time.monotonic() - begun, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
     }
 

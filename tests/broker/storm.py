@@ -306,7 +306,7 @@ def run(kills: int, seed: int) -> dict[str, Any]:
         "lost": 0,
         "leaked": 0,
         "seconds": round(time.monotonic() - begun, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "python": platform.python_version(),
     }
 

@@ -13,6 +13,7 @@ from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.header import Header, gpu_words
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
+from gdrpy.cli.writable import why_not_writable
 
 
 def add_option(parser: argparse.ArgumentParser, what: str) -> None:
@@ -32,6 +33,8 @@ def plot_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    if why := why_not_writable(path):
+        raise argparse.ArgumentTypeError(why)
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -17,6 +18,7 @@ from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
+from gdrpy.cli.writable import why_not_writable
 from gdrpy.limits import BUILT_IN, NEVER, Limits
 
 if TYPE_CHECKING:
@@ -38,14 +40,16 @@ METHOD = (
 
 _MEANING = {
     "write_threads": "stores by several threads",
-    "threads_to": "  their number",
+    "threads_to": "  how many threads",
     "write_dma": "DMA from ordinary memory",
-    "lanes": "  threads that stage it",
+    "lanes": "  how many threads at most",
     "write_dma_pinned": "DMA from page-locked memory",
     "read_threads": "loads by several threads",
-    "threads_from": "  their number",
+    "threads_from": "  how many threads",
     "read_dma": "DMA instead of loads",
 }
+#: How many threads a way takes says nothing where it is never taken.
+_THREADS_OF = {"threads_to": "write_threads", "lanes": "write_dma", "threads_from": "read_threads"}
 
 
 def add_parser(commands: Commands) -> None:
@@ -76,7 +80,7 @@ def add_parser(commands: Commands) -> None:
             "0  done\n"
             "1  nothing was kept: other work disturbed the measurement, data that arrived was\n"
             "   wrong, or the file could not be written\n"
-            "2  wrong usage, or no backend can be used here"
+            "2  wrong usage, no backend can be used here, or nothing can be kept here"
         ),
     )
     options.add_backend(parser)
@@ -96,26 +100,25 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show, reset, or measure and keep."""
-    if not args.dry_run:
-        _require_a_place(args.device)
     if args.show:
-        return _show(args.device, output)
+        return _show(args.device, _place(args.device), output)
     if args.reset:
-        return _reset(args.device, output)
+        return _reset(_place(args.device), output)
+    if not args.dry_run and (why := why_not_writable(_place(args.device), replaced=True)):
+        raise CommandError(f"cannot keep the limits: {why}; see --dry-run", UNUSABLE)
     return _tune(args, output)
 
 
-def _require_a_place(device: int) -> None:
-    """Raise CommandError, before anything is measured, where there is nowhere to keep it."""
+def _place(device: int) -> Path:
+    """Where the limits are kept. Raises CommandError where there is no such place."""
     try:
-        _tuned.path(device)
+        return _tuned.path(device)
     except FileNotFoundError as error:
         raise CommandError(f"{error.filename}: {error.strerror}", UNUSABLE) from error
 
 
-def _show(device: int, output: Output) -> int:
+def _show(device: int, file: Path, output: Output) -> int:
     kept = _tuned.load(device)
-    file = _tuned.path(device)
     off = os.environ.get("GDRPY_TUNING") == "0"
     if off:
         why = "built in: GDRPY_TUNING is 0"
@@ -140,8 +143,7 @@ def _show(device: int, output: Output) -> int:
     return OK
 
 
-def _reset(device: int, output: Output) -> int:
-    file = _tuned.path(device)
+def _reset(file: Path, output: Output) -> int:
     there = file.exists()
     try:
         file.unlink(missing_ok=True)
@@ -256,18 +258,19 @@ def _times_table(figures: list[Figure]) -> Table:
 
 def _limits_table(columns: dict[str, Limits]) -> Table:
     table = Table(title="Limits", title_justify="left")
-    table.add_column("from this size on")
+    table.add_column("limit", no_wrap=True)
+    table.add_column("from this size on", no_wrap=True)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for field, meaning in _MEANING.items():
-        values = [getattr(limits, field) for limits in columns.values()]
-        table.add_row(meaning, *(_limit_words(field, value) for value in values))
+        table.add_row(field, meaning, *(_limit_words(field, one) for one in columns.values()))
     return table
 
 
-def _limit_words(field: str, value: int) -> str:
-    if field in ("threads_to", "threads_from", "lanes"):
-        return str(value)
+def _limit_words(field: str, limits: Limits) -> str:
+    value = getattr(limits, field)
+    if way := _THREADS_OF.get(field):
+        return "-" if getattr(limits, way) == NEVER else str(value)
     return "never" if value == NEVER else approximate_size(value)
 
 

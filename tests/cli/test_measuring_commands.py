@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,12 +56,34 @@ class TestPlot:
         for text in ("simulated GPU, backend sim, driver", shown):
             assert text in drawn
 
-    def test_that_cannot_be_written_fails_after_the_figures(self, capsys, tmp_path, words):
-        (tmp_path / "plot.png").mkdir()
-        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 1
+    def test_for_which_there_is_no_room_fails_after_the_figures(self, capsys, tmp_path, words):
+        (tmp_path / "plot.svg").symlink_to("/dev/full")
+        assert main([*words, "--plot", str(tmp_path / "plot.svg")]) == 1
         captured = capsys.readouterr()
         assert "│" in captured.out
-        assert captured.err.endswith("plot.png: Is a directory\n")
+        assert captured.err.endswith("plot.svg: No space left on device\n")
+
+
+class TestPlotThatCannotBeWritten:
+    def assert_refused(self, capsys, words, path, why):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--plot", str(path)])
+        assert ended.value.code == 2
+        captured = capsys.readouterr()
+        assert captured.err.endswith(f"argument --plot: {why}\n")
+        assert captured.out == ""
+
+    def test_for_a_folder_in_its_place_is_refused_before(self, capsys, tmp_path, words):
+        path = tmp_path / "plot.png"
+        path.mkdir()
+        self.assert_refused(capsys, words, path, f"'{path}' is a folder")
+
+    def test_for_lack_of_rights_is_refused_before(self, capsys, monkeypatch, tmp_path, words):
+        old, new = tmp_path / "old.svg", tmp_path / "new.png"
+        old.touch()
+        monkeypatch.setattr(os, "access", lambda path, mode: mode == os.F_OK and path != new)
+        self.assert_refused(capsys, words, old, f"'{old}' may not be written")
+        self.assert_refused(capsys, words, new, f"nothing may be written into '{tmp_path}'")
 
 
 class TestWithoutMatplotlib:

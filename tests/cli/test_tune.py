@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -201,11 +204,40 @@ class TestTune:
         assert list(cache.iterdir()) == []
 
     def test_says_where_it_could_not_keep_it(self, monkeypatch, capsys, cache):
-        (cache / "gdrpy").write_text("a file")
+        file = cache / SIMULATED_FILE
+
+        def fail(*_, **details):
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+        monkeypatch.setattr(tune._tuned, "save", fail)
         assert main(["tune", *QUICK]) == 1
         captured = capsys.readouterr()
-        assert f"error: cannot keep the limits: {cache / 'gdrpy'}: File exists\n" in captured.err
+        assert captured.err == f"error: cannot keep the limits: {file}: No space left on device\n"
         assert "from this size on" in captured.out
+
+
+class TestPlaceThatCannotBeWritten:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_measured(self, monkeypatch):
+        monkeypatch.setattr(tune, "_measure", None)
+
+    def assert_refused(self, capsys, why):
+        assert main(["tune", *QUICK]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == f"error: cannot keep the limits: {why}; see --dry-run\n"
+        assert captured.out == ""
+
+    def test_for_a_file_in_its_folders_place(self, capsys, cache):
+        (cache / "gdrpy").write_text("a file")
+        self.assert_refused(capsys, f"'{cache / 'gdrpy'}' is no folder")
+
+    def test_for_a_folder_in_its_place(self, capsys, cache):
+        (cache / SIMULATED_FILE).mkdir(parents=True)
+        self.assert_refused(capsys, f"'{cache / SIMULATED_FILE}' is a folder")
+
+    def test_for_lack_of_rights(self, monkeypatch, capsys, cache):
+        monkeypatch.setattr(os, "access", lambda path, mode: path == cache and mode == os.F_OK)
+        self.assert_refused(capsys, f"nothing may be written into '{cache}'")
 
 
 class TestShow:
@@ -224,8 +256,15 @@ class TestShow:
         assert result["limits"] == tune._limits_json(kept)
         assert main(["tune", "--show"]) == 0
         captured = capsys.readouterr().out
-        assert "12.1 KiB" in captured
+        assert re.search(r"│ read_dma +│ DMA instead of loads +│ +12.1 KiB │", captured)
         assert f"measured here, kept in {file}" in captured
+
+    def test_tells_no_number_of_threads_for_what_is_never_done(self, capsys):
+        tune._tuned.save(0, BUILT_IN._replace(write_threads=NEVER, threads_to=2))
+        assert main(["tune", "--show"]) == 0
+        rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines()]
+        holds = {row[0].strip(): row[-1].strip() for row in rows if row}
+        assert (holds["write_threads"], holds["threads_to"]) == ("never", "-")
 
     def test_tells_that_what_is_kept_belongs_to_another_machine(self, json_of):
         file = tune._tuned.save(0, BUILT_IN._replace(read_dma=12345))

@@ -186,7 +186,8 @@ def _section(section: Section, found: list[Table], path: Path, target: Path) -> 
 
 
 def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterator[str]:
-    yield "## Goals"
+    if found:
+        yield "## Goals"
     for table in found:
         yield as_markdown(table)
     missed = [one for one in result["goals"] if one["verdict"] == MISSED]

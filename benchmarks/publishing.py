@@ -18,12 +18,21 @@ class NotPublishable(Exception):
     """The result's figures must not be shown as those of a GPU; the message says why."""
 
 
+class NoSuchTable(Exception):
+    """No table has a title that begins as asked; the message names those there are."""
+
+
 def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
     """The whole report, or the tables whose titles begin with one of ``only``.
 
-    Raises NotPublishable.
+    Raises NotPublishable, and NoSuchTable if no title begins with one of them.
     """
     check(result)
+    titles = [table.title for table in tables(result)]
+    unknown = [one for one in only if not any(title.startswith(one) for title in titles)]
+    if unknown:
+        there = "".join(f"\n  {title}" for title in titles)
+        raise NoSuchTable(f"no table's title begins with {', '.join(unknown)}; there are:{there}")
     return "\n\n".join(_sections(result, only)) + "\n"
 
 

@@ -7,34 +7,61 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import plots
 from page import page
-from publishing import NotPublishable, markdown
+from publishing import NoSuchTable, NotPublishable, markdown
+
+#: Fields that every result has.
+NEEDED = ("header", "modules", "quick", "measurements", "absent", "goals")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 2 for a result that is not to be published."""
+    """The exit status: 0, or 2 for what is no result, or not to be shown."""
     parser = argparse.ArgumentParser(prog="benchmarks/report.py", description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument(
-        "--only", metavar="TITLE", action="append", default=[], help="tables that begin so"
+        "--only",
+        metavar="TITLE",
+        action="append",
+        default=[],
+        help="only tables whose titles begin with TITLE",
     )
     parser.add_argument(
         "--page", metavar="FILE", type=Path, help="write docs/performance.md there, and the plots"
     )
     options = parser.parse_args(arguments)
-    result = json.loads(options.result.read_text())
+    try:
+        result = read(options.result)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"no result of run.py ({error})"
+        print(f"{options.result}: {why}", file=sys.stderr)
+        return 2
     try:
         if options.page:
             options.page.write_text(page(result, options.result, options.page))
             plots.draw_if_possible(result, options.result)
         else:
             print(markdown(result, options.only), end="")
+    except NoSuchTable as error:
+        print(f"{options.result.name}: {error}", file=sys.stderr)
+        return 2
     except NotPublishable as reason:
         print(f"{options.result.name} is not to be published: {reason}", file=sys.stderr)
         return 2
     return 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The result in a file. Raises OSError, and ValueError if there is none in it."""
+    result = json.loads(path.read_text())
+    if not isinstance(result, dict):
+        raise ValueError("it holds no fields")
+    missing = [name for name in NEEDED if name not in result]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return result
 
 
 if __name__ == "__main__":

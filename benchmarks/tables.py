@@ -27,7 +27,9 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
         yield from sweep_tables(sweep)
     if result.get("distributions"):
         yield _distributions(result["distributions"])
-    yield _goals([one for one in result["goals"] if _concerns(one, result["modules"])])
+    goals = [one for one in result["goals"] if _concerns(one, result["modules"])]
+    if goals:
+        yield _goals(goals)
 
 
 def wrong_data(result: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,9 +50,29 @@ def result(quick_run: QuickRun) -> dict[str, Any]:
     return copy.deepcopy(quick_run.result)
 
 
+def held(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The goals beside a result's figures, to which a quick run is not held."""
+    import goals
+    from harness import Session
+
+    kept = {
+        name: [SimpleNamespace(**one) for one in result[name]]
+        for name in ("measurements", "figures")
+    }
+    found = goals.check(Session(1, True, print, **kept), result["header"]["simulated"])
+    return json.loads(json.dumps(found))
+
+
+@pytest.fixture
+def held_to_goals(result: dict[str, Any]) -> dict[str, Any]:
+    """The same with the goals that a full run is held to."""
+    return result | {"goals": held(result)}
+
+
 @pytest.fixture
 def publishable(result: dict[str, Any]) -> dict[str, Any]:
     """The same as if a real GPU had been measured in full."""
+    result["goals"] = held(result)
     result["header"] |= {"simulated": False, "gpu": "NVIDIA Test", "pcie_link": "32.0 GT/s x16"}
     result |= {"quick": False, "note": None}
     return result

@@ -38,6 +38,23 @@ class TestOptions:
         )
 
 
+class TestOutput:
+    @pytest.fixture(autouse=True)
+    def _nothing_is_measured(self, monkeypatch):
+        monkeypatch.setattr(run, "measure", None)
+
+    def test_that_is_no_folder_is_refused_before(self, tmp_path, capsys):
+        path = tmp_path / "file"
+        path.touch()
+        assert run.main(["--output", str(path)]) == 2
+        assert capsys.readouterr() == ("", f"--output {path}: File exists\n")
+
+    def test_that_nothing_may_be_written_to_is_refused_before(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(run.os, "access", lambda *_: False)
+        assert run.main(["--output", str(tmp_path)]) == 2
+        assert capsys.readouterr() == ("", f"--output {tmp_path}: nothing may be written there\n")
+
+
 class TestCommit:
     def test_may_be_given_where_git_cannot_tell(self, monkeypatch):
         monkeypatch.setattr(machine, "_git", lambda *arguments: None)

@@ -9,6 +9,7 @@ import pytest
 
 import latency
 import promises
+import tables
 import transfers
 from sweep import SIZE
 
@@ -122,8 +123,8 @@ class TestSchema:
             spread = {"min": dict, "max": dict} if "min" in one else {}
             assert_fields(one, SWEEP_FIELDS | spread)
 
-    def test_goals_have_every_field(self, result):
-        for goal in result["goals"]:
+    def test_goals_have_every_field(self, held_to_goals):
+        for goal in held_to_goals["goals"]:
             assert_fields(goal, GOAL_FIELDS)
 
     def test_ids_are_unique(self, result):
@@ -158,6 +159,12 @@ class TestSamples:
     def test_of_rates_have_no_p99(self, result):
         rates = [one for one in result["measurements"] if one["unit"] == "kHz"]
         assert {one["p99"] for one in rates} == {None}
+
+
+class TestQuickRun:
+    def test_is_held_to_no_goals(self, quick_run):
+        assert quick_run.result["goals"] == []
+        assert tables.GOALS_TITLE not in quick_run.stdout
 
 
 class TestCoverage:
@@ -239,16 +246,18 @@ class TestSimulatedGpu:
         assert "simulated GPU" in quick_run.result["note"]
         assert quick_run.path.name.startswith("simulated-gpu-")
 
-    def test_is_held_to_the_goals_of_software_alone(self, result):
-        held = {one["goal"] for one in result["goals"] if one["verdict"] in ("met", "missed")}
+    def test_is_held_to_the_goals_of_software_alone(self, held_to_goals):
+        held = {
+            one["goal"] for one in held_to_goals["goals"] if one["verdict"] in ("met", "missed")
+        }
         thousand = "broker: 1,000 regions got in one call"  # a quick run gets a few
         software = {goal.words for goal in promises.GOALS if goal.simulated}
         assert held == software - {thousand}
 
-    def test_is_held_to_no_goal_of_hardware(self, result):
+    def test_is_held_to_no_goal_of_hardware(self, held_to_goals):
         real = {goal.words for goal in promises.GOALS if not goal.simulated}
         assert {
-            (one["verdict"], one["figure"]) for one in result["goals"] if one["goal"] in real
+            (one["verdict"], one["figure"]) for one in held_to_goals["goals"] if one["goal"] in real
         } == {("not applicable (simulated GPU)", None)}
 
     def test_is_named_on_the_terminal(self, quick_run):

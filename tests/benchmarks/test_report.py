@@ -72,3 +72,55 @@ class TestRefusal:
         output = capsys.readouterr()
         assert output.out == ""
         assert reason in output.err
+
+
+class TestFileThatIsNoResult:
+    @pytest.mark.parametrize(
+        ("text", "why"),
+        [
+            ("no JSON", "no result of run.py (Expecting value: line 1 column 1 (char 0))"),
+            ("[1]", "no result of run.py (it holds no fields)"),
+            (
+                '{"header": {}, "steps": []}',
+                "no result of run.py (it has no modules, quick, measurements, absent, goals)",
+            ),
+        ],
+    )
+    def test_is_refused_in_one_line(self, tmp_path, capsys, text, why):
+        path = tmp_path / "result.json"
+        path.write_text(text)
+        assert report.main([str(path)]) == 2
+        assert capsys.readouterr() == ("", f"{path}: {why}\n")
+
+    def test_is_refused_if_it_is_not_there(self, tmp_path, capsys):
+        path = tmp_path / "result.json"
+        assert report.main([str(path)]) == 2
+        assert capsys.readouterr() == ("", f"{path}: No such file or directory\n")
+
+
+class TestOnly:
+    @pytest.fixture
+    def file(self, publishable, tmp_path):
+        path = tmp_path / "result.json"
+        path.write_text(json.dumps(publishable))
+        return str(path)
+
+    def test_prints_tables_whose_titles_begin_so(self, file, capsys):
+        assert report.main([file, "--only", "latency: write", "--only", "broker"]) == 0
+        titles = re.findall(r"^\*\*(.*)\*\*$", capsys.readouterr().out, re.MULTILINE)
+        assert titles[0].startswith("latency: write,")
+        assert {title.partition(":")[0] for title in titles} == {"latency", "broker"}
+
+    def test_of_no_title_lists_those_there_are(self, file, capsys):
+        assert report.main([file, "--only", "latency", "--only", "speed"]) == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        first, *titles = output.err.splitlines()
+        assert first == "result.json: no table's title begins with speed; there are:"
+        assert "  goals (medians)" in titles
+
+
+class TestGoals:
+    def test_have_no_table_where_none_applies(self, publishable):
+        publishable["goals"] = []
+        assert "goals" not in publishing.markdown(publishable)

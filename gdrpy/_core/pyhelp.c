@@ -23,30 +23,19 @@ static int index_of(PyObject *keyword, const char *const *names)
 	return -1;
 }
 
-static int count_of(const char *const *names)
-{
-	int n = 0;
-
-	while (names[n])
-		n++;
-	return n;
-}
-
 bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
 	       const char *const *names, int required, PyObject **out)
 {
 	Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
-	int most = count_of(names);
-	Py_ssize_t i;
+	Py_ssize_t i, most;
 
+	for (most = 0; names[most]; most++)
+		out[most] = most < nargs ? args[most] : NULL;
 	if (nargs > most) {
-		PyErr_Format(PyExc_TypeError, "%s takes at most %d arguments, not %zd", method,
+		PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, not %zd", method,
 			     most, nargs);
 		return false;
 	}
-
-	for (i = 0; i < most; i++)
-		out[i] = i < nargs ? args[i] : NULL;
 
 	for (i = 0; i < keywords; i++) {
 		PyObject *keyword = PyTuple_GetItem(kwnames, i);

@@ -25,7 +25,7 @@ LIMITS = Limits(
     read_dma=32 * KIB,
     threads_to=3,
     threads_from=3,
-    lanes=5,
+    threads_dma=5,
 )
 
 

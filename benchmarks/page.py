@@ -165,13 +165,13 @@ def _choice(header: dict[str, Any]) -> str:
     sizes = {
         name: "never" if size == NEVER else f"from {approximate_size(size)} on"
         for name, size in header["limits"].items()
-        if name not in ("threads_to", "threads_from", "threads_dma")
+        if name not in ("threads_to", "threads_from", "lanes")
     }
     return (
         f"Copies took their ways by these limits, as {source}: stores by "
         f"{header['limits']['threads_to']} threads {sizes['write_threads']}; DMA from pageable "
-        f"memory, staged by {header['limits']['threads_dma']} threads, {sizes['write_dma']}, and "
-        f"from page-locked memory {sizes['write_dma_pinned']}; DMA instead of loads "
+        f"memory, by up to {header['limits']['lanes']} threads, {sizes['write_dma']}, and from "
+        f"page-locked memory {sizes['write_dma_pinned']}; DMA instead of loads "
         f"{sizes['read_dma']}. See [transfers](transfers.md)."
     )
 

@@ -9,32 +9,33 @@ from collections import namedtuple
 #: A way that is never the faster one is so from this size on.
 NEVER = sys.maxsize
 
-#: Of the C core's pool.
+#: Of the pools of the C core.
 MOST_THREADS = 16
+MOST_LANES = 8
 
 
 class Limits(
     namedtuple(
         "Limits",
         "write_threads write_dma write_dma_pinned read_threads read_dma "
-        "threads_to threads_from threads_dma",
+        "threads_to threads_from lanes",
     )
 ):
     """Sizes in bytes from which a way is the faster one, and how many threads it takes.
 
     ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
-    ordinary memory through staging, which ``threads_dma`` threads fill. ``write_dma_pinned``: DMA
-    from page-locked memory. ``read_threads``: loads by ``threads_from`` threads, where there is no
-    GPU view. ``read_dma``: DMA instead of loads.
+    ordinary memory through staging, by up to ``lanes`` threads. ``write_dma_pinned``: DMA from
+    page-locked memory. ``read_threads``: loads by ``threads_from`` threads, where there is no GPU
+    view. ``read_dma``: DMA instead of loads.
     """
 
     __slots__ = ()
 
     def check(self) -> None:
         """Raise ValueError for what cannot be."""
-        counts = ("threads_to", "threads_from", "threads_dma")
+        counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
         for name, value in self._asdict().items():
-            least, most = (1, MOST_THREADS) if name in counts else (0, NEVER)
+            least, most = (1, counts[name]) if name in counts else (0, NEVER)
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")
 
@@ -44,11 +45,11 @@ _CPUS = len(os.sched_getaffinity(0))
 #: As measured on an H200 behind PCIe Gen5 x16, on 16 CPUs: see docs/transfers.md.
 BUILT_IN = Limits(
     write_threads=1 << 20,
-    write_dma=64 << 20 if _CPUS >= 8 else NEVER,
+    write_dma=64 << 20 if _CPUS >= MOST_LANES else NEVER,
     write_dma_pinned=256 << 10,
     read_threads=128 << 10,
     read_dma=7 << 10,
     threads_to=min(4, _CPUS),
     threads_from=min(MOST_THREADS, _CPUS),
-    threads_dma=min(8, _CPUS),
+    lanes=min(MOST_LANES, _CPUS),
 )

@@ -102,7 +102,7 @@ def driver() -> Any:
 
 @functools.cache
 def warm_staging() -> None:
-    """Have DMA's staging made: it is kept until the process ends."""
+    """Have every lane of DMA's staging made: they are kept until the process ends."""
     import gdrpy
 
     with gdrpy.alloc(64 << 20, cpu=False) as region:

@@ -2,6 +2,7 @@
 #include "dma_private.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "parallel.h"
 
@@ -11,14 +12,16 @@
 #define POINTER_MEMORY_TYPE 2
 #define MEMORY_TYPE_HOST 1
 
-/* What is worth the calls of a chunk, and what is worth waking threads for each. */
+/* A chunk smaller than this is not worth a lane's calls. */
 #define SMALLEST_CHUNK (64 << 10)
-#define SMALLEST_SHARED (1 << 20)
 
 bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result)
 {
-	if (result && !error->result)
-		*error = (struct gdr_dma_error){call, result};
+	int none = 0;
+
+	if (result && __atomic_compare_exchange_n(&error->result, &none, result, false,
+						  __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		error->call = call;
 	return !result;
 }
 
@@ -31,7 +34,7 @@ struct gdr_dma *gdr_dma_open(void *context)
 		return NULL;
 	}
 	dma->context = context;
-	pthread_mutex_init(&dma->turn, NULL);
+	pthread_mutex_init(&dma->staging, NULL);
 	return dma;
 }
 
@@ -70,149 +73,169 @@ bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_erro
 	return *stream || GDR_CUDA_CALL(error, dma, cuStreamCreate, stream, STREAM_NON_BLOCKING);
 }
 
-bool gdr_dma_have_staging(struct gdr_dma *dma, unsigned int number, struct gdr_dma_error *error)
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error)
 {
-	struct gdr_staging *staging = &dma->staging[number];
+	bool there = gdr_dma_have_stream(dma, &lane->stream, error);
 
-	return gdr_dma_have_stream(dma, &dma->staged, error) &&
-	       (staging->idle ||
-		GDR_CUDA_CALL(error, dma, cuEventCreate, &staging->idle, EVENT_DISABLE_TIMING)) &&
-	       (staging->memory ||
-		GDR_CUDA_CALL(error, dma, cuMemHostAlloc, &staging->memory, GDR_STAGING_NBYTES, 0));
+	for (int i = 0; i < 2 && there; i++) {
+		struct gdr_staging *staging = &lane->staging[i];
+
+		there = (staging->idle || GDR_CUDA_CALL(error, dma, cuEventCreate, &staging->idle,
+							EVENT_DISABLE_TIMING)) &&
+			(staging->memory || GDR_CUDA_CALL(error, dma, cuMemHostAlloc,
+							  &staging->memory, GDR_STAGING_NBYTES, 0));
+	}
+	return there;
 }
 
-size_t gdr_dma_chunk(size_t nbytes, unsigned int threads)
-{
-	size_t least = threads > 1 ? SMALLEST_SHARED : SMALLEST_CHUNK;
-	size_t most = threads > 1 ? GDR_STAGING_NBYTES : SMALLEST_SHARED;
-	size_t half = (nbytes + 1) / 2;
-
-	if (half < least)
-		return least;
-	return half < most ? half : most;
-}
-
-/* A copy through staging, which this thread has its turn with. */
-struct staged {
+/* A copy by lanes, which take one chunk after the other. */
+struct job {
 	struct gdr_dma *dma;
-	unsigned int threads;
 	uint64_t device;
 	char *host;
 	size_t nbytes, chunk;
-	struct gdr_dma_error *error;
+	size_t taken; /* bytes of all chunks that a lane has taken */
+	struct gdr_dma_error error;
 };
 
-/* Between ordinary memory and staging. */
-static void move(const struct staged *copy, void *to, const void *from, size_t nbytes)
-{
-	gdr_copy_to_mapping_by(copy->threads, GDR_MAPPING_CACHED, to, from, nbytes);
-}
-
-static size_t next_chunk(const struct staged *copy, size_t at)
-{
-	size_t left = copy->nbytes - at;
-
-	return left < copy->chunk ? left : copy->chunk;
-}
-
-static void write_staged(const struct staged *copy)
-{
-	struct gdr_dma_error *error = copy->error;
-	struct gdr_dma *dma = copy->dma;
+struct chunk {
 	size_t at, nbytes;
+};
 
-	for (unsigned int turn = at = 0; at < copy->nbytes; turn++, at += nbytes) {
-		struct gdr_staging *staging = &dma->staging[turn % 2];
+/* The next chunk that nobody has taken; none after an error. */
+static bool take(struct job *job, struct chunk *chunk)
+{
+	if (__atomic_load_n(&job->error.result, __ATOMIC_RELAXED))
+		return false;
+	chunk->at = __atomic_fetch_add(&job->taken, job->chunk, __ATOMIC_RELAXED);
+	if (chunk->at >= job->nbytes)
+		return false;
+	chunk->nbytes = job->nbytes - chunk->at < job->chunk ? job->nbytes - chunk->at : job->chunk;
+	return true;
+}
 
-		nbytes = next_chunk(copy, at);
-		if (!gdr_dma_have_staging(dma, turn % 2, error) ||
-		    (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle)))
+static void write_by_lane(struct job *job, struct gdr_lane *lane)
+{
+	struct gdr_dma *dma = job->dma;
+	struct gdr_dma_error *error = &job->error;
+	struct chunk chunk;
+
+	for (unsigned int turn = 0; take(job, &chunk); turn++) {
+		struct gdr_staging *staging = &lane->staging[turn % 2];
+
+		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
-		move(copy, staging->memory, copy->host + at, nbytes);
-		if (!GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, copy->device + at,
-				   staging->memory, nbytes, dma->staged) ||
-		    !GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, dma->staged))
+		memcpy(staging->memory, job->host + chunk.at, chunk.nbytes);
+		if (!GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at,
+				   staging->memory, chunk.nbytes, lane->stream) ||
+		    !GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
 			break;
 	}
-	/* Also after an error: nothing is to be on its way in staging that others use next. */
-	if (dma->staged)
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->staged);
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static void read_staged(const struct staged *copy)
+static void read_by_lane(struct job *job, struct gdr_lane *lane)
 {
-	struct gdr_dma_error *error = copy->error;
-	struct gdr_dma *dma = copy->dma;
+	struct gdr_dma *dma = job->dma;
+	struct gdr_dma_error *error = &job->error;
+	struct chunk chunk, coming;
 	struct gdr_staging *from = NULL;
-	size_t at = 0, coming, came = 0;
+	bool more;
 
 	/* While one chunk is copied out of its staging memory the next is on its way. */
-	for (unsigned int turn = 0;; turn++, at += coming, came = coming) {
-		struct gdr_staging *to = &dma->staging[turn % 2];
+	for (unsigned int turn = 0;; turn++) {
+		struct gdr_staging *to = &lane->staging[turn % 2];
 
-		coming = next_chunk(copy, at);
-		if (coming && (!gdr_dma_have_staging(dma, turn % 2, error) ||
-			       !GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
-					      copy->device + at, coming, dma->staged) ||
-			       !GDR_CUDA_CALL(error, dma, cuEventRecord, to->idle, dma->staged)))
+		more = take(job, &coming);
+		if (more && (!GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
+					    job->device + coming.at, coming.nbytes, lane->stream) ||
+			     !GDR_CUDA_CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
 			break;
 		if (from) {
 			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
 				break;
-			move(copy, copy->host + at - came, from->memory, came);
+			memcpy(job->host + chunk.at, from->memory, chunk.nbytes);
 		}
-		if (!coming)
+		if (!more)
 			return;
 		from = to;
+		chunk = coming;
 	}
-	if (dma->staged)
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->staged);
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static bool by_staging(struct staged *copy, void (*run)(const struct staged *copy))
+static void run_lane(struct job *job, unsigned int number,
+		     void (*run)(struct job *job, struct gdr_lane *lane))
 {
-	struct gdr_dma *dma = copy->dma;
-
-	copy->chunk = gdr_dma_chunk(copy->nbytes, copy->threads);
-	if (!gdr_dma_enter(dma, copy->error))
-		return false;
-	pthread_mutex_lock(&dma->turn);
-	run(copy);
-	pthread_mutex_unlock(&dma->turn);
-	gdr_dma_leave(dma);
-	return !copy->error->result;
+	if (!gdr_dma_enter(job->dma, &job->error))
+		return;
+	if (gdr_dma_have_lane(job->dma, &job->dma->lanes[number], &job->error))
+		run(job, &job->dma->lanes[number]);
+	gdr_dma_leave(job->dma);
 }
 
-bool gdr_dma_write(struct gdr_dma *dma, unsigned int threads, uint64_t device, const void *host,
+static void write_lane(void *job, unsigned int number)
+{
+	run_lane(job, number, write_by_lane);
+}
+
+static void read_lane(void *job, unsigned int number)
+{
+	run_lane(job, number, read_by_lane);
+}
+
+size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes)
+{
+	size_t chunk = lanes == 1 ? (nbytes + 1) / 2 : nbytes / (4 * lanes);
+
+	if (chunk < SMALLEST_CHUNK)
+		return SMALLEST_CHUNK;
+	return chunk < GDR_STAGING_NBYTES ? chunk : GDR_STAGING_NBYTES;
+}
+
+static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, struct job *job,
+		     struct gdr_dma_error *error)
+{
+	if (lanes > GDR_LANES_MAX)
+		lanes = GDR_LANES_MAX;
+	job->chunk = gdr_dma_chunk(job->nbytes, lanes);
+	pthread_mutex_lock(&dma->staging);
+	gdr_parallel(lanes, lane, job);
+	pthread_mutex_unlock(&dma->staging);
+	*error = job->error;
+	return !error->result;
+}
+
+bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
 		   size_t nbytes, struct gdr_dma_error *error)
 {
-	struct staged copy = {dma, threads, device, (char *)host, nbytes, .error = error};
+	struct job job = {.dma = dma, .device = device, .host = (char *)host, .nbytes = nbytes};
 
 	*error = (struct gdr_dma_error){0};
-	if (threads)
-		return by_staging(&copy, write_staged);
+	if (lanes)
+		return by_lanes(dma, lanes, write_lane, &job, error);
 	if (!gdr_dma_enter(dma, error))
 		return false;
-	if (gdr_dma_have_stream(dma, &dma->direct, error) &&
-	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->direct))
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->direct);
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 	gdr_dma_leave(dma);
 	return !error->result;
 }
 
-bool gdr_dma_read(struct gdr_dma *dma, unsigned int threads, void *host, uint64_t device,
+bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
 		  size_t nbytes, struct gdr_dma_error *error)
 {
-	struct staged copy = {dma, threads, device, host, nbytes, .error = error};
+	struct job job = {.dma = dma, .device = device, .host = host, .nbytes = nbytes};
 
 	*error = (struct gdr_dma_error){0};
-	if (threads)
-		return by_staging(&copy, read_staged);
+	if (lanes)
+		return by_lanes(dma, lanes, read_lane, &job, error);
 	if (!gdr_dma_enter(dma, error))
 		return false;
-	if (gdr_dma_have_stream(dma, &dma->direct, error) &&
-	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->direct))
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->direct);
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 	gdr_dma_leave(dma);
 	return !error->result;
 }

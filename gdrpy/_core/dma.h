@@ -3,9 +3,9 @@
  * Copies by the GPU's DMA engine, done when they return. They wait for no kernels: their streams do
  * not synchronize with the legacy default stream.
  *
- * DMA reaches page-locked memory by itself. Other memory goes through two page-locked staging
- * buffers, which are kept: one is filled or emptied, by several threads if it is worth it, while
- * the other is on its way.
+ * DMA reaches page-locked memory by itself. Other memory goes through page-locked staging buffers,
+ * which are kept: a lane is a stream with two of them, so that one is filled while the other is on
+ * its way, and several lanes, each with a thread of its own, share a large copy.
  */
 #ifndef GDRPY_DMA_H
 #define GDRPY_DMA_H
@@ -16,7 +16,8 @@
 
 #include "copy_rows.h"
 
-#define GDR_STAGING_NBYTES (4 << 20)
+#define GDR_LANES_MAX 8
+#define GDR_STAGING_NBYTES (1 << 20)
 
 struct gdr_dma;
 
@@ -32,10 +33,10 @@ struct gdr_dma *gdr_dma_open(void *context);
 /* Whether all of it is page-locked memory that CUDA knows. */
 bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes);
 
-/* Through staging by that many threads, 0 for page-locked memory; false with an error. */
-bool gdr_dma_write(struct gdr_dma *dma, unsigned int threads, uint64_t device, const void *host,
+/* By that many lanes, 0 for page-locked memory; false with an error. */
+bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
 		   size_t nbytes, struct gdr_dma_error *error);
-bool gdr_dma_read(struct gdr_dma *dma, unsigned int threads, void *host, uint64_t device,
+bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
 		  size_t nbytes, struct gdr_dma_error *error);
 
 /* Rows of an array that DMA can take as they are, if it reaches their memory. */

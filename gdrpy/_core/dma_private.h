@@ -13,13 +13,17 @@ struct gdr_staging {
 	void *idle; /* an event: DMA has done with the memory */
 };
 
+struct gdr_lane {
+	void *stream;
+	struct gdr_staging staging[2];
+};
+
 struct gdr_dma {
 	struct gdr_cuda cuda;
 	void *context;
-	void *direct; /* the stream of copies that need no staging */
-	void *staged; /* and that of those that do */
-	struct gdr_staging staging[2];
-	pthread_mutex_t turn; /* held while staging is used */
+	void *stream;		 /* of copies that need no staging */
+	pthread_mutex_t staging; /* held by a copy by lanes */
+	struct gdr_lane lanes[GDR_LANES_MAX];
 };
 
 /* Keep the first error; whether there was none. */
@@ -32,11 +36,12 @@ bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result);
 bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_dma_error *error);
 void gdr_dma_leave(struct gdr_dma *dma);
 
-/* What is lacking is made; what is there after a failure is used next time. */
+/* What a stream or a lane still lacks is made; what is there after a failure is used next time. */
 bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error);
-bool gdr_dma_have_staging(struct gdr_dma *dma, unsigned int number, struct gdr_dma_error *error);
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error);
 
-/* Chunks so small that one is copied while the other is on its way, and each worth its calls. */
-size_t gdr_dma_chunk(size_t nbytes, unsigned int threads);
+/* Chunks so small that every lane has some to overlap, and so large that each is worth its calls.
+ */
+size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes);
 
 #endif

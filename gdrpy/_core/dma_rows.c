@@ -55,9 +55,9 @@ static bool copy_directly(struct gdr_dma *dma, enum direction direction, uint64_
 	struct block block = {rows->first, (size_t)rows->stride, device,
 			      rows->pitch, rows->nbytes,	 rows->count};
 
-	return gdr_dma_have_stream(dma, &dma->direct, error) &&
-	       copy_block(dma, direction, &block, dma->direct, error) &&
-	       GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->direct);
+	return gdr_dma_have_stream(dma, &dma->stream, error) &&
+	       copy_block(dma, direction, &block, dma->stream, error) &&
+	       GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 }
 
 /* What is left of an array: from `done` bytes into a row on. */
@@ -127,30 +127,32 @@ static void move_block(struct host_side *side, enum direction direction, const s
 }
 
 static bool issue(struct gdr_dma *dma, enum direction direction, const struct block *block,
-		  struct gdr_staging *staging, struct gdr_dma_error *error)
+		  struct gdr_lane *lane, struct gdr_staging *staging, struct gdr_dma_error *error)
 {
-	return copy_block(dma, direction, block, dma->staged, error) &&
-	       GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, dma->staged);
+	return copy_block(dma, direction, block, lane->stream, error) &&
+	       GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
 }
 
-static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_dma_error *error)
+static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
+			 struct gdr_dma_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
 	struct block block;
 
 	for (unsigned int turn = 0; take(rest, &block); turn++) {
-		struct gdr_staging *staging = &dma->staging[turn % 2];
+		struct gdr_staging *staging = &lane->staging[turn % 2];
 
 		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
 		block.host = staging->memory;
 		move_block(&side, TO_DEVICE, &block);
-		if (!issue(dma, TO_DEVICE, &block, staging, error))
+		if (!issue(dma, TO_DEVICE, &block, lane, staging, error))
 			break;
 	}
 }
 
-static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_dma_error *error)
+static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
+			struct gdr_dma_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
 	struct gdr_staging *from = NULL;
@@ -159,11 +161,11 @@ static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_dma_e
 
 	/* While one block is spread from its staging memory the next is on its way. */
 	for (unsigned int turn = 0; more; turn++) {
-		struct gdr_staging *to = &dma->staging[turn % 2];
+		struct gdr_staging *to = &lane->staging[turn % 2];
 
 		more = take(rest, &coming);
 		coming.host = to->memory;
-		if (more && !issue(dma, TO_HOST, &coming, to, error))
+		if (more && !issue(dma, TO_HOST, &coming, lane, to, error))
 			break;
 		if (from) {
 			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
@@ -179,17 +181,18 @@ static void copy_staged(struct gdr_dma *dma, enum direction direction, uint64_t 
 			const struct gdr_rows *rows, struct gdr_dma_error *error)
 {
 	struct rest rest = {.rows = rows, .device = device};
+	struct gdr_lane *lane = &dma->lanes[0];
 
 	rest.chunk = gdr_dma_chunk(rows->nbytes * rows->count, 1);
-	pthread_mutex_lock(&dma->turn);
-	if (gdr_dma_have_staging(dma, 0, error) && gdr_dma_have_staging(dma, 1, error)) {
+	pthread_mutex_lock(&dma->staging);
+	if (gdr_dma_have_lane(dma, lane, error)) {
 		if (direction == TO_DEVICE)
-			write_staged(dma, &rest, error);
+			write_staged(dma, &rest, lane, error);
 		else
-			read_staged(dma, &rest, error);
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->staged);
+			read_staged(dma, &rest, lane, error);
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 	}
-	pthread_mutex_unlock(&dma->turn);
+	pthread_mutex_unlock(&dma->staging);
 }
 
 static bool copy_rows(struct gdr_dma *dma, enum direction direction, uint64_t device,

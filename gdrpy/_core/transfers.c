@@ -26,8 +26,9 @@
  */
 #define ASK_FROM (4 << 10)
 
-/* Up to here waking threads takes longer than to fill the staging memory without them. */
-#define STAGED_ALONE_UP_TO (1 << 20)
+/* What one lane, four lanes, and all lanes are best for: waking threads takes its time too. */
+#define ONE_LANE_UP_TO (1 << 20)
+#define FOUR_LANES_UP_TO (16 << 20)
 
 bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way)
 {
@@ -94,9 +95,11 @@ static bool in_range(struct transfers *self, const struct gdr_copy *copy)
 	return false;
 }
 
-static unsigned int staging_threads(const struct transfers *self, Py_ssize_t nbytes)
+static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
 {
-	return nbytes <= STAGED_ALONE_UP_TO ? 1 : self->limits.threads_dma;
+	if (nbytes <= ONE_LANE_UP_TO)
+		return 1;
+	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
 }
 
 bool gdr_raise_cuda(const struct gdr_dma_error *error)
@@ -143,7 +146,7 @@ static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, boo
 static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write,
 		   struct gdr_dma_error *error)
 {
-	unsigned int threads = pinned ? 0 : staging_threads(self, copy->nbytes);
+	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
 	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
 	size_t nbytes = (size_t)copy->nbytes;
@@ -155,8 +158,8 @@ static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pin
 	gdr_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? gdr_dma_write(dma, threads, device, copy->host, nbytes, error)
-			: gdr_dma_read(dma, threads, copy->host, device, nbytes, error);
+	done = to_write ? gdr_dma_write(dma, lanes, device, copy->host, nbytes, error)
+			: gdr_dma_read(dma, lanes, copy->host, device, nbytes, error);
 	Py_END_ALLOW_THREADS;
 	self->running--;
 	return done;
@@ -316,7 +319,7 @@ static PyObject *transfers_arm(struct transfers *self, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OOKnp(nnnnnIII):_arm", &mapping, &capsule, &ptr, &nbytes,
 			      &writable, &limits.write_threads, &limits.write_dma,
 			      &limits.write_dma_pinned, &limits.read_threads, &limits.read_dma,
-			      &limits.threads_to, &limits.threads_from, &limits.threads_dma))
+			      &limits.threads_to, &limits.threads_from, &limits.lanes))
 		return NULL;
 	if (mapping != Py_None && !PyObject_TypeCheck(mapping, gdr_mapping_type_object)) {
 		PyErr_Format(PyExc_TypeError, "_arm: %R is no Mapping", mapping);

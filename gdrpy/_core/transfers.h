@@ -15,7 +15,7 @@ enum gdr_way {
 /* Sizes in bytes from which a way is the faster one, and how many threads it takes. */
 struct gdr_limits {
 	Py_ssize_t write_threads, write_dma, write_dma_pinned, read_threads, read_dma;
-	unsigned int threads_to, threads_from, threads_dma;
+	unsigned int threads_to, threads_from, lanes;
 };
 
 struct transfers {

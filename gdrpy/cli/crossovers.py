@@ -16,14 +16,14 @@ from gdrpy.cli.bandwidth import time_copies
 from gdrpy.cli.checks.difference import Bytes, Difference, difference
 from gdrpy.cli.checks.sample import Noise
 from gdrpy.cli.sampling import undisturbed
-from gdrpy.limits import MOST_THREADS, NEVER, Limits
+from gdrpy.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20
 
 #: Bytes of the region, and of each of the two host buffers.
 ROOM = 128 * MIB
 #: Where numbers of threads are compared: large copies, which they are for.
-_WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_STAGING = 16 * MIB, 4 * MIB, 64 * MIB
+_WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_LANES = 16 * MIB, 4 * MIB, 64 * MIB
 #: Smaller copies are never shared among threads.
 _SHARED_WRITE, _SHARED_READ = 64 * KIB, 4 * KIB
 #: Another thread must be worth as much of the time, to be taken.
@@ -60,7 +60,7 @@ class Way:
             read_threads=several,
             threads_to=threads,
             threads_from=threads,
-            threads_dma=threads,
+            lanes=min(threads, MOST_LANES),
         )
 
 
@@ -133,12 +133,12 @@ def choose(clock: Clock, cpus: int) -> Limits:
     """The limits by which every copy takes the faster way, as far as a clock tells."""
     threads_to = _fewest(clock, _counts(True, "mapping", cpus, MOST_THREADS), _WRITES_BY_THREADS)
     threads_from = _fewest(clock, _counts(False, "mapping", cpus, MOST_THREADS), _READS_BY_THREADS)
-    stagers = _fewest(clock, _counts(True, "dma", cpus, MOST_THREADS), _WRITES_BY_STAGING)
+    lanes = _fewest(clock, _counts(True, "dma", cpus, MOST_LANES), _WRITES_BY_LANES)
 
     write_threads, stores = _through_mapping(clock, threads_to, _WRITE_SIZES, _SHARED_WRITE)
     read_threads, loads = _through_mapping(clock, threads_from, _READ_SIZES, _SHARED_READ)
-    staged, pinned = Way(True, stagers.threads, "dma"), Way(True, 1, "dma", pinned=True)
-    back = Way(False, stagers.threads, "dma")
+    staged, pinned = Way(True, lanes.threads, "dma"), Way(True, 1, "dma", pinned=True)
+    back = Way(False, lanes.threads, "dma")
     return Limits(
         write_threads=write_threads,
         write_dma=crossover(stores, _times(clock, staged, _WRITE_SIZES)),
@@ -147,7 +147,7 @@ def choose(clock: Clock, cpus: int) -> Limits:
         read_dma=crossover(loads, _times(clock, back, _READ_SIZES)),
         threads_to=threads_to.threads,
         threads_from=threads_from.threads,
-        threads_dma=stagers.threads,
+        lanes=lanes.threads,
     )
 
 

@@ -42,18 +42,14 @@ _MEANING = {
     "write_threads": "stores by several threads",
     "threads_to": "  how many threads",
     "write_dma": "DMA from ordinary memory",
-    "threads_dma": "  how many threads at most",
+    "lanes": "  how many threads at most",
     "write_dma_pinned": "DMA from page-locked memory",
     "read_threads": "loads by several threads",
     "threads_from": "  how many threads",
     "read_dma": "DMA instead of loads",
 }
 #: How many threads a way takes says nothing where it is never taken.
-_THREADS_OF = {
-    "threads_to": "write_threads",
-    "threads_dma": "write_dma",
-    "threads_from": "read_threads",
-}
+_THREADS_OF = {"threads_to": "write_threads", "lanes": "write_dma", "threads_from": "read_threads"}
 
 
 def add_parser(commands: Commands) -> None:

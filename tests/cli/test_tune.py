@@ -36,7 +36,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, measurements count as undisturbed; few sizes are measured."""
     monkeypatch.setattr(tune, "_STEADY", math.inf)
     monkeypatch.setattr(tune, "ROOM", 32 * MIB)
-    monkeypatch.setattr(crossovers, "_WRITES_BY_STAGING", 32 * MIB)
+    monkeypatch.setattr(crossovers, "_WRITES_BY_LANES", 32 * MIB)
     monkeypatch.setattr(crossovers, "_WRITE_SIZES", grid(64 * KIB, 256 * KIB))
     monkeypatch.setattr(crossovers, "_READ_SIZES", grid(4 * KIB, 16 * KIB))
 
@@ -91,7 +91,7 @@ def a_gpu(way: Way, nbytes: int) -> float:
 class TestChoose:
     def test_finds_each_limit_of_a_gpu(self):
         found = choose(a_gpu, 16)
-        assert (found.threads_to, found.threads_from, found.threads_dma) == (2, 8, 4)
+        assert (found.threads_to, found.threads_from, found.lanes) == (2, 8, 4)
         assert found.write_threads == pytest.approx(9.9e-6 / (1 / 16e9 - 1 / 32e9), rel=0.05)
         assert found.write_dma == NEVER
         assert found.write_dma_pinned == pytest.approx(6.9e-6 / (1 / 16e9 - 1 / 50e9), rel=0.05)
@@ -110,7 +110,7 @@ class TestChoose:
         found = choose(clock, cpus)
         most = {1: 1, 2: 2, 3: 2, 64: 16}[cpus]
         assert max(used) == found.threads_to == found.threads_from == most
-        assert found.threads_dma == most
+        assert found.lanes == min(most, 8)
         found.check()
 
     def test_leaves_everything_to_one_thread_of_one_cpu(self):

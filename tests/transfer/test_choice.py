@@ -25,7 +25,7 @@ LIMITS = Limits(
     read_dma=32 * KIB,
     threads_to=3,
     threads_from=3,
-    threads_dma=5,
+    lanes=5,
 )
 
 

@@ -15,8 +15,8 @@ import gdrpy
 from gdrpy import sim
 
 MIB = 1 << 20
-#: Large enough for both staging buffers, several times.
-NBYTES = 40 * MIB
+#: Large enough for every lane.
+NBYTES = 20 * MIB
 CUDA_ERROR_ILLEGAL_STATE = 401
 
 
@@ -44,9 +44,7 @@ class TestFailingCall:
             *(("readinto", function, call) for function in PAGEABLE_READ for call in (1, 2, 5)),
         ],
     )
-    def test_of_a_staged_copy_raises_and_leaves_the_next_copy_whole(
-        self, fail, copy, function, call
-    ):
+    def test_of_a_lane_raises_and_leaves_the_next_copy_whole(self, fail, copy, function, call):
         data = bytearray(os.urandom(MIB) * (NBYTES // MIB))
         with gdrpy.alloc(NBYTES) as region:
             fail(f"{function}:{call}:{CUDA_ERROR_ILLEGAL_STATE}")
@@ -106,9 +104,9 @@ class TestStagingThatCannotBeMade:
         ("function", "call", "code", "error"),
         [
             ("cuMemHostAlloc", 1, 2, "OutOfMemory"),
-            ("cuMemHostAlloc", 2, 2, "OutOfMemory"),
+            ("cuMemHostAlloc", 4, 2, "OutOfMemory"),
             ("cuStreamCreate", 1, 401, "CudaError"),
-            ("cuEventCreate", 2, 401, "CudaError"),
+            ("cuEventCreate", 3, 401, "CudaError"),
         ],
     )
     def test_raises_and_is_made_by_the_next_copy(self, function, call, code, error):

@@ -26,9 +26,11 @@ ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
 OUTPUT_LINES = 40
 
-GDRPY = (sys.executable, "-P", "-m", "gdrpy")
+PYTHON = (sys.executable, "-P", "-m")
+GDRPY = (*PYTHON, "gdrpy")
 MEASURING = ("copybw", "copylat", "apiperf", "pplat")
-PYTEST = (sys.executable, "-P", "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
+#: Warnings tell where files lie on this machine.
+PYTEST = (*PYTHON, "pytest", "-q", "--disable-warnings", "-m", "gpu", "-p", "no:cacheprovider")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

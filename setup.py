@@ -45,6 +45,7 @@ setup(
                 "gdrpy/_core/map.c",
                 "gdrpy/_core/memfd.c",
                 "gdrpy/_core/transfers.c",
+                "gdrpy/_core/transfer_ways.c",
                 "gdrpy/_core/transfers_rows.c",
                 "gdrpy/_core/dma.c",
                 "gdrpy/_core/dma_rows.c",

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Transfers: the copies of a region, by the faster way for their size.
- *
- * Stores and loads through the mapping begin at once; DMA takes some microseconds to begin, and
- * moves more bytes a second. Which is quicker from which size on is handed in: see gdrpy.tuning.
+ * gdrpy._core._mapping.Transfers: the copies of a region.
  *
  * Before the first copy, and after whatever may have changed what is allowed, the object is not
  * armed: its Python side is asked to arm it, or to raise.
  */
 #include "transfers.h"
-
-#include "cudadriver.h"
 
 #include <structmember.h>
 #include <sys/mman.h>
@@ -20,15 +15,6 @@
 /* Fresh memory of at least two huge pages is asked for as such: its page faults cost more than DMA.
  */
 #define HUGE_PAGE (2 << 20)
-
-/*
- * Below this nobody asks whether host memory is page-locked: staging takes no longer than asking.
- */
-#define ASK_FROM (4 << 10)
-
-/* What one lane, four lanes, and all lanes are best for: waking threads takes its time too. */
-#define ONE_LANE_UP_TO (1 << 20)
-#define FOUR_LANES_UP_TO (16 << 20)
 
 bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way)
 {
@@ -93,122 +79,6 @@ static bool in_range(struct transfers *self, const struct gdr_copy *copy)
 		     "%s: offset %zd + %zd bytes lies outside the %zd bytes there are",
 		     copy->method, copy->offset, copy->nbytes, self->nbytes);
 	return false;
-}
-
-static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
-{
-	if (nbytes <= ONE_LANE_UP_TO)
-		return 1;
-	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
-}
-
-bool gdr_raise_cuda(const struct gdr_dma_error *error)
-{
-	PyObject *module = PyImport_ImportModule("gdrpy.cuda");
-	PyObject *raised;
-
-	if (module) {
-		raised = PyObject_CallMethod(module, "check", "si", error->call, error->result);
-		Py_XDECREF(raised);
-		Py_DECREF(module);
-	}
-	return false;
-}
-
-static bool is_pinned(struct transfers *self, const struct gdr_copy *copy)
-{
-	return copy->nbytes > ASK_FROM &&
-	       gdr_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
-}
-
-/* Whether a copy goes by DMA, and if so, whether from or to page-locked memory. */
-static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, bool to_write,
-			bool *pinned)
-{
-	const struct gdr_limits *limits = &self->limits;
-
-	if (copy->way == GDR_BY_MAPPING || !self->dma)
-		return false;
-	if (copy->way == GDR_AUTOMATIC && self->mapping) {
-		if (!to_write && copy->nbytes < limits->read_dma)
-			return false;
-		if (to_write && copy->nbytes < limits->write_dma_pinned &&
-		    copy->nbytes < limits->write_dma)
-			return false;
-	}
-	*pinned = is_pinned(self, copy);
-	if (copy->way == GDR_BY_DMA || !self->mapping || !to_write)
-		return true;
-	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma);
-}
-
-/* From or to page-locked memory, or through staging; false with an error. */
-static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write,
-		   struct gdr_dma_error *error)
-{
-	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
-	uint64_t device = self->ptr + (uint64_t)copy->offset;
-	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
-	size_t nbytes = (size_t)copy->nbytes;
-	bool done;
-
-	if (!nbytes)
-		return true;
-	/* DMA is not to overtake stores that still wait in this CPU. */
-	gdr_store_fence();
-	self->running++;
-	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? gdr_dma_write(dma, lanes, device, copy->host, nbytes, error)
-			: gdr_dma_read(dma, lanes, copy->host, device, nbytes, error);
-	Py_END_ALLOW_THREADS;
-	self->running--;
-	return done;
-}
-
-static void by_mapping(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
-		       bool to_write)
-{
-	const struct gdr_limits *limits = &self->limits;
-	Py_ssize_t nbytes = copy->nbytes;
-
-	if (to_write)
-		gdr_mapping_put(mapping, nbytes >= limits->write_threads ? limits->threads_to : 1,
-				copy->offset, copy->host, nbytes);
-	else
-		gdr_mapping_get(mapping, nbytes >= limits->read_threads ? limits->threads_from : 1,
-				copy->offset, copy->host, nbytes);
-}
-
-static bool copy_held(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
-		      bool to_write)
-{
-	struct gdr_dma_error error;
-	bool pinned;
-
-	if (goes_by_dma(self, copy, to_write, &pinned)) {
-		if (by_dma(self, copy, pinned, to_write, &error))
-			return true;
-		/* Staging takes memory, which may be short; stores and loads take none. */
-		if (error.result != GDR_CUDA_OUT_OF_MEMORY || copy->way != GDR_AUTOMATIC ||
-		    !mapping)
-			return gdr_raise_cuda(&error);
-		if (!gdr_mapping_usable(mapping, copy->method))
-			return false;
-	}
-	by_mapping(self, mapping, copy, to_write);
-	return true;
-}
-
-/* The mapping is held meanwhile: another thread may disarm the object. */
-bool gdr_transfers_copy(struct transfers *self, const struct gdr_copy *copy, bool to_write)
-{
-	struct mapping *mapping = self->mapping;
-	bool done;
-
-	Py_XINCREF((PyObject *)mapping);
-	done = copy_held(self, mapping, copy, to_write);
-	Py_XDECREF((PyObject *)mapping);
-	return done;
 }
 
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.

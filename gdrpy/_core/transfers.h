@@ -43,8 +43,8 @@ bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way);
 /* Armed for such a copy, with what it needs. */
 bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			 enum gdr_way way);
+/* By the faster way, or the one asked for: in transfer_ways.c. */
 bool gdr_transfers_copy(struct transfers *self, const struct gdr_copy *copy, bool to_write);
-
 /* What DMA refused, as an exception; returns false. */
 bool gdr_raise_cuda(const struct gdr_dma_error *error);
 

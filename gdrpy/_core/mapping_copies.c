@@ -97,30 +97,46 @@ void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offs
 	Py_END_ALLOW_THREADS self->users--;
 }
 
-PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+/* write() and readinto(): (buffer, offset=0). The bytes copied; -1 with an exception set. */
+static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, bool to_write,
+				     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-	static const char *const names[] = {"data", "offset", NULL};
-	static const char method[] = "Mapping.write";
+	const char *const names[] = {to_write ? "data" : "buffer", "offset", NULL};
 	struct gdr_bytes bytes;
 	Py_ssize_t offset;
 	PyObject *arg[2];
 	bool fits;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
+		return -1;
 	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || !gdr_mapping_writable(self, method) ||
-	    !gdr_get_bytes(method, names[0], arg[0], false, &bytes))
-		return NULL;
+	if (offset < 0 || (to_write && !gdr_mapping_writable(self, method)) ||
+	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
+		return -1;
 	fits = gdr_mapping_usable(self, method) &&
 	       gdr_mapping_range(self, method, offset, bytes.nbytes);
-	if (fits)
+	if (fits && to_write)
 		gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
+	else if (fits)
+		gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
 	gdr_release_bytes(&bytes);
-	if (!fits)
+	return fits ? bytes.nbytes : -1;
+}
+
+PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
+{
+	if (copy_buffer(self, "Mapping.write", true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
+}
+
+PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
+{
+	Py_ssize_t nbytes = copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
+
+	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }
 
 PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -148,29 +164,6 @@ PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize
 	if (bytes)
 		gdr_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
 	return bytes;
-}
-
-PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			       PyObject *kwnames)
-{
-	static const char *const names[] = {"buffer", "offset", NULL};
-	static const char method[] = "Mapping.readinto";
-	struct gdr_bytes bytes;
-	Py_ssize_t offset;
-	PyObject *arg[2];
-	bool fits;
-
-	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || !gdr_get_bytes(method, names[0], arg[0], true, &bytes))
-		return NULL;
-	fits = gdr_mapping_usable(self, method) &&
-	       gdr_mapping_range(self, method, offset, bytes.nbytes);
-	if (fits)
-		gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
-	gdr_release_bytes(&bytes);
-	return fits ? PyLong_FromSsize_t(bytes.nbytes) : NULL;
 }
 
 PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,

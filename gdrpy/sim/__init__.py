@@ -35,7 +35,7 @@ class BadEnvironment(ValueError):
     """A ``GDRPY_SIM_...`` variable with which the simulated driver does not start."""
 
 
-def library() -> Path:
+def driver_path() -> Path:
     """Where the simulated driver is, or would be: :func:`load` tells when it was not built."""
     return Path(__file__).parent / SONAME
 
@@ -68,14 +68,14 @@ def load() -> None:
         )
     if present is not None:
         return
-    if not library().exists():
+    if not driver_path().exists():
         raise RuntimeError(
-            f"the simulated GPU was not built: there is no {library()}; "
+            f"the simulated GPU was not built: there is no {driver_path()}; "
             f"build gdrpy with a C compiler (pip install .)"
         )
     _check_sizes()
     # Global, or cuda.bindings, which asks for it by name, would not take this one.
-    ctypes.CDLL(str(library()), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(driver_path()), mode=ctypes.RTLD_GLOBAL)
     _check_faults()
 
 

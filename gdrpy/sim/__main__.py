@@ -23,7 +23,7 @@ It sees 1 device of 16 GiB, or what the environment says:
 """,
     )
     parser.parse_args()
-    print(sim.library())
+    print(sim.driver_path())
 
 
 if __name__ == "__main__":

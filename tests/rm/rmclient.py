@@ -33,9 +33,9 @@ OBJECT_NOT_FOUND = 0x57
 OUT_OF_RANGE = 0x5B
 STATE_IN_USE = 0x63
 
-library = ctypes.CDLL(None, use_errno=True)
-library.mmap.restype = ctypes.c_void_p
-library.mmap.argtypes = [
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [
     ctypes.c_void_p,
     ctypes.c_size_t,
     ctypes.c_int,
@@ -43,11 +43,11 @@ library.mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_long,
 ]
-library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def count(what: str) -> int:
-    return int(library.fakerm_count(what.encode()))
+    return int(libc.fakerm_count(what.encode()))
 
 
 def counts() -> dict[str, int]:
@@ -57,8 +57,8 @@ def counts() -> dict[str, int]:
 
 
 def violation(index: int) -> str | None:
-    library.fakerm_violation.restype = ctypes.c_char_p
-    text = library.fakerm_violation(index)
+    libc.fakerm_violation.restype = ctypes.c_char_p
+    text = libc.fakerm_violation(index)
     return None if text is None else text.decode()
 
 
@@ -67,7 +67,7 @@ def violations() -> list[str]:
 
 
 def set_fault(specification: str) -> int:
-    return int(library.fakerm_set_fault(specification.encode()))
+    return int(libc.fakerm_set_fault(specification.encode()))
 
 
 def request(number: int, size: int) -> int:
@@ -214,7 +214,7 @@ def free(ctl: int, client: int, parent: int, handle: int) -> int:
 
 def mmap(fd: int, length: int, *, flags: int = 1, offset: int = 0, protection: int = 3) -> int:
     """mmap, MAP_SHARED and read-write unless told; the address, and nobody unmaps it but munmap."""
-    address = library.mmap(None, length, protection, flags, fd, offset)
+    address = libc.mmap(None, length, protection, flags, fd, offset)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -222,7 +222,7 @@ def mmap(fd: int, length: int, *, flags: int = 1, offset: int = 0, protection: i
 
 
 def munmap(address: int, length: int) -> None:
-    if library.munmap(address, length):
+    if libc.munmap(address, length):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 

@@ -295,7 +295,7 @@ class TestWrongCall:
         ctl = rm.open_control()
         for number, size in CALLS:
             request = ctypes.c_ulong(rm.request(number, size))
-            assert rm.library.ioctl(ctl, request, ctypes.c_void_p(0x1000)) == -1
+            assert rm.libc.ioctl(ctl, request, ctypes.c_void_p(0x1000)) == -1
             assert ctypes.get_errno() == errno.EFAULT
 
     def test_bad_params_pointer_is_a_status(self) -> None:
@@ -616,7 +616,7 @@ class TestFork:
             assert in_child(rm.violations) == expected.encode()
 
             dont_fork = 10
-            assert rm.library.madvise(ctypes.c_void_p(view), ctypes.c_size_t(BLOCK), dont_fork) == 0
+            assert rm.libc.madvise(ctypes.c_void_p(view), ctypes.c_size_t(BLOCK), dont_fork) == 0
             assert in_child(rm.violations) == b"[]"
             rm.munmap(view, BLOCK)
             assert s.unmap(memory, linear) == rm.OK

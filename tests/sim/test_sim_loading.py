@@ -32,15 +32,15 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 class TestPreload:
     def test_the_module_prints_the_path(self) -> None:
-        assert python("-m", "gdrpy.sim").stdout == f"{sim.library()}\n"
+        assert python("-m", "gdrpy.sim").stdout == f"{sim.driver_path()}\n"
 
     def test_a_program_that_knows_nothing_of_gdrpy_runs(self) -> None:
-        done = python("-c", PLAIN_PROGRAM, LD_PRELOAD=str(sim.library()))
+        done = python("-c", PLAIN_PROGRAM, LD_PRELOAD=str(sim.driver_path()))
         assert done.stdout.splitlines() == ["CUDA_SUCCESS", "gdrpy simulated GPU"]
 
     def test_load_finds_it_there(self) -> None:
         code = "from gdrpy import sim; print(sim.loaded()); sim.load(); print(sim.loaded())"
-        done = python("-c", code, LD_PRELOAD=str(sim.library()))
+        done = python("-c", code, LD_PRELOAD=str(sim.driver_path()))
         assert done.stdout.split() == ["True", "True"]
 
 
@@ -86,7 +86,7 @@ except RuntimeError as error:
         code = f"""
 from pathlib import Path
 from gdrpy import sim
-sim.library = lambda: Path({str(tmp_path)!r}) / "libcuda.so.1"
+sim.driver_path = lambda: Path({str(tmp_path)!r}) / "libcuda.so.1"
 try:
     sim.load()
 except RuntimeError as error:

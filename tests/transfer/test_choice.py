@@ -42,7 +42,7 @@ def region(monkeypatch: pytest.MonkeyPatch) -> Iterator[gdrpy.Region]:
 @pytest.fixture
 def dma_copies() -> Callable[[Callable[[], object]], int]:
     """How many DMA copies a call makes."""
-    library = ctypes.CDLL(str(sim.library()))
+    library = ctypes.CDLL(str(sim.driver_path()))
     library.gdrsim_call_count.restype = ctypes.c_uint64
 
     def count() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hostmemory import NEW, PAGEABLE, PINNED, way
 from payload import Bytes, GpuBytes, fills, lands, returns
 
 
-class Library:
+class Library(ABC):
     """A library with GPU arrays of its own: how it copies one to and from arrays of the host."""
 
     name: str
@@ -26,19 +27,21 @@ class Library:
         """An array of bytes as the library takes it."""
         return array
 
+    @abstractmethod
     def _pinned(self, nbytes: int) -> Bytes:
         """The first bytes of page-locked memory as the library makes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _put(self, source: Any, nbytes: int) -> Statement:
-        raise NotImplementedError
+        """Its copy to the region's first bytes."""
 
+    @abstractmethod
     def _get(self, target: Any, nbytes: int) -> Statement:
-        raise NotImplementedError
+        """Its copy of the region's first bytes."""
 
+    @abstractmethod
     def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
         """In words, its way to a new object of the host."""
-        raise NotImplementedError
 
     def writes(self, data: Bytes) -> list[Contender]:
         host = self._pinned(data.nbytes)

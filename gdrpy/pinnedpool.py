@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Bytes that are kept for each device. What is given back beyond is freed.
 KEPT_MAX = 256 << 20
-#: What is kept serves requests of no less than half of it, and of this many bytes less.
+#: Bytes by which what is lent may exceed twice what was asked for.
 _SPARE = 1 << 20
 
 _kept: dict[int, list[Mapping]] = {}

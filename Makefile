@@ -10,12 +10,12 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # By a line in a .pth file, which a program beside the checkout finds too: to Python the checkout's
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
-C_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] \
-	tests/c/*.[ch] tests/rm/*.[ch] \
-	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] driver/uapi/*.h tests/vm/standin/*.[ch] \
-	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c)
-BUILT_FROM := pyproject.toml setup.py gdrpy/_core/build_ffi.py driver/uapi/gdrdrv.h \
-	$(wildcard gdrpy/_core/*.[ch] gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch])
+LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/include/gdrpy/*.h \
+	gdrpy/sim/src/*.[ch] driver/uapi/*.h)
+C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/rm/*.[ch] tests/rm/src/*.[ch] \
+	benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] tests/vm/abi/*.[ch] \
+	tests/vm/stress/*.[ch] tests/broker/*.c)
+BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py $(LIBRARY_SOURCES)
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 

@@ -11,6 +11,9 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
+INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
+HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/python/*.h", "gdrpy/include/gdrpy/*.h"]
+PACKET = "packet.c"
 SIMULATED_DRIVER = "gdrpy.sim.libcuda"
 
 
@@ -31,41 +34,32 @@ class BuildExt(build_ext):
 
 
 setup(
+    # The C core, which each of the faces links what it needs of.
+    libraries=[
+        (
+            "gdrcore",
+            {
+                "sources": sources("gdrpy/_core/*.c"),
+                "obj_deps": {"": sources("gdrpy/_core/*.h", "driver/uapi/*.h")},
+                "include_dirs": INCLUDE,
+                "cflags": [*CFLAGS, "-pthread"],
+            },
+        )
+    ],
     ext_modules=[
         Extension(
             "gdrpy._core._mapping",
-            sources(
-                "gdrpy/_core/module.c",
-                "gdrpy/_core/mapping.c",
-                "gdrpy/_core/mapping_copies.c",
-                "gdrpy/_core/flag.c",
-                "gdrpy/_core/spin.c",
-                "gdrpy/_core/channel*.c",
-                "gdrpy/_core/dlpack.c",
-                "gdrpy/_core/map.c",
-                "gdrpy/_core/memfd.c",
-                "gdrpy/_core/transfers.c",
-                "gdrpy/_core/transfer_ways.c",
-                "gdrpy/_core/transfers_rows.c",
-                "gdrpy/_core/dma.c",
-                "gdrpy/_core/dma_rows.c",
-                "gdrpy/_core/cudadriver.c",
-                "gdrpy/_core/pyhelp.c",
-                "gdrpy/_core/layout.c",
-                "gdrpy/_core/scatter.c",
-                "gdrpy/_core/strided.c",
-                "gdrpy/_core/write_many.c",
-                "gdrpy/_core/copy*.c",
-            ),
-            depends=sources("gdrpy/_core/*.h", "gdrpy/include/gdrpy/*.h"),
+            [path for path in sources("gdrpy/_core/python/*.c") if not path.endswith(PACKET)],
+            depends=sources(*HEADERS),
+            include_dirs=INCLUDE,
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-ldl", "-pthread"],
             py_limited_api=True,
         ),
         Extension(
             "gdrpy._core._packet",
-            sources("gdrpy/_core/packet.c"),
-            depends=sources("gdrpy/_core/pyhelp.h"),
+            [f"gdrpy/_core/python/{PACKET}"],
+            depends=sources(*HEADERS),
             extra_compile_args=CFLAGS,
             py_limited_api=True,
         ),
@@ -77,7 +71,7 @@ setup(
             extra_link_args=["-Wl,-soname,libcuda.so.1", "-pthread"],
         ),
     ],
-    cffi_modules=["gdrpy/_core/build_ffi.py:ffi"],
+    cffi_modules=["gdrpy/_core/python/build_ffi.py:ffi"],
     cmdclass={"build_ext": BuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -164,7 +164,7 @@ class Writes(_Sides):
             *(
                 Contender(
                     name,
-                    "gdr_copy_to_mapping, and a store fence",
+                    "gdr_copy_to, and a store fence",
                     self.native.write(mapping, data, start),
                     verify,
                 )
@@ -218,7 +218,7 @@ class Reads(_Sides):
         return [
             *(
                 Contender(
-                    name, "gdr_copy_from_mapping", self.native.read(mapping, host, start), verify
+                    name, "gdr_copy_from", self.native.read(mapping, host, start), verify
                 )
                 for name in (ENGINE, ENGINE_AGAIN)
             ),

@@ -22,7 +22,7 @@ uint64_t bench_write(int type, void *mapping, void *host, size_t nbytes, uint64_
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
-		gdr_copy_to_mapping(type, mapping, host, nbytes);
+		gdr_copy_to(type, mapping, host, nbytes);
 		gdr_store_fence();
 	}
 	return now() - start;
@@ -34,7 +34,7 @@ uint64_t bench_read(int type, void *mapping, void *host, size_t nbytes, uint64_t
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++)
-		gdr_copy_from_mapping(type, host, mapping, nbytes);
+		gdr_copy_from(type, host, mapping, nbytes);
 	return now() - start;
 }
 
@@ -45,7 +45,7 @@ uint64_t bench_write_by(unsigned int threads, int type, void *mapping, void *hos
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
-		gdr_copy_to_mapping_by(threads, type, mapping, host, nbytes);
+		gdr_copy_to_by(threads, type, mapping, host, nbytes);
 		gdr_store_fence();
 	}
 	return now() - start;
@@ -57,7 +57,7 @@ uint64_t bench_read_by(unsigned int threads, int type, void *mapping, void *host
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++)
-		gdr_copy_from_mapping_by(threads, type, host, mapping, nbytes);
+		gdr_copy_from_by(threads, type, host, mapping, nbytes);
 	return now() - start;
 }
 

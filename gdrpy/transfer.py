@@ -1,7 +1,7 @@
 """Copies between host memory and GPU memory that this process has views of.
 
 Both ways, through the mapping and by DMA, are done when a call returns, and neither waits for
-kernels. The copying itself is the C core's: _core/transfer_ways.c.
+kernels. The copying itself is the C core's: _core/python/transfer_ways.c.
 """
 
 from __future__ import annotations

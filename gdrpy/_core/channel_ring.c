@@ -17,7 +17,7 @@ static void publish(uint64_t *address, uint64_t value)
 	gdr_store_fence();
 }
 
-void gdr_ring_place(struct gdr_ring *ring, enum gdr_mapping_type type, char *memory, char *host,
+void gdr_ring_place(struct gdr_ring *ring, enum gdr_mapping_kind type, char *memory, char *host,
 		    uint64_t record_nbytes, uint64_t capacity)
 {
 	*ring = (struct gdr_ring){
@@ -47,7 +47,7 @@ void gdr_ring_begin(const struct gdr_ring *ring, char *memory, uint64_t memory_p
 		.stopped = host_ptr + GDR_RING_STOPPED,
 	};
 
-	gdr_copy_to_mapping(ring->type, memory, &channel, sizeof(channel));
+	gdr_copy_to(ring->type, memory, &channel, sizeof(channel));
 	publish(ring->head, 0);
 	publish(ring->stopped, 0);
 	publish(ring->closed, 0);
@@ -99,12 +99,10 @@ uint64_t gdr_ring_push(struct gdr_ring_producer *producer, const char *records, 
 		return 0;
 
 	first = run(ring, producer->tail, count);
-	gdr_copy_to_mapping(ring->type, slot(ring, producer->tail), records,
-			    first * ring->record_nbytes);
+	gdr_copy_to(ring->type, slot(ring, producer->tail), records, first * ring->record_nbytes);
 	if (first < count)
-		gdr_copy_to_mapping(ring->type, ring->records,
-				    records + first * ring->record_nbytes,
-				    (count - first) * ring->record_nbytes);
+		gdr_copy_to(ring->type, ring->records, records + first * ring->record_nbytes,
+			    (count - first) * ring->record_nbytes);
 	producer->tail += count;
 	publish(ring->tail, producer->tail);
 	return count;
@@ -157,11 +155,10 @@ void gdr_ring_take(struct gdr_ring_consumer *consumer, char *records, uint64_t c
 	const struct gdr_ring *ring = &consumer->ring;
 	uint64_t first = run(ring, consumer->head, count);
 
-	gdr_copy_from_mapping(ring->type, records, slot(ring, consumer->head),
-			      first * ring->record_nbytes);
+	gdr_copy_from(ring->type, records, slot(ring, consumer->head), first * ring->record_nbytes);
 	if (first < count)
-		gdr_copy_from_mapping(ring->type, records + first * ring->record_nbytes,
-				      ring->records, (count - first) * ring->record_nbytes);
+		gdr_copy_from(ring->type, records + first * ring->record_nbytes, ring->records,
+			      (count - first) * ring->record_nbytes);
 	consumer->head += count;
 	__atomic_store_n(ring->head, consumer->head, __ATOMIC_RELEASE);
 }

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-#include "../include/gdrpy/channel.h"
 #include "copy.h"
+#include "gdrpy/channel.h"
 
 /* Where things lie in the GPU memory, and what it takes. */
 #define GDR_RING_TAIL 128
@@ -24,7 +24,7 @@
 #define GDR_RING_RECORD_UNIT 16
 
 struct gdr_ring {
-	enum gdr_mapping_type type; /* of the mapping of the GPU memory */
+	enum gdr_mapping_kind type; /* of the mapping of the GPU memory */
 	char *records;
 	uint64_t *tail, *closed;
 	uint64_t *head, *stopped;
@@ -32,7 +32,7 @@ struct gdr_ring {
 };
 
 /* The ring in `memory` and `host`, as this process has mapped them. */
-void gdr_ring_place(struct gdr_ring *ring, enum gdr_mapping_type type, char *memory, char *host,
+void gdr_ring_place(struct gdr_ring *ring, enum gdr_mapping_kind type, char *memory, char *host,
 		    uint64_t record_nbytes, uint64_t capacity);
 
 /* Begin it: zero the words, and write what a kernel reads; at these addresses the GPU has both. */

@@ -75,7 +75,7 @@ static inline void get_word(struct gdr_cursor word)
 	}
 }
 
-void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *host, size_t nbytes)
+void gdr_copy_to(enum gdr_mapping_kind type, void *mapping, const void *host, size_t nbytes)
 {
 	if (is_word(mapping, nbytes))
 		put_word((struct gdr_cursor){mapping, (unsigned char *)host, nbytes});
@@ -87,8 +87,7 @@ void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *
 		gdr_portable_to_mapping(mapping, host, nbytes);
 }
 
-void gdr_copy_from_mapping(enum gdr_mapping_type type, void *host, const void *mapping,
-			   size_t nbytes)
+void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, size_t nbytes)
 {
 	if (type == GDR_MAPPING_CACHED)
 		__atomic_thread_fence(__ATOMIC_ACQUIRE);

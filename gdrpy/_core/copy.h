@@ -15,7 +15,7 @@
 #include <stddef.h>
 
 /* The numbers of gdrcopy's mapping types. */
-enum gdr_mapping_type {
+enum gdr_mapping_kind {
 	GDR_MAPPING_NONE = 0,
 	GDR_MAPPING_WC = 1,
 	GDR_MAPPING_CACHED = 2,
@@ -41,10 +41,8 @@ const struct gdr_copy_routine *gdr_routines_from_wc(void);
  * naturally aligned word of 1, 2, 4 or 8 bytes is one access, so a flag is never seen torn. A read
  * sees all that the GPU had written by the time this thread's reads before it were answered.
  */
-void gdr_copy_to_mapping(enum gdr_mapping_type type, void *mapping, const void *host,
-			 size_t nbytes);
-void gdr_copy_from_mapping(enum gdr_mapping_type type, void *host, const void *mapping,
-			   size_t nbytes);
+void gdr_copy_to(enum gdr_mapping_kind type, void *mapping, const void *host, size_t nbytes);
+void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, size_t nbytes);
 
 /* The routine that a copy of this size to or from write-combined memory takes, words aside. */
 const char *gdr_routine_to_wc(size_t nbytes);

@@ -103,7 +103,7 @@ void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context)
 }
 
 struct copy {
-	enum gdr_mapping_type type;
+	enum gdr_mapping_kind type;
 	char *to;
 	const char *from;
 	size_t nbytes;
@@ -121,11 +121,10 @@ static void copy_share(void *context, unsigned int part)
 	if (end > copy->nbytes)
 		end = copy->nbytes;
 	if (copy->to_mapping) {
-		gdr_copy_to_mapping(copy->type, copy->to + begin, copy->from + begin, end - begin);
+		gdr_copy_to(copy->type, copy->to + begin, copy->from + begin, end - begin);
 		gdr_store_fence();
 	} else {
-		gdr_copy_from_mapping(copy->type, copy->to + begin, copy->from + begin,
-				      end - begin);
+		gdr_copy_from(copy->type, copy->to + begin, copy->from + begin, end - begin);
 	}
 }
 
@@ -140,24 +139,24 @@ static void copy_by(unsigned int threads, struct copy *copy, const void *mapping
 	gdr_parallel((unsigned int)((span + copy->share - 1) / copy->share), copy_share, copy);
 }
 
-void gdr_copy_to_mapping_by(unsigned int threads, enum gdr_mapping_type type, void *mapping,
-			    const void *host, size_t nbytes)
+void gdr_copy_to_by(unsigned int threads, enum gdr_mapping_kind type, void *mapping,
+		    const void *host, size_t nbytes)
 {
 	struct copy copy = {type, mapping, host, nbytes, .to_mapping = true};
 
 	if (threads > 1 && nbytes)
 		copy_by(threads, &copy, mapping);
 	else
-		gdr_copy_to_mapping(type, mapping, host, nbytes);
+		gdr_copy_to(type, mapping, host, nbytes);
 }
 
-void gdr_copy_from_mapping_by(unsigned int threads, enum gdr_mapping_type type, void *host,
-			      const void *mapping, size_t nbytes)
+void gdr_copy_from_by(unsigned int threads, enum gdr_mapping_kind type, void *host,
+		      const void *mapping, size_t nbytes)
 {
 	struct copy copy = {type, host, mapping, nbytes, .to_mapping = false};
 
 	if (threads > 1 && nbytes)
 		copy_by(threads, &copy, mapping);
 	else
-		gdr_copy_from_mapping(type, host, mapping, nbytes);
+		gdr_copy_from(type, host, mapping, nbytes);
 }

@@ -4,14 +4,13 @@
 /* Pieces lie anywhere in memory: the CPU is told of this many ahead, which hides most misses. */
 #define AHEAD 8
 
-void gdr_put_pieces(enum gdr_mapping_type type, char *mapping, const struct gdr_piece *pieces,
+void gdr_put_pieces(enum gdr_mapping_kind type, char *mapping, const struct gdr_piece *pieces,
 		    size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
 		if (i + AHEAD < count)
 			__builtin_prefetch(pieces[i + AHEAD].data);
-		gdr_copy_to_mapping(type, mapping + pieces[i].offset, pieces[i].data,
-				    pieces[i].nbytes);
+		gdr_copy_to(type, mapping + pieces[i].offset, pieces[i].data, pieces[i].nbytes);
 	}
 }
 
@@ -25,7 +24,7 @@ size_t gdr_first_outside(const struct gdr_records *records, int64_t last)
 	return i;
 }
 
-size_t gdr_put_records(enum gdr_mapping_type type, char *mapping, const struct gdr_records *records,
+size_t gdr_put_records(enum gdr_mapping_kind type, char *mapping, const struct gdr_records *records,
 		       int64_t last)
 {
 	const char *record = records->records;
@@ -36,7 +35,7 @@ size_t gdr_put_records(enum gdr_mapping_type type, char *mapping, const struct g
 
 		if (offset < 0 || offset > last)
 			break;
-		gdr_copy_to_mapping(type, mapping + offset, record, records->nbytes);
+		gdr_copy_to(type, mapping + offset, record, records->nbytes);
 	}
 	return i;
 }

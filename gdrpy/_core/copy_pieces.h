@@ -14,7 +14,7 @@ struct gdr_piece {
 };
 
 /* Each piece to its offset, which the caller has checked. */
-void gdr_put_pieces(enum gdr_mapping_type type, char *mapping, const struct gdr_piece *pieces,
+void gdr_put_pieces(enum gdr_mapping_kind type, char *mapping, const struct gdr_piece *pieces,
 		    size_t count);
 
 /* Records of one size, one behind the other, and where in the mapping each of them goes. */
@@ -32,7 +32,7 @@ size_t gdr_first_outside(const struct gdr_records *records, int64_t last);
  * Each record to its offset. Others may write to the offsets meanwhile: the first that is outside
  * now ends it. Returns how many were copied.
  */
-size_t gdr_put_records(enum gdr_mapping_type type, char *mapping, const struct gdr_records *records,
+size_t gdr_put_records(enum gdr_mapping_kind type, char *mapping, const struct gdr_records *records,
 		       int64_t last);
 
 #endif

@@ -165,7 +165,7 @@ static size_t part_of(const char *mapping, size_t left)
 	return left < room ? left : room;
 }
 
-static void put_row(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows,
+static void put_row(enum gdr_mapping_kind type, char *mapping, const struct gdr_rows *rows,
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
@@ -173,24 +173,24 @@ static void put_row(enum gdr_mapping_type type, char *mapping, const struct gdr_
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
-		gdr_copy_to_mapping(type, mapping, row_at(rows, row), rows->nbytes);
+		gdr_copy_to(type, mapping, row_at(rows, row), rows->nbytes);
 		return;
 	}
 	gdr_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
 		gdr_gather(&place, bounce, part);
-		gdr_copy_to_mapping(type, mapping + done, bounce, part);
+		gdr_copy_to(type, mapping + done, bounce, part);
 	}
 }
 
-void gdr_put_rows(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows)
+void gdr_put_rows(enum gdr_mapping_kind type, char *mapping, const struct gdr_rows *rows)
 {
 	for (size_t row = 0; row < rows->count; row++, mapping += rows->pitch)
 		put_row(type, mapping, rows, row);
 }
 
-static void get_row(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows,
+static void get_row(enum gdr_mapping_kind type, const char *mapping, const struct gdr_rows *rows,
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
@@ -198,13 +198,13 @@ static void get_row(enum gdr_mapping_type type, const char *mapping, const struc
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
-		gdr_copy_from_mapping(type, row_at(rows, row), mapping, rows->nbytes);
+		gdr_copy_from(type, row_at(rows, row), mapping, rows->nbytes);
 		return;
 	}
 	gdr_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
-		gdr_copy_from_mapping(type, bounce, mapping + done, part);
+		gdr_copy_from(type, bounce, mapping + done, part);
 		gdr_spread(&place, bounce, part);
 	}
 }
@@ -216,8 +216,7 @@ static void get_rows_at_once(const char *mapping, const struct gdr_rows *rows, s
 	char bounce[BOUNCE_BYTES], *from = bounce;
 	struct gdr_place place;
 
-	gdr_copy_from_mapping(GDR_MAPPING_WC, bounce, mapping,
-			      (count - 1) * rows->pitch + rows->nbytes);
+	gdr_copy_from(GDR_MAPPING_WC, bounce, mapping, (count - 1) * rows->pitch + rows->nbytes);
 	for (; count; count--, row++, from += rows->pitch) {
 		gdr_begin_row(&place, rows, row);
 		gdr_spread(&place, from, rows->nbytes);
@@ -232,7 +231,7 @@ size_t gdr_rows_read_cost(const struct gdr_rows *rows)
 }
 
 /* How many rows a read takes. */
-static size_t rows_at_once(enum gdr_mapping_type type, const struct gdr_rows *rows)
+static size_t rows_at_once(enum gdr_mapping_kind type, const struct gdr_rows *rows)
 {
 	if (type != GDR_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||
 	    rows->nbytes > BOUNCE_BYTES)
@@ -240,7 +239,7 @@ static size_t rows_at_once(enum gdr_mapping_type type, const struct gdr_rows *ro
 	return (BOUNCE_BYTES - rows->nbytes) / rows->pitch + 1;
 }
 
-void gdr_get_rows(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows)
+void gdr_get_rows(enum gdr_mapping_kind type, const char *mapping, const struct gdr_rows *rows)
 {
 	size_t most = rows_at_once(type, rows), count;
 

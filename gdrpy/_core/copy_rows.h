@@ -49,7 +49,7 @@ void gdr_spread(struct gdr_place *place, const void *packed, size_t nbytes);
 /* How many bytes in one piece take about as long to read from write-combined memory. */
 size_t gdr_rows_read_cost(const struct gdr_rows *rows);
 
-void gdr_put_rows(enum gdr_mapping_type type, char *mapping, const struct gdr_rows *rows);
-void gdr_get_rows(enum gdr_mapping_type type, const char *mapping, const struct gdr_rows *rows);
+void gdr_put_rows(enum gdr_mapping_kind type, char *mapping, const struct gdr_rows *rows);
+void gdr_get_rows(enum gdr_mapping_kind type, const char *mapping, const struct gdr_rows *rows);
 
 #endif

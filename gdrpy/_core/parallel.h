@@ -23,9 +23,9 @@ void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context);
  * The engine's copies, by up to so many threads. The threads of the pool have fenced what they
  * stored; the caller fences as after any copy to a mapping.
  */
-void gdr_copy_to_mapping_by(unsigned int threads, enum gdr_mapping_type type, void *mapping,
-			    const void *host, size_t nbytes);
-void gdr_copy_from_mapping_by(unsigned int threads, enum gdr_mapping_type type, void *host,
-			      const void *mapping, size_t nbytes);
+void gdr_copy_to_by(unsigned int threads, enum gdr_mapping_kind type, void *mapping,
+		    const void *host, size_t nbytes);
+void gdr_copy_from_by(unsigned int threads, enum gdr_mapping_kind type, void *host,
+		      const void *mapping, size_t nbytes);
 
 #endif

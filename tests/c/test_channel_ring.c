@@ -32,7 +32,7 @@ static struct record nth(uint64_t index)
 	return record;
 }
 
-static struct gdr_ring new_ring_of(enum gdr_mapping_type type)
+static struct gdr_ring new_ring_of(enum gdr_mapping_kind type)
 {
 	struct gdr_ring ring;
 
@@ -91,7 +91,7 @@ static void a_kernel_finds_everything_by_the_descriptor(void)
 	CHECK_EQ(channel->stopped, HOST_PTR + 128);
 }
 
-static void check_order(enum gdr_mapping_type type)
+static void check_order(enum gdr_mapping_kind type)
 {
 	struct gdr_ring_producer producer = {.ring = new_ring_of(type)};
 	struct gdr_ring_consumer consumer = {.ring = producer.ring};

@@ -170,19 +170,19 @@ static void every_routine_from_wc_copies_like_memcpy(void)
 	check_every_routine(FROM_MAPPING, gdr_routines_from_wc());
 }
 
-static enum gdr_mapping_type public_type;
+static enum gdr_mapping_kind public_type;
 
 static void public_to(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_to_mapping(public_type, dst, src, nbytes);
+	gdr_copy_to(public_type, dst, src, nbytes);
 }
 
 static void public_from(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_from_mapping(public_type, dst, src, nbytes);
+	gdr_copy_from(public_type, dst, src, nbytes);
 }
 
-static void check_mapping_type(enum gdr_mapping_type type)
+static void check_mapping_type(enum gdr_mapping_kind type)
 {
 	const struct gdr_copy_routine to = {.name = "to mapping", .copy = public_to};
 	const struct gdr_copy_routine from = {.name = "from mapping", .copy = public_from};
@@ -212,13 +212,13 @@ static void device_mappings_are_copied_like_memcpy(void)
 /* Inside the guard page, where any access is a SIGSEGV. */
 static void a_copy_of_no_bytes_touches_nothing(void)
 {
-	static const enum gdr_mapping_type types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
+	static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
 						      GDR_MAPPING_DEVICE};
 
 	for (size_t off = 0; off < 64; off++) {
 		for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-			gdr_copy_to_mapping(types[i], mapping_side.end + off, host_side.end, 0);
-			gdr_copy_from_mapping(types[i], host_side.end, mapping_side.end + off, 0);
+			gdr_copy_to(types[i], mapping_side.end + off, host_side.end, 0);
+			gdr_copy_from(types[i], host_side.end, mapping_side.end + off, 0);
 		}
 		for (const struct gdr_copy_routine *to = gdr_routines_to_wc(); to->name; to++)
 			if (to->supported())

@@ -123,16 +123,16 @@ static bool loads_stay_in_lines(uintptr_t start, size_t nbytes)
 	return naccesses > 0;
 }
 
-static enum gdr_mapping_type public_type;
+static enum gdr_mapping_kind public_type;
 
 static void public_to(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_to_mapping(public_type, dst, src, nbytes);
+	gdr_copy_to(public_type, dst, src, nbytes);
 }
 
 static void public_from(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_from_mapping(public_type, dst, src, nbytes);
+	gdr_copy_from(public_type, dst, src, nbytes);
 }
 
 static void a_device_mapping_sees_only_natural_words_of_at_most_eight_bytes(void)
@@ -153,7 +153,7 @@ static void a_device_mapping_sees_only_natural_words_of_at_most_eight_bytes(void
 
 static void a_natural_word_is_one_access(void)
 {
-	static const enum gdr_mapping_type types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
+	static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
 						      GDR_MAPPING_DEVICE};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {

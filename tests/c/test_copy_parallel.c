@@ -21,14 +21,14 @@ static void fill_source(void)
 		source[i] = (unsigned char)(i * 31 + i / 251);
 }
 
-static void check_copy(unsigned int threads, enum gdr_mapping_type type, size_t to, size_t from,
+static void check_copy(unsigned int threads, enum gdr_mapping_kind type, size_t to, size_t from,
 		       size_t nbytes, bool to_mapping)
 {
 	memset(target, CANARY, sizeof(target));
 	if (to_mapping)
-		gdr_copy_to_mapping_by(threads, type, target + to, source + from, nbytes);
+		gdr_copy_to_by(threads, type, target + to, source + from, nbytes);
 	else
-		gdr_copy_from_mapping_by(threads, type, target + to, source + from, nbytes);
+		gdr_copy_from_by(threads, type, target + to, source + from, nbytes);
 	gdr_store_fence();
 	CHECK(!memcmp(target + to, source + from, nbytes));
 	for (size_t i = 0; i < sizeof(target); i++)

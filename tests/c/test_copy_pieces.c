@@ -9,7 +9,7 @@
 #define SLOTS 64
 #define ROOM (SLOT * SLOTS)
 
-static const enum gdr_mapping_type types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
+static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
 					      GDR_MAPPING_DEVICE};
 
 /* On the heap, of exactly this size, so that the sanitizer sees an access beside it. */
@@ -23,7 +23,7 @@ static unsigned char *counting_bytes(size_t nbytes, unsigned char first)
 	return bytes;
 }
 
-static void check_pieces(enum gdr_mapping_type type, size_t nbytes, size_t shift)
+static void check_pieces(enum gdr_mapping_kind type, size_t nbytes, size_t shift)
 {
 	unsigned char *mapping = counting_bytes(ROOM, 0), *expected = counting_bytes(ROOM, 0);
 	struct gdr_piece pieces[SLOTS];
@@ -53,7 +53,7 @@ static void every_piece_arrives_and_nothing_else(void)
 				check_pieces(types[type], nbytes, shift);
 }
 
-static void check_records(enum gdr_mapping_type type, size_t nbytes)
+static void check_records(enum gdr_mapping_kind type, size_t nbytes)
 {
 	unsigned char *mapping = counting_bytes(ROOM, 0), *expected = counting_bytes(ROOM, 0);
 	unsigned char *data = counting_bytes(SLOTS * nbytes, 99);

@@ -8,10 +8,10 @@
 #define MOST_BYTES (64 << 10) /* of an array: its rows may be larger than the bounce buffer */
 #define MOST_GAP 1500	      /* between rows: some are read over, some are not */
 
-static const enum gdr_mapping_type types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
+static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
 					      GDR_MAPPING_DEVICE};
 
-static void check_array(enum gdr_mapping_type type, bool to_mapping)
+static void check_array(enum gdr_mapping_kind type, bool to_mapping)
 {
 	struct array array;
 	struct gdr_rows rows;

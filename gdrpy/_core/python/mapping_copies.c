@@ -59,10 +59,9 @@ static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offse
 		    Py_ssize_t nbytes)
 {
 	if (threads > 1)
-		gdr_copy_to_mapping_by(threads, self->type, self->address + offset, data,
-				       (size_t)nbytes);
+		gdr_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	else
-		gdr_copy_to_mapping(self->type, self->address + offset, data, (size_t)nbytes);
+		gdr_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
 	if (!self->batch)
 		gdr_store_fence();
 }
@@ -70,7 +69,7 @@ static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offse
 static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		     Py_ssize_t nbytes)
 {
-	gdr_copy_from_mapping_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
+	gdr_copy_from_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
 }
 
 void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,

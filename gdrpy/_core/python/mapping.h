@@ -14,7 +14,7 @@
 struct mapping {
 	PyObject_HEAD char *address; /* NULL once closed */
 	Py_ssize_t nbytes;
-	enum gdr_mapping_type type;
+	enum gdr_mapping_kind type;
 	bool readonly;
 	bool revoked; /* the memory is gone, and this process has been told */
 	unsigned int generation;
@@ -55,7 +55,7 @@ void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offs
 
 /* What makes a mapping out of a new object, whose fields are all zero. */
 void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
-		       enum gdr_mapping_type type, bool readonly, PyObject *release);
+		       enum gdr_mapping_kind type, bool readonly, PyObject *release);
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
 
 /* In memfd.c: sealed_size(fd), Mapping._of_memfd() and Mapping._adopt_memfd(). */

@@ -1,10 +1,6 @@
 """Builds gdrpy._core._ffi: the C core's cold calls, seen from Python through cffi in API mode."""
 
-from pathlib import Path
-
 import cffi
-
-HERE = Path(__file__).parent
 
 CDEF = """
 static const char *const GDR_NVRM_TESTED_MIN;
@@ -123,8 +119,6 @@ ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
     "".join(f'#include "{name}.h"\n' for name in ("copy", "map", "node", "nvrm", "nvrm_abi")),
-    sources=[f"gdrpy/_core/{name}" for name in ("map.c", "node.c", "nvrm.c")]
-    + sorted(f"gdrpy/_core/{path.name}" for path in HERE.glob("copy*.c")),
     include_dirs=["gdrpy/_core", "driver"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"],
     extra_link_args=["-pthread"],

@@ -155,7 +155,7 @@ static PyObject *mapping_address(struct mapping *self, void *Py_UNUSED(unused))
 }
 
 void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
-		       enum gdr_mapping_type type, bool readonly, PyObject *release)
+		       enum gdr_mapping_kind type, bool readonly, PyObject *release)
 {
 	self->address = address;
 	self->nbytes = nbytes;

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+/* What went wrong: what a program can act on, and a sentence for people that says what to do. */
+#ifndef GDRPY_ERROR_H
+#define GDRPY_ERROR_H
+
+#include <stdint.h>
+
+enum gdr_failure {
+	GDR_FAILED_CALL = 1,   /* of the kernel or the NVIDIA driver */
+	GDR_FAILED_CUDA,       /* status is the CUresult */
+	GDR_FAILED_MEMORY,     /* of the GPU, of its BAR1, of a quota or of this process, is full */
+	GDR_FAILED_PERMISSION, /* to open a node, or to write */
+	GDR_FAILED_UNAVAILABLE, /* this backend, on this machine or for this memory */
+	GDR_FAILED_HANDLE,  /* what was passed is not what it should be: a pointer, a descriptor */
+	GDR_FAILED_SIZE,    /* the range runs past its allocation */
+	GDR_FAILED_REVOKED, /* the GPU memory is gone */
+};
+
+struct gdr_error {
+	enum gdr_failure failure;
+	int number;	 /* errno, always set */
+	uint32_t status; /* the NVIDIA driver's own, 0 if it did not say */
+	char message[1024];
+};
+
+/* Both fill in *error and return -1. */
+int gdr_fail(struct gdr_error *error, enum gdr_failure failure, int number, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/*
+ * For a call that failed with an errno and perhaps a driver's status: the one place that chooses
+ * the failure by the errno. Adds what the errno means, and a remedy, to the message.
+ */
+int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
+#endif

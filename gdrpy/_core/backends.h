@@ -39,7 +39,6 @@ struct gdr_status {
 struct gdr_backend {
 	const char *name;
 	bool revocable_pins;
-	uint32_t page_size; /* bytes that a pin is rounded out to */
 
 	/* device is -1 where none is known; node as in a request. Makes no CUDA context. */
 	void (*status)(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
@@ -72,6 +71,12 @@ const struct gdr_backend *gdr_backend_named(const char *name);
  */
 struct gdr_memory *gdr_take(const struct gdr_cuda *cuda, const struct gdr_backend *forced,
 			    const struct gdr_request *request, struct gdr_error *error);
+
+/* Fill in the reason and the remedy for an errno of gdr_node_open(). */
+void gdr_node_explain(int error, struct gdr_status *status);
+
+/* Both are cut where they do not fit. */
+void gdr_status_say(struct gdr_status *status, const char *reason, const char *remedy);
 
 /* The NVIDIA kernel driver's version, "" where none is loaded; and whether nvrm was compared. */
 void gdr_driver_version(char version[32]);

@@ -14,13 +14,24 @@ static bool find(void *library, const char *symbol, void *function)
 bool gdr_cuda_find(struct gdr_cuda *cuda)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-	bool found = library;
+	bool found = true;
 
-#define FIND(name, symbol, parameters) found = found && find(library, symbol, &cuda->name);
+	if (!library)
+		return false;
+#define FIND(name, symbol, parameters) found = find(library, symbol, &cuda->name) && found;
 	GDR_CUDA_FUNCTIONS(FIND)
 #undef FIND
-
-	if (library)
-		dlclose(library); /* whoever loaded it keeps it */
+#define FIND(name, symbol, parameters) find(library, symbol, &cuda->name);
+	GDR_CUDA_NEWER_FUNCTIONS(FIND)
+#undef FIND
+	dlclose(library); /* whoever loaded it keeps it */
 	return found;
+}
+
+const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result)
+{
+	const char *name = NULL;
+
+	cuda->cuGetErrorName(result, &name);
+	return name ? name : "an unknown CUDA error";
 }

@@ -34,14 +34,16 @@ uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
 	return first;
 }
 
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly)
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
+	       void *at)
 {
+	int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
 	int protection = readonly ? PROT_READ : PROT_READ | PROT_WRITE;
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	int error = 0;
 
 	pthread_mutex_lock(&fork_lock);
-	map->base = mmap(NULL, map->length, protection, MAP_SHARED, fd, (off_t)file_offset);
+	map->base = mmap(at, map->length, protection, flags, fd, (off_t)file_offset);
 	if (map->base == MAP_FAILED) {
 		error = -errno;
 	} else if (madvise(map->base, map->length, MADV_DONTFORK)) {
@@ -52,6 +54,18 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 	if (error)
 		return error;
 
+	map->address = (char *)map->base + (offset & (page - 1));
+	return 0;
+}
+
+int gdr_map_reserve(struct gdr_map *map, uint64_t offset)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	map->base = mmap(NULL, map->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+			 -1, 0);
+	if (map->base == MAP_FAILED)
+		return -errno;
 	map->address = (char *)map->base + (offset & (page - 1));
 	return 0;
 }

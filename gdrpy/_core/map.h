@@ -19,10 +19,15 @@ struct gdr_map {
 uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
 
 /*
- * Map the pages chosen by gdr_map_pages() at a file offset. The mapping is not inherited by fork:
- * a child has no right to it, and its driver objects belong to the parent. 0 or -errno.
+ * Map the pages chosen by gdr_map_pages() at a file offset; in place of those at an address, if it
+ * is not NULL. The mapping is not inherited by fork: a child has no right to it, and its driver
+ * objects belong to the parent. 0 or -errno.
  */
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly);
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
+	       void *at);
 int gdr_map_undo(struct gdr_map *map);
+
+/* Keep address space free for these pages, which are then mapped piece by piece. 0 or -errno. */
+int gdr_map_reserve(struct gdr_map *map, uint64_t offset);
 
 #endif

@@ -18,27 +18,33 @@
 
 struct gdr_backend;
 
-/* A mapping: nbytes bytes at map.address. */
+/* A mapping: map.nbytes bytes at map.address. */
 struct gdr_view {
 	struct gdr_map map;
 	enum gdr_mapping_kind kind;
-	uint64_t token; /* the backend's own name for it */
+	struct gdr_piece *pieces; /* the library's own: one for each part that it lies in */
+	unsigned int npieces;
 };
 
 struct gdr_memory {
-	const struct gdr_memory_kind *functions;
 	const struct gdr_backend *backend;
 	uint64_t va;	    /* GPU address of byte 0; 0 where it is not known */
 	uint64_t nbytes;    /* that can be mapped */
-	uint32_t page_size; /* bytes that the backend rounds pins out to */
+	uint32_t page_size; /* bytes that such a pin is rounded out to */
 	int device;	    /* CUDA ordinal; -1 where it is not known */
 	char location[40];  /* on which GPU, in words */
 	bool persistent;    /* kept even when its owner frees it */
 
 	/* Of a pin of the kernel module; 0 for other memory. */
 	uint64_t handle;
-	uint64_t pin_cycles; /* when it was pinned, by the CPU's counter: kept for old callers */
+	uint64_t pin_cycles; /* of the CPU's counter that pinning took: kept for old callers */
 	uint32_t cycles_per_ms;
+
+	/* The library's own. */
+	const struct gdr_memory_functions *functions;
+	enum gdr_mapping_kind kind; /* of its mappings */
+	struct gdr_part *parts;
+	unsigned int nparts;
 };
 
 /* All of these return 0, or -1 with *error filled in and nothing changed, unless they say more. */
@@ -48,7 +54,7 @@ int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bo
 		   struct gdr_view *view, struct gdr_error *error);
 int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error);
 
-/* How the mappings from here on shall be cached. GDR_FAILED_UNAVAILABLE where that cannot be. */
+/* How the mappings from here on shall be cached; -1 where that cannot be. */
 int gdr_memory_want(struct gdr_memory *memory, enum gdr_mapping_kind kind, struct gdr_error *error);
 
 /* Whether the GPU memory was freed under it. */

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -11,6 +12,10 @@
 
 #define HAS_INFO_V2 GDRDRV_VERSION(2, 4)
 #define HAS_ATTRIBUTES GDRDRV_VERSION(2, 5)
+#define HAS_PIN_V2 GDRDRV_VERSION(2, 5)
+#define HAS_TYPES GDRDRV_VERSION(2, 5)
+
+#define MODULE_VERSION "/sys/module/gdrdrv/version"
 
 static int call(const struct gdr_node *node, unsigned long command, void *argument)
 {
@@ -70,10 +75,42 @@ void gdr_node_close(struct gdr_node *node)
 	node->fd = -1;
 }
 
+bool gdr_node_full(const struct gdr_node *node)
+{
+	const uint64_t all = GDRDRV_FEATURE_PIN_V3 | GDRDRV_FEATURE_SHARE | GDRDRV_FEATURE_EVENTS;
+
+	return (node->features & all) == all;
+}
+
+void gdr_node_origin(const struct gdr_node *node, char *words, size_t size)
+{
+	char version[32] = "unknown";
+	int fd = open(MODULE_VERSION, O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, version, sizeof(version) - 1) : 0;
+
+	if (got > 0)
+		version[got - (version[got - 1] == '\n')] = '\0';
+	if (fd >= 0)
+		close(fd);
+	snprintf(words, size, "%s gdrdrv, version %s, ABI %u.%u",
+		 gdr_node_full(node) ? "gdrpy's" : "NVIDIA's", version, node->version >> 16,
+		 node->version & 0xffff);
+}
+
 static int pin_v1(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
 {
 	struct gdrdrv_pin_buffer pin = {.addr = address, .size = nbytes};
 	int ret = call(node, GDRDRV_IOC_PIN_BUFFER, &pin);
+
+	*handle = pin.handle;
+	return ret;
+}
+
+static int pin_v2(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
+{
+	struct gdrdrv_pin_buffer_v2 pin = {
+		.addr = address, .size = nbytes, .flags = GDRDRV_PIN_FLAG_FORCE_PCIE};
+	int ret = call(node, GDRDRV_IOC_PIN_BUFFER_V2, &pin);
 
 	*handle = pin.handle;
 	return ret;
@@ -95,6 +132,8 @@ int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes,
 {
 	if (node->features & GDRDRV_FEATURE_PIN_V3)
 		return pin_v3(node, address, nbytes, flags, handle);
+	if (flags == GDRDRV_PIN_V3_FORCE_PCIE && node->version >= HAS_PIN_V2)
+		return pin_v2(node, address, nbytes, handle);
 	return flags ? -EOPNOTSUPP : pin_v1(node, address, nbytes, handle);
 }
 
@@ -112,6 +151,8 @@ static int info_v1(const struct gdr_node *node, uint64_t handle, struct gdr_pin_
 
 	info->va = answer.va;
 	info->nbytes = answer.mapped_size;
+	info->cycles = answer.tm_cycles;
+	info->khz = answer.tsc_khz;
 	if (answer.mapped)
 		info->mapping_type = answer.wc_mapping ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_CACHED;
 	return ret;
@@ -124,6 +165,8 @@ static int info_v2(const struct gdr_node *node, uint64_t handle, struct gdr_pin_
 
 	info->va = answer.va;
 	info->nbytes = answer.mapped_size;
+	info->cycles = answer.tm_cycles;
+	info->khz = answer.tsc_khz;
 	info->mapping_type = answer.mapping_type;
 	return ret;
 }
@@ -140,6 +183,15 @@ int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_i
 		ret = call(node, GDRDRV_IOC_GET_CB_FLAG, &revoked);
 	info->revoked = revoked.flag;
 	return ret;
+}
+
+int gdr_node_request_type(const struct gdr_node *node, uint64_t handle, uint32_t mapping_type)
+{
+	struct gdrdrv_req_mapping_type request = {.handle = handle, .mapping_type = mapping_type};
+
+	if (node->version < HAS_TYPES)
+		return mapping_type == GDRDRV_MAPPING_NONE ? 0 : -EOPNOTSUPP;
+	return call(node, GDRDRV_IOC_REQ_MAPPING_TYPE, &request);
 }
 
 int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly)

@@ -7,6 +7,7 @@
 #define GDRPY_NODE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "uapi/gdrdrv.h"
@@ -24,7 +25,15 @@ struct gdr_pin_info {
 	uint64_t nbytes;
 	uint32_t mapping_type; /* enum gdrdrv_mapping_type; NONE while nothing is mapped */
 	bool revoked;
+	uint64_t cycles; /* of the CPU's counter that pinning took, and its kHz */
+	uint32_t khz;
 };
+
+/* Whether it is this project's module, with everything that it has beyond NVIDIA's. */
+bool gdr_node_full(const struct gdr_node *node);
+
+/* Whose module it is, and its versions, in words. */
+void gdr_node_origin(const struct gdr_node *node, char *words, size_t size);
 
 /* All of these return 0, or -errno with nothing left behind, unless they say otherwise. */
 
@@ -32,11 +41,14 @@ struct gdr_pin_info {
 int gdr_node_open(struct gdr_node *node, const char *path);
 void gdr_node_close(struct gdr_node *node);
 
-/* Flags are GDRDRV_PIN_V3_...: -EOPNOTSUPP for any where the node lacks the feature. */
+/* Flags are GDRDRV_PIN_V3_...: -EOPNOTSUPP for those that the node lacks. */
 int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
 		 uint64_t *handle);
 int gdr_node_unpin(const struct gdr_node *node, uint64_t handle);
 int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
+
+/* How the pin's next mappings are to be cached: an enum gdrdrv_mapping_type. */
+int gdr_node_request_type(const struct gdr_node *node, uint64_t handle, uint32_t mapping_type);
 
 /* A descriptor, closed on exec. */
 int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);

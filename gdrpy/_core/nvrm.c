@@ -407,7 +407,7 @@ static int rm_unmap(struct gdr_nvrm *client, const struct gdr_nvrm_mapping *mapp
 }
 
 int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
-		 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
+		 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
 		 struct gdr_nvrm_error *error)
 {
 	struct gdr_nvrm_error ignored;
@@ -433,7 +433,7 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
 	mapping->object = memory->object;
 	mapping->linear = arg.linear;
 
-	ret = gdr_map_fd(&mapping->map, arg.fd, 0, offset, readonly);
+	ret = gdr_map_fd(&mapping->map, arg.fd, 0, offset, readonly, at);
 	if (ret) {
 		ret = fail(error, "mmap", -ret, 0);
 		rm_unmap(client, mapping, &ignored);
@@ -453,17 +453,4 @@ int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
 	if (ret)
 		return fail(error, "munmap", -ret, 0);
 	return rm_unmap(client, mapping, error);
-}
-
-void gdr_ipc_parse(const uint8_t handle[GDR_IPC_HANDLE_SIZE], struct gdr_ipc_info *info)
-{
-	uint32_t word[GDR_IPC_HANDLE_SIZE / 4];
-
-	memcpy(word, handle, GDR_IPC_HANDLE_SIZE);
-	info->pid = word[2];
-	info->nbytes = (uint64_t)word[5] << 32 | word[4];
-	info->block_nbytes = (uint64_t)word[6] * 4096;
-	info->block_offset = word[7];
-	info->client = word[12];
-	info->object = word[13];
 }

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ipc.h"
 #include "map.h"
 
 /* What failed: the call, the errno that the caller gets, and RM's own status if it came from RM. */
@@ -45,18 +46,6 @@ struct gdr_nvrm_mapping {
 	uint64_t linear;
 };
 
-/* What the legacy IPC handle of a cuMemAlloc pointer says about its allocation. */
-#define GDR_IPC_HANDLE_SIZE 64
-
-struct gdr_ipc_info {
-	uint32_t pid;	       /* the owner */
-	uint64_t nbytes;       /* of the allocation */
-	uint64_t block_nbytes; /* of the physical block that it is a part of */
-	uint64_t block_offset;
-	uint32_t client; /* the owner's names for the block */
-	uint32_t object;
-};
-
 struct gdr_nvrm;
 
 /* All of these return 0, or -1 with *error filled in and nothing left behind. */
@@ -69,8 +58,8 @@ int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
 int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
 		     struct gdr_nvrm_error *error);
 int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
-		 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
-		 struct gdr_nvrm_error *error);
+		 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
+		 struct gdr_nvrm_error *error); /* at: as in gdr_map_fd() */
 int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
 		   struct gdr_nvrm_error *error);
 
@@ -79,7 +68,5 @@ void gdr_nvrm_close(struct gdr_nvrm *client);
 
 /* In a forked child: drop the parent's client without touching what is the parent's in RM. */
 void gdr_nvrm_abandon(struct gdr_nvrm *client);
-
-void gdr_ipc_parse(const uint8_t handle[GDR_IPC_HANDLE_SIZE], struct gdr_ipc_info *info);
 
 #endif

@@ -52,7 +52,7 @@ def map_fd(fd: int, file_offset: int, offset: int, nbytes: int, readonly: bool) 
     """
     view = ffi.new("struct gdr_map *")
     page = lib.gdr_map_pages(view, offset, nbytes)
-    error = lib.gdr_map_fd(view, fd, file_offset + page, offset, readonly)
+    error = lib.gdr_map_fd(view, fd, file_offset + page, offset, readonly, ffi.NULL)
     if error:
         raise status_error(-error, f"mapping {nbytes} bytes at offset {offset}: mmap")
     return view

@@ -145,6 +145,7 @@ class NvrmMemory(HeldMemory):
             self._offset + offset,
             nbytes,
             readonly,
+            ffi.NULL,
             mapping,
         )
 
@@ -181,7 +182,7 @@ def _import(fd: int, offset: int, nbytes: int | None) -> NvrmMemory:
 
 def _parse_ipc(handle: bytes) -> Any:
     info = ffi.new("struct gdr_ipc_info *")
-    lib.gdr_ipc_parse(handle, info)
+    lib.gdr_ipc_parse(ffi.new("struct gdr_cuda_ipc *", {"bytes": handle}), info)
     return info
 
 

@@ -65,7 +65,8 @@ class SimBackend(Backend):
             offset = ptr - found.base
             if fd is None:
                 info = _ffi.ffi.new("struct gdr_ipc_info *")
-                _ffi.lib.gdr_ipc_parse(pointer.ipc_handle(ptr, device), info)
+                handle = {"bytes": pointer.ipc_handle(ptr, device)}
+                _ffi.lib.gdr_ipc_parse(_ffi.ffi.new("struct gdr_cuda_ipc *", handle), info)
                 # In the simulated driver a block's name is its memfd in the owner, this process.
                 fd = duplicate(info.object)
                 undo.callback(os.close, fd)

@@ -55,7 +55,7 @@ static void a_mapping_of_an_export_is_its_memory(void)
 
 	CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
 	CHECK_EQ(memory.nbytes, BLOCK);
-	CHECK_EQ(gdr_nvrm_map(client, &memory, 5000, 9000, false, &mapping, &error), 0);
+	CHECK_EQ(gdr_nvrm_map(client, &memory, 5000, 9000, false, NULL, &mapping, &error), 0);
 	CHECK_EQ(mapping.map.nbytes, 9000);
 	CHECK_EQ(mapping.map.length, 12288);
 	memcpy(mapping.map.address, "bytes", 5);
@@ -85,7 +85,7 @@ static void a_duplicate_is_the_owners_block(void)
 
 	info.object = (uint32_t)fd;
 	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, &info, &memory, &error), 0);
-	CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, true, &mapping, &error), 0);
+	CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, true, NULL, &mapping, &error), 0);
 	CHECK_EQ(pwrite(fd, "end", 3, BLOCK - 3), 3);
 	CHECK_MEM_EQ((char *)mapping.map.address + BLOCK - 3, "end", 3);
 
@@ -120,7 +120,7 @@ static int whole_sequence(int fd)
 	if (gdr_nvrm_open(&client, &error))
 		return error.error;
 	if (!gdr_nvrm_import(client, fd, &memory, &error)) {
-		if (!gdr_nvrm_map(client, &memory, 0, 4096, false, &mapping, &error))
+		if (!gdr_nvrm_map(client, &memory, 0, 4096, false, NULL, &mapping, &error))
 			gdr_nvrm_unmap(client, &mapping, &ignored);
 		gdr_nvrm_release(client, &memory, &ignored);
 	}
@@ -162,7 +162,7 @@ static void *map_again_and_again(void *argument)
 
 	for (int i = 0; i < 50; i++) {
 		CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
-		CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, false, &mapping, &error), 0);
+		CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, false, NULL, &mapping, &error), 0);
 		CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
 		CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
 	}

@@ -13,7 +13,8 @@ struct gdr_map {
     ...;
 };
 uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly);
+int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
+               void *at);
 int gdr_map_undo(struct gdr_map *map);
 
 /* node.h */
@@ -94,12 +95,15 @@ int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
 int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
                      struct gdr_nvrm_error *error);
 int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
-                 size_t nbytes, bool readonly, struct gdr_nvrm_mapping *mapping,
+                 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
                  struct gdr_nvrm_error *error);
 int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
                    struct gdr_nvrm_error *error);
 void gdr_nvrm_abandon(struct gdr_nvrm *client);
-void gdr_ipc_parse(const uint8_t *handle, struct gdr_ipc_info *info);
+struct gdr_cuda_ipc {
+    uint8_t bytes[64];
+};
+void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info);
 
 /* copy.h */
 struct gdr_copy_routine {

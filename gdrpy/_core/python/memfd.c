@@ -42,7 +42,8 @@ static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long 
 	struct gdr_map map;
 	int error;
 
-	error = gdr_map_fd(&map, fd, gdr_map_pages(&map, offset, (size_t)nbytes), offset, readonly);
+	error = gdr_map_fd(&map, fd, gdr_map_pages(&map, offset, (size_t)nbytes), offset, readonly,
+			   NULL);
 	if (error) {
 		errno = -error;
 		PyErr_SetFromErrno(PyExc_OSError);

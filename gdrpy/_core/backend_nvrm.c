@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backend nvrm: the stock NVIDIA kernel driver, through its resource manager (RM). No kernel
+ * module, no root, and for an exported allocation no CUDA either.
+ *
+ * VMM memory is taken in by its descriptor, cuMemAlloc memory by its IPC handle, once such handles
+ * were checked on its device.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backends.h"
+#include "memory_nvrm.h"
+#include "nvrm_abi.h"
+#include "pointer.h"
+
+#define CONTROL_NODE "/dev/nvidiactl"
+
+static struct gdr_memory *take_export(int fd, uint64_t nbytes, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = gdr_nvrm_memory(0, device, error);
+
+	if (memory && gdr_nvrm_add_export(memory, fd, 0, nbytes, error))
+		return gdr_memory_undo(memory);
+	return memory;
+}
+
+/* A gdr_export_fn. */
+static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
+		      struct gdr_error *error)
+{
+	return gdr_nvrm_add_export(memory, fd, offset, nbytes, error);
+}
+
+static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda, int device,
+			 const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
+			 struct gdr_error *error)
+{
+	int pci[3];
+
+	if (gdr_device_pci(cuda, device, pci))
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"CUDA does not tell the PCI address of device %d", device);
+	return gdr_nvrm_add_block(memory, pci, info, offset, nbytes, error);
+}
+
+/* A gdr_ipc_read through a mapping for reading. */
+static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			   const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
+			   struct gdr_error *error)
+{
+	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
+	struct gdr_view view;
+
+	if (!memory)
+		return -1;
+	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset, nbytes, error) ||
+	    gdr_memory_map(memory, 0, nbytes, true, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	gdr_copy_from(view.kind, bytes, view.map.address, nbytes);
+	if (gdr_memory_unmap(memory, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	return gdr_memory_release(memory, error);
+}
+
+/* What the check of IPC handles found on each device; they are few. */
+#define MOST_DEVICES 64
+
+static pthread_mutex_t check_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	bool made;
+	char problem[256]; /* empty if none */
+} checks[MOST_DEVICES];
+
+/* Whoever held the lock is not in the child, where CUDA cannot be used anyway. */
+static void unlock_in_child(void)
+{
+	pthread_mutex_init(&check_lock, NULL);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, unlock_in_child);
+}
+
+/* Whether the driver had its say on the handles, which will not change. */
+static bool is_verdict(const struct gdr_error *error)
+{
+	return error->failure == GDR_FAILED_UNAVAILABLE || error->status;
+}
+
+/* GDR_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */
+static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			 struct gdr_error *error)
+{
+	char problem[sizeof(checks[0].problem)] = "";
+	char version[32];
+	int ret = 0;
+
+	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"nvrm checks the pointers of %d devices, and not of device %d",
+				MOST_DEVICES, pointer->device);
+
+	pthread_mutex_lock(&check_lock);
+	if (!checks[pointer->device].made) {
+		ret = gdr_ipc_check(cuda, pointer, read_allocation, error);
+		checks[pointer->device].made = !ret || is_verdict(error);
+		if (ret && is_verdict(error))
+			snprintf(checks[pointer->device].problem, sizeof(problem), "%.255s",
+				 error->message);
+	}
+	memcpy(problem, checks[pointer->device].problem, sizeof(problem));
+	pthread_mutex_unlock(&check_lock);
+
+	if (!problem[0])
+		return ret;
+	gdr_driver_version(version);
+	return gdr_fail(
+		error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+		"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver %s: %s. Allocate by "
+		"gdrpy.alloc() instead",
+		version, problem);
+}
+
+/* Add a range of the block behind a cuMemAlloc pointer, which may be more than its allocation. */
+static int add_part_of_block(struct gdr_memory *memory, const struct gdr_cuda *cuda,
+			     const struct gdr_range *range, const struct gdr_pointer *pointer,
+			     struct gdr_error *error)
+{
+	struct gdr_ipc_info info;
+	uint64_t offset;
+
+	if (check_handles(cuda, pointer, error) || gdr_ipc_find(cuda, pointer, &info, error) ||
+	    gdr_ipc_offset(&info, pointer, range, &offset, error))
+		return -1;
+	return add_duplicate(memory, cuda, pointer->device, &info, offset,
+			     range->end - range->start, error);
+}
+
+static struct gdr_memory *take_pointer(const struct gdr_cuda *cuda,
+				       const struct gdr_request *request, struct gdr_error *error)
+{
+	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
+	struct gdr_memory *memory;
+	struct gdr_pointer pointer;
+	struct gdr_range range;
+	int ret;
+
+	if (gdr_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
+		return NULL;
+	memory = gdr_nvrm_memory(range.start, pointer.device, error);
+	if (!memory)
+		return NULL;
+	if (request->gpu_pages)
+		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
+	ret = gdr_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	if (!ret)
+		ret = add_part_of_block(memory, cuda, &range, &pointer, error);
+	return ret < 0 ? gdr_memory_undo(memory) : memory;
+}
+
+static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_request *request,
+			       struct gdr_error *error)
+{
+	struct gdr_memory *memory;
+
+	if (request->force_pcie) {
+		gdr_fail(error, GDR_FAILED_UNAVAILABLE, EINVAL,
+			 "nvrm has no flag to force mappings through PCIe: all of its go there");
+		return NULL;
+	}
+	if (request->fd < 0)
+		return take_pointer(cuda, request, error);
+	memory = take_export(request->fd, request->nbytes, request->device, error);
+	if (memory)
+		memory->va = request->ptr;
+	return memory;
+}
+
+static int try_control_node(void)
+{
+	int fd = open(CONTROL_NODE, O_RDWR | O_CLOEXEC);
+
+	if (fd < 0)
+		return errno;
+	close(fd);
+	return 0;
+}
+
+/* It does not change while the driver is in use. */
+static char driver[32];
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+
+static void read_version(void)
+{
+	gdr_driver_version(driver);
+}
+
+static void say_version(struct gdr_status *status)
+{
+	pthread_once(&driver_once, read_version);
+	if (!driver[0])
+		gdr_status_say(status, "driver of unknown version", "");
+	else if (gdr_driver_tested(driver))
+		snprintf(status->reason, sizeof(status->reason), "driver %s", driver);
+	else
+		snprintf(status->reason, sizeof(status->reason),
+			 "driver %s, untested: compared with %s to %s", driver, GDR_NVRM_TESTED_MIN,
+			 GDR_NVRM_TESTED_MAX);
+}
+
+static void status(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
+		   struct gdr_status *status)
+{
+	int error = gdr_nvrm_in_use() ? 0 : try_control_node();
+
+	(void)cuda;
+	(void)device;
+	(void)node;
+	*status = (struct gdr_status){.usable = !error};
+	switch (error) {
+	case 0:
+		say_version(status);
+		break;
+	case ENOENT:
+		gdr_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
+			       "install the driver, or pass the node into the container (--gpus, "
+			       "--device)");
+		break;
+	case EACCES:
+	case EPERM:
+		gdr_status_say(status,
+			       "no permission to open " CONTROL_NODE " for reading and writing",
+			       "ask for access to " CONTROL_NODE
+			       " and /dev/nvidia<N> (mode 0666 is the default)");
+		break;
+	default:
+		snprintf(status->reason, sizeof(status->reason), "opening " CONTROL_NODE ": %s",
+			 strerror(error));
+		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
+	}
+}
+
+const struct gdr_backend gdr_backend_nvrm = {
+	.name = "nvrm",
+	.status = status,
+	.take = take,
+	.take_export = take_export,
+};

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The legacy IPC handle of a cuMemAlloc pointer: 64 bytes that name the physical block behind it.
+ *
+ * Their layout is nowhere documented. It is that of driver 580 (seen on hardware), so before any
+ * handle of a device is trusted, scratch memory is looked for through its handle.
+ */
+#ifndef GDRPY_IPC_H
+#define GDRPY_IPC_H
+
+#include <stdint.h>
+
+#include "cudadriver.h"
+#include "error.h"
+#include "pointer.h"
+
+/* What a handle says of its allocation. */
+struct gdr_ipc_info {
+	uint32_t pid;	       /* the owner */
+	uint64_t nbytes;       /* of the allocation */
+	uint64_t block_nbytes; /* of the physical block that it is a part of */
+	uint64_t block_offset;
+	uint32_t client; /* the owner's names for the block */
+	uint32_t object;
+};
+
+void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info);
+
+/*
+ * The block behind a pointer of this process. GDR_FAILED_UNAVAILABLE where the handle contradicts
+ * what CUDA says, GDR_FAILED_HANDLE for memory that has none. 0, or -1.
+ */
+int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+		 struct gdr_ipc_info *info, struct gdr_error *error);
+
+/* Where in the block a range begins that may be more than the allocation. GDR_FAILED_SIZE. */
+int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *pointer,
+		   const struct gdr_range *range, uint64_t *offset, struct gdr_error *error);
+
+/*
+ * Fill scratch memory of a device by CUDA, and have it read back through its handles: `read` gives
+ * the first nbytes bytes of the allocation that info describes. GDR_FAILED_UNAVAILABLE unless they
+ * are the same. Nothing is written through a handle.
+ *
+ * The scratch memory is kept for the life of the process, once a device: to free it would wait for
+ * every kernel that runs there.
+ */
+typedef int (*gdr_ipc_read)(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			    const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
+			    struct gdr_error *error);
+int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near, gdr_ipc_read read,
+		  struct gdr_error *error);
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: MIT */
+#include "memory_nvrm.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#include "backends.h"
+
+static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gdr_nvrm *client;
+
+/*
+ * RM ties a client to the process that opened it. Whoever held the lock is not in the child; and
+ * nobody need wait for it in the parent, since a pointer is never half written.
+ */
+static void forget_in_child(void)
+{
+	if (client)
+		gdr_nvrm_abandon(client);
+	client = NULL;
+	pthread_mutex_init(&client_lock, NULL);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+static int failed(struct gdr_error *error, const struct gdr_nvrm_error *cause, const char *purpose)
+{
+	return gdr_fail_call(error, cause->error, cause->status, "%s: %s", purpose, cause->call);
+}
+
+static int open_client(struct gdr_error *error)
+{
+	struct gdr_nvrm_error cause;
+	int ret = 0;
+
+	pthread_mutex_lock(&client_lock);
+	if (!client)
+		ret = gdr_nvrm_open(&client, &cause);
+	pthread_mutex_unlock(&client_lock);
+	if (ret && cause.error == ENOENT)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"cannot use the NVIDIA driver: %s: it is not there: install the "
+				"driver, or pass the node into the container (--gpus, --device)",
+				cause.call);
+	return ret ? failed(error, &cause, "cannot use the NVIDIA driver") : 0;
+}
+
+bool gdr_nvrm_in_use(void)
+{
+	bool in_use;
+
+	pthread_mutex_lock(&client_lock);
+	in_use = client;
+	pthread_mutex_unlock(&client_lock);
+	return in_use;
+}
+
+static int map_block(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
+		     size_t nbytes, bool readonly, void *at, struct gdr_piece *piece,
+		     enum gdr_mapping_kind *kind, struct gdr_error *error)
+{
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_error cause;
+
+	(void)memory;
+	(void)kind;
+	if (gdr_nvrm_map(client, &part->block, part->offset + offset, nbytes, readonly, at,
+			 &mapping, &cause))
+		return gdr_fail_call(error, cause.error, cause.status,
+				     "mapping %zu bytes at offset %llu: %s", nbytes,
+				     (unsigned long long)offset, cause.call);
+	piece->map = mapping.map;
+	piece->token = mapping.linear;
+	return 0;
+}
+
+static int unmap_block(struct gdr_memory *memory, struct gdr_piece *piece, struct gdr_error *error)
+{
+	struct gdr_nvrm_mapping mapping = {
+		.map = piece->map,
+		.device = piece->part->block.device,
+		.object = piece->part->block.object,
+		.linear = piece->token,
+	};
+	struct gdr_nvrm_error cause;
+
+	(void)memory;
+	return gdr_nvrm_unmap(client, &mapping, &cause) ? failed(error, &cause, "unmapping") : 0;
+}
+
+static int release_blocks(struct gdr_memory *memory, struct gdr_error *error)
+{
+	struct gdr_nvrm_error cause;
+	int ret = 0;
+
+	for (unsigned int i = 0; i < memory->nparts; i++)
+		if (gdr_nvrm_release(client, &memory->parts[i].block, &cause))
+			ret = failed(error, &cause, "releasing GPU memory");
+	return ret;
+}
+
+static const struct gdr_memory_functions functions = {
+	.map = map_block,
+	.unmap = unmap_block,
+	.release = release_blocks,
+};
+
+struct gdr_memory *gdr_nvrm_memory(uint64_t va, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = NULL;
+
+	if (!open_client(error))
+		memory = gdr_memory_new(&gdr_backend_nvrm, &functions, sizeof(*memory), error);
+	if (memory) {
+		memory->va = va;
+		memory->device = device;
+		memory->kind = GDR_MAPPING_WC;
+	}
+	return memory;
+}
+
+/* Add a part of a block that RM has just put into the client. */
+static int add(struct gdr_memory *memory, const struct gdr_nvrm_memory *block, uint64_t offset,
+	       uint64_t nbytes, struct gdr_error *error)
+{
+	struct gdr_part part = {.nbytes = nbytes, .offset = offset, .fd = -1, .block = *block};
+	const struct gdr_nvrm_gpu *gpu = &block->gpu;
+	struct gdr_nvrm_error ignored;
+
+	snprintf(memory->location, sizeof(memory->location), "%04x:%02x:%02x.0", gpu->pci_domain,
+		 gpu->pci_bus, gpu->pci_slot);
+	if (!gdr_memory_add(memory, &part, error))
+		return 0;
+	gdr_nvrm_release(client, block, &ignored);
+	return -1;
+}
+
+int gdr_nvrm_add_export(struct gdr_memory *memory, int fd, uint64_t offset, uint64_t nbytes,
+			struct gdr_error *error)
+{
+	struct gdr_nvrm_memory block;
+	struct gdr_nvrm_error cause;
+
+	if (gdr_nvrm_import(client, fd, &block, &cause)) {
+		failed(error, &cause, "importing the allocation");
+		if (cause.error == EINVAL)
+			error->failure = GDR_FAILED_HANDLE;
+		return -1;
+	}
+	return add(memory, &block, offset, nbytes ? nbytes : block.nbytes, error);
+}
+
+int gdr_nvrm_add_block(struct gdr_memory *memory, const int pci[3], const struct gdr_ipc_info *info,
+		       uint64_t offset, uint64_t nbytes, struct gdr_error *error)
+{
+	struct gdr_nvrm_gpu gpu = {
+		.pci_domain = (uint32_t)pci[0],
+		.pci_bus = (uint8_t)pci[1],
+		.pci_slot = (uint8_t)pci[2],
+	};
+	struct gdr_nvrm_memory block;
+	struct gdr_nvrm_error cause;
+
+	if (gdr_nvrm_duplicate(client, &gpu, info, &block, &cause))
+		return failed(error, &cause, "pinning a device pointer");
+	return add(memory, &block, offset, nbytes, error);
+}

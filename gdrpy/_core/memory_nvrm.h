@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* Memory whose parts are blocks of GPU memory in this process's RM client. */
+#ifndef GDRPY_MEMORY_NVRM_H
+#define GDRPY_MEMORY_NVRM_H
+
+#include "ipc.h"
+#include "memory_private.h"
+
+/*
+ * Such memory, of no part yet. The client is opened by the first, and kept: its devices are costly
+ * to make. A forked child opens its own. NULL with *error filled in.
+ */
+struct gdr_memory *gdr_nvrm_memory(uint64_t va, int device, struct gdr_error *error);
+
+/* Whether that client is open, so that the driver is known to be there. */
+bool gdr_nvrm_in_use(void);
+
+/*
+ * Add [offset, offset + nbytes) of an exported allocation (nbytes 0: all of it), whose descriptor
+ * stays the caller's, or of the block that an IPC handle names on the GPU at a PCI address. 0, or
+ * -1 with *error filled in.
+ */
+int gdr_nvrm_add_export(struct gdr_memory *memory, int fd, uint64_t offset, uint64_t nbytes,
+			struct gdr_error *error);
+int gdr_nvrm_add_block(struct gdr_memory *memory, const int pci[3], const struct gdr_ipc_info *info,
+		       uint64_t offset, uint64_t nbytes, struct gdr_error *error);
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Memory that is a pin of the kernel module, or a share of one.
+ *
+ * A pin of this project's module is mapped through its share descriptor, as often as one likes, in
+ * any part. NVIDIA's gdrdrv maps a pin once, as a whole: there every mapping is a part of that one.
+ */
+#ifndef GDRPY_MEMORY_PIN_H
+#define GDRPY_MEMORY_PIN_H
+
+#include "memory_private.h"
+#include "node.h"
+
+/* What is to be pinned; gpu_pages: the memory is whole GPU pages around the range. */
+struct gdr_pin_request {
+	uint64_t ptr, nbytes;
+	uint32_t flags; /* GDRDRV_PIN_V3_... */
+	bool gpu_pages;
+	bool persistent; /* what the pin will be */
+};
+
+/* Pin by a node that outlives the memory. NULL with *error filled in. */
+struct gdr_memory *gdr_pin(const struct gdr_node *node, const struct gdr_pin_request *request,
+			   struct gdr_error *error);
+
+/* What a share descriptor shows, perhaps of another process's pin. NULL with *error filled in. */
+struct gdr_memory *gdr_share_take(int fd, struct gdr_error *error);
+
+#endif

@@ -80,8 +80,8 @@ static int map_pieces(struct gdr_memory *memory, uint64_t offset, size_t nbytes,
 	size_t done = 0;
 
 	if (several) {
-		gdr_map_pages(&view->map, offset, nbytes);
-		if (gdr_map_reserve(&view->map, offset))
+		gdr_map_pages(&view->map, part->offset + offset, nbytes);
+		if (gdr_map_reserve(&view->map, part->offset + offset))
 			return gdr_fail_call(error, ENOMEM, 0, "mapping %zu bytes", nbytes);
 	}
 	while (done < nbytes) {

@@ -71,24 +71,40 @@ static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer
 	return gdr_memory_release(memory, error);
 }
 
-/* What the check of IPC handles found on each device; they are few. */
+/* What is done once for each device; they are few. */
 #define MOST_DEVICES 64
 
-static pthread_mutex_t check_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
-	bool made;
-	char problem[256]; /* empty if none */
-} checks[MOST_DEVICES];
+	bool exporting;
+	bool checked;	   /* its IPC handles */
+	char problem[256]; /* found by the check, empty if none */
+} devices[MOST_DEVICES];
 
 /* Whoever held the lock is not in the child, where CUDA cannot be used anyway. */
 static void unlock_in_child(void)
 {
-	pthread_mutex_init(&check_lock, NULL);
+	pthread_mutex_init(&device_lock, NULL);
 }
 
 static void __attribute__((constructor)) watch_forks(void)
 {
 	pthread_atfork(NULL, NULL, unlock_in_child);
+}
+
+/*
+ * The driver sets up its side of exports for the first that is open of a device, and takes it down
+ * with the last: half a millisecond each. One kept open for the life of the process spares every
+ * pin of VMM memory that, and costs the smallest allocation of the device, 2 MiB.
+ */
+static void keep_exporting(const struct gdr_cuda *cuda, int device)
+{
+	if (device < 0 || device >= MOST_DEVICES)
+		return;
+	pthread_mutex_lock(&device_lock);
+	if (!devices[device].exporting)
+		devices[device].exporting = gdr_device_export(cuda, device) >= 0;
+	pthread_mutex_unlock(&device_lock);
 }
 
 /* Whether the driver had its say on the handles, which will not change. */
@@ -101,7 +117,7 @@ static bool is_verdict(const struct gdr_error *error)
 static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 			 struct gdr_error *error)
 {
-	char problem[sizeof(checks[0].problem)] = "";
+	char problem[sizeof(devices[0].problem)] = "";
 	char version[32];
 	int ret = 0;
 
@@ -110,16 +126,16 @@ static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *
 				"nvrm checks the pointers of %d devices, and not of device %d",
 				MOST_DEVICES, pointer->device);
 
-	pthread_mutex_lock(&check_lock);
-	if (!checks[pointer->device].made) {
+	pthread_mutex_lock(&device_lock);
+	if (!devices[pointer->device].checked) {
 		ret = gdr_ipc_check(cuda, pointer, read_allocation, error);
-		checks[pointer->device].made = !ret || is_verdict(error);
+		devices[pointer->device].checked = !ret || is_verdict(error);
 		if (ret && is_verdict(error))
-			snprintf(checks[pointer->device].problem, sizeof(problem), "%.255s",
+			snprintf(devices[pointer->device].problem, sizeof(problem), "%.255s",
 				 error->message);
 	}
-	memcpy(problem, checks[pointer->device].problem, sizeof(problem));
-	pthread_mutex_unlock(&check_lock);
+	memcpy(problem, devices[pointer->device].problem, sizeof(problem));
+	pthread_mutex_unlock(&device_lock);
 
 	if (!problem[0])
 		return ret;
@@ -162,6 +178,8 @@ static struct gdr_memory *take_pointer(const struct gdr_cuda *cuda,
 		return NULL;
 	if (request->gpu_pages)
 		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
+	if (!pointer.context)
+		keep_exporting(cuda, pointer.device);
 	ret = gdr_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
 	if (!ret)
 		ret = add_part_of_block(memory, cuda, &range, &pointer, error);

@@ -30,6 +30,19 @@ struct gdr_cuda_ipc {
 	uint8_t bytes[64];
 };
 
+/* CUmemAllocationProp */
+struct gdr_cuda_allocation {
+	int type;
+	int handle_types;
+	int location_type;
+	int location_id;
+	void *metadata;
+	uint8_t compression;
+	uint8_t rdma_capable;
+	uint16_t usage;
+	uint8_t reserved[4];
+};
+
 /* A CUresult. */
 #define GDR_CUDA_OUT_OF_MEMORY 2
 
@@ -66,6 +79,11 @@ struct gdr_cuda_ipc {
 	X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle",                              \
 	  (uint64_t *handle, void *pointer))                                                       \
 	X(cuMemRelease, "cuMemRelease", (uint64_t handle))                                         \
+	X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                          \
+	  (size_t *nbytes, const struct gdr_cuda_allocation *what, int option))                    \
+	X(cuMemCreate, "cuMemCreate",                                                              \
+	  (uint64_t *handle, size_t nbytes, const struct gdr_cuda_allocation *what,                \
+	   unsigned long long flags))                                                              \
 	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                            \
 	  (void *shareable, uint64_t handle, int type, unsigned long long flags))                  \
 	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange",                          \

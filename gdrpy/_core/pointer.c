@@ -22,6 +22,8 @@ enum device_attribute {
 	DMA_BUF_MMAP_SUPPORTED = 152,
 };
 
+#define PINNED 1		/* CUmemAllocationType */
+#define ON_DEVICE 1		/* CUmemLocationType */
 #define POSIX_FILE_DESCRIPTOR 1 /* CUmemAllocationHandleType */
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
@@ -147,6 +149,29 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 					"before it: pin them one by one",
 					(unsigned long long)at);
 	}
+}
+
+int gdr_device_export(const struct gdr_cuda *cuda, int device)
+{
+	const struct gdr_cuda_allocation smallest = {
+		.type = PINNED,
+		.handle_types = POSIX_FILE_DESCRIPTOR,
+		.location_type = ON_DEVICE,
+		.location_id = device,
+	};
+	uint64_t handle;
+	size_t nbytes;
+	int fd = -1;
+
+	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(&nbytes, &smallest, 0) ||
+	    cuda->cuMemCreate(&handle, nbytes, &smallest, 0))
+		return -1;
+	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
+		fd = -1;
+	else
+		fcntl(fd, F_SETFD, FD_CLOEXEC);
+	cuda->cuMemRelease(handle);
+	return fd;
 }
 
 int gdr_pointer_ipc_handle(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,

@@ -55,6 +55,12 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 			struct gdr_error *error);
 
 /*
+ * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive; -1
+ * where there is no room for it.
+ */
+int gdr_device_export(const struct gdr_cuda *cuda, int device);
+
+/*
  * The legacy IPC handle of a cuMemAlloc pointer. Such a handle lets any process of the machine map
  * the memory: it is made only when a pointer is to be pinned. GDR_FAILED_HANDLE for memory that
  * has none.

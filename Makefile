@@ -10,16 +10,18 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # By a line in a .pth file, which a program beside the checkout finds too: to Python the checkout's
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
-LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/include/gdrpy/*.h \
-	gdrpy/sim/src/*.[ch] driver/uapi/*.h)
+LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/include/*.h \
+	gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] driver/uapi/*.h)
 C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/rm/*.[ch] tests/rm/src/*.[ch] \
 	benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] tests/vm/abi/*.[ch] \
 	tests/vm/stress/*.[ch] tests/broker/*.c)
-BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py $(LIBRARY_SOURCES)
+BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
+	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench clean
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench clean \
+	install uninstall
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -31,6 +33,8 @@ help:
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"
 	@echo "make clean   remove what the build made, but not $(VENV)"
+	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
+	@echo "make uninstall"
 
 demo: build
 	@$(BIN)/gdrpy info
@@ -79,6 +83,10 @@ bench: tools
 build: $(VENV)/.built
 tools: $(VENV)/.tools
 
+# libgdrapi, its header and its pkg-config file, for programs in C.
+install uninstall:
+	@$(MAKE) --no-print-directory -C gdrpy/_core/gdrapi $@
+
 # The package as a link to the checkout, its C parts in place, and what it needs.
 $(VENV)/.built: $(BUILT_FROM)
 	@command -v gcc > /dev/null || { echo "gdrpy's C parts need gcc: apt install gcc"; exit 1; }
@@ -96,5 +104,5 @@ $(VENV)/.tools: $(VENV)/.built
 
 clean:
 	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
-		tests/c/build $(VENV)/.built $(VENV)/.tools
+		gdrpy/lib tests/c/build $(VENV)/.built $(VENV)/.tools
 	@echo "$(VENV) stays, and gdrpy in it does not run until the next make build; rm -rf $(VENV) removes it"

@@ -1,9 +1,11 @@
 """What pyproject.toml cannot say: the C parts.
 
-Three shared objects are built: the hot path (a CPython extension), the cold calls (cffi), and the
-simulated CUDA driver, which is no Python module but a plain library with libcuda's SONAME.
+The C core is built once, as a static library that every face links what it needs of. The hot path
+is a CPython extension, the cold calls go through cffi. Plain libraries, no Python modules, are the
+simulated CUDA driver and libgdrapi, which C programs and other Python packages load.
 """
 
+import re
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -12,9 +14,16 @@ from setuptools.command.build_ext import build_ext
 HERE = Path(__file__).parent
 CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
 INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
-HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/python/*.h", "gdrpy/include/gdrpy/*.h"]
+HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
 PACKET = "packet.c"
-SIMULATED_DRIVER = "gdrpy.sim.libcuda"
+FILTER = "filter.c"
+LIBGDRAPI = "libgdrapi.so.2"
+#: Extensions that are plain libraries, by the last part of their names.
+LIBRARIES = {
+    "libcuda": "libcuda.so.1",
+    "libgdrapi": LIBGDRAPI,
+    "libgdrapi_filter": "libgdrapi.so",
+}
 
 
 def sources(*patterns: str) -> list[str]:
@@ -24,17 +33,31 @@ def sources(*patterns: str) -> list[str]:
     )
 
 
+def pkg_config() -> str:
+    """The pkg-config file of libgdrapi, of the version that its header tells."""
+    header = (HERE / "gdrpy/include/gdrapi.h").read_text()
+    numbers = re.findall(r"^#define GDR_API_(?:MAJOR|MINOR)_VERSION (\d+)$", header, re.MULTILINE)
+    template = (HERE / "gdrpy/_core/gdrapi/gdrapi.pc.in").read_text()
+    return template.replace("@VERSION@", ".".join(numbers)).replace("@INCLUDEDIR@", "../../include")
+
+
 class BuildExt(build_ext):
-    """Gives the simulated driver the file name that programs load."""
+    """Gives plain libraries the names that programs load them by, and one a pkg-config file."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        if fullname.endswith("libcuda"):
-            return str(Path(*fullname.split("."))) + ".so.1"
+        *package, name = fullname.split(".")
+        if name in LIBRARIES:
+            return str(Path(*package, LIBRARIES[name]))
         return super().get_ext_filename(fullname)
+
+    def run(self) -> None:
+        folder = Path(self.get_ext_fullpath("gdrpy.lib.libgdrapi")).parent / "pkgconfig"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "gdrapi.pc").write_text(pkg_config())
+        super().run()
 
 
 setup(
-    # The C core, which each of the faces links what it needs of.
     libraries=[
         (
             "gdrcore",
@@ -64,11 +87,31 @@ setup(
             py_limited_api=True,
         ),
         Extension(
-            SIMULATED_DRIVER,
+            "gdrpy.sim.libcuda",
             sources("gdrpy/sim/src/*.c"),
             depends=sources("gdrpy/sim/src/*.h"),
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-Wl,-soname,libcuda.so.1", "-pthread"],
+        ),
+        Extension(
+            "gdrpy.lib.libgdrapi",
+            [path for path in sources("gdrpy/_core/gdrapi/*.c") if not path.endswith(FILTER)],
+            depends=sources(*HEADERS),
+            include_dirs=INCLUDE,
+            extra_compile_args=[*CFLAGS, "-pthread"],
+            extra_link_args=[
+                f"-Wl,-soname,{LIBGDRAPI}",
+                "-Wl,--exclude-libs,ALL",
+                "-Wl,-z,defs",
+                "-ldl",
+                "-pthread",
+            ],
+        ),
+        Extension(
+            "gdrpy.lib.libgdrapi_filter",
+            [f"gdrpy/_core/gdrapi/{FILTER}"],
+            extra_compile_args=CFLAGS,
+            extra_link_args=["-Wl,-soname,libgdrapi.so", f"-Wl,--filter,$ORIGIN/{LIBGDRAPI}"],
         ),
     ],
     cffi_modules=["gdrpy/_core/python/build_ffi.py:ffi"],

@@ -71,4 +71,14 @@ static inline void gdr_load_fence(void)
 #endif
 }
 
+/* Nothing after it passes anything before it, also between mappings of several types. */
+static inline void gdr_full_fence(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_mfence();
+#elif defined(__aarch64__)
+	__asm__ volatile("dmb osh" ::: "memory");
+#endif
+}
+
 #endif

@@ -166,6 +166,14 @@ int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error)
 	return ret;
 }
 
+void gdr_memory_forget(struct gdr_memory *memory)
+{
+	struct gdr_error never;
+
+	gdr_fd_release(memory, &never);
+	gdr_memory_free(memory);
+}
+
 void gdr_memory_free(struct gdr_memory *memory)
 {
 	free(memory->parts);

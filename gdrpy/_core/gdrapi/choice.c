@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+#include "choice.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "log.h"
+
+/* The driver that the program has loaded by now, NULL if it has not: none is loaded for it. */
+static const struct gdr_cuda *loaded_cuda(void)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static struct gdr_cuda cuda;
+	static _Atomic bool found;
+
+	if (!found) {
+		pthread_mutex_lock(&lock);
+		found = found || gdr_cuda_find(&cuda);
+		pthread_mutex_unlock(&lock);
+	}
+	return found ? &cuda : NULL;
+}
+
+/* False if the environment names none that there is, which is told. */
+static bool read_forced(const struct gdr_backend **forced)
+{
+	const char *name = getenv("GDRPY_BACKEND");
+	const char *dmabuf = getenv("GDRCOPY_USE_DMABUF_MMAP");
+
+	*forced = NULL;
+	if (name && *name) {
+		*forced = gdr_backend_named(name);
+		if (!*forced)
+			gdr_log(GDR_LOG_ERROR,
+				"gdr_open: there is no backend GDRPY_BACKEND=%s: set it to gdrdrv, "
+				"dmabuf, nvrm or sim, or unset it",
+				name);
+		return *forced;
+	}
+	if (dmabuf && !strcmp(dmabuf, "1"))
+		*forced = &gdr_backend_dmabuf;
+	return true;
+}
+
+static const struct gdr_node *node_of(const struct gdr *session)
+{
+	return session->has_node ? &session->node : NULL;
+}
+
+static bool is_initialized(const struct gdr_cuda *cuda)
+{
+	int device;
+
+	return cuda && !cuda->cuDeviceGet(&device, 0);
+}
+
+/* Whether a backend serves one device at least. Some cannot tell before CUDA can. */
+static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
+		const struct gdr *session, struct gdr_status *status)
+{
+	bool initialized = is_initialized(cuda);
+	int next = initialized ? 0 : -1, ignored;
+
+	if (backend == &gdr_backend_dmabuf && !initialized) {
+		*status = (struct gdr_status){
+			.usable = session->forced,
+			.reason = "CUDA is not initialized yet, which alone can tell",
+			.remedy = "initialize CUDA before gdr_open()",
+		};
+		return;
+	}
+	do {
+		backend->status(cuda, next++, node_of(session), status);
+	} while (!status->usable && initialized && !cuda->cuDeviceGet(&ignored, next));
+
+	/* It will be by the time of the first pin, if that is to succeed. */
+	if (backend == &gdr_backend_sim && !cuda)
+		status->usable = session->forced;
+}
+
+static void warn_if_untested(const struct gdr_backend *backend)
+{
+	static _Atomic bool warned;
+	char version[32];
+
+	if (backend != &gdr_backend_nvrm)
+		return;
+	gdr_driver_version(version);
+	if (version[0] && !gdr_driver_tested(version) && !atomic_exchange(&warned, true))
+		gdr_log(GDR_LOG_WARNING,
+			"NVIDIA driver %s is none of those that the nvrm backend was compared "
+			"with; "
+			"going on, since a changed interface is refused, not misread. Should pins "
+			"fail, load the module gdrdrv",
+			version);
+}
+
+bool gdr_choose(struct gdr *session)
+{
+	const struct gdr_backend *only[] = {NULL, NULL};
+	const struct gdr_cuda *cuda = loaded_cuda();
+	const struct gdr_backend *const *one;
+	struct gdr_status status;
+	char refusals[2048] = "";
+
+	if (!read_forced(&session->forced))
+		return false;
+	only[0] = session->forced;
+	for (one = only[0] ? only : gdr_candidates(cuda); *one; one++) {
+		size_t used = strlen(refusals);
+
+		ask(*one, cuda, session, &status);
+		if (status.usable)
+			break;
+		snprintf(refusals + used, sizeof(refusals) - used, "%s%s: %s (%s)",
+			 used ? "; " : "", (*one)->name, status.reason, status.remedy);
+	}
+	if (!*one) {
+		gdr_log(GDR_LOG_ERROR, "gdr_open: nothing can map GPU memory here: %s", refusals);
+		return false;
+	}
+	session->backend = *one;
+	if (refusals[0])
+		gdr_log(GDR_LOG_INFO, "gdr_open: passed over %s", refusals);
+	gdr_log(GDR_LOG_INFO, "gdr_open: using %s: %s", (*one)->name, status.reason);
+	warn_if_untested(*one);
+	return true;
+}
+
+bool gdr_pins_persist(const struct gdr *session)
+{
+	return session->backend != &gdr_backend_gdrdrv || session->node.persistent;
+}
+
+bool gdr_can_force_pcie(const struct gdr *session)
+{
+	if (session->backend == &gdr_backend_gdrdrv)
+		return session->node.features & GDRDRV_FEATURE_FORCE_PCIE;
+	return session->backend == &gdr_backend_dmabuf;
+}
+
+/* Whether another backend may be able to do what one could not. */
+static bool may_go_on(const struct gdr *session, const struct gdr_error *error)
+{
+	return !session->forced &&
+	       (error->failure == GDR_FAILED_UNAVAILABLE || error->failure == GDR_FAILED_HANDLE);
+}
+
+/* A module whose own pins are lost when the memory is freed makes such ones, as it always did. */
+static bool module_revokes(const struct gdr *session)
+{
+	return session->has_node && !session->node.persistent &&
+	       (!session->forced || session->forced == &gdr_backend_gdrdrv);
+}
+
+static struct gdr_memory *take(struct gdr *session, const struct gdr_cuda *cuda,
+			       struct gdr_request *request, struct gdr_error *error)
+{
+	struct gdr_memory *memory;
+
+	if (!module_revokes(session) || request->force_pcie)
+		return gdr_take(cuda, session->forced, request, error);
+
+	request->revocable = request->sigbus = true;
+	memory = gdr_take(cuda, &gdr_backend_gdrdrv, request, error);
+	if (memory || !may_go_on(session, error))
+		return memory;
+	gdr_log(GDR_LOG_INFO, "gdr_pin_buffer: passed over gdrdrv: %s", error->message);
+	request->revocable = request->sigbus = false;
+	request->node = NULL;
+	return gdr_take(cuda, NULL, request, error);
+}
+
+struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbytes, bool force_pcie,
+				  struct gdr_error *error)
+{
+	struct gdr_request request = {
+		.ptr = ptr,
+		.nbytes = nbytes,
+		.fd = -1,
+		.device = -1,
+		.gpu_pages = true,
+		.force_pcie = force_pcie,
+		.node = node_of(session),
+	};
+	const struct gdr_cuda *cuda = loaded_cuda();
+	struct gdr_memory *memory;
+
+	if (!cuda) {
+		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+			 "%#llx can be no GPU memory: this process has loaded no libcuda.so.1. "
+			 "Allocate it with CUDA in this process first",
+			 (unsigned long long)ptr);
+		return NULL;
+	}
+	memory = take(session, cuda, &request, error);
+	if (!memory)
+		return NULL;
+	if (atomic_exchange(&session->backend, memory->backend) != memory->backend) {
+		gdr_log(GDR_LOG_INFO, "gdr_pin_buffer: using %s", memory->backend->name);
+		warn_if_untested(memory->backend);
+	}
+	return memory;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* Which backend serves a session, by the environment, the machine and the memory. */
+#ifndef GDRAPI_CHOICE_H
+#define GDRAPI_CHOICE_H
+
+#include "session.h"
+
+/* Read the environment and ask the backends; false if none can serve, which is told. */
+bool gdr_choose(struct gdr *session);
+
+/* Whether pins keep memory that is freed, and may be forced through BAR1. */
+bool gdr_pins_persist(const struct gdr *session);
+bool gdr_can_force_pcie(const struct gdr *session);
+
+/* NULL with *error filled in; 1 byte at least. */
+struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbytes, bool force_pcie,
+				  struct gdr_error *error);
+
+#endif

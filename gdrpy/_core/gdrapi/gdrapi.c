@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/* Open and close, pin and unpin, map and unmap: what is refused, and what they come down to. */
+#include <assert.h>
+#include <errno.h>
+
+#include "choice.h"
+#include "exports.h"
+#include "log.h"
+#include "pins.h"
+
+static_assert((int)GDR_MAPPING_TYPE_WC == (int)GDR_MAPPING_WC &&
+		      (int)GDR_MAPPING_TYPE_CACHING == (int)GDR_MAPPING_CACHED &&
+		      (int)GDR_MAPPING_TYPE_DEVICE == (int)GDR_MAPPING_DEVICE,
+	      "the numbers of mapping types are those of the copy engine");
+
+gdr_t gdr_open(void)
+{
+	struct gdr *session;
+
+	gdr_log_read_environment();
+	session = gdr_session_open();
+	if (!session) {
+		gdr_log(GDR_LOG_ERROR, "gdr_open: this process has no memory left");
+		return NULL;
+	}
+	if (gdr_choose(session))
+		return session;
+	gdr_close(session);
+	return NULL;
+}
+
+int gdr_close(gdr_t g)
+{
+	int ret = gdr_session_begin_close(g);
+
+	if (ret)
+		return ret;
+	ret = gdr_pins_end_all(g);
+	gdr_session_finish_close(g);
+	return ret;
+}
+
+/* What the arguments of a pin have wrong, told; 0 if nothing. */
+static int check_range(const char *call, unsigned long addr, size_t size, const gdr_mh_t *handle)
+{
+	if (!handle)
+		return gdr_refuse_null(call, "handle");
+	if (size == 0 || addr + size < addr)
+		return gdr_refuse(EINVAL, "%s: %zu bytes at %#lx are no range: pass 1 byte or more",
+				  call, size, addr);
+	return 0;
+}
+
+/* On an entered session. */
+static int pin(struct gdr *session, const char *call, unsigned long addr, size_t size,
+	       bool force_pcie, gdr_mh_t *handle)
+{
+	struct gdr_memory *memory;
+	struct gdr_error error;
+	int ret;
+
+	memory = gdr_take_range(session, addr, size, force_pcie, &error);
+	if (!memory)
+		return gdr_refuse(force_pcie && error.failure == GDR_FAILED_UNAVAILABLE
+					  ? EINVAL
+					  : error.number,
+				  "%s: %s", call, error.message);
+	gdr_log(GDR_LOG_DEBUG, "%s: %zu bytes at %#lx by %s on %s", call, size, addr,
+		memory->backend->name, memory->location);
+	ret = gdr_pins_add(session, memory, &handle->h);
+	if (ret)
+		gdr_memory_release(memory, &error);
+	return ret;
+}
+
+int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
+		   gdr_mh_t *handle)
+{
+	int ret = gdr_session_enter(g, "gdr_pin_buffer");
+
+	if (ret)
+		return ret;
+	ret = check_range("gdr_pin_buffer", addr, size, handle);
+	if (!ret && (p2p_token || va_space) && gdr_pins_persist(g))
+		ret = gdr_refuse(EINVAL,
+				 "gdr_pin_buffer: tokens are of no use for pins that keep their "
+				 "memory: pass 0 for p2p_token and va_space");
+	if (!ret)
+		ret = pin(g, "gdr_pin_buffer", addr, size, false, handle);
+	gdr_session_leave(g);
+	return ret;
+}
+
+static int check_pin_flags(const struct gdr *session, uint32_t flags)
+{
+	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
+		return gdr_refuse(EINVAL,
+				  "gdr_pin_buffer_v2: flags %#x are not known: pass "
+				  "GDR_PIN_FLAG_DEFAULT or GDR_PIN_FLAG_FORCE_PCIE",
+				  flags);
+	if (flags && !gdr_can_force_pcie(session))
+		return gdr_refuse(EINVAL, "gdr_pin_buffer_v2: GDR_PIN_FLAG_FORCE_PCIE is not "
+					  "supported here: pass GDR_PIN_FLAG_DEFAULT");
+	return 0;
+}
+
+int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle)
+{
+	int ret = gdr_session_enter(g, "gdr_pin_buffer_v2");
+
+	if (ret)
+		return ret;
+	ret = check_range("gdr_pin_buffer_v2", addr, size, handle);
+	if (!ret)
+		ret = check_pin_flags(g, flags);
+	if (!ret)
+		ret = pin(g, "gdr_pin_buffer_v2", addr, size, flags, handle);
+	gdr_session_leave(g);
+	return ret;
+}
+
+int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
+{
+	struct gdr_pin *pin;
+	int ret = gdr_pins_enter(g, handle.h, "gdr_unpin_buffer", &pin);
+
+	if (ret)
+		return ret;
+	ret = gdr_pin_end(pin);
+	gdr_session_leave(g);
+	return ret;
+}
+
+/* What the arguments of a mapping have wrong, told; 0 if nothing. */
+static int check_mapping(const struct gdr_pin *pin, void *const *va, size_t size, int flags)
+{
+	if (!va)
+		return gdr_refuse_null("gdr_map", "va");
+	if (flags < GDR_MAP_FLAG_DEFAULT || flags > GDR_MAP_FLAG_REQ_DEVICE_MAPPING)
+		return gdr_refuse(EINVAL,
+				  "gdr_map_v2: flags %d are not known: pass one of "
+				  "gdr_map_flags_t",
+				  flags);
+	if (size == 0 || size > pin->memory->nbytes)
+		return gdr_refuse(EINVAL,
+				  "gdr_map: %zu bytes cannot be mapped: pass a size from 1 to the "
+				  "%llu bytes of info.mapped_size",
+				  size, (unsigned long long)pin->memory->nbytes);
+	if (pin->mapping)
+		return gdr_refuse(EAGAIN, "gdr_map: it is mapped already: call gdr_unmap() first, "
+					  "or pin the memory once more");
+	return 0;
+}
+
+int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
+{
+	struct gdr_pin *pin;
+	int ret = gdr_pins_enter(g, handle.h, "gdr_map", &pin);
+
+	if (ret)
+		return ret;
+	ret = check_mapping(pin, va, size, flags);
+	if (!ret)
+		ret = gdr_pin_map(pin, size, (enum gdr_mapping_kind)flags);
+	if (!ret)
+		*va = (void *)pin->mapping;
+	gdr_pins_leave(pin);
+	return ret;
+}
+
+int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
+{
+	return gdr_map_v2(g, handle, va, size, GDR_MAP_FLAG_DEFAULT);
+}
+
+int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
+{
+	struct gdr_pin *pin;
+	int ret = gdr_pins_enter(g, handle.h, "gdr_unmap", &pin);
+
+	(void)size; /* a mapping goes as a whole */
+	if (ret)
+		return ret;
+	if (!pin->mapping)
+		ret = gdr_refuse(EINVAL, "gdr_unmap: it is not mapped: call gdr_map() first");
+	else if ((uintptr_t)va != pin->mapping)
+		ret = gdr_refuse(EINVAL,
+				 "gdr_unmap: the mapping begins at %#lx, not at %p: pass what "
+				 "gdr_map() gave",
+				 pin->mapping, va);
+	else
+		ret = gdr_pin_unmap(pin);
+	gdr_pins_leave(pin);
+	return ret;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT */
+#include "pins.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "log.h"
+
+/* A handle is a pin's place among this many, plus a multiple of it for each use of the place. */
+#define MAX_PINS (1ul << 20)
+#define CHUNK_PINS 256ul
+
+_Atomic bool gdr_mappings_mixed;
+
+static _Atomic(struct gdr_pin *) chunks[MAX_PINS / CHUNK_PINS];
+
+/* Under gdr_objects_lock. */
+static struct gdr_pin *free_pins;
+static unsigned long chunk_count;
+static unsigned int mappings_of[GDR_MAPPING_DEVICE + 1];
+
+static bool add_chunk(void)
+{
+	struct gdr_pin *chunk;
+
+	if (chunk_count == MAX_PINS / CHUNK_PINS)
+		return false;
+	chunk = aligned_alloc(alignof(struct gdr_pin), CHUNK_PINS * sizeof(*chunk));
+	if (!chunk)
+		return false;
+	for (unsigned long i = CHUNK_PINS; i--;) {
+		chunk[i] = (struct gdr_pin){
+			.next_handle = MAX_PINS + chunk_count * CHUNK_PINS + i,
+			.next_free = free_pins,
+		};
+		pthread_mutex_init(&chunk[i].lock, NULL);
+		free_pins = &chunk[i];
+	}
+	chunks[chunk_count++] = chunk;
+	return true;
+}
+
+static struct gdr_pin *take_free(void)
+{
+	struct gdr_pin *pin = NULL;
+
+	pthread_mutex_lock(&gdr_objects_lock);
+	if (free_pins || add_chunk()) {
+		pin = free_pins;
+		free_pins = pin->next_free;
+	}
+	pthread_mutex_unlock(&gdr_objects_lock);
+	return pin;
+}
+
+static void give_free(struct gdr_pin *pin)
+{
+	pthread_mutex_lock(&gdr_objects_lock);
+	pin->next_free = free_pins;
+	free_pins = pin;
+	pthread_mutex_unlock(&gdr_objects_lock);
+}
+
+int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, unsigned long *handle)
+{
+	struct gdr_pin *pin = take_free();
+
+	if (!pin)
+		return gdr_refuse(ENOMEM,
+				  "gdr_pin_buffer: no room for a further pin: end some of the "
+				  "%lu that there are",
+				  chunk_count * CHUNK_PINS);
+	pthread_mutex_lock(&pin->lock);
+	pin->owner = owner;
+	pin->memory = memory;
+	pin->generation = gdr_generation;
+	*handle = pin->next_handle;
+	pin->next_handle += MAX_PINS;
+	pin->handle = *handle;
+	pthread_mutex_unlock(&pin->lock);
+	return 0;
+}
+
+struct gdr_pin *gdr_pins_find(unsigned long handle)
+{
+	unsigned long place = handle % MAX_PINS;
+	struct gdr_pin *chunk = chunks[place / CHUNK_PINS];
+	struct gdr_pin *pin = chunk + place % CHUNK_PINS;
+
+	return handle && chunk && pin->handle == handle ? pin : NULL;
+}
+
+int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *call)
+{
+	if (!pin)
+		return gdr_refuse(EINVAL,
+				  "%s: handle %#lx is no pin of this gdr_t: pass one that "
+				  "gdr_pin_buffer() gave and gdr_unpin_buffer() has not ended",
+				  call, handle);
+	if (pin->generation != gdr_generation)
+		return gdr_refuse(
+			EACCES,
+			"%s: handle %#lx is a pin of the parent process's: pin the memory "
+			"again in this process",
+			call, handle);
+	return 0;
+}
+
+int gdr_pins_enter(struct gdr *owner, unsigned long handle, const char *call,
+		   struct gdr_pin **found)
+{
+	int ret = gdr_session_enter(owner, call);
+	struct gdr_pin *pin;
+
+	if (ret)
+		return ret;
+	pin = gdr_pins_find(handle);
+	if (pin && pin->generation == gdr_generation) {
+		pthread_mutex_lock(&pin->lock);
+		if (pin->handle == handle && pin->owner == owner) {
+			*found = pin;
+			return 0;
+		}
+		pthread_mutex_unlock(&pin->lock);
+		pin = NULL;
+	}
+	gdr_session_leave(owner);
+	return gdr_pins_check(pin, handle, call);
+}
+
+void gdr_pins_leave(struct gdr_pin *pin)
+{
+	struct gdr *owner = pin->owner;
+
+	pthread_mutex_unlock(&pin->lock);
+	gdr_session_leave(owner);
+}
+
+static void count_mapping(enum gdr_mapping_kind kind, int change)
+{
+	int kinds = 0;
+
+	pthread_mutex_lock(&gdr_objects_lock);
+	mappings_of[kind] += change;
+	for (int i = GDR_MAPPING_WC; i <= GDR_MAPPING_DEVICE; i++)
+		kinds += mappings_of[i] != 0;
+	gdr_mappings_mixed = kinds > 1;
+	pthread_mutex_unlock(&gdr_objects_lock);
+}
+
+/* What gdr_map(size) makes accessible: whole pages of the CPU, as far as they are pinned. */
+static size_t whole_pages(const struct gdr_pin *pin, size_t size)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	size_t rounded = (size + page - 1) & ~(page - 1);
+
+	return rounded < pin->memory->nbytes ? rounded : pin->memory->nbytes;
+}
+
+int gdr_pin_map(struct gdr_pin *pin, size_t size, enum gdr_mapping_kind wanted)
+{
+	struct gdr_error error;
+
+	if (gdr_memory_want(pin->memory, wanted, &error) ||
+	    gdr_memory_map(pin->memory, 0, whole_pages(pin, size), false, &pin->view, &error))
+		return gdr_refuse(error.failure == GDR_FAILED_UNAVAILABLE ? EINVAL : error.number,
+				  "gdr_map: %s", error.message);
+	count_mapping(pin->view.kind, 1);
+	pin->kind = pin->view.kind;
+	pin->length = pin->view.map.nbytes;
+	pin->mapping = (uintptr_t)pin->view.map.address;
+	return 0;
+}
+
+int gdr_pin_unmap(struct gdr_pin *pin)
+{
+	struct gdr_error error;
+
+	pin->mapping = 0;
+	count_mapping(pin->view.kind, -1);
+	if (gdr_memory_unmap(pin->memory, &pin->view, &error))
+		return gdr_refuse(error.number, "gdr_unmap: %s", error.message);
+	return 0;
+}
+
+int gdr_pin_end(struct gdr_pin *pin)
+{
+	struct gdr_error error;
+	int ret = 0;
+
+	pin->handle = 0;
+	if (pin->mapping)
+		ret = gdr_pin_unmap(pin);
+	if (gdr_memory_release(pin->memory, &error) && !ret)
+		ret = gdr_refuse(error.number, "gdr_unpin_buffer: %s", error.message);
+	give_free(pin);
+	pthread_mutex_unlock(&pin->lock);
+	return ret;
+}
+
+/* A pin of the parent's has nothing left to be given back. */
+static int end_of(struct gdr *owner, struct gdr_pin *pin)
+{
+	pthread_mutex_lock(&pin->lock);
+	if (pin->handle && pin->owner == owner) {
+		if (pin->memory)
+			return gdr_pin_end(pin);
+		pin->handle = 0;
+		give_free(pin);
+	}
+	pthread_mutex_unlock(&pin->lock);
+	return 0;
+}
+
+int gdr_pins_end_all(struct gdr *owner)
+{
+	struct gdr_pin *chunk;
+	int first = 0;
+
+	for (unsigned long i = 0; i < MAX_PINS / CHUNK_PINS && (chunk = chunks[i]); i++)
+		for (struct gdr_pin *pin = chunk; pin < chunk + CHUNK_PINS; pin++) {
+			int ret = pin->handle ? end_of(owner, pin) : 0;
+
+			first = first ? first : ret;
+		}
+	return first;
+}
+
+void gdr_pins_begin_child(void)
+{
+	for (unsigned long i = 0; i < chunk_count * CHUNK_PINS; i++) {
+		struct gdr_pin *pin = &chunks[i / CHUNK_PINS][i % CHUNK_PINS];
+
+		pthread_mutex_init(&pin->lock, NULL);
+		if (pin->handle && pin->memory)
+			gdr_memory_forget(pin->memory);
+		pin->memory = NULL;
+		pin->mapping = 0;
+	}
+	memset(mappings_of, 0, sizeof(mappings_of));
+	gdr_mappings_mixed = false;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The pins of this process, by their handles: numbers that are never given out twice, so that a
+ * stale or invented one is found out. A pin's place in memory is fixed and is never freed, so that
+ * copies look one up without a lock.
+ */
+#ifndef GDRAPI_PINS_H
+#define GDRAPI_PINS_H
+
+#include <pthread.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "session.h"
+
+struct gdr_pin {
+	/* What copies read: one cache line. */
+	alignas(64) _Atomic(unsigned long) handle; /* 0: no pin */
+	_Atomic(uintptr_t) mapping;		   /* 0: not mapped */
+	_Atomic(size_t) length;
+	_Atomic(enum gdr_mapping_kind) kind;
+	_Atomic(unsigned int) generation; /* gdr_generation where it was made */
+
+	alignas(64) pthread_mutex_t lock; /* of all that follows */
+	struct gdr *owner;
+	struct gdr_memory *memory; /* NULL in a child of the process that pinned it */
+	struct gdr_view view;
+
+	unsigned long next_handle;
+	struct gdr_pin *next_free;
+};
+
+/* The memory is the pin's from here on. ENOMEM leaves it the caller's, and is told. */
+int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, unsigned long *handle);
+
+/* NULL if there is none of that handle. */
+struct gdr_pin *gdr_pins_find(unsigned long handle);
+
+/* 0, or why a call cannot be made on what was found, which is told: EINVAL, EACCES. */
+int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *call);
+
+/* Enter a session and lock a pin of its. 0, or EINVAL or EACCES, which is told. */
+int gdr_pins_enter(struct gdr *owner, unsigned long handle, const char *call, struct gdr_pin **pin);
+void gdr_pins_leave(struct gdr_pin *pin);
+
+/* Of a locked pin: 0, or an errno, which is told. */
+int gdr_pin_map(struct gdr_pin *pin, size_t size, enum gdr_mapping_kind wanted);
+int gdr_pin_unmap(struct gdr_pin *pin);
+
+/* Unmap, unpin and unlock a locked pin: it is gone, also where an error is told. */
+int gdr_pin_end(struct gdr_pin *pin);
+
+/* Likewise all pins of a session that nobody else has entered; the parent's in a forked child. */
+int gdr_pins_end_all(struct gdr *owner);
+
+/* With gdr_objects_lock held, by a child's only thread. */
+void gdr_pins_begin_child(void);
+
+/* Whether this process has mappings of more than one type. */
+extern _Atomic bool gdr_mappings_mixed;
+
+#endif

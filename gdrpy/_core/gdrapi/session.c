@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+#include "session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "log.h"
+#include "pins.h"
+
+unsigned int gdr_generation;
+pthread_mutex_t gdr_objects_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static _Atomic(struct gdr *) sessions;
+
+static void close_node(struct gdr *session)
+{
+	if (session->has_node)
+		gdr_node_close(&session->node);
+	session->has_node = false;
+}
+
+static void lock_objects(void)
+{
+	pthread_mutex_lock(&gdr_objects_lock);
+}
+
+static void unlock_objects(void)
+{
+	pthread_mutex_unlock(&gdr_objects_lock);
+}
+
+/*
+ * A child that kept its copy of a node would keep what the parent has pinned through it. Its only
+ * thread holds no lock but this one; those that the parent's other threads held are free again.
+ */
+static void begin_child(void)
+{
+	gdr_generation++;
+	for (struct gdr *session = sessions; session; session = session->next) {
+		close_node(session);
+		pthread_rwlock_init(&session->lock, NULL);
+	}
+	gdr_pins_begin_child();
+	unlock_objects();
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(lock_objects, unlock_objects, begin_child);
+}
+
+static struct gdr *new_session(void)
+{
+	struct gdr *session = calloc(1, sizeof(*session));
+
+	if (!session)
+		return NULL;
+	pthread_rwlock_init(&session->lock, NULL);
+	session->next = sessions;
+	sessions = session;
+	return session;
+}
+
+struct gdr *gdr_session_open(void)
+{
+	struct gdr *session;
+
+	lock_objects();
+	session = sessions;
+	while (session && session->open)
+		session = session->next;
+	if (!session)
+		session = new_session();
+	if (session) {
+		session->generation = gdr_generation;
+		session->has_node = !gdr_node_open(&session->node, GDRDRV_NODE);
+		session->open = true;
+	}
+	unlock_objects();
+	return session;
+}
+
+static bool is_session(const struct gdr *wanted)
+{
+	const struct gdr *session = sessions;
+
+	while (session && session != wanted)
+		session = session->next;
+	return session;
+}
+
+static int refuse_closed(const char *call)
+{
+	return gdr_refuse(EINVAL, "%s: this gdr_t is closed: call gdr_open() again", call);
+}
+
+static int check(const struct gdr *session, const char *call)
+{
+	if (!is_session(session))
+		return gdr_refuse(EINVAL, "%s: %p is no gdr_t: pass what gdr_open() returned", call,
+				  (const void *)session);
+	return session->open ? 0 : refuse_closed(call);
+}
+
+int gdr_session_enter(struct gdr *session, const char *call)
+{
+	int ret = check(session, call);
+
+	if (ret)
+		return ret;
+	if (session->generation != gdr_generation)
+		return gdr_refuse(EACCES,
+				  "%s: this gdr_t is the parent process's: call gdr_open() after "
+				  "the fork, or start processes by exec",
+				  call);
+	pthread_rwlock_rdlock(&session->lock);
+	if (session->open)
+		return 0;
+	pthread_rwlock_unlock(&session->lock);
+	return refuse_closed(call);
+}
+
+void gdr_session_leave(struct gdr *session)
+{
+	pthread_rwlock_unlock(&session->lock);
+}
+
+int gdr_session_begin_close(struct gdr *session)
+{
+	int ret = check(session, "gdr_close");
+
+	if (ret)
+		return ret;
+	pthread_rwlock_wrlock(&session->lock);
+	if (session->open)
+		return 0;
+	pthread_rwlock_unlock(&session->lock);
+	return refuse_closed("gdr_close");
+}
+
+void gdr_session_finish_close(struct gdr *session)
+{
+	lock_objects();
+	close_node(session);
+	session->open = false;
+	unlock_objects();
+	pthread_rwlock_unlock(&session->lock);
+}

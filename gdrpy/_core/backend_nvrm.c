@@ -107,10 +107,11 @@ static void keep_exporting(const struct gdr_cuda *cuda, int device)
 	pthread_mutex_unlock(&device_lock);
 }
 
-/* Whether the driver had its say on the handles, which will not change. */
+/* Whether the driver had its say on the handles: a lack of memory, or of a right, may end. */
 static bool is_verdict(const struct gdr_error *error)
 {
-	return error->failure == GDR_FAILED_UNAVAILABLE || error->status;
+	return error->failure == GDR_FAILED_UNAVAILABLE ||
+	       (error->failure == GDR_FAILED_CALL && error->status);
 }
 
 /* GDR_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */

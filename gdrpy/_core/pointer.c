@@ -84,6 +84,10 @@ int gdr_pointer_range(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t nbytes
 {
 	uint64_t room;
 
+	if (ptr > UINT64_MAX - (page - 1) || nbytes > UINT64_MAX - (page - 1) - ptr)
+		return gdr_fail(error, GDR_FAILED_SIZE, EINVAL,
+				"%llu bytes at %#llx run past the end of all addresses",
+				(unsigned long long)nbytes, (unsigned long long)ptr);
 	range->start = ptr / page * page;
 	range->end = (ptr + nbytes + page - 1) / page * page;
 	if (gdr_pointer_find(cuda, ptr, pointer, error))

@@ -217,9 +217,7 @@ class Reads(_Sides):
         mapping, verify = self.region.cpu, self._verify(start, host)
         return [
             *(
-                Contender(
-                    name, "gdr_copy_from", self.native.read(mapping, host, start), verify
-                )
+                Contender(name, "gdr_copy_from", self.native.read(mapping, host, start), verify)
                 for name in (ENGINE, ENGINE_AGAIN)
             ),
             *(

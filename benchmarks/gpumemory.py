@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+_LIBRARY = "libnvidia-ml.so.1"
+
 
 class NoNvml(Exception):
     """NVML cannot be asked here; the message says why."""
@@ -36,7 +38,7 @@ class Nvml:
 
     def __init__(self) -> None:
         try:
-            self._library = ctypes.CDLL("libnvidia-ml.so.1")
+            self._library = ctypes.CDLL(_LIBRARY)
         except OSError as error:
             raise NoNvml(str(error)) from None
 

@@ -24,6 +24,7 @@ import channel
 import engine
 import goals
 import latency
+import libgdrapi
 import machine
 import pingpong
 import plots
@@ -46,6 +47,7 @@ _ALL = (
     transfers,
     scatter,
     attach,
+    libgdrapi,
     broker,
     pingpong,
     queued,

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 import gdrpy
-from gdrpy import Region
 from harness import Contender, Session, Timed, Verify
-from native import MEMCPY, Native, built
+from native import MEMCPY, Loop, Native, built
 from payload import STALE, Bytes, GpuBytes, payload, same
 from sweep import AGAIN, SIZE, Point, Sweep
+
+#: Bytes, offset mod 64 of the mapping's side, and of the host's.
+Offsets = tuple[int, int, int]
 
 MODULE = "engine"
 TO = "to the mapping"
 FROM = "from the mapping"
 
 ENGINE = "engine"
-ENGINE_AGAIN = f"{ENGINE} {AGAIN}"
-OVER_BEST = "best routine over engine"
-OVER_MEMCPY = "memcpy over engine"
-OVER_ITSELF = "engine over itself"
-
-#: Figures: the engine's worst point against the best routine and memcpy, 1 where they are level.
-WORST = "engine over best routine, at worst"
-WORST_MEMCPY = "engine over memcpy, at worst"
-WORST_MEMCPY_LARGE = "engine over memcpy, at worst from 1 KiB on"
-WORST_ITSELF = "engine over itself, at worst"
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -57,7 +50,26 @@ _LEVEL = 0.03
 #: What a point gets of the time of a comparison, and how many times as much then.
 _SHARE, _LONGER = 1 / 150, 5
 
-_KEYS = (SIZE, "mapping offset", "host offset")
+KEYS = (SIZE, "mapping offset", "host offset")
+
+
+# Figures: the worst point of a way against the best routine and memcpy, 1 where they are level.
+
+
+def worst(way: str = ENGINE) -> str:
+    return f"{way} over best routine, at worst"
+
+
+def worst_itself(way: str = ENGINE) -> str:
+    return f"{way} over itself, at worst"
+
+
+def worst_memcpy(way: str = ENGINE) -> str:
+    return f"{way} over memcpy, at worst"
+
+
+def worst_memcpy_large(way: str = ENGINE) -> str:
+    return f"{way} over memcpy, at worst from 1 KiB on"
 
 
 def run(session: Session) -> None:
@@ -66,23 +78,26 @@ def run(session: Session) -> None:
     sizes = _QUICK_SIZES if session.quick else (*_POWERS, *_ODD, *_ODD_LARGE, *_ODD_LARGEST)
     with gdrpy.alloc(max(sizes) + 4 * _LINE) as region:
         for operation, bench in ((TO, Writes), (FROM, Reads)):
-            sweep = Sweep(MODULE, operation, _KEYS, spread=False)
-            session.sweeps.append(sweep)
-            _measure(session, sweep, bench(native, region), sorted(sizes))
-            _figures(session, sweep)
+            sweep = Sweep(MODULE, operation, KEYS, spread=False)
+            points = [
+                (nbytes, *offsets)
+                for nbytes in sorted(sizes)
+                for offsets in _alignments(session.quick, nbytes)
+            ]
+            measure(session, sweep, bench(native, region), points)
 
 
-def _measure(session: Session, sweep: Sweep, bench: Writes | Reads, sizes: list[int]) -> None:
+def measure(session: Session, sweep: Sweep, bench: Sides, points: Sequence[Offsets]) -> None:
+    """Measure a side's way to copy at points of growing size; its figures."""
+    session.sweeps.append(sweep)
     too_slow: set[str] = set()
-    for nbytes in sizes:
-        session.step(f"{MODULE}: {sweep.operation} {nbytes} B")
-        for mapping_offset, host_offset in _alignments(session.quick, nbytes):
-            key = nbytes, mapping_offset, host_offset
-            aligned = not mapping_offset and not host_offset
-            left_out = too_slow if aligned else too_slow | bench.only_aligned(nbytes)
-            point = _point(sweep, bench, key, left_out, session.seconds * _SHARE)
-            limit = max(_TOO_LONG, _HOPELESS * point.median(ENGINE))
-            too_slow |= {way for way in point.times if point.median(way) > limit} - {MEMCPY}
+    for key in points:
+        session.step(f"{sweep.module}: {sweep.operation} {key[0]} B")
+        left_out = too_slow if key[1:] == (0, 0) else too_slow | bench.only_aligned(key[0])
+        point = _point(sweep, bench, key, left_out, session.seconds * _SHARE)
+        limit = max(_TOO_LONG, _HOPELESS * point.median(bench.way))
+        too_slow |= {way for way in point.times if point.median(way) > limit} - {MEMCPY}
+    _figures(session, sweep, bench)
 
 
 def _alignments(quick: bool, nbytes: int) -> Iterator[tuple[int, int]]:
@@ -95,91 +110,118 @@ def _alignments(quick: bool, nbytes: int) -> Iterator[tuple[int, int]]:
         yield from ((0, offset) for offset in range(2, 64))
 
 
-def _point(
-    sweep: Sweep, bench: Writes | Reads, key: tuple[int, int, int], left_out: set[str], time: float
-) -> Point:
+def _point(sweep: Sweep, bench: Sides, key: Offsets, left_out: set[str], time: float) -> Point:
     contenders = [one for one in bench.contenders(*key) if one.way not in left_out]
     point = sweep.measure(key, contenders, time, verify_before=key[0] < _LARGE)
-    ratios = _ratios(point)
-    if any(abs(ratio - 1) > _LEVEL for ratio in (ratios[OVER_BEST], ratios[OVER_ITSELF]) if ratio):
+    ratios = bench.ratios(point)
+    seen = (ratios[bench.over_best], ratios[bench.over_itself])
+    if any(abs(ratio - 1) > _LEVEL for ratio in seen if ratio):
         point = point.joined(sweep.measure(key, contenders, _LONGER * time, verify_before=False))
-        ratios = _ratios(point)
+        ratios = bench.ratios(point)
     sweep.keep(point, ratios)
     return point
 
 
-def _ratios(point: Point) -> dict[str, float | None]:
-    routines = point.times.keys() - {ENGINE, ENGINE_AGAIN, MEMCPY}
-    return {
-        OVER_BEST: _times_faster(point, sorted(routines)),
-        OVER_MEMCPY: _times_faster(point, [MEMCPY]),
-        OVER_ITSELF: _times_faster(point, [ENGINE_AGAIN]),
-    }
+def _figures(session: Session, sweep: Sweep, bench: Sides) -> None:
+    sweep.figure(session, worst(bench.way), [bench.over_best], min)
+    sweep.figure(session, worst_itself(bench.way), [bench.over_itself], min)
+    sweep.figure(session, worst_memcpy(bench.way), [bench.over_memcpy], min)
+    large = worst_memcpy_large(bench.way)
+    sweep.figure(session, large, [bench.over_memcpy], min, lambda key: key[0] >= KIB)
 
 
-def _times_faster(point: Point, others: list[str]) -> float | None:
-    """How many times the engine goes into the best of the others."""
-    ratio = point.ratio(ENGINE, others)
-    return None if ratio is None else 1 / ratio
+class Memory(Protocol):
+    """GPU memory and its CPU mapping: a region, or what has the same."""
 
+    @property
+    def ptr(self) -> int: ...
 
-def _figures(session: Session, sweep: Sweep) -> None:
-    sweep.figure(session, WORST, [OVER_BEST], min)
-    sweep.figure(session, WORST_ITSELF, [OVER_ITSELF], min)
-    sweep.figure(session, WORST_MEMCPY, [OVER_MEMCPY], min)
-    sweep.figure(session, WORST_MEMCPY_LARGE, [OVER_MEMCPY], min, lambda key: key[0] >= KIB)
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def cpu(self) -> Any: ...
 
 
 @dataclass
-class _Sides:
-    """Where copies of up to a size begin: a line into the region, and into host memory."""
+class Sides:
+    """Where copies of up to a size begin: a line into the region, and into host memory.
+
+    ``way`` is what is held against the routines, and ``method`` what it does.
+    """
 
     native: Native
-    region: Region
+    region: Memory
+
+    way: ClassVar[str] = ENGINE
+    method: ClassVar[str]
 
     def __post_init__(self) -> None:
         self.gpu = GpuBytes(self.region.ptr)
         memory = np.empty(self.region.nbytes + _LINE, np.uint8)
         self.host: Bytes = memory[-memory.ctypes.data % _LINE :]
+        self.again = f"{self.way} {AGAIN}"
+        self.over_best = f"best routine over {self.way}"
+        self.over_memcpy = f"memcpy over {self.way}"
+        self.over_itself = f"{self.way} over itself"
+
+    def copy(self, host: Bytes, start: int) -> Timed:
+        """The way's copy between host memory and the mapping from there on."""
+        raise NotImplementedError
+
+    def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
+        """The way, the engine's routines and memcpy, each proved to move the right bytes."""
+        raise NotImplementedError
+
+    def only_aligned(self, _nbytes: int) -> set[str]:
+        """The ways that are measured aligned alone, for the time they take."""
+        return set()
+
+    def ratios(self, point: Point) -> dict[str, float | None]:
+        """How many times the way goes into the best of others; memcpy may be left out."""
+        routines = sorted(point.times.keys() - {self.way, self.again, MEMCPY})
+        others = {
+            self.over_best: routines,
+            self.over_memcpy: [MEMCPY],
+            self.over_itself: [self.again],
+        }
+        found = {name: point.ratio(self.way, of) for name, of in others.items()}
+        return {name: None if ratio is None else 1 / ratio for name, ratio in found.items()}
+
+    def _contenders(
+        self, copy: Timed, routines: dict[str, Loop], method: str, verify: Verify
+    ) -> list[Contender]:
+        """The way's copy twice, and the routines."""
+        return [
+            *(Contender(way, self.method, copy, verify) for way in (self.way, self.again)),
+            *(Contender(name, method, loop, verify) for name, loop in routines.items()),
+        ]
 
 
-class Writes(_Sides):
+class Writes(Sides):
     """Ways to the mapping."""
+
+    method = "gdr_copy_to, and a store fence"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.host[:] = payload(self.host.nbytes)
         self._routines = self.native.routines(to_mapping=True)
 
-    def only_aligned(self, _nbytes: int) -> set[str]:
-        """The ways that are measured aligned alone, for the time they take."""
-        return set()
+    def copy(self, host: Bytes, start: int) -> Timed:
+        return self.native.write(self.region.cpu, host, start)
 
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
-        """The engine, its routines and memcpy, each proved to write these bytes and no others."""
+        """Each is proved to write these bytes and no others."""
         start = _LINE + mapping_offset
         data = self.host[host_offset : host_offset + nbytes]
-        mapping, verify = self.region.cpu, self._verify(start, data)
-        return [
-            *(
-                Contender(
-                    name,
-                    "gdr_copy_to, and a store fence",
-                    self.native.write(mapping, data, start),
-                    verify,
-                )
-                for name in (ENGINE, ENGINE_AGAIN)
-            ),
-            *(
-                Contender(
-                    name,
-                    "the routine alone, and a store fence",
-                    self.native.routine_write(routine, mapping, data, start),
-                    verify,
-                )
-                for name, routine in self._routines.items()
-            ),
-        ]
+        routines = {
+            name: self.native.routine_write(routine, self.region.cpu, data, start)
+            for name, routine in self._routines.items()
+        }
+        method = "the routine alone, and a store fence"
+        verify = self._verify(start, data)
+        return self._contenders(self.copy(data, start), routines, method, verify)
 
     def _verify(self, start: int, data: Bytes) -> Verify:
         end = start + data.nbytes
@@ -197,8 +239,10 @@ class Writes(_Sides):
         return verify
 
 
-class Reads(_Sides):
+class Reads(Sides):
     """Ways from the mapping."""
+
+    method = "gdr_copy_from"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,32 +250,22 @@ class Reads(_Sides):
         self.gpu.put(self._data)
         self._routines = self.native.routines(to_mapping=False)
 
+    def copy(self, host: Bytes, start: int) -> Timed:
+        return self.native.read(self.region.cpu, host, start)
+
     def only_aligned(self, nbytes: int) -> set[str]:
-        """The ways that are measured aligned alone, for the time they take."""
         return {MEMCPY} if nbytes >= _LARGE else set()
 
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
-        """The engine, its routines and memcpy, each proved to read these bytes."""
+        """Each is proved to read these bytes."""
         start = _LINE + mapping_offset
         host = self.host[_LINE + host_offset : _LINE + host_offset + nbytes]
-        mapping, verify = self.region.cpu, self._verify(start, host)
-        return [
-            *(
-                Contender(
-                    name, "gdr_copy_from", self.native.read(mapping, host, start), verify
-                )
-                for name in (ENGINE, ENGINE_AGAIN)
-            ),
-            *(
-                Contender(
-                    name,
-                    "the routine alone",
-                    self.native.routine_read(routine, mapping, host, start),
-                    verify,
-                )
-                for name, routine in self._routines.items()
-            ),
-        ]
+        routines = {
+            name: self.native.routine_read(routine, self.region.cpu, host, start)
+            for name, routine in self._routines.items()
+        }
+        verify = self._verify(start, host)
+        return self._contenders(self.copy(host, start), routines, "the routine alone", verify)
 
     def _verify(self, start: int, host: Bytes) -> Verify:
         end = start + host.nbytes

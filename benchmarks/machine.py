@@ -30,16 +30,20 @@ _CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM", "GDRPY_TUNING"
 _PCI = Path("/sys/bus/pci/devices")
 
 
-def describe(arguments: Sequence[str], commit: str | None) -> dict[str, Any]:
+RUN = "benchmarks/run.py"
+
+
+def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) -> dict[str, Any]:
     """The header of a result. None is what cannot be known here.
 
-    ``arguments`` are the command line's, ``commit`` what it says where git is not there to ask.
+    ``arguments`` are the command line's of a script, ``commit`` what it says where git is not there
+    to ask.
     """
     gpu = cuda.device_info(0)
     with gdrpy.alloc(1) as region:
         backend, mapping_type = region.cpu.backend, region.cpu.mapping_type.name.lower()
     return {
-        "command": command(arguments),
+        "command": command(arguments, script),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit or _git("rev-parse", "HEAD"),
         "dirty": None if commit else _dirty(),
@@ -79,10 +83,10 @@ def kernel_version() -> str:
     return platform.release().partition("-")[0]
 
 
-def command(arguments: Sequence[str]) -> str:
+def command(arguments: Sequence[str], script: str = RUN) -> str:
     """The command from the top of a checkout that measures the same again."""
     chosen = [f"{name}={os.environ[name]}" for name in _CHOICES if os.environ.get(name)]
-    return shlex.join([*chosen, "python", "benchmarks/run.py", *arguments])
+    return shlex.join([*chosen, "python", script, *arguments])
 
 
 def _git(*arguments: str) -> str | None:

@@ -7,7 +7,7 @@ import functools
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,20 +135,27 @@ def _range(mapping: Mapping, offset: int, host: Bytes) -> tuple[int, int, int]:
     return mapping.address + offset, host.ctypes.data, host.nbytes
 
 
+def compiled(arguments: Sequence[str], library: Path) -> Path:
+    """Compile a shared library. Raises NotBuilt."""
+    compiler = os.environ.get("CC", "gcc")
+    try:
+        subprocess.run(
+            [compiler, *_CFLAGS, *arguments, "-o", str(library)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except OSError as error:
+        raise NotBuilt(f"no C compiler: {compiler}: {error.strerror}") from error
+    except subprocess.CalledProcessError as error:
+        raise NotBuilt(f"{compiler} failed: {error.stderr.strip()}") from error
+    return library
+
+
 def _build() -> ctypes.CDLL:
     sources = sorted(_CORE.glob("copy*.c"))
     if not sources:
         raise NotBuilt("the C sources of gdrpy are not beside the benchmarks")
-    compiler = os.environ.get("CC", "gcc")
+    arguments = [f"-I{_CORE}", str(_HERE / "native.c"), *map(str, sources)]
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "native.so"
-        command = [compiler, *_CFLAGS, f"-I{_CORE}", str(_HERE / "native.c"), *map(str, sources)]
-        try:
-            subprocess.run(
-                [*command, "-o", str(library)], check=True, capture_output=True, text=True
-            )
-        except OSError as error:
-            raise NotBuilt(f"no C compiler: {compiler}: {error.strerror}") from error
-        except subprocess.CalledProcessError as error:
-            raise NotBuilt(f"{compiler} failed: {error.stderr.strip()}") from error
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(compiled(arguments, Path(folder) / "native.so")))

@@ -13,6 +13,7 @@ import broker
 import channel
 import engine
 import latency
+import libgdrapi
 import pingpong
 import queued
 import scatter
@@ -102,6 +103,13 @@ SECTIONS = (
         "Getting at memory",
         attach.MODULE,
         "From a descriptor to the first store, in fresh processes and in this one.",
+    ),
+    Section(
+        "libgdrapi, from C",
+        libgdrapi.MODULE,
+        "Each call alone, in fresh processes that have a CUDA context: 64 KiB of buffers of 2 MiB. "
+        "Its copies beside the engine's routines on the same mapping; a row is of all sizes up to "
+        "the next row's.",
     ),
     Section("The broker", broker.MODULE, "Named regions; see [the broker](broker.md#measured)."),
 )

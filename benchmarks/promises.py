@@ -10,6 +10,7 @@ import broker
 import channel
 import engine
 import latency
+import libgdrapi
 import pingpong
 import scatter
 import threads
@@ -61,6 +62,10 @@ def _broker(operation: str, way: str) -> str:
 
 def _pingpong(way: str) -> str:
     return identifier(pingpong.MODULE, pingpong.OPERATION, None, way)
+
+
+def _libgdrapi(operation: str, name: str) -> str:
+    return figure_id(libgdrapi.MODULE, operation, name)
 
 
 def _to(name: str) -> str:
@@ -146,31 +151,31 @@ GOALS = (
     ),
     Goal(
         "engine to the mapping: its speed over the best routine's, at worst",
-        _to(engine.WORST),
+        _to(engine.worst()),
         0.95,
         "x",
         at_least=True,
-        control=_to(engine.WORST_ITSELF),
+        control=_to(engine.worst_itself()),
     ),
     Goal(
         "engine from the mapping: its speed over the best routine's, at worst",
-        _from(engine.WORST),
+        _from(engine.worst()),
         0.95,
         "x",
         at_least=True,
-        control=_from(engine.WORST_ITSELF),
+        control=_from(engine.worst_itself()),
     ),
     Goal(
         "engine to the mapping: its speed over memcpy's, at worst",
-        _to(engine.WORST_MEMCPY),
+        _to(engine.worst_memcpy()),
         1,
         "x",
         at_least=True,
-        control=_to(engine.WORST_ITSELF),
+        control=_to(engine.worst_itself()),
     ),
     Goal(
         "engine from the mapping: its speed over memcpy's, at worst from 1 KiB on",
-        _from(engine.WORST_MEMCPY_LARGE),
+        _from(engine.worst_memcpy_large()),
         10,
         "x",
         at_least=True,
@@ -226,6 +231,40 @@ GOALS = (
     Goal("channel: records lost or torn", channel.LOST, 0, ""),
     Goal(attach.FRESH, identifier(attach.MODULE, attach.FRESH, None, "gdrpy"), 1, "ms"),
     Goal(attach.FURTHER, identifier(attach.MODULE, attach.FURTHER, None, "gdrpy"), 0.1, "ms"),
+    *(
+        Goal(
+            f"libgdrapi: {libgdrapi.FURTHER}, {kind}",
+            identifier(libgdrapi.MODULE, libgdrapi.FURTHER, None, kind),
+            0.15,
+            "ms",
+        )
+        for kind in libgdrapi.KINDS
+    ),
+    *(
+        Goal(
+            f"libgdrapi {operation}: its speed over the best routine's, at worst",
+            _libgdrapi(operation, engine.worst(libgdrapi.MODULE)),
+            0.95,
+            "x",
+            at_least=True,
+            control=_libgdrapi(operation, engine.worst_itself(libgdrapi.MODULE)),
+        )
+        for operation in (engine.TO, engine.FROM)
+    ),
+    *(
+        Goal(
+            f"libgdrapi: {what} more in use after 10,000 cycles",
+            _libgdrapi(libgdrapi.LEFT, what),
+            bound,
+            unit,
+        )
+        for what, bound, unit in (
+            (libgdrapi.DESCRIPTORS, 0, ""),
+            (libgdrapi.BAR1, 0, "B"),
+            (libgdrapi.GPU_MEMORY, 0, "B"),
+            (libgdrapi.RESIDENT, 1 << 20, "B"),
+        )
+    ),
     Goal(
         "broker: get with its CPU view, one core",
         _broker(broker.ROUND_TRIP, broker.GET),

@@ -24,6 +24,7 @@ import channel
 import engine
 import goals
 import latency
+import libgdrapi
 import machine
 import pingpong
 import plots
@@ -46,6 +47,7 @@ _ALL = (
     transfers,
     scatter,
     attach,
+    libgdrapi,
     broker,
     pingpong,
     queued,
@@ -184,12 +186,14 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def file_stem(result: dict[str, Any]) -> str:
-    """GPU, date and what was measured: ``h200-2026-11-21-latency``."""
+    """GPU, how many, date and what was measured: ``h200-x2-2026-11-21-nccl``."""
     header = result["header"]
     name = header["gpu"].lower().removeprefix("nvidia ")
     words = re.sub(r"[^a-z0-9]+", "-", name).strip("-")
     if header["simulated"]:
         words = "simulated-gpu"
+    if (gpus := header.get("gpus", 1)) > 1:
+        words += f"-x{gpus}"
     everything = result["modules"] == list(MODULES)
     parts = [words, header["date"][:10], *(["all"] if everything else result["modules"])]
     return "-".join([*parts, *(["quick"] if result["quick"] else [])])

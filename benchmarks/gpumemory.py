@@ -1,0 +1,83 @@
+"""What of a GPU's memory and of its BAR1 is in use, as NVML tells."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIBRARY = "libnvidia-ml.so.1"
+
+
+class NoNvml(Exception):
+    """NVML cannot be asked here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """Bytes in use of one GPU, by all processes."""
+
+    memory: int
+    bar1: int
+
+
+class _Amounts(ctypes.Structure):
+    """As NVML fills it: memory has total, free, used; BAR1 the same."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+class Nvml:
+    """The library, initialized."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(_LIBRARY)
+        except OSError as error:
+            raise NoNvml(str(error)) from None
+
+    def use(self, pci: str) -> Use:
+        """Of the GPU at a PCI address. Raises NoNvml."""
+        device = ctypes.c_void_p()
+        self.call("nvmlDeviceGetHandleByPciBusId_v2", pci.encode(), ctypes.byref(device))
+        found = []
+        for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBAR1MemoryInfo"):
+            amounts = _Amounts()
+            self.call(name, device, ctypes.byref(amounts))
+            found.append(int(amounts.used))
+        return Use(*found)
+
+    def call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise NoNvml(f"{name} answered {status}")
+
+
+@contextmanager
+def nvml() -> Iterator[Nvml]:
+    """NVML for a while. Raises NoNvml."""
+    library = Nvml()
+    library.call("nvmlInit_v2")
+    try:
+        yield library
+    finally:
+        library.call("nvmlShutdown")
+
+
+def users() -> set[int]:
+    """The processes that have a GPU's device file open, as far as one may look."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = link.readlink()
+        except OSError:
+            continue
+        if str(target).startswith("/dev/nvidia"):
+            found.add(int(link.parts[2]))
+    return found

@@ -1,0 +1,120 @@
+"""NCCL on two GPUs over sockets, with GDRCopy and without: is it right, is it in use, how fast.
+
+NCCL is the one that torch brings. It is told to use its socket network alone, and GDRCopy as it
+finds it: ``libgdrapi.so`` in ``--library DIR``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import machine
+from gdrpy import cuda
+from harness import Session
+from nccl_pair import RankFailed
+from nccl_trial import ENVIRONMENTS, MODULE, Check, Trial
+from run import FORMAT, RESULTS, save, show
+from tables import wrong_data
+
+SCRIPT = "benchmarks/nccl.py"
+
+#: Seconds for each size that is timed.
+SECONDS = 2.0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line; what cannot be is refused with exit status 2."""
+    parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
+    parser.add_argument("--library", metavar="DIR", type=Path, required=True, help="libgdrapi.so's")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each size timed")
+    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    options = parser.parse_args(arguments)
+    if not 0 < options.seconds <= 20:
+        parser.error("--seconds must be more than 0 and at most 20")
+    options.library = options.library.resolve()
+    if not (options.library / "libgdrapi.so").exists():
+        parser.error(f"--library {options.library.name}: no libgdrapi.so there, which NCCL loads")
+    return options
+
+
+def measuring_arguments(options: argparse.Namespace) -> list[str]:
+    """The arguments that decide what is measured, less where this machine keeps the library."""
+    arguments = ["--library", options.library.name]
+    if options.seconds != SECONDS:
+        arguments += ["--seconds", f"{options.seconds:g}"]
+    return arguments
+
+
+def why_not() -> str | None:
+    """Why nothing can be measured on this machine, None if it can."""
+    count = 0 if cuda.simulated() else cuda.device_count()
+    if count < 2:
+        return f"needs two GPUs, and this machine has {count or 'none'}"
+    if importlib.util.find_spec("torch") is None:
+        return "needs torch, which brings NCCL, and it is not installed"
+    return None
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """The result as plain values."""
+    start = time.monotonic()
+    header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
+    session = Session(options.seconds, False, lambda what: print(what, file=sys.stderr, flush=True))
+    with tempfile.TemporaryDirectory(prefix="gdrpy-nccl-") as folder:
+        trial = Trial(options.library, Path(folder))
+        try:
+            trial.all(session)
+        except RankFailed as error:
+            trial.checks.append(Check("every rank answers", False, str(error)))
+    return {
+        "format": FORMAT,
+        "note": None,
+        "header": header | {"gpus": 2, "nccl": trial.versions.get("nccl")},
+        "modules": [MODULE],
+        "quick": False,
+        "seconds_per_comparison": options.seconds,
+        "duration_s": round(time.monotonic() - start, 1),
+        "durations_s": {MODULE: round(time.monotonic() - start, 1)},
+        "measurements": [],
+        "absent": [],
+        "sweeps": [one.json() for one in session.sweeps],
+        "figures": [],
+        "distributions": [],
+        "goals": [],
+        "environments": ENVIRONMENTS,
+        "logs": trial.logs,
+        "checks": [asdict(one) for one in trial.checks],
+    }
+
+
+def lines(checks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each check."""
+    for one in checks:
+        yield f"{'pass' if one['passed'] else 'FAIL'}  {one['what']}: {one['found']}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0, 1 if a check failed, 2 for wrong usage or where it cannot run."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    if reason := why_not():
+        print(f"{SCRIPT}: {reason}", file=sys.stderr)
+        return 2
+    result = measure(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    path = save(result, options.output)
+    show(result, path)
+    print("\n".join(lines(result["checks"])))
+    return int(bool(wrong_data(result)) or not all(one["passed"] for one in result["checks"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

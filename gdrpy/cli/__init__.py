@@ -18,6 +18,7 @@ from gdrpy.cli import (
     copylat,
     get,
     info,
+    libgdrapi,
     load,
     ls,
     options,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 #: Every command, in the order of ``gdrpy --help``.
 GROUPS = {
-    "this machine and this process": (info, validate, producer, consumer),
+    "this machine and this process": (info, validate, producer, consumer, libgdrapi),
     "how fast it is here": (copybw, copylat, pplat, apiperf, tune),
     "the broker": (serve, top, watch),
     "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),

@@ -11,14 +11,13 @@
 /* The driver that the program has loaded by now, NULL if it has not: none is loaded for it. */
 static const struct gdr_cuda *loaded_cuda(void)
 {
-	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	static struct gdr_cuda cuda;
 	static _Atomic bool found;
 
 	if (!found) {
-		pthread_mutex_lock(&lock);
+		pthread_mutex_lock(&gdr_objects_lock);
 		found = found || gdr_cuda_find(&cuda);
-		pthread_mutex_unlock(&lock);
+		pthread_mutex_unlock(&gdr_objects_lock);
 	}
 	return found ? &cuda : NULL;
 }

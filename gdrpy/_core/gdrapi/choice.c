@@ -8,15 +8,21 @@
 
 #include "log.h"
 
-/* The driver that the program has loaded by now, NULL if it has not: none is loaded for it. */
+/*
+ * The driver that the program has loaded by now, NULL if it has not: none is loaded for it. The
+ * loader is asked with no lock held, since it has one of its own.
+ */
 static const struct gdr_cuda *loaded_cuda(void)
 {
 	static struct gdr_cuda cuda;
 	static _Atomic bool found;
+	struct gdr_cuda loaded;
 
-	if (!found) {
+	if (!found && gdr_cuda_find(&loaded)) {
 		pthread_mutex_lock(&gdr_objects_lock);
-		found = found || gdr_cuda_find(&cuda);
+		if (!found)
+			cuda = loaded;
+		found = true;
 		pthread_mutex_unlock(&gdr_objects_lock);
 	}
 	return found ? &cuda : NULL;
@@ -55,14 +61,18 @@ static bool is_initialized(const struct gdr_cuda *cuda)
 	return cuda && !cuda->cuDeviceGet(&device, 0);
 }
 
-/* Whether a backend serves one device at least. Some cannot tell before CUDA can. */
+/*
+ * Whether a backend serves one device at least. Of some only CUDA can tell, and it may come later:
+ * they are taken at their user's word.
+ */
 static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 		const struct gdr *session, struct gdr_status *status)
 {
 	bool initialized = is_initialized(cuda);
 	int next = initialized ? 0 : -1, ignored;
 
-	if (backend == &gdr_backend_dmabuf && !initialized) {
+	if ((backend == &gdr_backend_dmabuf && !initialized) ||
+	    (backend == &gdr_backend_sim && !cuda)) {
 		*status = (struct gdr_status){
 			.usable = session->forced,
 			.reason = "CUDA is not initialized yet, which alone can tell",
@@ -73,10 +83,6 @@ static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 	do {
 		backend->status(cuda, next++, node_of(session), status);
 	} while (!status->usable && initialized && !cuda->cuDeviceGet(&ignored, next));
-
-	/* It will be by the time of the first pin, if that is to succeed. */
-	if (backend == &gdr_backend_sim && !cuda)
-		status->usable = session->forced;
 }
 
 static void warn_if_untested(const struct gdr_backend *backend)
@@ -89,10 +95,9 @@ static void warn_if_untested(const struct gdr_backend *backend)
 	gdr_driver_version(version);
 	if (version[0] && !gdr_driver_tested(version) && !atomic_exchange(&warned, true))
 		gdr_log(GDR_LOG_WARNING,
-			"NVIDIA driver %s is none of those that the nvrm backend was compared "
-			"with; "
-			"going on, since a changed interface is refused, not misread. Should pins "
-			"fail, load the module gdrdrv",
+			"NVIDIA driver %s is none that the nvrm backend was compared with; going "
+			"on, since a changed interface is refused, not misread. Should pins fail, "
+			"load the module gdrdrv",
 			version);
 }
 
@@ -158,6 +163,7 @@ static struct gdr_memory *take(struct gdr *session, const struct gdr_cuda *cuda,
 			       struct gdr_request *request, struct gdr_error *error)
 {
 	struct gdr_memory *memory;
+	struct gdr_error modules;
 
 	if (!module_revokes(session) || request->force_pcie)
 		return gdr_take(cuda, session->forced, request, error);
@@ -167,9 +173,13 @@ static struct gdr_memory *take(struct gdr *session, const struct gdr_cuda *cuda,
 	if (memory || !may_go_on(session, error))
 		return memory;
 	gdr_log(GDR_LOG_INFO, "gdr_pin_buffer: passed over gdrdrv: %s", error->message);
+	modules = *error;
 	request->revocable = request->sigbus = false;
 	request->node = NULL;
-	return gdr_take(cuda, NULL, request, error);
+	memory = gdr_take(cuda, NULL, request, error);
+	if (!memory && modules.failure == GDR_FAILED_HANDLE)
+		*error = modules;
+	return memory;
 }
 
 struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbytes, bool force_pcie,

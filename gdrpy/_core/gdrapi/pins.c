@@ -100,11 +100,10 @@ int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *
 				  "gdr_pin_buffer() gave and gdr_unpin_buffer() has not ended",
 				  call, handle);
 	if (pin->generation != gdr_generation)
-		return gdr_refuse(
-			EACCES,
-			"%s: handle %#lx is a pin of the parent process's: pin the memory "
-			"again in this process",
-			call, handle);
+		return gdr_refuse(EACCES,
+				  "%s: handle %#lx is the parent process's: pin the memory again "
+				  "in this one",
+				  call, handle);
 	return 0;
 }
 

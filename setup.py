@@ -93,6 +93,7 @@ setup(
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-Wl,-soname,libcuda.so.1", "-pthread"],
         ),
+        # Never unloaded: what it opens for the process, and its watch over forks, stay too.
         Extension(
             "gdrpy.lib.libgdrapi",
             [path for path in sources("gdrpy/_core/gdrapi/*.c") if not path.endswith(FILTER)],
@@ -103,6 +104,7 @@ setup(
                 f"-Wl,-soname,{LIBGDRAPI}",
                 "-Wl,--exclude-libs,ALL",
                 "-Wl,-z,defs",
+                "-Wl,-z,nodelete",
                 "-ldl",
                 "-pthread",
             ],

@@ -30,6 +30,7 @@ _CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM", "GDRPY_TUNING"
 _PCI = Path("/sys/bus/pci/devices")
 
 
+#: The script whose arguments they are, if nothing else is said.
 RUN = "benchmarks/run.py"
 
 

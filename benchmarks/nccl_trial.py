@@ -101,6 +101,9 @@ class State:
 
 
 def _state() -> State:
+    """With a context of this process on each GPU, so that none is started or stopped meanwhile."""
+    for ordinal in range(2):
+        cuda.primary_context(ordinal)
     with gpumemory.nvml() as nvml:
         uses = tuple(nvml.use(cuda.device_info(ordinal).pci) for ordinal in range(2))
     return State(uses, frozenset(gpumemory.users()))

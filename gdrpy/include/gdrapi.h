@@ -152,9 +152,9 @@ int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info);
 #define gdr_get_info gdr_get_info_v2
 
 /*
- * Map the first size bytes of a pin, counted from info.va, of which whole pages of the CPU are
- * taken: add addr - info.va to *va to find what was pinned at addr. One mapping a pin. A child
- * (fork) does not inherit it.
+ * Map size bytes of a pin from the address that was pinned on, and what the pin has before it: *va
+ * is where info.va is, so add addr - info.va to find what was pinned at addr. Whole pages of the
+ * CPU are taken, up to info.mapped_size. One mapping a pin. A child (fork) does not inherit it.
  *
  * EAGAIN: it is mapped already. EINVAL: size is 0 or more than info.mapped_size, or the memory
  * cannot be mapped as this type.

@@ -67,7 +67,7 @@ static int pin(struct gdr *session, const char *call, unsigned long addr, size_t
 				  "%s: %s", call, error.message);
 	gdr_log(GDR_LOG_DEBUG, "%s: %zu bytes at %#lx by %s on %s", call, size, addr,
 		memory->backend->name, memory->location);
-	ret = gdr_pins_add(session, memory, &handle->h);
+	ret = gdr_pins_add(session, memory, addr, &handle->h);
 	if (ret)
 		gdr_memory_release(memory, &error);
 	return ret;

@@ -63,7 +63,7 @@ static void give_free(struct gdr_pin *pin)
 	pthread_mutex_unlock(&gdr_objects_lock);
 }
 
-int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, unsigned long *handle)
+int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, uint64_t addr, unsigned long *handle)
 {
 	struct gdr_pin *pin = take_free();
 
@@ -75,6 +75,7 @@ int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, unsigned long *ha
 	pthread_mutex_lock(&pin->lock);
 	pin->owner = owner;
 	pin->memory = memory;
+	pin->lead = (size_t)(addr - memory->va);
 	pin->generation = gdr_generation;
 	*handle = pin->next_handle;
 	pin->next_handle += MAX_PINS;
@@ -149,11 +150,14 @@ static void count_mapping(enum gdr_mapping_kind kind, int change)
 	pthread_mutex_unlock(&gdr_objects_lock);
 }
 
-/* What gdr_map(size) makes accessible: whole pages of the CPU, as far as they are pinned. */
+/*
+ * What gdr_map(size) makes accessible: so much from the pinned address on, what lies before it, and
+ * the rest of the CPU's pages, as far as they are pinned.
+ */
 static size_t whole_pages(const struct gdr_pin *pin, size_t size)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	size_t rounded = (size + page - 1) & ~(page - 1);
+	size_t rounded = (pin->lead + size + page - 1) & ~(page - 1);
 
 	return rounded < pin->memory->nbytes ? rounded : pin->memory->nbytes;
 }

@@ -26,14 +26,16 @@ struct gdr_pin {
 	alignas(64) pthread_mutex_t lock; /* of all that follows */
 	struct gdr *owner;
 	struct gdr_memory *memory; /* NULL in a child of the process that pinned it */
+	size_t lead;		   /* bytes of it before the address that was pinned */
 	struct gdr_view view;
 
 	unsigned long next_handle;
 	struct gdr_pin *next_free;
 };
 
-/* The memory is the pin's from here on. ENOMEM leaves it the caller's, and is told. */
-int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, unsigned long *handle);
+/* The memory is the pin's of addr from here on. ENOMEM leaves it the caller's, and is told. */
+int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, uint64_t addr,
+		 unsigned long *handle);
 
 /* NULL if there is none of that handle. */
 struct gdr_pin *gdr_pins_find(unsigned long handle);

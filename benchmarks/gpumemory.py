@@ -72,12 +72,19 @@ def nvml() -> Iterator[Nvml]:
 
 def users() -> set[int]:
     """The processes that have a GPU's device file open, as far as one may look."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            target = link.readlink()
-        except OSError:
-            continue
-        if str(target).startswith("/dev/nvidia"):
-            found.add(int(link.parts[2]))
-    return found
+    return {int(one.name) for one in Path("/proc").glob("[0-9]*") if _has_gpu_open(one)}
+
+
+def _has_gpu_open(process: Path) -> bool:
+    try:
+        links = list((process / "fd").iterdir())
+    except OSError:  # it has ended, or is somebody else's
+        return False
+    return any(_target(link).startswith("/dev/nvidia") for link in links)
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # it was closed
+        return ""

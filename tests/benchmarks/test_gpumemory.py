@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
@@ -72,5 +71,10 @@ class TestWithoutNvml:
 
 
 class TestUsers:
-    def test_are_none_without_a_gpu(self):
-        assert os.getpid() not in gpumemory.users()
+    def test_are_processes_with_a_device_file_open(self, tmp_path, monkeypatch):
+        for process, target in (("11", "/dev/nvidia0"), ("12", "/dev/null")):
+            (tmp_path / process / "fd").mkdir(parents=True)
+            (tmp_path / process / "fd" / "3").symlink_to(target)
+        (tmp_path / "13").mkdir()  # which ends while one looks
+        monkeypatch.setattr(gpumemory, "Path", lambda path: tmp_path)
+        assert gpumemory.users() == {11}

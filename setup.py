@@ -56,6 +56,12 @@ class BuildExt(build_ext):
         (folder / "gdrapi.pc").write_text(pkg_config())
         super().run()
 
+    def build_extensions(self) -> None:
+        # Some Pythons would have the libraries look where Python was on the machine of the build.
+        linker = self.compiler.linker_so
+        self.compiler.linker_so = [word for word in linker if not word.startswith("-Wl,-rpath")]
+        super().build_extensions()
+
 
 setup(
     libraries=[

@@ -17,7 +17,7 @@ import gdrpy
 from gdrpy import cuda
 from gdrpy._core import _ffi
 from gdrpy._cpu import cpu_model
-from gdrpy.backends.nvrm import driver_version
+from gdrpy.backends.driver import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
 from gdrpy.limits import BUILT_IN
 from gdrpy.tuning import limits

@@ -14,7 +14,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._cpu import cpu_model
 from gdrpy._resource import Undo
-from gdrpy.backends.nvrm import driver_version
+from gdrpy.backends.driver import driver_version
 from gdrpy.limits import Limits
 
 #: More than any file of limits has.

@@ -11,10 +11,8 @@ from gdrpy._arguments import as_size
 from gdrpy._mappable import Mappable
 from gdrpy._resource import Resource, Undo
 from gdrpy.backends import ALL, take_pointer
-from gdrpy.backends.memory import Memory
+from gdrpy.backends.corememory import CoreMemory
 from gdrpy.backends.node import Node
-from gdrpy.backends.pointer import device_of
-from gdrpy.backends.records import PinRequest
 from gdrpy.errors import BackendUnavailable, SizeMismatch
 from gdrpy.interop import device_range
 from gdrpy.mappingtype import MappingType
@@ -108,10 +106,15 @@ class Gdr(Resource):
             raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
         with self._lock:
             self._check(call)
-            device = device_of(address)
-            request = PinRequest(bool(revocable), bool(sigbus), self._open_node)
-            memory = take_pointer(address, size, device, request, self._backend)
-            pin = Pin(memory, address, device)
+            memory = take_pointer(
+                address,
+                size,
+                revocable=bool(revocable),
+                sigbus=bool(sigbus),
+                open_node=self._open_node,
+                backend=self._backend,
+            )
+            pin = Pin(memory, address)
             self._pins.add(pin)
         return pin
 
@@ -151,7 +154,7 @@ class Gdr(Resource):
             raise BackendUnavailable(f"{call}: {status.reason}: {status.remedy}")
         node = self._open_node()
         if not node.full:
-            raise BackendUnavailable(f"{call}: {node.origin} has no events: load gdrpy's module")
+            raise BackendUnavailable(f"{call}: {status.reason} has no events: load gdrpy's module")
         return node
 
     def _release(self) -> None:
@@ -176,15 +179,15 @@ class Pin(Mappable):
     Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not.
     """
 
-    def __init__(self, memory: Memory, ptr: int, device: int) -> None:
-        super().__init__(memory.nbytes, ptr, device)
-        self._taken: Memory = memory
+    def __init__(self, memory: CoreMemory, ptr: int) -> None:
+        super().__init__(memory.nbytes, ptr, memory.device)
+        self._taken: CoreMemory = memory
         self._told = False
         self.ptr = ptr
         self.backend = memory.backend
         self.location = memory.location
 
-    def _memory(self) -> Memory:
+    def _memory(self) -> CoreMemory:
         return self._taken
 
     def _give_back(self, undo: Undo) -> None:
@@ -215,13 +218,13 @@ class Pin(Mappable):
     @property
     def attributes(self) -> Attributes:
         """What this pin's backend promises."""
-        return Attributes(self.backend, self._taken.persistent, ALL[self.backend].page_size)
+        return Attributes(self.backend, self._taken.persistent, self._taken.page_size)
 
     @property
     def info(self) -> PinInfo:
         """The range, rounded out to pages, and whether it is mapped."""
         self._check("Pin.info")
-        page = ALL[self.backend].page_size
+        page = self._taken.page_size
         first = self.ptr - self.ptr % page
         last = -(-(self.ptr + self.nbytes) // page) * page
         mapped = [one.mapping_type for one in self._mapped() if not one.closed]

@@ -8,8 +8,8 @@ from errno import EACCES
 from gdrpy._arguments import as_int, as_size
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._resource import Undo
-from gdrpy.backends import host, sim, take_allocation, take_export
-from gdrpy.backends.memfd import Memfd, mapping_error
+from gdrpy.backends import host, take_allocation, take_export
+from gdrpy.backends.memfd import SIMULATED, Memfd, mapping_error, simulated_location
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
 from gdrpy.mapping import Mapping
 from gdrpy.transfer import Transferable
@@ -210,9 +210,10 @@ class Region(Transferable):
         is noticed. ``source`` is kept as long as this process has anything of the memory.
         """
         if cpu and (device is None or not gpu):
-            name, location = (
-                (host.NAME, host.LOCATION) if device is None else (sim.NAME, sim.location(device))
-            )
+            if device is None:
+                name, location = host.NAME, host.LOCATION
+            else:
+                name, location = SIMULATED, simulated_location(device)
             try:
                 mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
             except OSError as error:

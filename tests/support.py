@@ -33,17 +33,16 @@ def manager_violations() -> int:
 
 def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the node of the kernel module seem to be of NVIDIA's, until the test ends."""
-    from gdrpy.backends import gdrdrv
-    from gdrpy.backends.node import Node
+    from gdrpy.backends import node
 
-    open_node = Node.__init__
+    open_node = node.Node.__init__
 
-    def open_plain(self: Node) -> None:
+    def open_plain(self: node.Node) -> None:
         open_node(self)
-        self._node.features = 0
+        self.struct.features = 0
 
-    monkeypatch.setattr(Node, "__init__", open_plain)
-    monkeypatch.setattr(gdrdrv, "_own_node", gdrdrv._OwnNode())
+    monkeypatch.setattr(node.Node, "__init__", open_plain)
+    monkeypatch.setattr(node, "own_node", node._OwnNode())
 
 
 def reopened_for_reading(fd: int) -> int:

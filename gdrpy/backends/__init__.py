@@ -1,4 +1,4 @@
-"""The ways to get a CPU mapping of GPU memory, and the choice among them.
+"""The ways to get a CPU mapping of GPU memory, and the choice among them, which the C core makes.
 
 ``GDRPY_BACKEND``, or ``backend=`` where a function takes it, forces one.
 """
@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from gdrpy._fd import (
     NVIDIA_NODE,
+    bar_block,
     describe,
     is_host,
     is_nvidia_export,
@@ -18,20 +19,23 @@ from gdrpy._fd import (
     simulated_device,
     target_of,
 )
-from gdrpy.backends import host, sim
-from gdrpy.backends.memfd import Memfd
-from gdrpy.errors import BackendUnavailable, InvalidHandle
+from gdrpy.backends import host
+from gdrpy.backends.memfd import SIMULATED, Memfd, simulated_location
+from gdrpy.errors import InvalidHandle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gdrpy.allocation import Allocation
-    from gdrpy.backends.base import Backend
+    from gdrpy.backends.backend import Backend
+    from gdrpy.backends.corememory import CoreMemory
     from gdrpy.backends.memory import Memory
-    from gdrpy.backends.records import PinRequest
+    from gdrpy.backends.node import Node
 
 
 class _Backends(Mapping[str, "Backend"]):
-    """Backends by name: ``x`` is the class ``XBackend`` of the module ``x``, imported when used."""
+    """Backends by name, each made when it is used."""
 
     def __init__(self, *names: str) -> None:
         self._made: dict[str, Backend | None] = dict.fromkeys(names)
@@ -39,8 +43,9 @@ class _Backends(Mapping[str, "Backend"]):
     def __getitem__(self, name: str) -> Backend:
         backend = self._made[name]
         if backend is None:
-            module = __import__(f"{__name__}.{name}", fromlist=("",))
-            backend = self._made[name] = getattr(module, f"{name.capitalize()}Backend")()
+            from gdrpy.backends.backend import Backend
+
+            backend = self._made[name] = Backend(name)
         return backend
 
     def __iter__(self) -> Iterator[str]:
@@ -60,60 +65,42 @@ ALL = _Backends("gdrdrv", "dmabuf", "nvrm", "sim")
 def prepare() -> None:
     """Import now what the first mapping of exported memory will need on this machine."""
     if os.access(NVIDIA_NODE, os.F_OK):
-        import gdrpy.allocation  # noqa: F401
+        import gdrpy.allocation
+        import gdrpy.backends.corememory  # noqa: F401
 
-        _ = ALL["nvrm"]
 
-
-def _forced(backend: str | None) -> Backend | None:
-    name = backend or os.environ.get("GDRPY_BACKEND")
-    if not name:
-        return None
-    if name not in ALL:
+def _forced(backend: str | None) -> str | None:
+    """The backend that an argument or the environment forces. Raises ValueError."""
+    name = backend or os.environ.get("GDRPY_BACKEND") or None
+    if name is not None and name not in ALL:
         raise ValueError(f"there is no backend {name!r}: choose one of {', '.join(ALL)}")
-    return ALL[name]
+    return name
 
 
-def _candidates(backend: str | None) -> Iterable[Backend]:
-    forced = _forced(backend)
+def candidates() -> list[str]:
+    """The backends that may be tried for this process's GPU memory, in the order of choice."""
+    forced = _forced(None)
     if forced:
         return [forced]
-    from gdrpy import cuda
+    from gdrpy.backends.core import candidate_names
 
-    if cuda.simulated():
-        return [ALL["gdrdrv"], ALL["sim"]]
-    return [one for one in ALL.values() if one.name != "sim"]
-
-
-def _first(backend: str | None, device: int, take: Callable[[Backend], Memory]) -> Memory:
-    """What the first backend that can gives; else the reason and the remedy of each."""
-    refusals: list[str] = []
-    invalid: InvalidHandle | None = None
-    for one in _candidates(backend):
-        status = one.status(device)
-        if not status.usable:
-            refusals.append(f"{one.name}: {status.reason} ({status.remedy})")
-            continue
-        try:
-            return take(one)
-        except InvalidHandle as error:
-            invalid = error
-            refusals.append(f"{one.name}: {error}")
-        except BackendUnavailable as error:
-            refusals.append(f"{one.name}: {error}")
-    if invalid is not None:
-        raise InvalidHandle("; ".join(refusals)) from invalid
-    raise BackendUnavailable("no backend can map this memory: " + "; ".join(refusals))
+    return candidate_names()
 
 
 def take_allocation(allocation: Allocation, backend: str | None = None) -> Memory:
     """Take in a VMM allocation of this process, which stays alive as long as the memory."""
-    device = allocation.device
-    assert device is not None
-    memory = _first(
-        backend,
-        device,
-        lambda one: one.from_allocation(allocation.fd, allocation.ptr, allocation.size, device),
+    forced = _forced(backend)
+    from gdrpy.backends.corememory import take
+    from gdrpy.backends.node import own_node
+
+    assert allocation.device is not None
+    memory = take(
+        forced,
+        own_node.get,
+        ptr=allocation.ptr or 0,
+        nbytes=allocation.size,
+        fd=allocation.fd,
+        device=allocation.device,
     )
     memory.source = allocation
     return memory
@@ -130,31 +117,60 @@ def take_export(fd: int, backend: str | None = None) -> Memory:
     target = target_of(fd)
     if is_host(target):
         return Memfd.of_fd(fd, host.NAME, host.LOCATION)
-    if forced and forced.takes_exports:
-        return forced.from_export(fd)
+    if forced == "nvrm":
+        return _take_nvidia_export(fd)
     device = simulated_device(target)
     if device is not None:
-        return Memfd.of_fd(fd, sim.NAME, sim.location(device))
+        return Memfd.of_fd(fd, SIMULATED, simulated_location(device))
     if is_simulated(target):
-        return ALL["sim"].from_export(fd)
+        ordinal, size = bar_block(fd)
+        return _take_export("sim", fd, size, ordinal)
+    if forced == "sim":
+        raise InvalidHandle(
+            f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
+            f"pass one that Region.export() gave"
+        )
     if is_nvidia_export(target):
-        return ALL["nvrm"].from_export(fd)
+        return _take_nvidia_export(fd)
     if share_size(fd) is not None:
-        return ALL["gdrdrv"].from_export(fd)
+        return _take_export("gdrdrv", fd)
     raise InvalidHandle(
         f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
         f"Region.export() or Pin.export() gave"
     )
 
 
+def _take_export(backend: str, fd: int, nbytes: int = 0, device: int = -1) -> Memory:
+    from gdrpy.backends.corememory import take_export
+
+    return take_export(backend, fd, nbytes, device)
+
+
+def _take_nvidia_export(fd: int) -> Memory:
+    try:
+        return _take_export("nvrm", fd)
+    except InvalidHandle as error:
+        raise InvalidHandle(
+            f"file descriptor {fd} is {describe(fd)}, which the NVIDIA driver does not take for "
+            f"an exported allocation ({error}): pass one that Region.export() gave"
+        ) from error
+
+
 def take_pointer(
-    ptr: int, nbytes: int, device: int, request: PinRequest, backend: str | None = None
-) -> Memory:
-    """Take in a range at a device pointer of this process."""
+    ptr: int,
+    nbytes: int,
+    *,
+    revocable: bool,
+    sigbus: bool,
+    open_node: Callable[[], Node],
+    backend: str | None = None,
+) -> CoreMemory:
+    """Take in a range at a device pointer of this process; byte 0 of the memory is at ``ptr``.
 
-    def take(one: Backend) -> Memory:
-        if request.revocable and not one.revocable_pins:
-            raise BackendUnavailable("its pins keep the memory that their owner frees")
-        return one.from_pointer(ptr, nbytes, device, request)
+    ``revocable`` has it lose the memory that its owner frees, rather than keep it; an access then
+    finds zeros, or with ``sigbus`` is a SIGBUS. ``open_node`` gives the node whose events tell.
+    """
+    forced = _forced(backend)
+    from gdrpy.backends.corememory import take
 
-    return _first(backend, device, take)
+    return take(forced, open_node, ptr=ptr, nbytes=nbytes, revocable=revocable, sigbus=sigbus)

@@ -8,9 +8,17 @@ import os
 from gdrpy._core._mapping import sealed_size
 from gdrpy._fd import duplicate
 from gdrpy.backends import host
-from gdrpy.backends.memory import Memory, status_error
+from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error, InvalidHandle, PermissionDenied
 from gdrpy.mapping import Mapping
+
+#: What the backend of a simulated GPU's memory is called.
+SIMULATED = "sim"
+
+
+def simulated_location(device: int) -> str:
+    """On which GPU simulated memory lies, in words."""
+    return f"simulated GPU {device}"
 
 
 class Memfd(Memory):
@@ -76,4 +84,6 @@ def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Er
             f"the descriptor of {location} is open for reading only: open it with gpu=False, "
             f"readonly=True",
         )
-    return status_error(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
+    from gdrpy.backends.core import call_failure
+
+    return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")

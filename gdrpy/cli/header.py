@@ -10,7 +10,7 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy._cpu import cpu_model
-from gdrpy.backends.nvrm import driver_version
+from gdrpy.backends.driver import driver_version
 from gdrpy.cli.output import Output
 
 

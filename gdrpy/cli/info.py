@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
+#: The backends of which only CUDA knows whether they serve.
+_THROUGH_CUDA = ("dmabuf", "sim")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     )
     states = [state for device in devices for state in _states(device.ordinal)]
     if problem:
-        states = [_without_cuda(name, problem) for name in backends.ALL]
+        states = [_without_cuda(name) for name in backends.ALL]
 
     output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
     output.line(f"CPU             {header.cpu}")
@@ -108,23 +110,20 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
 def _states(ordinal: int) -> list[BackendState]:
     """Every backend's answer for a device of this process."""
     statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
-    candidates = [backend.name for backend in backends._candidates(None)]
-    chosen = next((name for name in candidates if statuses[name].usable), None)
+    chosen = next((name for name in backends.candidates() if statuses[name].usable), None)
     return [
         BackendState(name, ordinal, status.usable, name == chosen, status.reason, status.remedy)
         for name, status in statuses.items()
     ]
 
 
-def _without_cuda(name: str, problem: str) -> BackendState:
-    """A backend's answer where CUDA cannot be used; what only CUDA is in the way of says so."""
-    status = backends.ALL[name].status(None)
-    if not status.usable:
-        status = backends.ALL[name].status(0)
-    reason, remedy = status.reason, status.remedy
-    if reason == problem:
+def _without_cuda(name: str) -> BackendState:
+    """A backend's answer where CUDA cannot be used."""
+    if name in _THROUGH_CUDA:
         reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
-    return BackendState(name, None, status.usable, False, reason, remedy)
+        return BackendState(name, None, False, False, reason, remedy)
+    status = backends.ALL[name].status()
+    return BackendState(name, None, status.usable, False, status.reason, status.remedy)
 
 
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.backends.memfd import Memfd
+from gdrpy.backends.corememory import CoreMemory
 from gdrpy.cli import checks, main
 from gdrpy.cli.checks import gpu, peer, rig, sharing
 
@@ -73,24 +73,24 @@ def mapping_reads_one_byte_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
-    map_ = Memfd.map
+    map_ = CoreMemory.map
 
-    def late(self: Memfd, offset: int, *rest: Any) -> gdrpy.Mapping:
+    def late(self: CoreMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
         return map_(self, offset + (offset > 0), *rest)
 
-    patch.setattr(Memfd, "map", late)
+    patch.setattr(CoreMemory, "map", late)
 
 
 def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    map_ = Memfd.map
+    map_ = CoreMemory.map
 
     def writable(
-        self: Memfd, offset: int, nbytes: int, readonly: bool, *rest: Any
+        self: CoreMemory, offset: int, nbytes: int, readonly: bool, *rest: Any
     ) -> gdrpy.Mapping:
         del readonly
         return map_(self, offset, nbytes, False, *rest)
 
-    patch.setattr(Memfd, "map", writable)
+    patch.setattr(CoreMemory, "map", writable)
 
 
 def region_writes_wrong(*, cpu: bool) -> Breaker:

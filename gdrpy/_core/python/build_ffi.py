@@ -6,104 +6,107 @@ CDEF = """
 static const char *const GDR_NVRM_TESTED_MIN;
 static const char *const GDR_NVRM_TESTED_MAX;
 
-/* map.h */
-struct gdr_map {
-    void *address;
-    size_t nbytes;
-    ...;
+/* error.h */
+enum gdr_failure {
+    GDR_FAILED_CALL, GDR_FAILED_CUDA, GDR_FAILED_MEMORY, GDR_FAILED_PERMISSION,
+    GDR_FAILED_UNAVAILABLE, GDR_FAILED_HANDLE, GDR_FAILED_SIZE, GDR_FAILED_REVOKED, ...
 };
-uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
-               void *at);
-int gdr_map_undo(struct gdr_map *map);
+struct gdr_error {
+    enum gdr_failure failure;
+    int number;
+    uint32_t status;
+    char message[...];
+};
+int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...);
 
 /* node.h */
-#define GDRDRV_FEATURE_PIN_V3 ...
-#define GDRDRV_FEATURE_SHARE ...
-#define GDRDRV_FEATURE_EVENTS ...
-#define GDRDRV_PIN_V3_PERSISTENT ...
-#define GDRDRV_PIN_V3_REVOCABLE ...
-#define GDRDRV_PIN_V3_ZERO_AFTER ...
-#define GDRDRV_EVENT_REVOKED ...
-#define GDRDRV_GPU_PAGE_SIZE ...
 static const char *const GDRDRV_NODE;
 struct gdr_node {
     int fd;
-    uint32_t version;
     uint64_t features;
-    bool persistent;
+    ...;
 };
 struct gdr_pin_info {
     uint64_t va;
     uint64_t nbytes;
-    uint32_t mapping_type;
-    bool revoked;
+    ...;
 };
 struct gdrdrv_event {
     uint64_t handle;
-    uint64_t sequence;
-    uint32_t kind;
     uint32_t lost;
+    ...;
 };
+bool gdr_node_full(const struct gdr_node *node);
 int gdr_node_open(struct gdr_node *node, const char *path);
 void gdr_node_close(struct gdr_node *node);
-int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
-                 uint64_t *handle);
-int gdr_node_unpin(const struct gdr_node *node, uint64_t handle);
 int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
-int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);
 int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
 int64_t gdr_share_size(int fd);
-bool gdr_share_ended(int fd, int timeout_ms);
 
-/* nvrm.h */
-struct gdr_nvrm_error {
-    char call[48];
-    int error;
-    uint32_t status;
-};
-struct gdr_nvrm_gpu {
-    uint32_t pci_domain;
-    uint8_t pci_bus;
-    uint8_t pci_slot;
-    uint32_t minor;
-};
-struct gdr_nvrm_memory {
-    struct gdr_nvrm_gpu gpu;
-    uint64_t nbytes;
+/* memory.h */
+struct gdr_map {
+    void *address;
     ...;
 };
-struct gdr_nvrm_mapping {
+enum gdr_mapping_kind { GDR_MAPPING_NONE, ... };
+struct gdr_view {
     struct gdr_map map;
+    enum gdr_mapping_kind kind;
     ...;
 };
-struct gdr_ipc_info {
-    uint32_t pid;
+struct gdr_memory {
+    const struct gdr_backend *backend;
     uint64_t nbytes;
-    uint64_t block_nbytes;
-    uint64_t block_offset;
-    uint32_t client;
-    uint32_t object;
+    uint32_t page_size;
+    int device;
+    char location[...];
+    bool persistent;
+    uint64_t handle;
+    ...;
 };
-struct gdr_nvrm;
-int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_nvrm_error *error);
-int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
-                    struct gdr_nvrm_error *error);
-int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
-                       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
-                       struct gdr_nvrm_error *error);
-int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
-                     struct gdr_nvrm_error *error);
-int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
-                 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
-                 struct gdr_nvrm_error *error);
-int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
-                   struct gdr_nvrm_error *error);
-void gdr_nvrm_abandon(struct gdr_nvrm *client);
-struct gdr_cuda_ipc {
-    uint8_t bytes[64];
+int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
+                   struct gdr_view *view, struct gdr_error *error);
+int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error);
+bool gdr_memory_revoked(struct gdr_memory *memory);
+int gdr_memory_share(struct gdr_memory *memory, bool readonly, struct gdr_error *error);
+int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error);
+
+/* backends.h */
+struct gdr_cuda {
+    int (*on_bar)(void);
+    ...;
 };
-void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info);
+bool gdr_cuda_find(struct gdr_cuda *cuda);
+struct gdr_request {
+    uint64_t ptr;
+    uint64_t nbytes;
+    int fd;
+    int device;
+    bool revocable;
+    bool sigbus;
+    const struct gdr_node *node;
+    ...;
+};
+struct gdr_status {
+    bool usable;
+    char reason[...];
+    char remedy[...];
+};
+struct gdr_backend {
+    const char *name;
+    void (*status)(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
+                   struct gdr_status *status);
+    struct gdr_memory *(*take_export)(int fd, uint64_t nbytes, int device,
+                                      struct gdr_error *error);
+    ...;
+};
+const struct gdr_backend *const *gdr_candidates(const struct gdr_cuda *cuda);
+const struct gdr_backend *gdr_backend_named(const char *name);
+struct gdr_memory *gdr_take(const struct gdr_cuda *cuda, const struct gdr_backend *forced,
+                            const struct gdr_request *request, struct gdr_error *error);
+void gdr_node_explain(int error, struct gdr_status *status);
+void gdr_driver_version(char *version);
+bool gdr_driver_tested(const char *version);
 
 /* copy.h */
 struct gdr_copy_routine {
@@ -122,9 +125,9 @@ ffi = cffi.FFI()
 ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
-    "".join(f'#include "{name}.h"\n' for name in ("copy", "map", "node", "nvrm", "nvrm_abi")),
+    "".join(f'#include "{name}.h"\n' for name in ("backends", "copy", "nvrm_abi")),
     include_dirs=["gdrpy/_core", "driver"],
     extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-ldl", "-pthread"],
     py_limited_api=True,
 )

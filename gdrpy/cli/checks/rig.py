@@ -59,7 +59,7 @@ class Rig:
         try:
             return gdr.pin(ptr, nbytes)
         except gdrpy.InvalidHandle as error:
-            if _is_not_supported(error):
+            if "CUDA_ERROR_NOT_SUPPORTED" in str(error):
                 raise Unsupported(str(error)) from error
             raise
 
@@ -86,13 +86,3 @@ class Rig:
     def get(self, ptr: int, nbytes: int) -> Bytes:
         """Read GPU memory by the driver's own copy."""
         return drivercopy.get(self.settings.device, ptr, nbytes)
-
-
-def _is_not_supported(error: BaseException) -> bool:
-    """Whether CUDA's own "not supported" is behind an error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, gdrpy.CudaError) and cause.name == "CUDA_ERROR_NOT_SUPPORTED":
-            return True
-        cause = cause.__cause__
-    return False

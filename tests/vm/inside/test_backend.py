@@ -5,7 +5,9 @@ What every backend does is in tests/contract, which runs here too.
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from standin import Mode
 import gdrpy
 from gdrpy import cuda
 from gdrpy.backends import ALL, node
+from gdrpy.backends.core import ffi, lib
 from support import hide_features, open_descriptors
 
 MIB = 1 << 20
@@ -110,8 +113,28 @@ class TestMapping:
     def test_info_is_what_the_kernel_says(self, gdr: gdrpy.Gdr, pointer: int) -> None:
         with gdr.pin(pointer + 70_000, 10) as pin:
             assert pin.info == gdrpy.PinInfo(pointer + 65_536, 65_536, 65_536, False, None)
-            told = gdr._open_node().info(pin._taken.handle)
+            told = ffi.new("struct gdr_pin_info *")
+            assert lib.gdr_node_info(gdr._open_node().struct, pin._taken.handle, told) == 0
             assert (told.va, told.nbytes) == (pin.info.va, pin.info.mapped_size)
+
+
+class TestPin:
+    def test_that_finds_no_free_descriptor_is_given_back(
+        self, gdr: gdrpy.Gdr, pointer: int
+    ) -> None:
+        gdr.pin(pointer, 4096).close()  # opens the node
+        before = standin.live()
+        unused = os.dup(0)
+        os.close(unused)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (unused, hard))
+        try:
+            with pytest.raises(gdrpy.DriverError, match="Too many open files") as caught:
+                gdr.pin(pointer, 4096)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert caught.value.errno == errno.EMFILE
+        assert standin.live() == before
 
 
 class TestRevocablePin:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import gdrpy
-from gdrpy.backends.gdrdrv import GdrdrvBackend, PinMemory
+from gdrpy import region
+from gdrpy.backends.corememory import CoreMemory
 from gdrpy.cli import checks, main
 
 Run = Callable[..., dict[str, Any]]
@@ -51,24 +52,28 @@ def tells_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_what_was_freed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gdrpy.backends.gdrdrv._flags", lambda request: 0)
+    pin = gdrpy.Gdr.pin
+    patch.setattr(gdrpy.Gdr, "pin", lambda self, *range_, **_: pin(self, *range_))
 
 
 def shares_another_page(patch: pytest.MonkeyPatch) -> None:
-    take = GdrdrvBackend.from_export
+    take, map_ = region.take_export, CoreMemory.map
 
-    def shifted(self: GdrdrvBackend, fd: int) -> Any:
-        memory = take(self, fd)
-        memory._offset = 4096  # type: ignore[attr-defined]
+    def shorter(fd: int, backend: str | None = None) -> Any:
+        memory = take(fd, backend)
         memory.nbytes -= 4096
         return memory
 
-    patch.setattr(GdrdrvBackend, "from_export", shifted)
+    def shifted(self: CoreMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
+        return map_(self, offset if self.handle else offset + 4096, *rest)
+
+    patch.setattr(region, "take_export", shorter)
+    patch.setattr(CoreMemory, "map", shifted)
 
 
 def shares_for_writing(patch: pytest.MonkeyPatch) -> None:
-    export = PinMemory.export
-    patch.setattr(PinMemory, "export", lambda self, readonly: export(self, False))
+    export = CoreMemory.export
+    patch.setattr(CoreMemory, "export", lambda self, readonly: export(self, False))
 
 
 class TestCheckOfTheModule:

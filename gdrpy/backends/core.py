@@ -1,0 +1,104 @@
+"""The C core's calls for GPU memory: what they answer, and their errors as exceptions."""
+
+from __future__ import annotations
+
+from gdrpy._core import _ffi
+from gdrpy.errors import (
+    BackendUnavailable,
+    CudaError,
+    DriverError,
+    Error,
+    InvalidHandle,
+    OutOfMemory,
+    PermissionDenied,
+    Revoked,
+    SizeMismatch,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ffi = _ffi.ffi
+lib = _ffi.lib
+
+
+def text(characters: Any) -> str:
+    """A C string."""
+    return str(ffi.string(characters).decode(errors="replace"))
+
+
+def call(function: Any, *args: Any) -> int:
+    """What a call that fills in an error as its last argument answers; where it is -1, raises."""
+    error = ffi.new("struct gdr_error *")
+    answer: int = function(*args, error)
+    if answer < 0:
+        raise failure(error)
+    return answer
+
+
+def take(function: Any, *args: Any) -> Any:
+    """The pointer that such a call answers; where it is NULL, raises."""
+    error = ffi.new("struct gdr_error *")
+    answer = function(*args, error)
+    if not answer:
+        raise failure(error)
+    return answer
+
+
+def call_failure(number: int, message: str) -> Error:
+    """The exception for a call that failed with an errno; it says what that means."""
+    error = ffi.new("struct gdr_error *")
+    lib.gdr_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
+    return failure(error)
+
+
+_KINDS: dict[int, type[Error]] = {
+    lib.GDR_FAILED_MEMORY: OutOfMemory,
+    lib.GDR_FAILED_UNAVAILABLE: BackendUnavailable,
+    lib.GDR_FAILED_HANDLE: InvalidHandle,
+    lib.GDR_FAILED_SIZE: SizeMismatch,
+    lib.GDR_FAILED_REVOKED: Revoked,
+}
+
+
+def failure(error: Any) -> Error:
+    """The exception for a ``struct gdr_error``."""
+    message = text(error.message)
+    if error.failure in _KINDS:
+        return _KINDS[error.failure](message)
+    if error.failure == lib.GDR_FAILED_PERMISSION:
+        return PermissionDenied(error.number, message)
+    if error.failure == lib.GDR_FAILED_CUDA:
+        purpose, name, result = message.rsplit(": ", 2)
+        return CudaError(name, result, purpose)
+    return DriverError(error.number, message, error.status)
+
+
+_functions: Any = None
+
+
+def cuda_functions() -> Any:
+    """The CUDA driver's functions, for the core. Raises what cuda.driver() raises."""
+    global _functions
+    from gdrpy import cuda
+
+    cuda.driver()
+    if _functions is None:
+        found = ffi.new("struct gdr_cuda *")
+        if not lib.gdr_cuda_find(found):
+            raise BackendUnavailable(
+                "the CUDA driver lacks functions that gdrpy needs: install a newer one"
+            )
+        _functions = found
+    return _functions
+
+
+def candidate_names() -> list[str]:
+    """The names of the backends that may be tried with this driver, in the order of choice."""
+    found = lib.gdr_candidates(cuda_functions())
+    names = []
+    while found[0]:
+        names.append(text(found[0].name))
+        found += 1
+    return names

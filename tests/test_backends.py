@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import gdrpy
+from gdrpy import cuda, sim
 from gdrpy.backends import ALL, candidates, node
 from gdrpy.backends.backend import Status
 from gdrpy.backends.core import lib, text
@@ -59,6 +60,18 @@ class TestChoice:
     def test_is_among_those_that_the_core_has(self):
         found = [text(lib.gdr_backend_named(name.encode()).name) for name in ALL]
         assert found == list(ALL)
+
+
+class TestFailedCudaCall:
+    def test_of_the_core_is_told_with_its_call_and_name(self):
+        refused = pytest.raises(gdrpy.CudaError)
+        with cuda.context(0), sim.fault("cuCtxPushCurrent:1:201"), refused as caught:
+            gdrpy.alloc(4096, backend="dmabuf")
+        assert (caught.value.call, caught.value.name) == (
+            "cuCtxPushCurrent",
+            "CUDA_ERROR_INVALID_CONTEXT",
+        )
+        assert caught.value.explanation == "using the CUDA context of device 0"
 
 
 class TestTestedDriver:

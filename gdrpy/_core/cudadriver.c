@@ -2,6 +2,7 @@
 #include "cudadriver.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 
 static bool find(void *library, const char *symbol, void *function)
 {
@@ -34,4 +35,15 @@ const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result)
 
 	cuda->cuGetErrorName(result, &name);
 	return name ? name : "an unknown CUDA error";
+}
+
+int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const char *call,
+		  int result, const char *purpose)
+{
+	bool full = result == GDR_CUDA_OUT_OF_MEMORY;
+
+	gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO,
+		 "%s: %s: %s", purpose, call, gdr_cuda_error_name(cuda, result));
+	error->status = (uint32_t)result;
+	return -1;
 }

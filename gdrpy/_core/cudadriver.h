@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "error.h"
+
 /* CUDA_MEMCPY2D: one end of a copy of rows, in host or in device memory, and both. */
 struct gdr_cuda_end {
 	size_t x, y;
@@ -109,5 +111,9 @@ static inline bool gdr_cuda_simulated(const struct gdr_cuda *cuda)
 
 /* A CUresult's name, such as CUDA_ERROR_INVALID_VALUE. */
 const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result);
+
+/* Fill in *error for a call that answered this, made for a purpose in words; returns -1. */
+int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const char *call,
+		  int result, const char *purpose);
 
 #endif

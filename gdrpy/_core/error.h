@@ -7,7 +7,7 @@
 
 enum gdr_failure {
 	GDR_FAILED_CALL = 1,   /* of the kernel or the NVIDIA driver */
-	GDR_FAILED_CUDA,       /* status is the CUresult */
+	GDR_FAILED_CUDA,       /* status is the CUresult; the message ends in ": call: its name" */
 	GDR_FAILED_MEMORY,     /* of the GPU, of its BAR1, of a quota or of this process, is full */
 	GDR_FAILED_PERMISSION, /* to open a node, or to write */
 	GDR_FAILED_UNAVAILABLE, /* this backend, on this machine or for this memory */

@@ -78,16 +78,6 @@ static const struct {
 	uint32_t pattern;
 } scratch[] = {{1024, 0x67647201}, {SCRATCH_WORDS, 0x67647202}};
 
-static int cuda_failed(const struct gdr_cuda *cuda, const char *call, int result,
-		       struct gdr_error *error)
-{
-	bool full = result == GDR_CUDA_OUT_OF_MEMORY;
-
-	return gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO,
-			"the self-check of IPC handles: %s: %s", call,
-			gdr_cuda_error_name(cuda, result));
-}
-
 /* Copy words to new GPU memory, waiting for no other work. Its address, 0 with *error filled in. */
 static uint64_t new_scratch(const struct gdr_cuda *cuda, const uint32_t *words, size_t nbytes,
 			    struct gdr_error *error)
@@ -111,7 +101,7 @@ static uint64_t new_scratch(const struct gdr_cuda *cuda, const uint32_t *words, 
 	if (!result)
 		return memory;
 failed:
-	cuda_failed(cuda, call, result, error);
+	gdr_cuda_fail(error, cuda, call, result, "the self-check of IPC handles");
 	return 0;
 }
 

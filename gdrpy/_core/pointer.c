@@ -261,12 +261,27 @@ void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[
 		snprintf(location, 40, "%04x:%02x:%02x.0", pci[0], pci[1], pci[2]);
 }
 
+static int context_failed(const struct gdr_cuda *cuda, const char *call, int result, int device,
+			  struct gdr_error *error)
+{
+	char purpose[64];
+
+	snprintf(purpose, sizeof(purpose), "using the CUDA context of device %d", device);
+	return gdr_cuda_fail(error, cuda, call, result, purpose);
+}
+
 /* Retained until the process ends, as those who share a primary context do. */
-static int primary_context(const struct gdr_cuda *cuda, int device, void **context)
+static int primary_context(const struct gdr_cuda *cuda, int device, void **context,
+			   struct gdr_error *error)
 {
 	int handle, result = cuda->cuDeviceGet(&handle, device);
 
-	return result ? result : cuda->cuDevicePrimaryCtxRetain(context, handle);
+	if (result)
+		return context_failed(cuda, "cuDeviceGet", result, device, error);
+	result = cuda->cuDevicePrimaryCtxRetain(context, handle);
+	if (result)
+		return context_failed(cuda, "cuDevicePrimaryCtxRetain", result, device, error);
+	return 0;
 }
 
 static void exchange_capture_mode(const struct gdr_cuda *cuda, struct gdr_context *context)
@@ -279,14 +294,13 @@ int gdr_context_enter(const struct gdr_cuda *cuda, const struct gdr_pointer *poi
 		      struct gdr_context *context, struct gdr_error *error)
 {
 	void *wanted = pointer->context;
-	int result = wanted ? 0 : primary_context(cuda, pointer->device, &wanted);
+	int result;
 
-	if (!result)
-		result = cuda->cuCtxPushCurrent(wanted);
+	if (!wanted && primary_context(cuda, pointer->device, &wanted, error))
+		return -1;
+	result = cuda->cuCtxPushCurrent(wanted);
 	if (result)
-		return gdr_fail(error, GDR_FAILED_CUDA, EIO,
-				"the CUDA context of device %d cannot be used (%s)",
-				pointer->device, gdr_cuda_error_name(cuda, result));
+		return context_failed(cuda, "cuCtxPushCurrent", result, pointer->device, error);
 	context->capture_mode = CAPTURE_MODE_RELAXED;
 	exchange_capture_mode(cuda, context);
 	return 0;

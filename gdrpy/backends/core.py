@@ -37,7 +37,7 @@ def call(function: Any, *args: Any) -> int:
     return answer
 
 
-def take(function: Any, *args: Any) -> Any:
+def obtain(function: Any, *args: Any) -> Any:
     """The pointer that such a call answers; where it is NULL, raises."""
     error = ffi.new("struct gdr_error *")
     answer = function(*args, error)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gdrpy._resource import Undo
-from gdrpy.backends import core
-from gdrpy.backends.core import call, cuda_functions, ffi, lib, text
+from gdrpy.backends.core import call, cuda_functions, ffi, lib, obtain, text
 from gdrpy.backends.driver import warn_if_untested
 from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error
@@ -109,7 +108,7 @@ def take(
     with Undo() as undo:
         if backend in (None, "gdrdrv"):
             request.node = _hold_node(undo, functions, open_node)
-        return _own(undo, core.take(lib.gdr_take, functions, forced, request))
+        return _own(undo, obtain(lib.gdr_take, functions, forced, request))
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
@@ -132,4 +131,4 @@ def take_export(backend: str, fd: int, nbytes: int = 0, device: int = -1) -> Cor
     """
     with Undo() as undo:
         chosen = lib.gdr_backend_named(backend.encode())
-        return _own(undo, core.take(chosen.take_export, fd, nbytes, device))
+        return _own(undo, obtain(chosen.take_export, fd, nbytes, device))

@@ -136,6 +136,14 @@ class TestPin:
         assert caught.value.errno == errno.EMFILE
         assert standin.live() == before
 
+    def test_is_kept_by_a_mapping_after_everything_else_is_closed(self, pointer: int) -> None:
+        with gdrpy.open() as gdr:
+            mapping = gdr.pin(pointer, 4096).map()
+        mapping.write(b"kept")
+        assert mapping.read(4) == b"kept"
+        mapping.close()
+        assert str(node.PATH) not in open_descriptors().values()
+
 
 class TestRevocablePin:
     def test_is_told_of_once_by_an_event(self, gdr: gdrpy.Gdr, pointer: int) -> None:

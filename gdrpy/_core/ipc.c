@@ -57,17 +57,17 @@ int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *pointer,
 		   const struct gdr_range *range, uint64_t *offset, struct gdr_error *error)
 {
-	uint64_t start = pointer->base - info->block_offset;
+	uint64_t end = pointer->map_base + pointer->map_nbytes;
 
-	*offset = range->start - start;
-	if (range->start >= start && range->end <= start + info->block_nbytes)
+	*offset = range->start - (pointer->base - info->block_offset);
+	if (range->start >= pointer->map_base && range->end <= end)
 		return 0;
 	return gdr_fail(error, GDR_FAILED_SIZE, EINVAL,
-			"%llu bytes at %#llx run past the block of %llu bytes at %#llx that the "
-			"memory is a part of",
+			"%llu bytes at %#llx run past the %llu bytes at %#llx that the memory is a "
+			"part of",
 			(unsigned long long)(range->end - range->start),
-			(unsigned long long)range->start, (unsigned long long)info->block_nbytes,
-			(unsigned long long)start);
+			(unsigned long long)range->start, (unsigned long long)pointer->map_nbytes,
+			(unsigned long long)pointer->map_base);
 }
 
 /* Two sizes that share a block, each with its own pattern. */

@@ -33,7 +33,11 @@ void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info)
 int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 		 struct gdr_ipc_info *info, struct gdr_error *error);
 
-/* Where in the block a range begins that may be more than the allocation. GDR_FAILED_SIZE. */
+/*
+ * Where in the block a range begins that may be more than the allocation. GDR_FAILED_SIZE where it
+ * is more than the driver mapped: a handle tells an allocation's own size for that, in 4 KiB pages,
+ * where the block is all its own (seen on driver 580), and the block is larger.
+ */
 int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *pointer,
 		   const struct gdr_range *range, uint64_t *offset, struct gdr_error *error);
 

@@ -16,7 +16,7 @@ struct gdr_pointer {
 	uint64_t ptr;	 /* what was asked about */
 	uint64_t base;	 /* of its allocation; of VMM memory, of the reservation that it lies in */
 	uint64_t nbytes; /* from base on */
-	uint64_t map_base; /* of VMM memory, what one cuMemMap mapped there */
+	uint64_t map_base; /* of what the driver mapped at once: one cuMemMap, or a whole block */
 	uint64_t map_nbytes;
 	void *context; /* its CUcontext; NULL for VMM memory */
 	int device;    /* ordinal */

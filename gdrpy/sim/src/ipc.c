@@ -34,6 +34,14 @@ struct ipc_handle {
 
 _Static_assert(sizeof(struct ipc_handle) == CU_IPC_HANDLE_SIZE, "the handle is 64 bytes");
 
+/* A real driver tells of a large block no more than its one allocation takes of it. */
+static uint32_t block_pages(const struct range *range)
+{
+	uint64_t size = range->block->backing.size;
+
+	return (uint32_t)((size > SIM_GRANULARITY ? range->size + PAGE - 1 : size) / PAGE);
+}
+
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
 	struct ipc_handle words = {.magic = MAGIC, .pid = (uint32_t)getpid()};
@@ -45,7 +53,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 	if (!handle || !range || range->kind != RANGE_ALLOCATED)
 		return CUDA_ERROR_INVALID_VALUE;
 	words.size = range->size;
-	words.block_pages = (uint32_t)(range->block->backing.size / PAGE);
+	words.block_pages = block_pages(range);
 	words.block_offset = (uint32_t)range->block_offset;
 	words.client = CLIENT | words.pid;
 	words.memory = (uint32_t)range->block->backing.fd;
@@ -71,7 +79,8 @@ static CUresult import_block(const struct ipc_handle *words, struct block **bloc
 	close(fd);
 	if (result != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((*block)->backing.inode != words->inode || (*block)->backing.size != block_size) {
+	if ((*block)->backing.inode != words->inode ||
+	    (*block)->backing.size / SIM_GRANULARITY != (block_size - 1) / SIM_GRANULARITY + 1) {
 		block_put(*block);
 		return CUDA_ERROR_INVALID_VALUE;
 	}

@@ -39,6 +39,7 @@ static const char *const calls[] = {
 
 static struct fault faults[FAULTS_MAX];
 static size_t fault_count;
+static bool is_set; /* by the environment or since */
 
 static bool known_call(const char *call)
 {
@@ -82,6 +83,7 @@ int fault_set(const char *specification)
 	struct fault parsed[FAULTS_MAX] = {0};
 	size_t count = 0;
 
+	is_set = true;
 	if (!specification)
 		specification = "";
 	if (snprintf(text, sizeof(text), "%s", specification) >= (int)sizeof(text))
@@ -101,10 +103,18 @@ malformed:
 	return -EINVAL;
 }
 
+/* When it is first asked for: as this library begins, the environment is not there yet. */
+static void read_environment(void)
+{
+	if (!is_set)
+		fault_set(getenv("FAKE_RM_FAULT"));
+}
+
 uint32_t fault_take(const char *call)
 {
 	uint32_t value = 0;
 
+	read_environment();
 	for (size_t i = 0; i < fault_count; i++) {
 		struct fault *fault = &faults[i];
 
@@ -120,6 +130,7 @@ int fault_of_open(const char *path)
 {
 	int value = 0;
 
+	read_environment();
 	for (size_t i = 0; i < fault_count; i++)
 		if (faults[i].is_open && !strcmp(faults[i].call, path))
 			value = faults[i].value;

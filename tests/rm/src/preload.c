@@ -27,7 +27,6 @@
 __attribute__((constructor)) static void start(void)
 {
 	ledger_init();
-	fault_set(getenv("FAKE_RM_FAULT"));
 }
 
 static int fail(int error)

@@ -12,7 +12,11 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CORE = HERE.parent.parent / "gdrpy" / "_core"
+PROJECT = HERE.parent.parent
+CORE = PROJECT / "gdrpy/_core"
+INCLUDE = PROJECT / "gdrpy/include"
+SIM = PROJECT / "gdrpy/sim"
+DRIVER = PROJECT / "driver"
 SOURCES = sorted((HERE / "src").glob("*.c"))
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-U_FORTIFY_SOURCE", "-D_GNU_SOURCE"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -43,20 +47,23 @@ def build_fuzzer(directory: Path) -> Path:
     return fuzzer
 
 
-def build_nvrm_test(directory: Path) -> Path:
-    """Build test_nvrm.c with the core that it tests, to be run with LD_PRELOAD, under sanitizers.
+def build_core_test(directory: Path, name: str, *core: str) -> Path:
+    """Build a test and the files of the C core that match, for LD_PRELOAD, under sanitizers.
 
     Raises:
         subprocess.CalledProcessError: the compiler refused.
     """
-    program = directory / "test_nvrm"
-    sources = [HERE / "test_nvrm.c", CORE / "nvrm.c", CORE / "map.c"]
+    program = directory / name
+    sources = [HERE / f"{name}.c", *(path for pattern in core for path in CORE.glob(pattern))]
+    folders = [f"-I{CORE}", f"-I{DRIVER}", f"-I{INCLUDE}", f"-I{SIM / 'src'}"]
+    cuda = [f"-Wl,--no-as-needed,-rpath,{SIM}", SIM / "libcuda.so.1"]
     # The sanitizers' runtime must come before a preloaded library: so it is linked in.
-    compile_c(program, sources, ["-O1", "-g", f"-I{CORE}", *SANITIZERS, "-static-libasan"])
+    options = ["-O1", "-g", *folders, *SANITIZERS, "-static-libasan"]
+    compile_c(program, [*sources, *cuda], options)
     return program
 
 
-def compile_c(output: Path, sources: list[Path], options: list[str]) -> None:
+def compile_c(output: Path, sources: list[Path | str], options: list[str]) -> None:
     """Compile and link C sources with the warnings that this project's C is held to."""
     subprocess.run(
         ["gcc", *WARNINGS, *options, "-o", output, *sources, "-ldl", "-pthread"], check=True

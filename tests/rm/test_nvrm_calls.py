@@ -1,21 +1,32 @@
-"""The C calls of the nvrm backend under ASan and UBSan."""
+"""The C core's own tests on the simulated resource manager, under ASan and UBSan."""
 
 import os
 import subprocess
 from pathlib import Path
 
-from build import build_nvrm_test
+import pytest
+
+from build import build_core_test
 
 
 class TestCalls:
+    @pytest.mark.parametrize(
+        ("program", "core", "count"),
+        [("test_nvrm", ["nvrm.c", "map.c"], 5), ("test_take", ["*.c"], 15)],
+    )
     def test_pass_under_the_sanitizers(
-        self, tmp_path: Path, resource_manager_library: Path
+        self,
+        tmp_path: Path,
+        resource_manager_library: Path,
+        program: str,
+        core: list[str],
+        count: int,
     ) -> None:
         process = subprocess.run(
-            [build_nvrm_test(tmp_path)],
+            [build_core_test(tmp_path, program, *core)],
             env={**os.environ, "LD_PRELOAD": str(resource_manager_library)},
             capture_output=True,
             text=True,
         )
         assert (process.returncode, process.stderr) == (0, "")
-        assert process.stdout.endswith("5 tests passed\n")
+        assert process.stdout.endswith(f"{count} tests passed\n")

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Device pointers taken in by nvrm, on the simulated resource manager (preloaded), with a driver
+ * whose IPC handles are not what they should be: they are found out, and nothing is left behind.
+ *
+ * What the check of a device found is kept for the life of a process: so each test has its own.
+ */
+#include "../c/test_sim.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include "backends.h"
+
+static struct gdr_cuda real, doctored;
+static size_t word;	  /* of the handle, that is changed */
+static uint32_t added;	  /* to it */
+static uint64_t only = 0; /* the one pointer whose handle is; 0: all */
+
+static int (*count)(const char *what);
+
+static int change_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
+{
+	int result = real.cuIpcGetMemHandle(handle, pointer);
+	uint32_t value;
+
+	if (result || (only && pointer != only))
+		return result;
+	memcpy(&value, handle->bytes + 4 * word, sizeof(value));
+	value += added;
+	memcpy(handle->bytes + 4 * word, &value, sizeof(value));
+	return 0;
+}
+
+static int refuse_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
+{
+	(void)handle;
+	(void)pointer;
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+static void prepare(void)
+{
+	start();
+	CHECK(gdr_cuda_find(&real));
+	doctored = real;
+}
+
+static struct gdr_memory *take(uint64_t ptr, uint64_t nbytes, struct gdr_error *error)
+{
+	const struct gdr_request request = {.ptr = ptr, .nbytes = nbytes, .fd = -1, .device = -1};
+
+	return gdr_take(&doctored, &gdr_backend_nvrm, &request, error);
+}
+
+static void check_nothing_left(void)
+{
+	CHECK_EQ(count("objects"), 0);
+	CHECK_EQ(count("mappings"), 0);
+	CHECK_EQ(count("violations"), 0);
+}
+
+static void check_refused(uint64_t ptr, enum gdr_failure failure, int number, const char *told)
+{
+	struct gdr_error error;
+
+	CHECK(!take(ptr, 100, &error));
+	if (!strstr(error.message, told))
+		FAIL("\"%s\" does not tell \"%s\"", error.message, told);
+	CHECK_EQ(error.failure, failure);
+	CHECK_EQ(error.number, number);
+	check_nothing_left();
+}
+
+static void check_released(struct gdr_memory *memory)
+{
+	struct gdr_error error;
+
+	CHECK_EQ(gdr_memory_release(memory, &error), 0);
+	check_nothing_left();
+}
+
+static void change(size_t which, uint32_t by)
+{
+	word = which;
+	added = by;
+	doctored.cuIpcGetMemHandle = change_handle;
+}
+
+static void a_handle_as_it_should_be_is_taken(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	struct gdr_error error;
+	struct gdr_memory *memory = take(pointer + 100, 1000, &error);
+	struct gdr_view view;
+
+	CHECK(memory);
+	CHECK_EQ(memory->va, pointer + 100);
+	CHECK_EQ(memory->nbytes, 1000);
+	CHECK_EQ(gdr_memory_map(memory, 10, 20, false, &view, &error), 0);
+	memcpy(view.map.address, "bytes", 5);
+	CHECK_MEM_EQ(host(pointer + 110), "bytes", 5);
+	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	check_released(memory);
+}
+
+static void a_block_offset_that_is_another_is_found_out(void)
+{
+	change(7, 8192);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+		      "self-check found other bytes");
+}
+
+static void an_offset_past_the_block_is_found_out(void)
+{
+	change(7, 4 << 20);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "of a block of");
+}
+
+static void a_handle_of_another_process_is_found_out(void)
+{
+	change(2, 1);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "names process");
+}
+
+static void another_size_is_found_out(void)
+{
+	change(4, 4096);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "and CUDA 4096");
+}
+
+static void a_client_that_is_no_client_is_found_out(void)
+{
+	change(12, 1 << 24);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+		      "cannot pin cuMemAlloc pointers");
+}
+
+static void an_object_that_is_no_object_is_found_out(void)
+{
+	change(13, 1000);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+		      "cannot pin cuMemAlloc pointers");
+}
+
+/* Once the layout is trusted, each handle still has to agree with what CUDA says. */
+static void a_single_handle_that_contradicts_cuda_is_found_out(void)
+{
+	CUdeviceptr good = allocate(4096), bad = allocate(8192);
+	struct gdr_error error;
+	struct gdr_memory *memory;
+
+	only = bad;
+	change(4, 1);
+	memory = take(good, 100, &error);
+	CHECK(memory);
+	check_released(memory);
+	check_refused(bad, GDR_FAILED_UNAVAILABLE, ENODEV, "and CUDA 8192");
+	memory = take(good, 100, &error);
+	CHECK(memory);
+	check_released(memory);
+}
+
+static void what_was_found_out_is_remembered(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+
+	change(7, 8192);
+	check_refused(pointer, GDR_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	doctored.cuIpcGetMemHandle = real.cuIpcGetMemHandle;
+	check_refused(pointer, GDR_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+}
+
+/* Not by the layout of handles, but for want of something that may be there next time. */
+static void a_check_that_could_not_be_made_is_made_again(void)
+{
+	int (*set_fault)(const char *) =
+		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
+	CUdeviceptr pointer = allocate(4096);
+	struct gdr_error error;
+
+	CHECK_EQ(set_fault("RM_DUP_OBJECT:1:0x51"), 0);
+	check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "RM_DUP_OBJECT");
+	CHECK_EQ(set_fault("open:/dev/nvidia0:13"), 0);
+	check_refused(pointer, GDR_FAILED_PERMISSION, EACCES, "/dev/nvidia0");
+	CHECK_EQ(set_fault(""), 0);
+	CHECK_EQ(gdrsim_set_fault("cuMemAlloc:1"), 0);
+	check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "cuMemAlloc");
+	CHECK_EQ(gdrsim_set_fault("cuMemcpyHtoDAsync:1:999"), 0);
+	check_refused(pointer, GDR_FAILED_CUDA, EIO, "cuMemcpyHtoDAsync");
+	check_released(take(pointer, 100, &error));
+}
+
+static void the_check_is_made_once(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	struct gdr_error error;
+	uint64_t allocations;
+
+	check_released(take(pointer, 100, &error));
+	allocations = gdrsim_call_count("cuMemAlloc");
+	for (int i = 0; i < 10; i++)
+		check_released(take(pointer, 100, &error));
+	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations);
+}
+
+/* To free its scratch memory would wait for every kernel that runs. */
+static void the_check_frees_nothing_and_waits_for_nobody(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	uint64_t frees = gdrsim_call_count("cuMemFree");
+	uint64_t waits = gdrsim_call_count("cuCtxSynchronize");
+	struct gdr_error error;
+
+	check_released(take(pointer, 100, &error));
+	CHECK_EQ(gdrsim_call_count("cuMemFree"), frees);
+	CHECK_EQ(gdrsim_call_count("cuCtxSynchronize"), waits);
+}
+
+static void memory_without_a_handle_is_refused(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	struct gdr_error error;
+
+	check_released(take(pointer, 100, &error));
+	doctored.cuIpcGetMemHandle = refuse_handle;
+	check_refused(pointer, GDR_FAILED_HANDLE, EINVAL, "has no IPC handle");
+}
+
+static void exported_memory_needs_no_handle(void)
+{
+	CUmemGenericAllocationHandle allocation = create(GRANULE);
+	CUdeviceptr pointer = map(allocation, GRANULE);
+	struct gdr_error error;
+
+	doctored.cuIpcGetMemHandle = refuse_handle;
+	check_released(take(pointer + 5000, 100, &error));
+	unmap(pointer, GRANULE);
+	OK(cuMemRelease(allocation));
+}
+
+static void a_range_past_the_end_is_refused(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	struct gdr_error error;
+
+	CHECK(!take(pointer, 4097, &error));
+	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	CHECK_EQ(error.number, EINVAL);
+	CHECK(!take(pointer + 1, UINT64_MAX - pointer, &error));
+	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	CHECK(!take(pointer + 1, UINT64_MAX, &error));
+	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	check_nothing_left();
+}
+
+static const struct check_test tests[] = {
+	TEST(a_handle_as_it_should_be_is_taken),
+	TEST(a_block_offset_that_is_another_is_found_out),
+	TEST(an_offset_past_the_block_is_found_out),
+	TEST(a_handle_of_another_process_is_found_out),
+	TEST(another_size_is_found_out),
+	TEST(a_client_that_is_no_client_is_found_out),
+	TEST(an_object_that_is_no_object_is_found_out),
+	TEST(a_single_handle_that_contradicts_cuda_is_found_out),
+	TEST(what_was_found_out_is_remembered),
+	TEST(a_check_that_could_not_be_made_is_made_again),
+	TEST(the_check_is_made_once),
+	TEST(the_check_frees_nothing_and_waits_for_nobody),
+	TEST(memory_without_a_handle_is_refused),
+	TEST(exported_memory_needs_no_handle),
+	TEST(a_range_past_the_end_is_refused),
+};
+
+static const struct check_test *current;
+
+static void in_a_process_of_its_own(void)
+{
+	pid_t child = fork();
+	int status;
+
+	if (!child) {
+		check_current = current->name;
+		prepare();
+		current->run();
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(child, &status, 0), child);
+	CHECK_EQ(status, 0);
+}
+
+int main(void)
+{
+	size_t ntests = sizeof(tests) / sizeof(tests[0]);
+
+	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
+	CHECK(count);
+	for (current = tests; current < tests + ntests; current++)
+		in_a_process_of_its_own();
+	printf("%zu tests passed\n", ntests);
+	return 0;
+}

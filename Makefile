@@ -12,9 +12,9 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
 LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/include/*.h \
 	gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] driver/uapi/*.h)
-C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/rm/*.[ch] tests/rm/src/*.[ch] \
-	benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] tests/vm/abi/*.[ch] \
-	tests/vm/stress/*.[ch] tests/broker/*.c tests/packaging/*.c)
+C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] tests/rm/*.[ch] \
+	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] \
+	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c tests/packaging/*.c)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
 	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
 
@@ -104,5 +104,5 @@ $(VENV)/.tools: $(VENV)/.built
 
 clean:
 	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
-		gdrpy/lib tests/c/build $(VENV)/.built $(VENV)/.tools
+		gdrpy/lib tests/c/build tests/gdrapi/build $(VENV)/.built $(VENV)/.tools
 	@echo "$(VENV) stays, and gdrpy in it does not run until the next make build; rm -rf $(VENV) removes it"

@@ -28,6 +28,9 @@ struct check_test {
 
 static const char *check_current = "(no test)";
 
+/* A check of a program's own, made after each of its tests; NULL for none. */
+static void (*check_after_each)(void);
+
 static inline void __attribute__((noreturn, format(printf, 3, 4)))
 check_fail(const char *file, int line, const char *format, ...)
 {
@@ -94,6 +97,8 @@ static inline int check_run(int argc, char **argv, const struct check_test *test
 			continue;
 		check_current = tests[i].name;
 		tests[i].run();
+		if (check_after_each)
+			check_after_each();
 		run++;
 	}
 	if (!run) {

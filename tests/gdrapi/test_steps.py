@@ -1,0 +1,181 @@
+"""What the environment and the order of a program's steps decide: the backend, and what is told."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gdrpy import sim
+
+STEPS = "plain/steps"
+#: Where a program finds the simulated driver that it asks for by name.
+WITH_CUDA = {"LD_LIBRARY_PATH": str(sim.driver_path().parent)}
+EINVAL = 22
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def take(run: Run) -> Callable[..., tuple[list[str], list[str]]]:
+    """The steps as they ended, and the lines told on stderr."""
+
+    def take(steps: str, **environment: str | Path) -> tuple[list[str], list[str]]:
+        done = run(STEPS, *steps.split(), **{**WITH_CUDA, **environment})
+        assert done.returncode == 0
+        return done.stdout.splitlines(), done.stderr.splitlines()
+
+    return take
+
+
+Take = Callable[..., tuple[list[str], list[str]]]
+
+ALL = "pin map copy type unmap unpin"
+ALL_DONE = ["pin 0", "map 0", "copy 0", "type 2", "unmap 0", "unpin 0"]
+WRITE_COMBINED = [step.replace("type 2", "type 1") for step in ALL_DONE]
+
+
+class TestBackend:
+    def test_is_that_of_the_loaded_driver(self, take: Take) -> None:
+        assert take(f"cuda open {ALL}")[0] == ["cuda 0", "open 0", *ALL_DONE]
+
+    @pytest.mark.parametrize("name", ["sim", "dmabuf"])
+    def test_is_forced_by_gdrpy_backend(self, take: Take, name: str) -> None:
+        steps, _ = take(f"cuda open {ALL} uses-dmabuf", GDRPY_BACKEND=name)
+        assert steps[1:-1] == ["open 0", *ALL_DONE]
+        assert steps[-1] == f"uses-dmabuf {int(name == 'dmabuf')}"
+
+    def test_that_cannot_serve_is_not_replaced(self, take: Take) -> None:
+        for name in ("gdrdrv", "nvrm"):
+            assert take("cuda open", GDRPY_BACKEND=name)[0] == ["cuda 0", "open -1"]
+
+    def test_that_there_is_not_is_told(self, take: Take) -> None:
+        steps, told = take("cuda open", GDRPY_BACKEND="best", GDRCOPY_ENABLE_LOGGING="1")
+        assert steps == ["cuda 0", "open -1"]
+        assert told == [
+            "libgdrapi: gdr_open: there is no backend GDRPY_BACKEND=best: set it to gdrdrv, "
+            "dmabuf, nvrm or sim, or unset it"
+        ]
+
+    def test_is_dmabuf_if_gdrcopys_variable_says_so(self, take: Take) -> None:
+        steps, _ = take(f"cuda open uses-dmabuf {ALL}", GDRCOPY_USE_DMABUF_MMAP="1")
+        assert steps == ["cuda 0", "open 0", "uses-dmabuf 1", *ALL_DONE]
+
+    @pytest.mark.parametrize("value", ["0", "", "yes", "11"])
+    def test_is_not_dmabuf_for_another_value(self, take: Take, value: str) -> None:
+        steps, _ = take("cuda open uses-dmabuf", GDRCOPY_USE_DMABUF_MMAP=value)
+        assert steps[-1] == "uses-dmabuf 0"
+
+    def test_gdrpys_variable_has_the_last_word(self, take: Take) -> None:
+        steps, _ = take(
+            "cuda open pin uses-dmabuf", GDRCOPY_USE_DMABUF_MMAP="1", GDRPY_BACKEND="sim"
+        )
+        assert steps[1:] == ["open 0", "pin 0", "uses-dmabuf 0"]
+
+    def test_is_nvrm_on_a_machine_with_the_driver(self, take: Take, resource_manager: Path) -> None:
+        steps, _ = take(f"cuda open {ALL}", GDRPY_BACKEND="nvrm", LD_PRELOAD=resource_manager)
+        assert steps == ["cuda 0", "open 0", *WRITE_COMBINED]
+
+
+class TestOrder:
+    def test_library_may_be_opened_before_cuda(self, take: Take, resource_manager: Path) -> None:
+        steps, _ = take(f"open cuda {ALL}", GDRPY_BACKEND="nvrm", LD_PRELOAD=resource_manager)
+        assert steps == ["open 0", "cuda 0", *WRITE_COMBINED]
+
+    def test_forced_simulated_gpu_may_come_later(self, take: Take) -> None:
+        steps, _ = take(f"open cuda {ALL}", GDRPY_BACKEND="sim")
+        assert steps == ["open 0", "cuda 0", *ALL_DONE]
+
+    def test_without_cuda_nothing_is_pinned(self, take: Take, resource_manager: Path) -> None:
+        steps, told = take(
+            "open pin-host",
+            GDRPY_BACKEND="nvrm",
+            LD_PRELOAD=resource_manager,
+            GDRCOPY_ENABLE_LOGGING="1",
+        )
+        assert steps == ["open 0", f"pin-host {EINVAL}"]
+        assert len(told) == 1
+        assert "this process has loaded no libcuda.so.1" in told[0]
+
+    def test_calls_without_a_library_object_are_refused(self, take: Take) -> None:
+        steps, _ = take("cuda pin map unmap unpin close")
+        assert steps == [
+            "cuda 0",
+            *(f"{step} {EINVAL}" for step in ("pin", "map", "unmap", "unpin", "close")),
+        ]
+
+
+class TestMachineWithoutGpu:
+    def test_has_no_library_object(self, take: Take) -> None:
+        assert take("open") == (["open -1"], [])
+
+    def test_is_told_why_for_each_backend(self, take: Take) -> None:
+        _, told = take("open", GDRCOPY_ENABLE_LOGGING="1")
+        (line,) = told
+        assert line.startswith("libgdrapi: gdr_open: nothing can map GPU memory here: gdrdrv: ")
+        for name in ("dmabuf", "nvrm"):
+            assert f"; {name}: " in line
+        assert "sim" not in line
+
+    def test_with_nodes_that_may_not_be_opened_is_told_so(
+        self, take: Take, resource_manager: Path
+    ) -> None:
+        steps, told = take(
+            "open",
+            GDRCOPY_ENABLE_LOGGING="1",
+            LD_PRELOAD=resource_manager,
+            FAKE_RM_FAULT="open:/dev/nvidiactl:13",
+        )
+        assert steps == ["open -1"]
+        assert "nvrm: no permission to open /dev/nvidiactl" in told[0]
+
+
+class TestLog:
+    REFUSED = "cuda open pin-host close"
+
+    def test_is_silent_unless_it_is_asked_for(self, take: Take) -> None:
+        assert take(self.REFUSED)[1] == []
+        assert take(self.REFUSED, GDRCOPY_LOG_LEVEL="1")[1] == []
+
+    def test_tells_errors_by_default(self, take: Take) -> None:
+        _, told = take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="")
+        (line,) = told
+        assert line.startswith("libgdrapi: gdr_pin_buffer: 0x")
+        assert "pass a pointer from cuMemAlloc, cudaMalloc" in line
+
+    def test_tells_what_the_level_asks_for_and_what_is_worse(self, take: Take) -> None:
+        told = [
+            take("cuda open pin pin-host close", GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL=n)[1]
+            for n in "1234"
+        ]
+        debug, info, warning, error = map(len, told)
+        assert debug > info > warning == error == 1
+        assert any(line.startswith("libgdrapi: gdr_open: using sim") for line in told[1])
+
+    def test_level_above_errors_tells_nothing(self, take: Take) -> None:
+        assert take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL="5")[1] == []
+
+    def test_warns_once_of_a_driver_that_is_not_known(
+        self, take: Take, resource_manager: Path
+    ) -> None:
+        _, told = take(
+            "cuda open close open pin close",
+            GDRPY_BACKEND="nvrm",
+            LD_PRELOAD=resource_manager,
+            GDRCOPY_ENABLE_LOGGING="1",
+            GDRCOPY_LOG_LEVEL="3",
+            FAKE_RM_VERSION="999.1.2",
+        )
+        (line,) = told
+        assert line.startswith("libgdrapi: NVIDIA driver 999.1.2 is none of those")
+
+
+class TestEnd:
+    def test_of_a_program_that_gives_nothing_back_is_quiet(
+        self, run: Run, resource_manager: Path
+    ) -> None:
+        for environment in ({}, {"GDRPY_BACKEND": "nvrm", "LD_PRELOAD": resource_manager}):
+            done = run(STEPS, *["cuda", "open", "pin", "map"], **{**WITH_CUDA, **environment})
+            assert (done.returncode, done.stderr) == (0, "")

@@ -133,6 +133,11 @@ static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
 	return ret;
 }
 
+static u32 gdrdrv_pin_default_type(const struct gdrdrv_pin *pin)
+{
+	return pin->pages.cacheable ? GDRDRV_MAPPING_CACHED : GDRDRV_MAPPING_WC;
+}
+
 /* The pin has its handle, but nobody finds it until it is published; else it is to be abandoned. */
 struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 				     const struct gdrdrv_pin_request *request)
@@ -172,7 +177,7 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 		return ERR_PTR(ret);
 	}
 
-	pin->type = pin->pages.cacheable ? GDRDRV_MAPPING_CACHED : GDRDRV_MAPPING_WC;
+	pin->type = gdrdrv_pin_default_type(pin);
 	if (!pin->pages.cacheable)
 		gdrdrv_pages_hold_type(&pin->pages);
 	return pin;
@@ -291,8 +296,11 @@ int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type)
 {
 	int ret = 0;
 
-	if (type == GDRDRV_MAPPING_NONE || type > GDRDRV_MAPPING_DEVICE)
+	if (type > GDRDRV_MAPPING_DEVICE)
 		return -EINVAL;
+	/* So gdr_map() of a libgdrapi that knows types asks for none in particular. */
+	if (type == GDRDRV_MAPPING_NONE)
+		type = gdrdrv_pin_default_type(pin);
 
 	mutex_lock(&pin->lock);
 	if (pin->state != GDRDRV_PIN_LIVE)

@@ -59,16 +59,16 @@ static void the_callback_flag_tells_that_the_memory_was_freed(void)
 	CHECK_EQ(flag, 0);
 }
 
-static void a_type_that_is_none_is_invalid(void)
+static void a_type_that_is_not_known_is_invalid(void)
 {
-	static const uint32_t none[] = {ABI_TYPE_NONE, 4, 1u << 31, ~0u};
+	static const uint32_t unknown[] = {4, 1u << 31, ~0u};
 	struct gpu gpu = gpu_alloc(1);
 	int node = open_node();
 	uint64_t handle;
 
 	CHECK_EQ(pin(node, gpu.va, GPU_PAGE, &handle), 0);
-	for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
-		CHECK_EQ(request_type(node, handle, none[i]), EINVAL);
+	for (size_t i = 0; i < sizeof(unknown) / sizeof(unknown[0]); i++)
+		CHECK_EQ(request_type(node, handle, unknown[i]), EINVAL);
 }
 
 /* On x86 each kind of memory has one type only, so "busy" is never the answer. */
@@ -82,6 +82,7 @@ static void memory_of_a_bar_is_write_combined_only(void)
 	CHECK_EQ(pin(node, gpu.va, GPU_PAGE, &handle), 0);
 	for (int is_mapped = 0; is_mapped < 2; is_mapped++) {
 		CHECK_EQ(request_type(node, handle, ABI_TYPE_WC), 0);
+		CHECK_EQ(request_type(node, handle, ABI_TYPE_NONE), 0);
 		CHECK_EQ(request_type(node, handle, ABI_TYPE_CACHED), EOPNOTSUPP);
 		CHECK_EQ(request_type(node, handle, ABI_TYPE_DEVICE), EOPNOTSUPP);
 		if (!is_mapped)
@@ -103,6 +104,7 @@ static void cacheable_memory_is_cached_only(void)
 	CHECK_EQ(request_type(node, handle, ABI_TYPE_WC), EOPNOTSUPP);
 	CHECK_EQ(request_type(node, handle, ABI_TYPE_DEVICE), EOPNOTSUPP);
 	CHECK_EQ(request_type(node, handle, ABI_TYPE_CACHED), 0);
+	CHECK_EQ(request_type(node, handle, ABI_TYPE_NONE), 0);
 	CHECK_EQ(map(node, handle, GPU_PAGE, &mapped), 0);
 	CHECK_EQ(mapping_type(node, handle), ABI_TYPE_CACHED);
 	CHECK_EQ(get_info(node, handle, &info), 0);
@@ -125,5 +127,5 @@ static void a_type_of_a_revoked_pin_is_invalid(void)
 
 RIG_MAIN(TEST(info_tells_the_pins_range_and_mapping),
 	 TEST(the_callback_flag_tells_that_the_memory_was_freed),
-	 TEST(a_type_that_is_none_is_invalid), TEST(memory_of_a_bar_is_write_combined_only),
+	 TEST(a_type_that_is_not_known_is_invalid), TEST(memory_of_a_bar_is_write_combined_only),
 	 TEST(cacheable_memory_is_cached_only), TEST(a_type_of_a_revoked_pin_is_invalid))

@@ -76,3 +76,16 @@ def module() -> Path:
         if (modinfo(module, "vermagic").split()[0], modinfo(module, "srcversion")) == loaded:
             return module
     raise FileNotFoundError(f"no gdrdrv.ko in {BUILT} is for Linux {loaded[0]}, {loaded[1]}")
+
+
+def reload(module: Path, *parameters: str) -> None:
+    subprocess.run(["rmmod", "gdrdrv"], check=True)
+    subprocess.run(["insmod", module, *parameters], check=True)
+
+
+@pytest.fixture
+def default_revocable(module: Path) -> Iterator[None]:
+    """The module is loaded without persistence."""
+    reload(module, "use_persistent_mapping=0")
+    yield
+    reload(module)

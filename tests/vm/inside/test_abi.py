@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,6 @@ def test_part_of_the_abi(programs: Path, part: str) -> None:
     check(programs / part)
 
 
-def reload(module: Path, *parameters: str) -> None:
-    subprocess.run(["rmmod", "gdrdrv"], check=True)
-    subprocess.run(["insmod", module, *parameters], check=True)
-
-
-@pytest.fixture
-def default_revocable(module: Path) -> Iterator[None]:
-    """The module is loaded without persistence."""
-    reload(module, "use_persistent_mapping=0")
-    yield
-    reload(module)
-
-
-def test_module_without_persistent_mappings(programs: Path, default_revocable: None) -> None:
+@pytest.mark.usefixtures("default_revocable")
+def test_module_without_persistent_mappings(programs: Path) -> None:
     check(programs / "default_revocable")

@@ -42,15 +42,21 @@ static int read_version(struct gdr_node *node)
 }
 
 /* What a module does not know, it does not have. */
+static bool has_attribute(const struct gdr_node *node, enum gdrdrv_attribute which)
+{
+	struct gdrdrv_get_attr attribute = {.attr = which};
+
+	return node->version >= HAS_ATTRIBUTES && !call(node, GDRDRV_IOC_GET_ATTR, &attribute) &&
+	       attribute.val;
+}
+
 static void read_abilities(struct gdr_node *node)
 {
 	struct gdrdrv_features features = {.size = sizeof(features)};
-	struct gdrdrv_get_attr attribute = {.attr = GDRDRV_ATTR_USE_PERSISTENT_MAPPING};
 
 	if (!call(node, GDRDRV_IOC_FEATURES, &features))
 		node->features = features.features;
-	if (node->version >= HAS_ATTRIBUTES && !call(node, GDRDRV_IOC_GET_ATTR, &attribute))
-		node->persistent = attribute.val;
+	node->persistent = has_attribute(node, GDRDRV_ATTR_USE_PERSISTENT_MAPPING);
 }
 
 int gdr_node_open(struct gdr_node *node, const char *path)
@@ -80,6 +86,11 @@ bool gdr_node_full(const struct gdr_node *node)
 	const uint64_t all = GDRDRV_FEATURE_PIN_V3 | GDRDRV_FEATURE_SHARE | GDRDRV_FEATURE_EVENTS;
 
 	return (node->features & all) == all;
+}
+
+bool gdr_node_forces_pcie(const struct gdr_node *node)
+{
+	return has_attribute(node, GDRDRV_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE);
 }
 
 void gdr_node_origin(const struct gdr_node *node, char *words, size_t size)

@@ -32,6 +32,9 @@ struct gdr_pin_info {
 /* Whether it is this project's module, with everything that it has beyond NVIDIA's. */
 bool gdr_node_full(const struct gdr_node *node);
 
+/* Whether GDRDRV_PIN_V3_FORCE_PCIE may be asked for. */
+bool gdr_node_forces_pcie(const struct gdr_node *node);
+
 /* Whose module it is, and its versions, in words. */
 void gdr_node_origin(const struct gdr_node *node, char *words, size_t size);
 

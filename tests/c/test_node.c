@@ -158,6 +158,21 @@ static void one_before_attributes_makes_no_persistent_pins(void)
 	gdr_node_close(&node);
 }
 
+static void whether_pcie_can_be_forced_is_told_by_an_attribute(void)
+{
+	struct gdr_node node;
+
+	become(GDRDRV_VERSION(2, 5), 0);
+	node = open_node();
+	CHECK(gdr_node_forces_pcie(&node));
+	gdr_node_close(&node);
+
+	become(GDRDRV_VERSION(2, 4), 0);
+	node = open_node();
+	CHECK(!gdr_node_forces_pcie(&node));
+	gdr_node_close(&node);
+}
+
 static void refused_and_closed(uint32_t version, uint32_t minimum_api, int error)
 {
 	int lowest = dup(0);
@@ -300,6 +315,7 @@ static void what_is_no_share_has_no_size(void)
 
 CHECK_MAIN(TEST(the_newest_is_opened_with_its_features),
 	   TEST(one_before_attributes_makes_no_persistent_pins),
+	   TEST(whether_pcie_can_be_forced_is_told_by_an_attribute),
 	   TEST(what_speaks_otherwise_is_refused), TEST(a_node_that_is_missing_is_told),
 	   TEST(a_pin_is_asked_for_in_the_newest_way_there_is),
 	   TEST(info_is_asked_for_in_the_newest_way_there_is),

@@ -169,7 +169,7 @@ class TestLog:
             FAKE_RM_VERSION="999.1.2",
         )
         (line,) = told
-        assert line.startswith("libgdrapi: NVIDIA driver 999.1.2 is none of those")
+        assert line.startswith("libgdrapi: NVIDIA driver 999.1.2 is none that")
 
 
 class TestEnd:

@@ -141,7 +141,7 @@ bool gdr_pins_persist(const struct gdr *session)
 bool gdr_can_force_pcie(const struct gdr *session)
 {
 	if (session->backend == &gdr_backend_gdrdrv)
-		return session->node.features & GDRDRV_FEATURE_FORCE_PCIE;
+		return gdr_node_forces_pcie(&session->node);
 	return session->backend == &gdr_backend_dmabuf;
 }
 

@@ -29,6 +29,17 @@ static void unlock_objects(void)
 	pthread_mutex_unlock(&gdr_objects_lock);
 }
 
+/* Who closes goes before those that enter, or would never come to it among busy threads. */
+static void init_lock(struct gdr *session)
+{
+	pthread_rwlockattr_t attributes;
+
+	pthread_rwlockattr_init(&attributes);
+	pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+	pthread_rwlock_init(&session->lock, &attributes);
+	pthread_rwlockattr_destroy(&attributes);
+}
+
 /*
  * A child that kept its copy of a node would keep what the parent has pinned through it. Its only
  * thread holds no lock but this one; those that the parent's other threads held are free again.
@@ -38,7 +49,7 @@ static void begin_child(void)
 	gdr_generation++;
 	for (struct gdr *session = sessions; session; session = session->next) {
 		close_node(session);
-		pthread_rwlock_init(&session->lock, NULL);
+		init_lock(session);
 	}
 	gdr_pins_begin_child();
 	unlock_objects();
@@ -55,7 +66,7 @@ static struct gdr *new_session(void)
 
 	if (!session)
 		return NULL;
-	pthread_rwlock_init(&session->lock, NULL);
+	init_lock(session);
 	session->next = sessions;
 	sessions = session;
 	return session;

@@ -50,6 +50,7 @@ struct model_pin {
 	gdr_t gdr; /* NULL once it is unpinned: the handle is stale */
 	uint64_t va;
 	size_t size;
+	size_t lead; /* bytes before the address that was asked for, which are mapped too */
 	unsigned char *mapped;
 	size_t mapped_size;
 };
@@ -105,8 +106,11 @@ static void try_pin(struct fuzzer *fuzzer)
 		 (memory + offset + nbytes + GPU_PAGE - 1) / GPU_PAGE * GPU_PAGE - info.va);
 	for (int i = 0; i < PINS; i++)
 		CHECK(fuzzer->pins[i].handle.h != handle.h);
-	*pin = (struct model_pin){
-		.handle = handle, .gdr = gdr, .va = info.va, .size = info.mapped_size};
+	*pin = (struct model_pin){.handle = handle,
+				  .gdr = gdr,
+				  .va = info.va,
+				  .size = info.mapped_size,
+				  .lead = memory + offset - info.va};
 }
 
 static void try_map(struct fuzzer *fuzzer)
@@ -126,7 +130,7 @@ static void try_map(struct fuzzer *fuzzer)
 	} else {
 		CHECK_EQ(error, 0);
 		pin->mapped = va;
-		pin->mapped_size = nbytes;
+		pin->mapped_size = nbytes < pin->size - pin->lead ? pin->lead + nbytes : pin->size;
 	}
 }
 

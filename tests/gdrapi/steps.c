@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "gdrapi.h"
@@ -96,6 +97,19 @@ static int close_library(void)
 	return gdr_close(gdr);
 }
 
+/* The steps that follow are the child's. */
+static int fork_off(void)
+{
+	pid_t child = fork();
+	int status;
+
+	if (!child)
+		return 0;
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		_exit(3);
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 4);
+}
+
 static int die(void)
 {
 	return raise(SIGKILL);
@@ -116,6 +130,7 @@ static const struct step {
 	{"unmap", unmap},
 	{"unpin", unpin},
 	{"close", close_library},
+	{"fork", fork_off},
 	{"die", die},
 };
 

@@ -91,6 +91,32 @@ static void a_child_that_closes_takes_nothing_from_its_parent(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* CUDA cannot be used in a child of a process that has used it, which is not the library's fault.
+ */
+static void open_another(CUdeviceptr pointer)
+{
+	gdr_t gdr = gdr_open();
+	gdr_mh_t handle;
+
+	if (!gdr)
+		return;
+	CHECK(gdr_pin_buffer(gdr, pointer, 1, 0, 0, &handle));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
+static void a_child_that_opens_the_library_is_told_why_it_cannot_pin(void)
+{
+	CUdeviceptr pointer = allocate(GRANULE);
+	gdr_t gdr = opened();
+	struct view view = viewed(gdr, pointer, GRANULE);
+
+	IN_CHILD(open_another(pointer));
+	check_same_memory(view.bytes, pointer);
+	close_view(&view);
+	OK(cuMemFree_v2(pointer));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 static atomic_bool busy;
 
 static void *pin_and_unpin(void *argument)
@@ -135,4 +161,5 @@ static void a_child_of_busy_threads_waits_for_none_of_their_locks(void)
 RIG_MAIN(TEST(a_child_is_denied_everything_of_its_parents),
 	 TEST(a_child_does_not_have_the_mappings),
 	 TEST(a_child_that_closes_takes_nothing_from_its_parent),
+	 TEST(a_child_that_opens_the_library_is_told_why_it_cannot_pin),
 	 TEST(a_child_of_busy_threads_waits_for_none_of_their_locks))

@@ -40,6 +40,29 @@ static void a_part_from_the_start_can_be_mapped(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* As callers do that know nothing of pages: they map the size that they have pinned. */
+static void what_was_pinned_is_mapped_whatever_its_address(void)
+{
+	CUdeviceptr pointer = allocate(GRANULE) + 65536 + 4090;
+	unsigned char sent[70000], found[70000];
+	gdr_t gdr = opened();
+	gdr_mh_t handle = pinned(gdr, pointer, sizeof(sent));
+	uint64_t lead = pointer - info_of(gdr, handle).va;
+	void *va;
+
+	for (size_t i = 0; i < sizeof(sent); i++)
+		sent[i] = (unsigned char)(i * 3);
+	CHECK_EQ(lead, 4090);
+	CHECK_EQ(gdr_map(gdr, handle, &va, sizeof(sent)), 0);
+	CHECK_EQ(gdr_copy_to_mapping(handle, (char *)va + lead, sent, sizeof(sent)), 0);
+	gpu_read(pointer, found, sizeof(found));
+	CHECK_MEM_EQ(found, sent, sizeof(found));
+	CHECK_EQ(gdr_unmap(gdr, handle, va, sizeof(sent)), 0);
+	CHECK_EQ(gdr_unpin_buffer(gdr, handle), 0);
+	OK(cuMemFree_v2(pointer - 65536 - 4090));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 static void info_tells_how_it_is_mapped_while_it_is(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
@@ -222,6 +245,7 @@ static void memory_stays_when_its_owner_frees_it(void)
 }
 
 RIG_MAIN(TEST(a_mapping_begins_where_its_info_says), TEST(a_part_from_the_start_can_be_mapped),
+	 TEST(what_was_pinned_is_mapped_whatever_its_address),
 	 TEST(info_tells_how_it_is_mapped_while_it_is), TEST(a_pin_is_mapped_once_at_a_time),
 	 TEST(a_size_that_the_pin_does_not_have_is_refused), TEST(only_what_is_mapped_is_unmapped),
 	 TEST(another_pins_mapping_is_not_unmapped), TEST(unpinning_unmaps_first),

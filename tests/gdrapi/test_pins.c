@@ -136,6 +136,44 @@ static void memory_of_cumemcreate_is_pinned(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* Two allocations side by side, as an allocator that grows its segments makes them. */
+static void memory_of_several_mappings_is_one_pin(void)
+{
+	CUmemGenericAllocationHandle memories[] = {create(GRANULE), create(2 * GRANULE)};
+	CUdeviceptr pointer = reserve(4 * GRANULE);
+	gdr_t gdr = opened();
+	struct view view;
+
+	OK(cuMemMap(pointer, GRANULE, 0, memories[0], 0));
+	OK(cuMemMap(pointer + GRANULE, 2 * GRANULE, 0, memories[1], 0));
+	OK(set_access(pointer, 3 * GRANULE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+
+	view = viewed(gdr, pointer + 100000, 3 * GRANULE - 100000);
+	CHECK_EQ(info_of(gdr, view.handle).va, pointer + 65536);
+	CHECK_EQ(view.size, 3 * GRANULE - 65536);
+	for (size_t at = 100000; at < 3 * GRANULE; at += 99991)
+		check_same_memory(view.bytes + at - 100000, pointer + at);
+	check_same_memory(view.bytes + GRANULE - 100000 - 1, pointer + GRANULE - 1);
+	check_same_memory(view.bytes + GRANULE - 100000, pointer + GRANULE);
+	CHECK_EQ(gdr_unmap(gdr, view.handle, view.va, view.size), 0);
+	/* Less of it, up to the seam and beyond. */
+	for (size_t size = GRANULE - 120000; size < GRANULE; size += 4096) {
+		size_t last = 100000 - 65536 + size - 1;
+
+		CHECK_EQ(gdr_map(gdr, view.handle, &view.va, size), 0);
+		check_same_memory((unsigned char *)view.va + last, pointer + 65536 + last);
+		CHECK_EQ(gdr_unmap(gdr, view.handle, view.va, size), 0);
+	}
+	CHECK_EQ(gdr_unpin_buffer(gdr, view.handle), 0);
+
+	CHECK_EQ(refused(gdr, pointer, 4 * GRANULE), EINVAL);
+	OK(cuMemUnmap(pointer, 3 * GRANULE));
+	OK(cuMemAddressFree(pointer, 4 * GRANULE));
+	OK(cuMemRelease(memories[0]));
+	OK(cuMemRelease(memories[1]));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 static void a_range_of_no_bytes_is_refused(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
@@ -252,8 +290,8 @@ RIG_MAIN(TEST(a_pin_is_rounded_out_to_whole_pages), TEST(a_pointer_need_not_be_a
 	 TEST(each_interior_pointer_shows_its_own_bytes),
 	 TEST(small_allocations_that_share_a_page_are_told_apart),
 	 TEST(a_range_that_begins_before_its_allocation_is_pinned),
-	 TEST(memory_of_cumemcreate_is_pinned), TEST(a_range_of_no_bytes_is_refused),
-	 TEST(a_range_beyond_its_allocation_is_refused), TEST(what_is_no_gpu_memory_is_refused),
-	 TEST(memory_that_was_freed_is_refused), TEST(memory_can_be_pinned_more_than_once),
-	 TEST(the_second_version_pins_as_the_first), TEST(flags_that_are_not_known_are_refused),
-	 TEST(pcie_is_forced_where_that_is_supported))
+	 TEST(memory_of_cumemcreate_is_pinned), TEST(memory_of_several_mappings_is_one_pin),
+	 TEST(a_range_of_no_bytes_is_refused), TEST(a_range_beyond_its_allocation_is_refused),
+	 TEST(what_is_no_gpu_memory_is_refused), TEST(memory_that_was_freed_is_refused),
+	 TEST(memory_can_be_pinned_more_than_once), TEST(the_second_version_pins_as_the_first),
+	 TEST(flags_that_are_not_known_are_refused), TEST(pcie_is_forced_where_that_is_supported))

@@ -3,25 +3,29 @@
  * CUDA, or the resource manager, refuses one call: the library's call fails with the errno, leaves
  * nothing behind, and is answered when it is made again.
  */
+#include <sys/resource.h>
+
 #include "rig.h"
 
 /* One attempt at everything; what it made, it gives back. 0, or the errno that stopped it. */
 static int whole_sequence(gdr_t gdr, CUdeviceptr pointer)
 {
 	gdr_mh_t handle;
+	size_t size;
 	int error;
 	void *va;
 
 	error = gdr_pin_buffer(gdr, pointer, 1000, 0, 0, &handle);
 	if (error)
 		return error;
-	error = gdr_map(gdr, handle, &va, GPU_PAGE);
+	size = info_of(gdr, handle).mapped_size;
+	error = gdr_map(gdr, handle, &va, size);
 	if (error) {
 		CHECK_EQ(info_of(gdr, handle).mapped, 0);
 		CHECK_EQ(gdr_unpin_buffer(gdr, handle), 0);
 		return error;
 	}
-	CHECK_EQ(gdr_unmap(gdr, handle, va, GPU_PAGE), 0);
+	CHECK_EQ(gdr_unmap(gdr, handle, va, size), 0);
 	CHECK_EQ(gdr_unpin_buffer(gdr, handle), 0);
 	return 0;
 }
@@ -59,6 +63,36 @@ static void a_call_that_cuda_refuses_leaves_nothing(void)
 	unmap(pointers[1], GRANULE);
 	OK(cuMemRelease(memory));
 	OK(cuMemFree_v2(pointers[0]));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
+/* Some backends take one for a pin, others for a moment, to map it; a manager has some of its own.
+ */
+static void a_process_without_descriptors_left_is_told_so(void)
+{
+	CUdeviceptr pointer = allocate(GRANULE);
+	gdr_t gdr = opened();
+
+	for (int left = 0; left < 4; left++) {
+		struct rlimit before, few;
+		int taken[64], count = 0, error;
+
+		CHECK_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+		few = (struct rlimit){64, before.rlim_max};
+		CHECK_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+		while ((taken[count] = dup(0)) >= 0)
+			count++;
+		for (int i = 0; i < left; i++)
+			close(taken[--count]);
+		error = whole_sequence(gdr, pointer);
+		while (count)
+			close(taken[--count]);
+		CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+		if (!left)
+			CHECK(error == EMFILE || (error && backend_is("nvrm")));
+		CHECK_EQ(whole_sequence(gdr, pointer), 0);
+	}
+	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
@@ -112,13 +146,36 @@ static void an_import_that_the_manager_refuses_gives_its_errno(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* Of two allocations side by side the second one is refused, when it is pinned or mapped. */
+static void the_first_part_is_given_back_if_the_second_is_refused(void)
+{
+	CUmemGenericAllocationHandle memories[] = {create(GRANULE), create(GRANULE)};
+	CUdeviceptr pointer = reserve(2 * GRANULE);
+	CUdeviceptr seam = pointer + GRANULE;
+	gdr_t gdr = opened();
+
+	OK(cuMemMap(pointer, GRANULE, 0, memories[0], 0));
+	OK(cuMemMap(seam, GRANULE, 0, memories[1], 0));
+	OK(set_access(pointer, 2 * GRANULE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+	check_refusal(gdr, seam - 500, "IMPORT_OBJECTS_FROM_FD:2:0x51", ENOMEM);
+	check_refusal(gdr, seam - 500, "RM_MAP_MEMORY:2:0x51", ENOMEM);
+	check_refusal(gdr, seam - 500, "mmap:2:12", ENOMEM);
+	OK(cuMemUnmap(pointer, 2 * GRANULE));
+	OK(cuMemAddressFree(pointer, 2 * GRANULE));
+	OK(cuMemRelease(memories[0]));
+	OK(cuMemRelease(memories[1]));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct check_test tests[] = {
 		TEST(a_call_that_cuda_refuses_leaves_nothing),
+		TEST(a_process_without_descriptors_left_is_told_so),
 		TEST(a_call_that_the_manager_refuses_gives_its_errno),
 		TEST(an_import_that_the_manager_refuses_gives_its_errno),
+		TEST(the_first_part_is_given_back_if_the_second_is_refused),
 	};
 
-	return rig_run(argc, argv, tests, backend_is("nvrm") ? 3 : 1);
+	return rig_run(argc, argv, tests, backend_is("nvrm") ? 5 : 2);
 }

@@ -88,6 +88,19 @@ class TestOrder:
         steps, _ = take(f"open cuda {ALL}", GDRPY_BACKEND="sim")
         assert steps == ["open 0", "cuda 0", *ALL_DONE]
 
+    @pytest.mark.parametrize("name", ["sim", "nvrm"])
+    def test_child_of_a_process_that_opened_the_library_opens_its_own(
+        self, take: Take, resource_manager: Path, name: str
+    ) -> None:
+        steps, told = take(
+            f"open fork pin cuda open {ALL} close",
+            GDRPY_BACKEND=name,
+            LD_PRELOAD=resource_manager,
+        )
+        done = ALL_DONE if name == "sim" else WRITE_COMBINED
+        assert steps == ["open 0", "fork 0", "pin 13", "cuda 0", "open 0", *done, "close 0"]
+        assert told == []
+
     def test_without_cuda_nothing_is_pinned(self, take: Take, resource_manager: Path) -> None:
         steps, told = take(
             "open pin-host",

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Sixteen threads at once, on one library object and on several: nobody needs a lock around it. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "rig.h"
@@ -14,7 +15,7 @@ struct worker {
 	gdr_t gdr;	     /* NULL: of its own */
 	CUdeviceptr pointer; /* memory that no other thread uses */
 	struct view *shared;
-	atomic_int *mapped;
+	atomic_int *count; /* of what the test counts */
 };
 
 static void run(struct worker *workers, void *(*work)(void *))
@@ -167,9 +168,9 @@ static void *map_what_all_map(void *argument)
 			CHECK_EQ(error, EAGAIN);
 			continue;
 		}
-		CHECK_EQ(atomic_fetch_add(worker->mapped, 1), 0);
+		CHECK_EQ(atomic_fetch_add(worker->count, 1), 0);
 		CHECK_EQ(gdr_copy_to_mapping(view->handle, va, &round, sizeof(round)), 0);
-		atomic_fetch_sub(worker->mapped, 1);
+		atomic_fetch_sub(worker->count, 1);
 		CHECK_EQ(gdr_unmap(view->gdr, view->handle, va, view->size), 0);
 	}
 	return NULL;
@@ -184,7 +185,7 @@ static void of_threads_that_map_one_pin_one_succeeds(void)
 	atomic_int mapped = 0;
 
 	for (int i = 0; i < THREADS; i++)
-		workers[i] = (struct worker){.shared = &view, .mapped = &mapped};
+		workers[i] = (struct worker){.shared = &view, .count = &mapped};
 	run(workers, map_what_all_map);
 	CHECK_EQ(info_of(gdr, view.handle).mapped, 0);
 	CHECK_EQ(gdr_unpin_buffer(gdr, view.handle), 0);
@@ -201,7 +202,7 @@ static void *unpin_what_all_unpin(void *argument)
 	if (error)
 		CHECK_EQ(error, EINVAL);
 	else
-		atomic_fetch_add(worker->mapped, 1);
+		atomic_fetch_add(worker->count, 1);
 	return NULL;
 }
 
@@ -216,12 +217,64 @@ static void of_threads_that_unpin_one_pin_one_succeeds(void)
 		atomic_int unpinned = 0;
 
 		for (int i = 0; i < THREADS; i++)
-			workers[i] = (struct worker){.shared = &view, .mapped = &unpinned};
+			workers[i] = (struct worker){.shared = &view, .count = &unpinned};
 		run(workers, unpin_what_all_unpin);
 		CHECK_EQ(atomic_load(&unpinned), 1);
 	}
 	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(gdr), 0);
+}
+
+/* The first pin is left to be ended by the closing. */
+static void *pin_until_it_is_closed(void *argument)
+{
+	struct worker *worker = argument;
+	gdr_mh_t handle = pinned(worker->gdr, worker->pointer, 1);
+	int error;
+
+	atomic_fetch_add(worker->count, 1);
+	do {
+		error = gdr_pin_buffer(worker->gdr, worker->pointer, 1, 0, 0, &handle);
+		if (!error)
+			error = gdr_unpin_buffer(worker->gdr, handle);
+	} while (!error);
+	CHECK_EQ(error, EINVAL);
+	return NULL;
+}
+
+/* Once every other thread has pinned. */
+static void *close_meanwhile(void *argument)
+{
+	struct worker *worker = argument;
+
+	while (atomic_load(worker->count) < THREADS - 1)
+		sched_yield();
+	CHECK_EQ(gdr_close(worker->gdr), 0);
+	return NULL;
+}
+
+static void *pin_or_close(void *argument)
+{
+	struct worker *worker = argument;
+
+	return worker->number ? pin_until_it_is_closed(worker) : close_meanwhile(worker);
+}
+
+static void closing_waits_for_calls_and_refuses_later_ones(void)
+{
+	CUdeviceptr pointer = allocate(GRANULE);
+
+	for (int round = 0; round < 5; round++) {
+		gdr_t gdr = opened();
+		struct worker workers[THREADS];
+		atomic_int pins = 0;
+
+		for (int i = 0; i < THREADS; i++)
+			workers[i] =
+				(struct worker){.gdr = gdr, .pointer = pointer, .count = &pins};
+		run(workers, pin_or_close);
+	}
+	OK(cuMemFree_v2(pointer));
 }
 
 /* No thread has a current context of CUDA's: the library finds the memory's own. */
@@ -258,4 +311,6 @@ static void threads_need_no_current_context(void)
 RIG_MAIN(TEST(threads_pin_and_copy_through_one_library_object),
 	 TEST(threads_pin_and_copy_through_one_each), TEST(threads_copy_through_one_mapping),
 	 TEST(threads_copy_while_others_pin), TEST(of_threads_that_map_one_pin_one_succeeds),
-	 TEST(of_threads_that_unpin_one_pin_one_succeeds), TEST(threads_need_no_current_context))
+	 TEST(of_threads_that_unpin_one_pin_one_succeeds),
+	 TEST(closing_waits_for_calls_and_refuses_later_ones),
+	 TEST(threads_need_no_current_context))

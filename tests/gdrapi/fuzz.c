@@ -172,7 +172,7 @@ static void try_copy(struct fuzzer *fuzzer, bool to)
 	bool inside = pin->gdr && pin->mapped && below(&fuzzer->random, 6);
 	size_t offset = inside ? below(&fuzzer->random, pin->mapped_size) : 0;
 	size_t nbytes = inside ? below(&fuzzer->random, pin->mapped_size - offset + 1)
-			       : (pin->mapped_size + CPU_PAGE) / CPU_PAGE * CPU_PAGE + 1;
+			       : (pin->mapped_size + CPU_PAGE - 1) / CPU_PAGE * CPU_PAGE + 1;
 	unsigned char *seen = fuzzer->bytes + (inside ? pin->va - memory + offset : 0);
 	int error;
 

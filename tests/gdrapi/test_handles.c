@@ -4,8 +4,8 @@
 
 #include "rig.h"
 
-/* Every call that takes a handle, where that must be refused. */
-static void check_no_pin(gdr_t gdr, gdr_mh_t handle)
+/* Every call that takes a handle, where that must be refused; other is a pin that is mapped. */
+static void check_no_pin(gdr_t gdr, gdr_mh_t handle, const struct view *other)
 {
 	unsigned char bytes[8] = {0};
 	gdr_info_v2_t info;
@@ -16,9 +16,9 @@ static void check_no_pin(gdr_t gdr, gdr_mh_t handle)
 	CHECK_EQ(gdr_get_callback_flag(gdr, handle, &flag), EINVAL);
 	CHECK_EQ(gdr_map(gdr, handle, &va, 4096), EINVAL);
 	CHECK_EQ(gdr_map_v2(gdr, handle, &va, 4096, 0), EINVAL);
-	CHECK_EQ(gdr_unmap(gdr, handle, bytes, 4096), EINVAL);
-	CHECK_EQ(gdr_copy_to_mapping(handle, bytes, bytes, 8), EINVAL);
-	CHECK_EQ(gdr_copy_from_mapping(handle, bytes, bytes, 8), EINVAL);
+	CHECK_EQ(gdr_unmap(gdr, handle, other->va, other->size), EINVAL);
+	CHECK_EQ(gdr_copy_to_mapping(handle, other->bytes, bytes, 8), EINVAL);
+	CHECK_EQ(gdr_copy_from_mapping(handle, bytes, other->bytes, 8), EINVAL);
 	CHECK_EQ(gdr_unpin_buffer(gdr, handle), EINVAL);
 	CHECK(va == bytes);
 }
@@ -31,12 +31,16 @@ static void a_handle_that_never_was_is_refused(void)
 						1ul << 32, (1ul << 32) + 1,
 						1ul << 63, ULONG_MAX - 1,
 						ULONG_MAX, 0xDEADBEEFCAFEF00D};
+	CUdeviceptr pointer = allocate(GRANULE);
 	gdr_t gdr = opened();
+	struct view view = viewed(gdr, pointer, 1);
 
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		check_no_pin(gdr, (gdr_mh_t){numbers[i]});
-	check_no_pin(gdr, (gdr_mh_t){(uintptr_t)&gdr});
-	check_no_pin(gdr, (gdr_mh_t){(uintptr_t)gdr});
+		check_no_pin(gdr, (gdr_mh_t){numbers[i]}, &view);
+	check_no_pin(gdr, (gdr_mh_t){(uintptr_t)&gdr}, &view);
+	check_no_pin(gdr, (gdr_mh_t){(uintptr_t)gdr}, &view);
+	close_view(&view);
+	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
@@ -47,7 +51,7 @@ static void numbers_near_a_handle_are_not_it(void)
 	struct view view = viewed(gdr, pointer, 1);
 
 	for (int bit = 0; bit < 64; bit++)
-		check_no_pin(gdr, (gdr_mh_t){view.handle.h ^ 1ul << bit});
+		check_no_pin(gdr, (gdr_mh_t){view.handle.h ^ 1ul << bit}, &view);
 	check_same_memory(view.bytes, pointer);
 	close_view(&view);
 	OK(cuMemFree_v2(pointer));
@@ -58,17 +62,17 @@ static void a_handle_ends_with_its_pin(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
 	gdr_t gdr = opened();
-	gdr_mh_t stale = pinned(gdr, pointer, 1), fresh;
+	gdr_mh_t stale = pinned(gdr, pointer, 1);
 
 	CHECK_EQ(gdr_unpin_buffer(gdr, stale), 0);
-	check_no_pin(gdr, stale);
 	for (int i = 0; i < 1000; i++) {
-		fresh = pinned(gdr, pointer, 1);
-		CHECK(fresh.h != stale.h);
-		check_no_pin(gdr, stale);
-		CHECK_EQ(gdr_unpin_buffer(gdr, fresh), 0);
+		struct view fresh = viewed(gdr, pointer, 1);
+
+		CHECK(fresh.handle.h != stale.h);
+		check_no_pin(gdr, stale, &fresh);
+		close_view(&fresh);
+		stale = i % 2 ? stale : fresh.handle;
 	}
-	check_no_pin(gdr, fresh);
 	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(gdr), 0);
 }
@@ -77,10 +81,11 @@ static void a_handle_ends_when_its_library_is_closed(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
 	gdr_t gdr = opened(), other = opened();
-	struct view view = viewed(gdr, pointer, 1);
+	struct view view = viewed(gdr, pointer, 1), kept = viewed(other, pointer, 1);
 
 	CHECK_EQ(gdr_close(gdr), 0);
-	check_no_pin(other, view.handle);
+	check_no_pin(other, view.handle, &kept);
+	close_view(&kept);
 	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(other), 0);
 }

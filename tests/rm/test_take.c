@@ -241,6 +241,31 @@ static void exported_memory_needs_no_handle(void)
 	OK(cuMemRelease(allocation));
 }
 
+static void a_view_across_two_allocations_is_of_both(void)
+{
+	CUmemGenericAllocationHandle allocations[] = {create(GRANULE), create(GRANULE)};
+	CUdeviceptr pointer = reserve(2 * GRANULE);
+	struct gdr_memory *memory;
+	struct gdr_error error;
+	struct gdr_view view;
+
+	for (int i = 0; i < 2; i++)
+		OK(cuMemMap(pointer + i * GRANULE, GRANULE, 0, allocations[i], 0));
+	OK(set_access(pointer, 2 * GRANULE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+	memory = take(pointer + 5000, 2 * GRANULE - 5000, &error);
+	CHECK(memory);
+	CHECK_EQ(gdr_memory_map(memory, GRANULE - 5000 - 7000, 14000, false, &view, &error), 0);
+	CHECK_EQ(view.map.nbytes, 14000);
+	memset(host(pointer + GRANULE - 7000), 'a', 7000);
+	memset(host(pointer + GRANULE), 'b', 7000);
+	CHECK_MEM_EQ(view.map.address, host(pointer + GRANULE - 7000), 14000);
+	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	check_released(memory);
+	OK(cuMemUnmap(pointer, 2 * GRANULE));
+	OK(cuMemRelease(allocations[0]));
+	OK(cuMemRelease(allocations[1]));
+}
+
 static void a_range_past_the_end_is_refused(void)
 {
 	CUdeviceptr pointer = allocate(4096);
@@ -271,6 +296,7 @@ static const struct check_test tests[] = {
 	TEST(the_check_frees_nothing_and_waits_for_nobody),
 	TEST(memory_without_a_handle_is_refused),
 	TEST(exported_memory_needs_no_handle),
+	TEST(a_view_across_two_allocations_is_of_both),
 	TEST(a_range_past_the_end_is_refused),
 };
 

@@ -39,14 +39,17 @@ class TestDmabuf:
         check(run(f"sanitized/{program}", GDRPY_BACKEND="dmabuf"))
 
 
+@pytest.mark.parametrize("program", ["test_threads", "test_first_use"])
 class TestThreads:
-    def test_pass_under_the_thread_sanitizer(self, run: Run) -> None:
-        check(run("threads/test_threads"))
+    def test_pass_under_the_thread_sanitizer(self, run: Run, program: str) -> None:
+        check(run(f"threads/{program}"))
 
     def test_pass_under_the_thread_sanitizer_on_the_resource_manager(
-        self, run: Run, resource_manager: Path
+        self, run: Run, resource_manager: Path, program: str
     ) -> None:
-        check(run("threads/test_threads", GDRPY_BACKEND="nvrm", LD_PRELOAD=resource_manager))
+        options = f"suppressions={HERE / 'tsan.supp'}:print_suppressions=0"
+        nvrm = {"GDRPY_BACKEND": "nvrm", "LD_PRELOAD": resource_manager}
+        check(run(f"threads/{program}", TSAN_OPTIONS=options, **nvrm))
 
 
 class TestFuzzer:

@@ -121,6 +121,11 @@ free_pin:
 	return ERR_PTR(ret);
 }
 
+static u32 gdrdrv_pin_default_type(const struct gdrdrv_pin *pin)
+{
+	return pin->pages.cacheable ? GDRDRV_MAPPING_CACHED : GDRDRV_MAPPING_WC;
+}
+
 /* The lock keeps a free callback from finishing, and so the table from going away under us. */
 static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
 {
@@ -131,11 +136,6 @@ static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
 		ret = gdrdrv_pages_decode(&pin->pages);
 	mutex_unlock(&pin->lock);
 	return ret;
-}
-
-static u32 gdrdrv_pin_default_type(const struct gdrdrv_pin *pin)
-{
-	return pin->pages.cacheable ? GDRDRV_MAPPING_CACHED : GDRDRV_MAPPING_WC;
 }
 
 /* The pin has its handle, but nobody finds it until it is published; else it is to be abandoned. */

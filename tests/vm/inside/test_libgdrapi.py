@@ -39,8 +39,11 @@ def test_program_passes(programs: Path, environment: dict[str, str], program: st
     check(programs / program, environment)
 
 
-def test_random_calls_are_answered_as_foretold(programs: Path, environment: dict[str, str]) -> None:
-    command = [programs / "fuzz", "11", "2000"]
+@pytest.mark.parametrize("program", ["fuzz", "fuzz_threads"])
+def test_random_calls_crash_and_lose_nothing(
+    programs: Path, environment: dict[str, str], program: str
+) -> None:
+    command = [programs / program, "11", "2000"]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -52,7 +52,16 @@ const char *gdr_routine_from_wc(size_t nbytes);
  * The GPU sees all stores before it ahead of any store after it. On x86 they have also left the
  * CPU's write-combining buffers when it returns.
  */
-void gdr_store_fence(void);
+static inline void gdr_store_fence(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_sfence();
+#elif defined(__aarch64__)
+	__asm__ volatile("dmb oshst" ::: "memory");
+#else
+#error "the copy engine knows x86_64 and arm64"
+#endif
+}
 
 /*
  * Loads after it see what the GPU had written when the loads before it were answered. Loads from
@@ -66,8 +75,6 @@ static inline void gdr_load_fence(void)
 	__builtin_ia32_mfence();
 #elif defined(__aarch64__)
 	__asm__ volatile("dmb oshld" ::: "memory");
-#else
-#error "the copy engine knows x86_64 and arm64"
 #endif
 }
 

@@ -86,9 +86,4 @@ const struct gdr_copy_routine *gdr_routines_from_wc(void)
 	return routines;
 }
 
-void gdr_store_fence(void)
-{
-	__asm__ volatile("dmb oshst" ::: "memory");
-}
-
 #endif

@@ -213,9 +213,4 @@ const struct gdr_copy_routine *gdr_routines_from_wc(void)
 	return routines;
 }
 
-void gdr_store_fence(void)
-{
-	_mm_sfence();
-}
-
 #endif

@@ -8,13 +8,9 @@
 
 #include "log.h"
 
-/* A handle is a pin's place among this many, plus a multiple of it for each use of the place. */
-#define MAX_PINS (1ul << 20)
-#define CHUNK_PINS 256ul
-
 _Atomic bool gdr_mappings_mixed;
 
-static _Atomic(struct gdr_pin *) chunks[MAX_PINS / CHUNK_PINS];
+_Atomic(struct gdr_pin *) gdr_pin_chunks[GDR_MAX_PINS / GDR_CHUNK_PINS];
 
 /* Under gdr_objects_lock. */
 static struct gdr_pin *free_pins;
@@ -25,20 +21,20 @@ static bool add_chunk(void)
 {
 	struct gdr_pin *chunk;
 
-	if (chunk_count == MAX_PINS / CHUNK_PINS)
+	if (chunk_count == GDR_MAX_PINS / GDR_CHUNK_PINS)
 		return false;
-	chunk = aligned_alloc(alignof(struct gdr_pin), CHUNK_PINS * sizeof(*chunk));
+	chunk = aligned_alloc(alignof(struct gdr_pin), GDR_CHUNK_PINS * sizeof(*chunk));
 	if (!chunk)
 		return false;
-	for (unsigned long i = CHUNK_PINS; i--;) {
+	for (unsigned long i = GDR_CHUNK_PINS; i--;) {
 		chunk[i] = (struct gdr_pin){
-			.next_handle = MAX_PINS + chunk_count * CHUNK_PINS + i,
+			.next_handle = GDR_MAX_PINS + chunk_count * GDR_CHUNK_PINS + i,
 			.next_free = free_pins,
 		};
 		pthread_mutex_init(&chunk[i].lock, NULL);
 		free_pins = &chunk[i];
 	}
-	chunks[chunk_count++] = chunk;
+	gdr_pin_chunks[chunk_count++] = chunk;
 	return true;
 }
 
@@ -71,26 +67,17 @@ int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, uint64_t addr, un
 		return gdr_refuse(ENOMEM,
 				  "gdr_pin_buffer: no room for a further pin: end some of the "
 				  "%lu that there are",
-				  chunk_count * CHUNK_PINS);
+				  chunk_count * GDR_CHUNK_PINS);
 	pthread_mutex_lock(&pin->lock);
 	pin->owner = owner;
 	pin->memory = memory;
 	pin->lead = (size_t)(addr - memory->va);
 	pin->generation = gdr_generation;
 	*handle = pin->next_handle;
-	pin->next_handle += MAX_PINS;
+	pin->next_handle += GDR_MAX_PINS;
 	pin->handle = *handle;
 	pthread_mutex_unlock(&pin->lock);
 	return 0;
-}
-
-struct gdr_pin *gdr_pins_find(unsigned long handle)
-{
-	unsigned long place = handle % MAX_PINS;
-	struct gdr_pin *chunk = chunks[place / CHUNK_PINS];
-	struct gdr_pin *pin = chunk + place % CHUNK_PINS;
-
-	return handle && chunk && pin->handle == handle ? pin : NULL;
 }
 
 int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *call)
@@ -222,8 +209,9 @@ int gdr_pins_end_all(struct gdr *owner)
 	struct gdr_pin *chunk;
 	int first = 0;
 
-	for (unsigned long i = 0; i < MAX_PINS / CHUNK_PINS && (chunk = chunks[i]); i++)
-		for (struct gdr_pin *pin = chunk; pin < chunk + CHUNK_PINS; pin++) {
+	for (unsigned long i = 0; i < GDR_MAX_PINS / GDR_CHUNK_PINS && (chunk = gdr_pin_chunks[i]);
+	     i++)
+		for (struct gdr_pin *pin = chunk; pin < chunk + GDR_CHUNK_PINS; pin++) {
 			int ret = pin->handle ? end_of(owner, pin) : 0;
 
 			first = first ? first : ret;
@@ -233,8 +221,8 @@ int gdr_pins_end_all(struct gdr *owner)
 
 void gdr_pins_begin_child(void)
 {
-	for (unsigned long i = 0; i < chunk_count * CHUNK_PINS; i++) {
-		struct gdr_pin *pin = &chunks[i / CHUNK_PINS][i % CHUNK_PINS];
+	for (unsigned long i = 0; i < chunk_count * GDR_CHUNK_PINS; i++) {
+		struct gdr_pin *pin = &gdr_pin_chunks[i / GDR_CHUNK_PINS][i % GDR_CHUNK_PINS];
 
 		pthread_mutex_init(&pin->lock, NULL);
 		if (pin->handle && pin->memory)

@@ -37,8 +37,21 @@ struct gdr_pin {
 int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, uint64_t addr,
 		 unsigned long *handle);
 
+/* A handle is a pin's place among this many, plus a multiple of it for each use of the place. */
+#define GDR_MAX_PINS (1ul << 20)
+#define GDR_CHUNK_PINS 256ul
+
+extern _Atomic(struct gdr_pin *) gdr_pin_chunks[GDR_MAX_PINS / GDR_CHUNK_PINS];
+
 /* NULL if there is none of that handle. */
-struct gdr_pin *gdr_pins_find(unsigned long handle);
+static inline struct gdr_pin *gdr_pins_find(unsigned long handle)
+{
+	unsigned long place = handle % GDR_MAX_PINS;
+	struct gdr_pin *chunk = gdr_pin_chunks[place / GDR_CHUNK_PINS];
+	struct gdr_pin *pin = chunk + place % GDR_CHUNK_PINS;
+
+	return handle && chunk && pin->handle == handle ? pin : NULL;
+}
 
 /* 0, or why a call cannot be made on what was found, which is told: EINVAL, EACCES. */
 int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *call);

@@ -252,7 +252,7 @@ static int fail_pin(struct gdr_error *error, int number, const struct gdr_pin_re
 }
 
 /* The part of a new pin, whose handle the memory has: of its share, or of it as a whole. */
-static int add_pages(struct pin *pin, const struct gdr_pin_request *request,
+static int add_pages(struct pin *pin, const struct gdr_pin_request *request, bool shared,
 		     struct gdr_error *error)
 {
 	struct gdr_memory *memory = &pin->memory;
@@ -268,7 +268,7 @@ static int add_pages(struct pin *pin, const struct gdr_pin_request *request,
 	memory->va = request->gpu_pages ? info.va : request->ptr;
 	part.offset = memory->va - info.va;
 	part.nbytes = request->gpu_pages ? info.nbytes : request->nbytes;
-	if (gdr_node_full(pin->node)) {
+	if (shared) {
 		part.fd = gdr_node_share(pin->node, memory->handle, false);
 		if (part.fd < 0)
 			return gdr_fail_call(error, -part.fd, 0, "sharing handle %llu",
@@ -284,12 +284,12 @@ static int add_pages(struct pin *pin, const struct gdr_pin_request *request,
 struct gdr_memory *gdr_pin(const struct gdr_node *node, const struct gdr_pin_request *request,
 			   struct gdr_error *error)
 {
-	bool full = gdr_node_full(node);
-	/* NVIDIA's module maps only what begins with a GPU page. */
+	bool shared = gdr_node_full(node) && !request->gpu_pages;
+	/* As a whole is mapped only what begins with a GPU page. */
 	uint64_t start =
-		full ? request->ptr : request->ptr / GDRDRV_GPU_PAGE_SIZE * GDRDRV_GPU_PAGE_SIZE;
+		shared ? request->ptr : request->ptr / GDRDRV_GPU_PAGE_SIZE * GDRDRV_GPU_PAGE_SIZE;
 	struct gdr_memory *memory =
-		gdr_memory_new(&gdr_backend_gdrdrv, full ? &pin_functions : &whole_pin_functions,
+		gdr_memory_new(&gdr_backend_gdrdrv, shared ? &pin_functions : &whole_pin_functions,
 			       sizeof(struct pin), error);
 	int ret;
 
@@ -306,7 +306,7 @@ struct gdr_memory *gdr_pin(const struct gdr_node *node, const struct gdr_pin_req
 		gdr_memory_free(memory);
 		return NULL;
 	}
-	return add_pages(pin_of(memory), request, error) ? gdr_memory_undo(memory) : memory;
+	return add_pages(pin_of(memory), request, shared, error) ? gdr_memory_undo(memory) : memory;
 }
 
 struct gdr_memory *gdr_share_take(int fd, struct gdr_error *error)

@@ -2,8 +2,9 @@
 /*
  * Memory that is a pin of the kernel module, or a share of one.
  *
- * A pin of this project's module is mapped through its share descriptor, as often as one likes, in
- * any part. NVIDIA's gdrdrv maps a pin once, as a whole: there every mapping is a part of that one.
+ * NVIDIA's gdrdrv maps a pin once, as a whole: every mapping is a part of that one. A pin of this
+ * project's module can be mapped through its share descriptor, as often as one likes and in any
+ * part, so that is done where parts are wanted; whole GPU pages do without the descriptor.
  */
 #ifndef GDRPY_MEMORY_PIN_H
 #define GDRPY_MEMORY_PIN_H

@@ -84,5 +84,25 @@ static void pins_are_persistent(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* A client may have more buffers than a process has descriptors. */
+static void mapped_pins_take_no_descriptors(void)
+{
+	enum {
+		PINS = 20
+	};
+	CUdeviceptr pointer = allocate(GRANULE);
+	gdr_t gdr = opened();
+	int before = count_descriptors();
+	struct view views[PINS];
+
+	for (int i = 0; i < PINS; i++)
+		views[i] = viewed(gdr, pointer + (size_t)i * GPU_PAGE, GPU_PAGE);
+	CHECK_EQ(count_descriptors(), before);
+	for (int i = 0; i < PINS; i++)
+		close_view(&views[i]);
+	OK(cuMemFree_v2(pointer));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 RIG_MAIN(TEST(a_mapping_is_write_combined), TEST(pcie_is_forced_in_the_driver),
-	 TEST(pins_are_persistent))
+	 TEST(pins_are_persistent), TEST(mapped_pins_take_no_descriptors))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from collections.abc import Iterator
 from errno import EINVAL
@@ -144,21 +143,13 @@ class TestHeader:
         assert "gdr_get_info_v2" in undefined
         assert "gdr_get_info" not in undefined
 
-    @pytest.fixture
-    def compiler(self, language: str) -> str:
-        compiler = "g++" if "+" in language else "gcc"
-        if not shutil.which(compiler):
-            pytest.skip(f"there is no {compiler} here: apt install {compiler}")
-        return compiler
-
-    @pytest.mark.parametrize("language", ["c89", "c99", "c11", "gnu17", "c++11", "c++17"])
-    def test_compiles_without_a_warning(self, tmp_path: Path, language: str, compiler: str) -> None:
+    @pytest.mark.parametrize("language", ["c89", "c99", "c11", "gnu17"])
+    def test_compiles_without_a_warning(self, tmp_path: Path, language: str) -> None:
         source = tmp_path / "only.c"
         source.write_text("#include <gdrapi.h>\nint only;\n")
-        options = ["-x", "c++" if compiler == "g++" else "c", f"-std={language}"]
-        warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-long-long"]
+        strict = [f"-std={language}", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
         subprocess.run(
-            [compiler, *options, *warnings, "-c", f"-I{INCLUDE}", "-o", tmp_path / "o", source],
+            ["gcc", *strict, "-Wno-long-long", "-c", f"-I{INCLUDE}", "-o", tmp_path / "o", source],
             check=True,
         )
 

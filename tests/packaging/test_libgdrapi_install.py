@@ -84,13 +84,13 @@ class TestInstall:
         }
 
     @pytest.mark.parametrize(
-        "compiler", ["gcc -std=c99 -pedantic", "g++ -std=c++11 -pedantic -x c++"]
+        "compiler", ["gcc -std=c99", "g++ -std=c++11 -x c++", "g++ -std=c++17 -x c++"]
     )
     def test_programs_build_by_pkg_config_and_run(self, installed, tmp_path, compiler):
         program = tmp_path / "program"
         pc = {"PKG_CONFIG_PATH": str(installed / "lib/pkgconfig")}
         flags = run("pkg-config", "--cflags", "--libs", "gdrapi", **pc).split()
-        strict = ["-Wall", "-Wextra", "-Werror"]
+        strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
         run(*compiler.split(), *strict, "-o", program, PROGRAM, *flags)
         printed = run(
             program,

@@ -167,6 +167,8 @@ class Trial:
         logs = [Log.read(path.read_text(errors="replace")) for path in pair.folder.glob("*.log")]
         self.logs[way] = [log.json() for log in logs]
         reasons = [reason for log in logs if (reason := log.why_not_in_use())]
+        if len(logs) != 2:
+            reasons = [f"{len(logs)} logs of 2 ranks"]
         if way == WITHOUT:
             off = len(logs) == 2 and all(
                 log.gdrcopy is None and log.socket_channels and not log.other_ways for log in logs
@@ -175,7 +177,7 @@ class Trial:
             self._check("log without GDRCopy", off, words)
         else:
             words = "; ".join(reasons) or "enabled in both ranks, all channels by NET/Socket"
-            self._check(f"log with {way}", len(logs) == 2 and not reasons, words)
+            self._check(f"log with {way}", not reasons, words)
 
     def _use(self) -> None:
         """What a rank has loaded and mapped, beside one that has no GDRCopy."""

@@ -71,11 +71,10 @@ uint64_t bench_cycles(gdr_t gdr, unsigned long ptr, size_t nbytes, const void *d
 	for (uint64_t cycle = 0; cycle < cycles; cycle++) {
 		struct bench_pinned pinned;
 
-		if (bench_pin(gdr, ptr, nbytes, &pinned))
-			return 0;
-		gdr_copy_to_mapping(pinned.pin, pinned.address, data, copied);
-		gdr_copy_from_mapping(pinned.pin, back, pinned.address, copied);
-		if (bench_unpin(gdr, &pinned))
+		if (bench_pin(gdr, ptr, nbytes, &pinned) ||
+		    gdr_copy_to_mapping(pinned.pin, pinned.address, data, copied) ||
+		    gdr_copy_from_mapping(pinned.pin, back, pinned.address, copied) ||
+		    bench_unpin(gdr, &pinned))
 			return 0;
 	}
 	return now() - start;

@@ -92,7 +92,7 @@ class Cycles(Loop):
     def batch(self, calls: int) -> int:
         taken = super().batch(calls)
         if not taken:
-            raise OSError("a call of pin, map, unmap and unpin failed")
+            raise OSError("a call of pin, map, copy, unmap and unpin failed")
         return taken
 
 

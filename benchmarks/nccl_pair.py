@@ -36,7 +36,7 @@ class Pair:
         self, environment: Mapping[str, str], folder: Path, command: Sequence[str] = RANK
     ) -> None:
         port = _free_port()
-        self._folder = folder
+        self.folder = folder
         self._ranks: list[subprocess.Popen[str]] = []
         try:
             for rank in range(2):
@@ -125,7 +125,7 @@ class Pair:
     def _failure(self, number: int) -> RankFailed:
         self._kill()
         status = self._ranks[number].wait()
-        files = sorted(self._folder.iterdir())
+        files = sorted(self.folder.iterdir())
         said = "".join(path.read_text(errors="replace")[-2000:] for path in files)
         return RankFailed(f"rank {number} ended, {_status_words(status)}:\n{said}")
 

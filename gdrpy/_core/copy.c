@@ -87,6 +87,14 @@ void gdr_copy_to(enum gdr_mapping_kind type, void *mapping, const void *host, si
 		gdr_portable_to_mapping(mapping, host, nbytes);
 }
 
+/* Only arm64 lets stores pass the loads before them. */
+static void end_loads(void)
+{
+#if defined(__aarch64__)
+	gdr_load_fence();
+#endif
+}
+
 void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, size_t nbytes)
 {
 	if (type == GDR_MAPPING_CACHED)
@@ -103,6 +111,7 @@ void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, 
 	} else {
 		gdr_portable_from_mapping(host, mapping, nbytes);
 	}
+	end_loads();
 }
 
 const char *gdr_routine_to_wc(size_t nbytes)

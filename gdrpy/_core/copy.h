@@ -39,7 +39,8 @@ const struct gdr_copy_routine *gdr_routines_from_wc(void);
 /*
  * Copy with the best routine for the mapping's type, this CPU and the size. Any alignment; one
  * naturally aligned word of 1, 2, 4 or 8 bytes is one access, so a flag is never seen torn. A read
- * sees all that the GPU had written by the time this thread's reads before it were answered.
+ * sees all that the GPU had written by the time this thread's reads before it were answered, and
+ * has ended before a store after it is seen: the GPU may be told then to overwrite what was read.
  */
 void gdr_copy_to(enum gdr_mapping_kind type, void *mapping, const void *host, size_t nbytes);
 void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, size_t nbytes);

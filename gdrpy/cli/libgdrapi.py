@@ -66,7 +66,7 @@ def add_parser(commands: Commands) -> None:
         examples=(
             "gdrpy libgdrapi\n"
             "gdrpy libgdrapi --json | jq -r .backend\n"
-            'export LD_LIBRARY_PATH="$(gdrpy libgdrapi --dir):$LD_LIBRARY_PATH"'
+            'export LD_LIBRARY_PATH="$(gdrpy libgdrapi --dir)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
         ),
         exit_status="0  always, with or without a GPU\n2  wrong usage, or the library is not built",
     )

@@ -133,8 +133,8 @@ int gdr_close(gdr_t g);
  * allocation. The pin is rounded out to whole pages, so it may include neighbours.
  *
  * EINVAL: what is at addr is no GPU memory of this process, or cannot be mapped; the range runs
- * past the allocation; a flag that is not known or not supported; tokens, which are a relic, with
- * persistent pins. ENOMEM: the GPU's BAR1, a quota or this process has no room left.
+ * past the allocation; a flag that is not known or not supported. ENOMEM: the GPU's BAR1, a quota
+ * or this process has no room left. The tokens are a relic, and are ignored.
  */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);
@@ -162,7 +162,10 @@ int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info);
 int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size);
 int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags);
 
-/* Take away the whole mapping, which begins at va. EINVAL: va is not what gdr_map() gave. */
+/*
+ * Take away the whole mapping, which begins at va. EINVAL: va is neither what gdr_map() gave nor,
+ * as some programs have it, the GPU address that was pinned.
+ */
 int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size);
 
 /*

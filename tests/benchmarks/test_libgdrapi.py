@@ -57,8 +57,13 @@ class TestCycles:
 
     def test_that_fail_have_no_time(self, gdr):
         data = payload(64)
-        with pytest.raises(OSError, match="a call of pin, map, unmap and unpin failed"):
+        with pytest.raises(OSError, match="a call of pin, map, copy, unmap and unpin failed"):
             gdr.cycles(0x1000, 4096, data, data).batch(1)
+
+    def test_whose_copies_fail_have_no_time(self, gdr):
+        too_many = payload(1 << 20)
+        with buffers(KINDS[0], 1) as (ptr,), pytest.raises(OSError, match="copy"):
+            gdr.cycles(ptr, 4096, too_many, too_many).batch(1)
 
 
 class TestBuild:

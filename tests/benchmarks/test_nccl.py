@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -145,9 +146,9 @@ class TestMachine:
 #: A rank that never computes: what a real one says, and its log.
 DONE_RANK = """
 import json, os, signal, sys
-with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", sys.argv[1]), "w") as log:
-    gdrcopy = os.environ["NCCL_GDRCOPY_ENABLE"] == "1"
-    log.write((ENABLED if gdrcopy else "") + CHANNEL)
+log = open(os.environ["NCCL_DEBUG_FILE"].replace("%p", sys.argv[1]), "w")
+gdrcopy = os.environ["NCCL_GDRCOPY_ENABLE"] == "1"
+print((ENABLED if gdrcopy else "") + CHANNEL, file=log, flush=True)
 assert os.environ["LD_LIBRARY_PATH"].split(":")[0] == LIBRARY
 answers = {
     "check": lambda nbytes, name: WRONG != [nbytes, name],
@@ -160,9 +161,11 @@ answers = {
 print(json.dumps({"nccl": "2.0"}), flush=True)
 for line in sys.stdin:
     action, *arguments = json.loads(line)
+    if action == "check_group":
+        print(LATE, file=log, flush=True)
     print(json.dumps(answers[action](*arguments)), flush=True)
     if action == "forever" and sys.argv[1] == "0":
-        sys.exit(1)
+        os.kill(os.getpid(), END)
     if action == "forever":
         signal.pause()
 """
@@ -172,8 +175,9 @@ for line in sys.stdin:
 def trial(library, tmp_path, monkeypatch):
     """Runs nccl.py where the ranks compute nothing; the result, and its exit status."""
 
-    def run(wrong, states):
+    def run(wrong, states, *, late="", end=signal.SIGABRT):
         names = {"ENABLED": ENABLED, "CHANNEL": CHANNEL, "LIBRARY": library, "WRONG": wrong}
+        names |= {"LATE": late, "END": int(end)}
         script = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + DONE_RANK
         pair = partial(Pair, command=(sys.executable, "-c", script))
         monkeypatch.setattr(nccl_trial, "Pair", pair)
@@ -213,6 +217,31 @@ class TestTrial:
         assert (status, failed) == (
             1,
             {f"sums, {way}": wrong for way in ("GDRCopy", "GDRCopy on cudaMalloc", "without")},
+        )
+
+    def test_with_a_channel_that_goes_another_way_later_on_fails(self, trial):
+        status, result = trial(None, [EMPTY, EMPTY], late=BY_P2P)
+        failed = {one["what"]: one["found"] for one in result["checks"] if not one["passed"]}
+        other_ways = "channels go via P2P/CUMEM; channels go via P2P/CUMEM"
+        assert (status, failed) == (
+            1,
+            {
+                "log with GDRCopy": other_ways,
+                "log with GDRCopy on cudaMalloc": other_ways,
+                "log without GDRCopy": "not as asked for",
+            },
+        )
+
+    def test_in_which_a_rank_crashes_when_it_loses_the_other_fails(self, trial):
+        status, result = trial(None, [EMPTY, EMPTY], end=signal.SIGSEGV)
+        failed = {one["what"]: one["found"] for one in result["checks"] if not one["passed"]}
+        assert (status, failed) == (
+            1,
+            {
+                "rank 1 killed by SIGKILL while it iterates": (
+                    "rank 0 ended by itself, by SIGSEGV"
+                ),
+            },
         )
 
     def test_that_leaves_something_behind_fails_and_says_what(self, trial):

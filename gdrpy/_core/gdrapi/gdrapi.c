@@ -78,13 +78,11 @@ int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token,
 {
 	int ret = gdr_session_enter(g, "gdr_pin_buffer");
 
+	(void)p2p_token;
+	(void)va_space;
 	if (ret)
 		return ret;
 	ret = check_range("gdr_pin_buffer", addr, size, handle);
-	if (!ret && (p2p_token || va_space) && gdr_pins_persist(g))
-		ret = gdr_refuse(EINVAL,
-				 "gdr_pin_buffer: tokens are of no use for pins that keep their "
-				 "memory: pass 0 for p2p_token and va_space");
 	if (!ret)
 		ret = pin(g, "gdr_pin_buffer", addr, size, false, handle);
 	gdr_session_leave(g);
@@ -173,6 +171,12 @@ int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
 	return gdr_map_v2(g, handle, va, size, GDR_MAP_FLAG_DEFAULT);
 }
 
+/* Whether a caller may mean the mapping by it: DPDK passes the address on the GPU. */
+static bool names_mapping(const struct gdr_pin *pin, const void *va)
+{
+	return (uintptr_t)va == pin->mapping || (uintptr_t)va == pin->memory->va + pin->lead;
+}
+
 int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 {
 	struct gdr_pin *pin;
@@ -183,7 +187,7 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 		return ret;
 	if (!pin->mapping)
 		ret = gdr_refuse(EINVAL, "gdr_unmap: it is not mapped: call gdr_map() first");
-	else if ((uintptr_t)va != pin->mapping)
+	else if (!names_mapping(pin, va))
 		ret = gdr_refuse(EINVAL,
 				 "gdr_unmap: the mapping begins at %#lx, not at %p: pass what "
 				 "gdr_map() gave",

@@ -48,9 +48,9 @@ static inline struct gdr_pin *gdr_pins_find(unsigned long handle)
 {
 	unsigned long place = handle % GDR_MAX_PINS;
 	struct gdr_pin *chunk = gdr_pin_chunks[place / GDR_CHUNK_PINS];
-	struct gdr_pin *pin = chunk + place % GDR_CHUNK_PINS;
+	struct gdr_pin *pin = chunk ? chunk + place % GDR_CHUNK_PINS : NULL;
 
-	return handle && chunk && pin->handle == handle ? pin : NULL;
+	return handle && pin && pin->handle == handle ? pin : NULL;
 }
 
 /* 0, or why a call cannot be made on what was found, which is told: EINVAL, EACCES. */

@@ -77,7 +77,8 @@ static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer
 static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
 	bool exporting;
-	bool checked;	   /* its IPC handles */
+	bool checked; /* its IPC handles */
+	struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES];
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
@@ -129,7 +130,8 @@ static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *
 
 	pthread_mutex_lock(&device_lock);
 	if (!devices[pointer->device].checked) {
-		ret = gdr_ipc_check(cuda, pointer, read_allocation, error);
+		ret = gdr_ipc_check(cuda, pointer, devices[pointer->device].scratch,
+				    read_allocation, error);
 		devices[pointer->device].checked = !ret || is_verdict(error);
 		if (ret && is_verdict(error))
 			snprintf(devices[pointer->device].problem, sizeof(problem), "%.255s",
@@ -153,10 +155,13 @@ static int add_part_of_block(struct gdr_memory *memory, const struct gdr_cuda *c
 			     const struct gdr_range *range, const struct gdr_pointer *pointer,
 			     struct gdr_error *error)
 {
+	struct gdr_cuda_ipc handle;
 	struct gdr_ipc_info info;
 	uint64_t offset;
 
-	if (check_handles(cuda, pointer, error) || gdr_ipc_find(cuda, pointer, &info, error) ||
+	/* Memory of a kind that has no handle says nothing of the handles of others. */
+	if (gdr_pointer_ipc_handle(cuda, pointer, &handle, error) ||
+	    check_handles(cuda, pointer, error) || gdr_ipc_parse(&handle, pointer, &info, error) ||
 	    gdr_ipc_offset(&info, pointer, range, &offset, error))
 		return -1;
 	return add_duplicate(memory, cuda, pointer->device, &info, offset,

@@ -7,19 +7,6 @@
 
 #define NON_BLOCKING 1 /* a stream that does not wait for the default one */
 
-void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info)
-{
-	uint32_t word[sizeof(handle->bytes) / 4];
-
-	memcpy(word, handle->bytes, sizeof(word));
-	info->pid = word[2];
-	info->nbytes = (uint64_t)word[5] << 32 | word[4];
-	info->block_nbytes = (uint64_t)word[6] * 4096;
-	info->block_offset = word[7];
-	info->client = word[12];
-	info->object = word[13];
-}
-
 static int implausible(const struct gdr_ipc_info *info, const struct gdr_pointer *pointer,
 		       struct gdr_error *error)
 {
@@ -43,6 +30,21 @@ static int implausible(const struct gdr_ipc_info *info, const struct gdr_pointer
 	return 0;
 }
 
+int gdr_ipc_parse(const struct gdr_cuda_ipc *handle, const struct gdr_pointer *pointer,
+		  struct gdr_ipc_info *info, struct gdr_error *error)
+{
+	uint32_t word[sizeof(handle->bytes) / 4];
+
+	memcpy(word, handle->bytes, sizeof(word));
+	info->pid = word[2];
+	info->nbytes = (uint64_t)word[5] << 32 | word[4];
+	info->block_nbytes = (uint64_t)word[6] * 4096;
+	info->block_offset = word[7];
+	info->client = word[12];
+	info->object = word[13];
+	return implausible(info, pointer, error);
+}
+
 int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 		 struct gdr_ipc_info *info, struct gdr_error *error)
 {
@@ -50,8 +52,7 @@ int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 
 	if (gdr_pointer_ipc_handle(cuda, pointer, &handle, error))
 		return -1;
-	gdr_ipc_parse(&handle, info);
-	return implausible(info, pointer, error);
+	return gdr_ipc_parse(&handle, pointer, info, error);
 }
 
 int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *pointer,
@@ -70,31 +71,31 @@ int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *po
 			(unsigned long long)pointer->map_base);
 }
 
-/* Two sizes that share a block, each with its own pattern. */
-#define SCRATCH_WORDS 2048
+/* Sizes that share a block, each with its own pattern. */
+#define MOST_WORDS 2048
 
 static const struct {
 	size_t words;
 	uint32_t pattern;
-} scratch[] = {{1024, 0x67647201}, {SCRATCH_WORDS, 0x67647202}};
+} shapes[GDR_IPC_SCRATCHES] = {{1024, 0x67647201}, {MOST_WORDS, 0x67647202}};
 
 /* Copy words to new GPU memory, waiting for no other work. Its address, 0 with *error filled in. */
 static uint64_t new_scratch(const struct gdr_cuda *cuda, const uint32_t *words, size_t nbytes,
 			    struct gdr_error *error)
 {
-	const char *call = "cuMemAlloc";
+	const char *call = "cuStreamCreate";
 	uint64_t memory;
 	void *stream;
-	int result = cuda->cuMemAlloc(&memory, nbytes);
+	int result = cuda->cuStreamCreate(&stream, NON_BLOCKING);
 
 	if (result)
 		goto failed;
-	call = "cuStreamCreate";
-	result = cuda->cuStreamCreate(&stream, NON_BLOCKING);
-	if (result)
-		goto failed;
-	call = "cuMemcpyHtoDAsync";
-	result = cuda->cuMemcpyHtoDAsync(memory, words, nbytes, stream);
+	call = "cuMemAlloc";
+	result = cuda->cuMemAlloc(&memory, nbytes);
+	if (!result) {
+		call = "cuMemcpyHtoDAsync";
+		result = cuda->cuMemcpyHtoDAsync(memory, words, nbytes, stream);
+	}
 	if (!result)
 		result = cuda->cuStreamSynchronize(stream);
 	cuda->cuStreamDestroy(stream);
@@ -105,19 +106,37 @@ failed:
 	return 0;
 }
 
-static int check_one(const struct gdr_cuda *cuda, size_t words, uint32_t pattern, gdr_ipc_read read,
-		     struct gdr_error *error)
+/* It goes with the context that it was made in, and then others may lie at its address. */
+static bool is_there(const struct gdr_cuda *cuda, const struct gdr_ipc_scratch *scratch)
 {
-	uint32_t put[SCRATCH_WORDS], found[SCRATCH_WORDS];
+	uint64_t id;
+
+	return scratch->memory && !gdr_pointer_id(cuda, scratch->memory, &id) && id == scratch->id;
+}
+
+static int make(const struct gdr_cuda *cuda, struct gdr_ipc_scratch *scratch, const uint32_t *words,
+		size_t nbytes, struct gdr_error *error)
+{
+	scratch->memory = new_scratch(cuda, words, nbytes, error);
+	if (!scratch->memory)
+		return -1;
+	gdr_pointer_id(cuda, scratch->memory, &scratch->id);
+	return 0;
+}
+
+static int check_one(const struct gdr_cuda *cuda, size_t words, uint32_t pattern,
+		     struct gdr_ipc_scratch *scratch, gdr_ipc_read read, struct gdr_error *error)
+{
+	uint32_t put[MOST_WORDS], found[MOST_WORDS];
 	size_t nbytes = words * sizeof(put[0]);
 	struct gdr_pointer pointer;
 	struct gdr_ipc_info info;
-	uint64_t memory;
 
 	for (size_t i = 0; i < words; i++)
 		put[i] = pattern;
-	memory = new_scratch(cuda, put, nbytes, error);
-	if (!memory || gdr_pointer_find(cuda, memory, &pointer, error) ||
+	if (!is_there(cuda, scratch) && make(cuda, scratch, put, nbytes, error))
+		return -1;
+	if (gdr_pointer_find(cuda, scratch->memory, &pointer, error) ||
 	    gdr_ipc_find(cuda, &pointer, &info, error) ||
 	    read(cuda, &pointer, &info, found, nbytes, error))
 		return -1;
@@ -128,7 +147,8 @@ static int check_one(const struct gdr_cuda *cuda, size_t words, uint32_t pattern
 	return 0;
 }
 
-int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near, gdr_ipc_read read,
+int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near,
+		  struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES], gdr_ipc_read read,
 		  struct gdr_error *error)
 {
 	struct gdr_context context;
@@ -136,8 +156,8 @@ int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near, g
 
 	if (gdr_context_enter(cuda, near, &context, error))
 		return -1;
-	for (size_t i = 0; !ret && i < sizeof(scratch) / sizeof(scratch[0]); i++)
-		ret = check_one(cuda, scratch[i].words, scratch[i].pattern, read, error);
+	for (size_t i = 0; !ret && i < GDR_IPC_SCRATCHES; i++)
+		ret = check_one(cuda, shapes[i].words, shapes[i].pattern, &scratch[i], read, error);
 	gdr_context_leave(cuda, &context);
 	return ret;
 }

@@ -24,12 +24,14 @@ struct gdr_ipc_info {
 	uint32_t object;
 };
 
-void gdr_ipc_parse(const struct gdr_cuda_ipc *handle, struct gdr_ipc_info *info);
-
 /*
- * The block behind a pointer of this process. GDR_FAILED_UNAVAILABLE where the handle contradicts
- * what CUDA says, GDR_FAILED_HANDLE for memory that has none. 0, or -1.
+ * What the handle of a pointer of this process says. 0, or -1: GDR_FAILED_UNAVAILABLE where it
+ * contradicts what CUDA says.
  */
+int gdr_ipc_parse(const struct gdr_cuda_ipc *handle, const struct gdr_pointer *pointer,
+		  struct gdr_ipc_info *info, struct gdr_error *error);
+
+/* The same of a handle that is made now. GDR_FAILED_HANDLE for memory that has none. */
 int gdr_ipc_find(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 		 struct gdr_ipc_info *info, struct gdr_error *error);
 
@@ -46,13 +48,21 @@ int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *po
  * the first nbytes bytes of the allocation that info describes. GDR_FAILED_UNAVAILABLE unless they
  * are the same. Nothing is written through a handle.
  *
- * The scratch memory is kept for the life of the process, once a device: to free it would wait for
- * every kernel that runs there.
+ * The scratch memory is kept for the life of the process, also for a check that is made again: to
+ * free it would wait for every kernel that runs there.
  */
+#define GDR_IPC_SCRATCHES 2
+
+struct gdr_ipc_scratch {
+	uint64_t memory; /* 0: not made yet */
+	uint64_t id;	 /* of gdr_pointer_id() */
+};
+
 typedef int (*gdr_ipc_read)(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 			    const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
 			    struct gdr_error *error);
-int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near, gdr_ipc_read read,
+int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near,
+		  struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES], gdr_ipc_read read,
 		  struct gdr_error *error);
 
 #endif

@@ -8,6 +8,7 @@
 
 enum pointer_attribute {
 	CONTEXT = 1,
+	BUFFER_ID = 7,
 	DEVICE_ORDINAL = 9,
 	RANGE_START_ADDR = 11,
 	RANGE_SIZE = 12,
@@ -220,6 +221,11 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 				gdr_cuda_error_name(cuda, result));
 	fcntl(*fd, F_SETFD, FD_CLOEXEC);
 	return 0;
+}
+
+int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id)
+{
+	return cuda->cuPointerGetAttribute(id, BUFFER_ID, ptr) ? -1 : 0;
 }
 
 static int device_attribute(const struct gdr_cuda *cuda, int device, int attribute, int *value)

@@ -72,6 +72,9 @@ int gdr_pointer_ipc_handle(const struct gdr_cuda *cuda, const struct gdr_pointer
 int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 		       uint64_t nbytes, bool force_pcie, int *fd, struct gdr_error *error);
 
+/* CUDA's number for the allocation behind a pointer, which no later one gets. -1 for none. */
+int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id);
+
 /* PCI domain, bus and slot of a device; -1 where the driver does not say. */
 int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3]);
 

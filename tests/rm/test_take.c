@@ -219,6 +219,41 @@ static void the_check_frees_nothing_and_waits_for_nobody(void)
 	CHECK_EQ(gdrsim_call_count("cuCtxSynchronize"), waits);
 }
 
+static void a_check_that_is_made_again_takes_no_more_memory(void)
+{
+	int (*set_fault)(const char *) =
+		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
+	CUdeviceptr pointer = allocate(4096);
+	uint64_t allocations = gdrsim_call_count("cuMemAlloc");
+	struct gdr_error error;
+
+	for (int i = 0; i < 10; i++) {
+		CHECK_EQ(set_fault("RM_MAP_MEMORY:1:0x1a"), 0);
+		check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
+	}
+	check_released(take(pointer, 100, &error));
+	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations + 2);
+}
+
+static void a_check_whose_memory_went_with_its_context_takes_other(void)
+{
+	int (*set_fault)(const char *) =
+		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
+	struct gdr_error error;
+	CUcontext context;
+	CUdeviceptr memory;
+
+	OK(cuCtxCreate_v4(&context, NULL, 0, 0));
+	memory = allocate(4096);
+	CHECK_EQ(set_fault("RM_MAP_MEMORY:1:0x1a"), 0);
+	check_refused(memory, GDR_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
+	OK(cuCtxDestroy_v2(context));
+
+	memory = allocate(4096);
+	allocate(4096);
+	check_released(take(memory, 100, &error));
+}
+
 static void memory_without_a_handle_is_refused(void)
 {
 	CUdeviceptr pointer = allocate(4096);
@@ -294,6 +329,8 @@ static const struct check_test tests[] = {
 	TEST(a_check_that_could_not_be_made_is_made_again),
 	TEST(the_check_is_made_once),
 	TEST(the_check_frees_nothing_and_waits_for_nobody),
+	TEST(a_check_that_is_made_again_takes_no_more_memory),
+	TEST(a_check_whose_memory_went_with_its_context_takes_other),
 	TEST(memory_without_a_handle_is_refused),
 	TEST(exported_memory_needs_no_handle),
 	TEST(a_view_across_two_allocations_is_of_both),

@@ -28,6 +28,7 @@ enum device_attribute {
 #define POSIX_FILE_DESCRIPTOR 1 /* CUmemAllocationHandleType */
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
+#define OPERATING_SYSTEM 304	/* CUresult: it refused, for want of descriptors for one */
 #define CAPTURE_MODE_RELAXED 2	/* CUstreamCaptureMode */
 
 int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_pointer *pointer,
@@ -116,6 +117,10 @@ static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr
 		return 0;
 	result = cuda->cuMemExportToShareableHandle(fd, handle, POSIX_FILE_DESCRIPTOR, 0);
 	cuda->cuMemRelease(handle);
+	if (result == OPERATING_SYSTEM || result == GDR_CUDA_OUT_OF_MEMORY)
+		return gdr_cuda_fail(
+			error, cuda, "cuMemExportToShareableHandle", result,
+			"exporting VMM memory, which takes a file descriptor (see ulimit -n)");
 	if (result)
 		return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
 				"the VMM allocation at %#llx cannot be exported (%s): its creator "

@@ -77,20 +77,29 @@ static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer
 static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
 	bool exporting;
+	int export;   /* the descriptor */
 	bool checked; /* its IPC handles */
 	struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES];
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
-/* Whoever held the lock is not in the child, where CUDA cannot be used anyway. */
-static void unlock_in_child(void)
+/*
+ * Whoever held the lock is not in the child, where CUDA cannot be used anyway. There a copy of what
+ * is exported would keep its memory when the parent is gone.
+ */
+static void forget_in_child(void)
 {
 	pthread_mutex_init(&device_lock, NULL);
+	for (int i = 0; i < MOST_DEVICES; i++)
+		if (devices[i].exporting) {
+			close(devices[i].export);
+			devices[i].exporting = false;
+		}
 }
 
 static void __attribute__((constructor)) watch_forks(void)
 {
-	pthread_atfork(NULL, NULL, unlock_in_child);
+	pthread_atfork(NULL, NULL, forget_in_child);
 }
 
 /*
@@ -103,8 +112,10 @@ static void keep_exporting(const struct gdr_cuda *cuda, int device)
 	if (device < 0 || device >= MOST_DEVICES)
 		return;
 	pthread_mutex_lock(&device_lock);
-	if (!devices[device].exporting)
-		devices[device].exporting = gdr_device_export(cuda, device) >= 0;
+	if (!devices[device].exporting) {
+		devices[device].export = gdr_device_export(cuda, device);
+		devices[device].exporting = devices[device].export >= 0;
+	}
 	pthread_mutex_unlock(&device_lock);
 }
 

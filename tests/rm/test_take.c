@@ -7,6 +7,7 @@
  */
 #include "../c/test_sim.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -276,6 +277,53 @@ static void exported_memory_needs_no_handle(void)
 	OK(cuMemRelease(allocation));
 }
 
+/* It was exportable, whatever the reason that no descriptor could be made now. */
+static void want_of_descriptors_is_not_blamed_on_the_allocation(void)
+{
+	CUmemGenericAllocationHandle allocation = create(GRANULE);
+	CUdeviceptr pointer = map(allocation, GRANULE);
+	struct gdr_error error;
+
+	check_released(take(pointer, 100, &error));
+	CHECK_EQ(gdrsim_set_fault("cuMemExportToShareableHandle:1:304"), 0);
+	check_refused(pointer, GDR_FAILED_CUDA, EIO, "see ulimit -n");
+	unmap(pointer, GRANULE);
+	OK(cuMemRelease(allocation));
+}
+
+static int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* One that did would keep GPU memory when its parent is gone. */
+static void a_child_keeps_no_descriptor_that_was_opened_for_its_parent(void)
+{
+	CUmemGenericAllocationHandle allocation = create(GRANULE);
+	CUdeviceptr pointer = map(allocation, GRANULE);
+	int before = count_descriptors(), status;
+	struct gdr_error error;
+	pid_t child;
+
+	check_released(take(pointer, 100, &error));
+	child = fork();
+	if (!child) {
+		CHECK_EQ(count_descriptors(), before);
+		_exit(0);
+	}
+	CHECK_EQ(waitpid(child, &status, 0), child);
+	CHECK_EQ(status, 0);
+	unmap(pointer, GRANULE);
+	OK(cuMemRelease(allocation));
+}
+
 static void a_view_across_two_allocations_is_of_both(void)
 {
 	CUmemGenericAllocationHandle allocations[] = {create(GRANULE), create(GRANULE)};
@@ -333,6 +381,8 @@ static const struct check_test tests[] = {
 	TEST(a_check_whose_memory_went_with_its_context_takes_other),
 	TEST(memory_without_a_handle_is_refused),
 	TEST(exported_memory_needs_no_handle),
+	TEST(want_of_descriptors_is_not_blamed_on_the_allocation),
+	TEST(a_child_keeps_no_descriptor_that_was_opened_for_its_parent),
 	TEST(a_view_across_two_allocations_is_of_both),
 	TEST(a_range_past_the_end_is_refused),
 };

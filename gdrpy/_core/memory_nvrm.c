@@ -10,21 +10,29 @@
 static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct gdr_nvrm *client;
 
-/*
- * RM ties a client to the process that opened it. Whoever held the lock is not in the child; and
- * nobody need wait for it in the parent, since a pointer is never half written.
- */
+/* A fork while it is opened would leave the child a descriptor that keeps it: forks wait. */
+static void lock_client(void)
+{
+	pthread_mutex_lock(&client_lock);
+}
+
+static void unlock_client(void)
+{
+	pthread_mutex_unlock(&client_lock);
+}
+
+/* RM ties a client to the process that opened it. */
 static void forget_in_child(void)
 {
 	if (client)
 		gdr_nvrm_abandon(client);
 	client = NULL;
-	pthread_mutex_init(&client_lock, NULL);
+	unlock_client();
 }
 
 static void __attribute__((constructor)) watch_forks(void)
 {
-	pthread_atfork(NULL, NULL, forget_in_child);
+	pthread_atfork(lock_client, unlock_client, forget_in_child);
 }
 
 static int failed(struct gdr_error *error, const struct gdr_nvrm_error *cause, const char *purpose)

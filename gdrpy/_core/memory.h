@@ -52,6 +52,7 @@ struct gdr_memory {
 /* Map a byte range that lies inside, at any offset. */
 int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
 		   struct gdr_view *view, struct gdr_error *error);
+/* The view is gone in any case; -1 tells of a step that failed. */
 int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error);
 
 /* How the mappings from here on shall be cached; -1 where that cannot be. */

@@ -9,9 +9,8 @@
 /* A stretch of the memory: a part of what a descriptor shows, or of a block in the RM client. */
 struct gdr_part {
 	uint64_t nbytes;
-	uint64_t
-		offset; /* of its first byte, a whole number of pages unless it is the first part */
-	int fd;		/* its own, -1 for none */
+	uint64_t offset; /* of its first byte: whole pages, but of the first part */
+	int fd;		 /* its own, -1 for none */
 	struct gdr_nvrm_memory block;
 };
 

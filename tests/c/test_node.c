@@ -2,6 +2,7 @@
 /* The calls of /dev/gdrdrv, to modules of every kind: this file answers in their place. */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
@@ -114,6 +115,17 @@ ssize_t __wrap_read(int fd, void *to, size_t size)
 		return fail(EAGAIN);
 	memcpy(to, &module.event, module.event_size);
 	return (ssize_t)module.event_size;
+}
+
+int __real_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
+
+int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout_ms)
+{
+	if (module.interruptions) {
+		module.interruptions--;
+		return fail(EINTR);
+	}
+	return __real_poll(fds, count, timeout_ms);
 }
 
 static void become(uint32_t version, uint64_t features)
@@ -313,6 +325,21 @@ static void what_is_no_share_has_no_size(void)
 	CHECK_EQ(gdr_share_size(fd), -EBADF);
 }
 
+static void an_interrupted_wait_for_the_end_goes_on(void)
+{
+	int ends[2];
+
+	become(GDRDRV_ABI_VERSION, 0);
+	CHECK_EQ(pipe(ends), 0);
+	module.interruptions = 2;
+	CHECK(!gdr_share_ended(ends[0], 0));
+	CHECK_EQ(module.interruptions, 0);
+	close(ends[1]);
+	module.interruptions = 2;
+	CHECK(gdr_share_ended(ends[0], 10000));
+	close(ends[0]);
+}
+
 CHECK_MAIN(TEST(the_newest_is_opened_with_its_features),
 	   TEST(one_before_attributes_makes_no_persistent_pins),
 	   TEST(whether_pcie_can_be_forced_is_told_by_an_attribute),
@@ -321,4 +348,4 @@ CHECK_MAIN(TEST(the_newest_is_opened_with_its_features),
 	   TEST(info_is_asked_for_in_the_newest_way_there_is),
 	   TEST(an_interrupted_call_is_made_again), TEST(an_error_is_the_kernels),
 	   TEST(a_share_is_a_descriptor), TEST(events_are_read_one_by_one),
-	   TEST(what_is_no_share_has_no_size))
+	   TEST(what_is_no_share_has_no_size), TEST(an_interrupted_wait_for_the_end_goes_on))

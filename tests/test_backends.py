@@ -91,6 +91,10 @@ class TestStatus:
             assert status.reason, name
             assert status.usable or status.remedy, name
 
+    def test_without_a_device_says_what_needs_one(self):
+        needs_cuda = Status(False, "needs a CUDA device in this process", "open it with gpu=True")
+        assert [name for name in ALL if ALL[name].status() == needs_cuda] == ["dmabuf", "sim"]
+
 
 class TestKernelModule:
     """Where there is none; tests/vm/inside has the rest."""

@@ -13,11 +13,15 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 {
 	(void)device;
 	(void)node;
-	status->usable = cuda && gdr_cuda_simulated(cuda);
-	snprintf(status->reason, sizeof(status->reason), "%s",
-		 status->usable ? "the simulated GPU is in use" : "a real GPU is in use");
-	snprintf(status->remedy, sizeof(status->remedy), "%s",
-		 status->usable ? "" : "set GDRPY_SIM=1 to use the simulated one");
+	*status = (struct gdr_status){.usable = cuda && gdr_cuda_simulated(cuda)};
+	if (!cuda)
+		gdr_status_say(status, "needs a CUDA device in this process",
+			       "open it with gpu=True");
+	else if (!status->usable)
+		gdr_status_say(status, "a real GPU is in use",
+			       "set GDRPY_SIM=1 to use the simulated one");
+	else
+		gdr_status_say(status, "the simulated GPU is in use", "");
 }
 
 static struct gdr_memory *new_memory(uint64_t va, int device, struct gdr_error *error)

@@ -6,6 +6,7 @@
 
 #include "backends.h"
 #include "memory_pin.h"
+#include "memory_share.h"
 #include "pointer.h"
 
 #define LOAD "load the module: sudo ./insmod.sh"

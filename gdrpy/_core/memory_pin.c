@@ -2,16 +2,13 @@
 #include "memory_pin.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "backends.h"
-
-/* How long at most it takes to take all mappings of a pin away. */
-#define END_TAKES_MS 10000
+#include "memory_share.h"
 
 struct pin {
 	struct gdr_memory memory;
@@ -26,13 +23,6 @@ struct pin {
 static struct pin *pin_of(struct gdr_memory *memory)
 {
 	return (struct pin *)memory;
-}
-
-static int fail_revoked(struct gdr_error *error)
-{
-	return gdr_fail(error, GDR_FAILED_REVOKED, ENXIO,
-			"the GPU memory is gone, freed by its owner or with the pin: close what "
-			"maps it");
 }
 
 /* Closing the node has ended its pins. */
@@ -65,27 +55,7 @@ static int find_kind(struct gdr_memory *memory, enum gdr_mapping_kind *kind,
 		return gdr_fail_call(error, -ret, 0, "asking about handle %llu",
 				     (unsigned long long)memory->handle);
 	*kind = (enum gdr_mapping_kind)info.mapping_type;
-	return *kind == GDR_MAPPING_NONE ? fail_revoked(error) : 0;
-}
-
-static bool is_writable(int fd)
-{
-	return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
-}
-
-static int map_share(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct gdr_piece *piece,
-		     enum gdr_mapping_kind *kind, struct gdr_error *error)
-{
-	if (!readonly && !is_writable(part->fd))
-		return gdr_fail(error, GDR_FAILED_PERMISSION, EACCES,
-				"the descriptor was shared read-only: open it with readonly=True");
-	if (!gdr_fd_map(memory, part, offset, nbytes, readonly, at, piece, kind, error))
-		return 0;
-	/* The end is told only when the last mapping is gone; new ones are refused before. */
-	if (error->number == EINVAL && gdr_share_ended(part->fd, END_TAKES_MS))
-		return fail_revoked(error);
-	return -1;
+	return *kind == GDR_MAPPING_NONE ? gdr_fail_revoked(error) : 0;
 }
 
 static int map_pin(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
@@ -94,7 +64,7 @@ static int map_pin(struct gdr_memory *memory, const struct gdr_part *part, uint6
 {
 	struct gdr_error ignored;
 
-	if (map_share(memory, part, offset, nbytes, readonly, at, piece, kind, error))
+	if (gdr_share_map(memory, part, offset, nbytes, readonly, at, piece, kind, error))
 		return -1;
 	if (find_kind(memory, kind, error)) {
 		gdr_fd_unmap(memory, piece, &ignored);
@@ -128,7 +98,7 @@ static int map_whole(struct pin *pin, uint64_t nbytes, struct gdr_error *error)
 	if (!ret)
 		return 0;
 	if (ret == -EINVAL && pin_revoked(&pin->memory))
-		return fail_revoked(error);
+		return gdr_fail_revoked(error);
 	return gdr_fail_call(error, -ret, 0, "mapping the %llu bytes of handle %llu: mmap",
 			     (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
 }
@@ -180,7 +150,7 @@ static int share(struct gdr_memory *memory, bool readonly, struct gdr_error *err
 	int fd;
 
 	if (pin_revoked(memory))
-		return fail_revoked(error);
+		return gdr_fail_revoked(error);
 	fd = gdr_node_share(pin_of(memory)->node, memory->handle, readonly);
 	return fd >= 0 ? fd
 		       : gdr_fail_call(error, -fd, 0, "sharing handle %llu",
@@ -194,11 +164,6 @@ static int release_pin(struct gdr_memory *memory, struct gdr_error *error)
 	gdr_fd_release(memory, error);
 	pthread_mutex_destroy(&pin->lock);
 	return unpin(pin->node, memory->handle, error);
-}
-
-static bool share_revoked(struct gdr_memory *memory)
-{
-	return gdr_share_ended(memory->parts[0].fd, 0);
 }
 
 static const struct gdr_memory_functions pin_functions = {
@@ -216,13 +181,6 @@ static const struct gdr_memory_functions whole_pin_functions = {
 	.release = release_pin,
 	.want = want,
 	.revoked = pin_revoked,
-};
-
-static const struct gdr_memory_functions share_functions = {
-	.map = map_share,
-	.unmap = gdr_fd_unmap,
-	.release = gdr_fd_release,
-	.revoked = share_revoked,
 };
 
 static int fail_pin(struct gdr_error *error, int number, const struct gdr_pin_request *request)
@@ -307,25 +265,4 @@ struct gdr_memory *gdr_pin(const struct gdr_node *node, const struct gdr_pin_req
 		return NULL;
 	}
 	return add_pages(pin_of(memory), request, shared, error) ? gdr_memory_undo(memory) : memory;
-}
-
-struct gdr_memory *gdr_share_take(int fd, struct gdr_error *error)
-{
-	struct gdr_part part = {.fd = -1};
-	struct gdr_memory *memory;
-	int64_t nbytes = gdr_share_size(fd);
-
-	if (nbytes < 0) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "file descriptor %d is no share of a pin: pass one that Pin.export() gave",
-			 fd);
-		return NULL;
-	}
-	memory = gdr_memory_new(&gdr_backend_gdrdrv, &share_functions, sizeof(*memory), error);
-	if (!memory)
-		return NULL;
-	memory->kind = GDR_MAPPING_WC;
-	snprintf(memory->location, sizeof(memory->location), "an unknown GPU");
-	part.nbytes = (uint64_t)nbytes;
-	return gdr_fd_add(memory, fd, &part, error) ? gdr_memory_undo(memory) : memory;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Memory that is a pin of the kernel module, or a share of one.
+ * Memory that is a pin of the kernel module.
  *
  * NVIDIA's gdrdrv maps a pin once, as a whole: every mapping is a part of that one. A pin of this
  * project's module can be mapped through its share descriptor, as often as one likes and in any
@@ -23,8 +23,5 @@ struct gdr_pin_request {
 /* Pin by a node that outlives the memory. NULL with *error filled in. */
 struct gdr_memory *gdr_pin(const struct gdr_node *node, const struct gdr_pin_request *request,
 			   struct gdr_error *error);
-
-/* What a share descriptor shows, perhaps of another process's pin. NULL with *error filled in. */
-struct gdr_memory *gdr_share_take(int fd, struct gdr_error *error);
 
 #endif

@@ -327,6 +327,10 @@ static int memory_finish(struct gdr_nvrm *client, const struct device *device, u
 		rm_free(client, device->handle, object, &ignored);
 		return -1;
 	}
+	if (!memory->nbytes) {
+		rm_free(client, device->handle, object, &ignored);
+		return fail(error, "GET_SURFACE_INFO (memory of no bytes)", EIO, 0);
+	}
 	return 0;
 }
 

@@ -145,6 +145,7 @@ def _cycles(session: Session, gdr: Gdr) -> None:
     with _allocated(_PINNED) as ptr:
         cycles = gdr.cycles(ptr, _PINNED, data, back)
         cycles.batch(batch)
+        _in_use()  # NVML keeps memory and a descriptor of its own from its first use on
         before = _in_use()
         taken = [cycles.batch(batch) for _ in range(batches)]
         after = _in_use()

@@ -35,7 +35,7 @@ class Pair:
     def __init__(
         self, environment: Mapping[str, str], folder: Path, command: Sequence[str] = RANK
     ) -> None:
-        port = _free_port()
+        port = free_port()
         self.folder = folder
         self._ranks: list[subprocess.Popen[str]] = []
         try:
@@ -136,7 +136,8 @@ def _status_words(status: int) -> str:
     return f"with exit status {status}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -122,6 +122,7 @@ def attempt(options: argparse.Namespace) -> dict[str, Any]:
         "measurements": [],
         "absent": [],
         "sweeps": [sweep.json() for one in clients for sweep in one.sweeps],
+        "samples_us": {one.name: one.samples for one in clients if one.samples},
         "figures": [],
         "distributions": [],
         "goals": [],

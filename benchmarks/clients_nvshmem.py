@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from clients_program import Done, Program, compiler, libraries_in, link_libraries
+from clients_program import Done, Program, compiler, link_libraries
 from clients_row import Client, passed
 from clients_ucx import places
 
@@ -46,6 +46,7 @@ ENVIRONMENTS = {
 }
 
 OPENED, PINNED, RIGHT = "the library is opened", "memory is pinned", "sums of the peer's atomics"
+REACHED = "reached"
 #: What it says of atomics without GDRCopy, where there is no InfiniBand.
 REFUSED = "atomics are refused"
 
@@ -53,7 +54,7 @@ REFUSED = "atomics are refused"
 EVIDENCE = {
     OPENED: r"GDR driver version: \(\d+, \d+\)",
     PINNED: r"libgdrapi: gdr_pin_buffer\w*: (\d+ bytes .*)",
-    "reached": r"reached: (.*)",
+    REACHED: r"reached: (.*)",
     RIGHT: r"sums: (.*)",
     REFUSED: r"AMO \d+ not supported .*",
 }
@@ -80,16 +81,15 @@ def attempt(prefix: Path, library: Path, folder: Path, step: Callable[[str], Non
     link_libraries(folder, library)
     program = folder / NAME
     made_of = [f"-I{wheel / 'include'}", str(_SOURCE), "-rdc=true", "-arch=native"]
-    hosts = next(iter(sorted((wheel / "lib").glob("libnvshmem_host.so.*"))))
-    libraries = [f"-L{folder}", f"-L{wheel / 'lib'}", "-Xlinker", f"-l:{hosts.name}"]
+    host = min((wheel / "lib").glob("libnvshmem_host.so.*"))
+    libraries = [f"-L{folder}", f"-L{wheel / 'lib'}", "-Xlinker", f"-l:{host.name}"]
     libraries += ["-lnvshmem_device", "-lcuda"]
     with compiler([*made_of, "-o", str(program), *libraries], folder) as building:
         built = building.done(_BUILD_LIMIT)
     client.add("two GPUs", "builds", passed(built.status == 0), said=built.end())
     if built.status != 0:
         return client
-    found = places(prefix, library)
-    found |= libraries_in(wheel / "lib", *map(Path, found["LD_LIBRARY_PATH"].split(":")))
+    found = places(prefix, library, wheel / "lib")
     for way, environment in ENVIRONMENTS.items():
         step(f"{NAME}: {way}")
         ends = _pair(program, found | environment, folder / way, _LIMITS[way])
@@ -98,18 +98,25 @@ def attempt(prefix: Path, library: Path, folder: Path, step: Callable[[str], Non
 
 
 def judge(client: Client, way: str, ends: Sequence[Done]) -> None:
-    """Rows of what two PEs showed, and their proofs."""
-    for rank, end in enumerate(ends):
-        found = proofs(end.output)
+    """Rows of what the PEs showed, and their proofs."""
+    shown = [proofs(end.output) for end in ends]
+    for rank, (end, found) in enumerate(zip(ends, shown, strict=True)):
         client.logs[f"{way}, PE {rank}"] = {"end": end.how} | found
-        if way == WITH:
-            right = end.status == 0 and [one.endswith("right") for one in found[RIGHT]] == [True]
-            shown = {what: bool(found[what]) for what in (OPENED, PINNED)} | {RIGHT: right}
-        else:
-            shown = {REFUSED: end.status != 0 and bool(found[REFUSED])}
-        evidence = [one for what in EVIDENCE for one in found[what]]
-        for what, is_so in shown.items():
-            said = evidence if is_so else [*evidence, *end.end()]
+    if way == WITHOUT:
+        # Of two that refuse each other, one may be gone before it could.
+        refusals = [one for found in shown for one in found[REFUSED]]
+        refused = bool(refusals) and all(end.status != 0 for end in ends)
+        said = refusals if refused else [line for end in ends for line in end.end()]
+        client.add(way, REFUSED, passed(refused), said=said)
+        return
+    for rank, (end, found) in enumerate(zip(ends, shown, strict=True)):
+        right = end.status == 0 and [one.endswith("right") for one in found[RIGHT]] == [True]
+        for what, is_so in (
+            (OPENED, bool(found[OPENED])),
+            (PINNED, bool(found[PINNED])),
+            (RIGHT, right),
+        ):
+            said = [*found[what], *found[REACHED]] if is_so else [*found[REACHED], *end.end()]
             client.add(way, f"PE {rank}: {what}", passed(is_so), said=said)
 
 

@@ -47,6 +47,7 @@ class Client:
     version: str | None = None
     rows: list[Row] = field(default_factory=list)
     sweeps: list[Sweep] = field(default_factory=list)
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     environments: dict[str, dict[str, str]] = field(default_factory=dict)
     logs: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -66,10 +66,10 @@ _LIMIT = 60
 _LISTENING = 20
 
 
-def places(prefix: Path, library: Path) -> dict[str, str]:
-    """The environment in which UCX and libgdrapi are found, wherever UCX was to be installed."""
-    modules = {"UCX_MODULE_DIR": str(prefix / "lib" / "ucx")}
-    return libraries_in(prefix / "lib", library) | modules
+def places(prefix: Path, *libraries: Path) -> dict[str, str]:
+    """The environment in which UCX, wherever it was to be installed, and others are found."""
+    lib = prefix / "lib"
+    return libraries_in(lib, *libraries) | {"UCX_MODULE_DIR": str(lib / "ucx")}
 
 
 def version(prefix: Path, environment: Mapping[str, str]) -> str | None:
@@ -146,7 +146,9 @@ class _Trial:
                     self._add(f"latency, {way}", False, [*client.end(), *server.end(10)])
                     return
                 samples[way].append(list(found.values()))
-        self.client.sweeps.append(sweep(samples))
+        timed = sweep(samples)
+        self.client.sweeps.append(timed)
+        self.client.samples = by_size(timed)
 
     @property
     def _perftest(self) -> str:
@@ -213,6 +215,17 @@ def sweep(samples: Mapping[str, Sequence[Sequence[float]]]) -> Sweep:
         }
         found.keep(point, ratios)
     return found
+
+
+def by_size(timed: Sweep) -> dict[str, dict[str, list[float]]]:
+    """Every sample in us, in the order of the rounds: by way, by size."""
+    return {
+        way: {
+            size_words(*point.key): [round(ns / 1e3, 3) for ns in point.times[way]]
+            for point in timed.points
+        }
+        for way in timed.methods
+    }
 
 
 def listens(port: int) -> bool:

@@ -229,7 +229,9 @@ class TestUcx:
             clients_ucx.WITH_AGAIN: [[1000.0] * sizes, [2000.0] * sizes, [4000.0] * sizes],
             clients_ucx.WITHOUT: [[3000.0] * sizes, [8000.0] * sizes, [8000.0] * sizes],
         }
-        found = clients_ucx.sweep(samples).json()
+        timed = clients_ucx.sweep(samples)
+        assert clients_ucx.by_size(timed)["gdr_copy"]["8 B"] == [1.0, 2.0, 4.0]
+        found = timed.json()
         assert found["ratios"] == {
             "without over gdr_copy": [3.0] * sizes,
             "gdr_copy over itself": [1.0] * sizes,
@@ -292,9 +294,16 @@ class TestNvshmem:
         assert Done(*end, 1.0).how in client.rows[-1].said
 
     def test_without_gdrcopy_must_refuse_atomics(self):
-        for end, found in (((255, REFUSED), PASS), ((255, ""), FAIL), ((0, SUMS), FAIL)):
-            _, rows = self.judged(clients_nvshmem.WITHOUT, end)
-            assert rows == [("PE 0: atomics are refused", found)]
+        gone, done = (255, ""), (0, SUMS)
+        for ends, found in (
+            ([(255, REFUSED), (255, REFUSED)], PASS),
+            ([gone, (255, REFUSED)], PASS),
+            ([gone, gone], FAIL),
+            ([done, done], FAIL),
+            ([done, (255, REFUSED)], FAIL),
+        ):
+            _, rows = self.judged(clients_nvshmem.WITHOUT, *ends)
+            assert rows == [("atomics are refused", found)]
 
 
 def rows(*some):

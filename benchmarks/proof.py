@@ -1,7 +1,8 @@
 """Shows on a real GPU what the documentation claims, and keeps the output as one JSON file.
 
 Runs ``gdrpy info``, ``validate`` and the commands that measure, and the tests marked gpu; as root,
-``validate`` and the contract tests run once more as the unprivileged user ``nobody``.
+``validate``, the contract tests and those of libgdrapi run once more as the unprivileged user
+``nobody``.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
         steps += [
             ("validate, unprivileged", (*GDRPY, "validate", "--json"), NOBODY),
             ("contract tests, unprivileged", (*PYTEST, "tests/contract"), NOBODY),
+            ("libgdrapi, unprivileged", (*PYTEST, "tests/hardware/test_gdrapi_programs.py"), NOBODY),
         ]
     return steps
 

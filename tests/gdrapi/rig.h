@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the programs share: a started simulated GPU, the library's calls where they must succeed,
+ * What the programs share: a started GPU, the library's calls where they must succeed,
  * and the check that each test leaves the process, and the driver, as it found them.
  *
- * GDRPY_BACKEND says which backend serves; where it is unset, that is gdrdrv if the GPU's memory is
- * on a PCI bar, else sim.
+ * GDRPY_BACKEND says which backend serves. Where it is unset, that is nvrm on a real GPU; on the
+ * simulated one gdrdrv if its memory is on a PCI bar, else sim.
  */
 #ifndef GDRPY_TESTS_GDRAPI_RIG_H
 #define GDRPY_TESTS_GDRAPI_RIG_H
@@ -23,9 +23,14 @@
 
 static inline const char *backend(void)
 {
+	int (*on_bar)(void) = (int (*)(void))dlsym(RTLD_DEFAULT, "gdrsim_on_bar");
 	const char *forced = getenv("GDRPY_BACKEND");
 
-	return forced ? forced : gdrsim_on_bar() ? "gdrdrv" : "sim";
+	if (forced)
+		return forced;
+	if (!on_bar)
+		return "nvrm";
+	return on_bar() ? "gdrdrv" : "sim";
 }
 
 static inline bool backend_is(const char *name)

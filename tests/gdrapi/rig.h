@@ -175,6 +175,12 @@ static inline struct usage usage(void)
 	return (struct usage){count_descriptors(), count_mappings(), free_memory()};
 }
 
+/* Whether the resource manager is the simulated one. */
+static inline bool managed(void)
+{
+	return dlsym(RTLD_DEFAULT, "fakerm_count");
+}
+
 /* What the simulated resource manager counts, 0 where it is not preloaded. */
 static inline int manager_count(const char *what)
 {

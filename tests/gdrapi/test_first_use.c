@@ -51,7 +51,7 @@ static void threads_that_come_first_all_succeed(void)
 		gpu_read(pointers[i], found, sizeof(found));
 		CHECK_MEM_EQ(found, expected, sizeof(found));
 	}
-	CHECK_EQ(manager_count("clients"), backend_is("nvrm"));
+	CHECK_EQ(manager_count("clients"), managed());
 	CHECK_EQ(manager_count("objects"), 0);
 	CHECK_EQ(manager_count("mappings"), 0);
 	CHECK_EQ(manager_count("violations"), 0);

@@ -99,7 +99,7 @@ static void a_child_keeps_no_descriptor_of_a_driver(void)
 	gdr_t gdr = opened();
 	struct view view = viewed(gdr, pointer, GRANULE);
 
-	CHECK_EQ(manager_count("files") > 0, backend_is("nvrm"));
+	CHECK_EQ(manager_count("files") > 0, managed());
 	CHECK_EQ(count_module_descriptors() > 0, backend_is("gdrdrv"));
 	IN_CHILD({
 		CHECK_EQ(manager_count("files"), 0);

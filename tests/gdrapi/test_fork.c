@@ -75,7 +75,6 @@ static void a_child_does_not_have_the_mappings(void)
 	struct view view = viewed(gdr, pointer, GRANULE);
 
 	CHECK(count_mappings() > 0);
-	/* The simulated GPU's own are not inherited either. */
 	IN_CHILD(check_not_mapped(&view));
 	close_view(&view);
 	OK(cuMemFree_v2(pointer));

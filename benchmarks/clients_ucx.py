@@ -107,7 +107,10 @@ class _Trial:
     def texts(self) -> None:
         """Texts sent from CUDA memory to CUDA memory, by UCX's own example."""
         example = str(self._folder / _EXAMPLE)
-        libraries = [f"-L{self._prefix / 'lib'}", "-lucp", "-lucs", "-cudart", "shared"]
+        lib = self._prefix / "lib"
+        # Else the linker takes what these need from a UCX that the system has.
+        libraries = [f"-L{lib}", f"-Xlinker=-rpath-link={lib}", "-lucp", "-lucs"]
+        libraries += ["-cudart", "shared"]
         made_of = ["-DHAVE_CUDA", f"-I{self._prefix / 'include'}", self._prefix / _EXAMPLE_SOURCE]
         with compiler([*map(str, made_of), "-o", example, *libraries], self._folder) as building:
             built = building.done(_LIMIT)

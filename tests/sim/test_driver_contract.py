@@ -652,7 +652,8 @@ class TestPinnedMemory:
         pointer = cuda("cuMemHostAlloc", 4096, 2)
         cuda.later("cuMemFreeHost", pointer)
         assert int(cuda("cuMemHostGetDevicePointer", pointer + 5, 0)) == pointer + 5
-        assert cuda("cuMemHostGetFlags", pointer) == 2
+        # Driver 580 has been seen to make it portable besides, which is flag 1.
+        assert cuda("cuMemHostGetFlags", pointer) & ~1 == 2
         assert cuda.error("cuMemHostGetDevicePointer", pointer, 1) == "INVALID_VALUE"
         assert cuda.error("cuMemHostGetDevicePointer", NOWHERE, 0) == "INVALID_VALUE"
 

@@ -170,8 +170,11 @@ class TestLog:
         assert debug > info > warning == error == 1
         assert any(line.startswith("libgdrapi: gdr_open: using sim") for line in told[1])
 
-    def test_level_above_errors_tells_nothing(self, take: Take) -> None:
-        assert take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL="5")[1] == []
+    @pytest.mark.parametrize("level", ["", "0", "5", "-1", "11", "debug", "1x"])
+    def test_tells_errors_for_a_level_that_there_is_not(self, take: Take, level: str) -> None:
+        _, told = take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL=level)
+        (line,) = told
+        assert line.startswith("libgdrapi: gdr_pin_buffer: 0x")
 
     def test_warns_once_of_a_driver_that_is_not_known(
         self, take: Take, resource_manager: Path

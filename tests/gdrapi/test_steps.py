@@ -112,6 +112,18 @@ class TestOrder:
         assert len(told) == 1
         assert "this process has loaded no libcuda.so.1" in told[0]
 
+    def test_without_cuinit_nothing_is_pinned_and_the_call_is_named(self, take: Take) -> None:
+        log = {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"}
+        steps, told = take("load-cuda open pin-host", GDRPY_BACKEND="dmabuf", **log)
+        assert steps == ["load-cuda 0", "open 0", f"pin-host {EINVAL}"]
+        assert told[0] == (
+            "libgdrapi: gdr_open: using dmabuf: CUDA is not initialized in this process yet"
+        )
+        assert told[1].endswith(
+            " can be no GPU memory yet (CUDA_ERROR_NOT_INITIALIZED): call cuInit() or any "
+            "function of the CUDA runtime in this process first"
+        )
+
     def test_calls_without_a_library_object_are_refused(self, take: Take) -> None:
         steps, _ = take("cuda pin map unmap unpin close")
         assert steps == [

@@ -34,7 +34,8 @@ help:
 	@echo "make bench   every benchmark, into benchmarks/results"
 	@echo "make clean   remove what the build made, but not $(VENV)"
 	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
-	@echo "make uninstall"
+	@echo '             LIBDIR=$$(PREFIX)/lib INCLUDEDIR=$$(PREFIX)/include'
+	@echo "make uninstall removes it again, with the same variables"
 
 demo: build
 	@$(BIN)/gdrpy info
@@ -83,9 +84,10 @@ bench: tools
 build: $(VENV)/.built
 tools: $(VENV)/.tools
 
-# libgdrapi, its header and its pkg-config file, for programs in C.
+# libgdrapi, its header and its pkg-config file, for programs in C. Run here, not there: folders may
+# be relative.
 install uninstall:
-	@$(MAKE) --no-print-directory -C gdrpy/_core/gdrapi $@
+	@$(MAKE) --no-print-directory -f gdrpy/_core/gdrapi/Makefile $@
 
 # The package as a link to the checkout, its C parts in place, and what it needs.
 $(VENV)/.built: $(BUILT_FROM)

@@ -76,7 +76,11 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
         steps += [
             ("validate, unprivileged", (*GDRPY, "validate", "--json"), NOBODY),
             ("contract tests, unprivileged", (*PYTEST, "tests/contract"), NOBODY),
-            ("libgdrapi, unprivileged", (*PYTEST, "tests/hardware/test_gdrapi_programs.py"), NOBODY),
+            (
+                "libgdrapi, unprivileged",
+                (*PYTEST, "tests/hardware/test_gdrapi_programs.py"),
+                NOBODY,
+            ),
         ]
     return steps
 

@@ -14,7 +14,7 @@ LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/incl
 	gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] driver/uapi/*.h)
 C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] \
-	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c tests/packaging/*.c)
+	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c tests/packaging/*.c examples/*.c)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
 	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
 
@@ -34,7 +34,8 @@ help:
 	@echo "make bench   every benchmark, into benchmarks/results"
 	@echo "make clean   remove what the build made, but not $(VENV)"
 	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
-	@echo "make uninstall"
+	@echo '             LIBDIR=$$(PREFIX)/lib INCLUDEDIR=$$(PREFIX)/include'
+	@echo "make uninstall removes it again, with the same variables"
 
 demo: build
 	@$(BIN)/gdrpy info
@@ -83,9 +84,10 @@ bench: tools
 build: $(VENV)/.built
 tools: $(VENV)/.tools
 
-# libgdrapi, its header and its pkg-config file, for programs in C.
+# libgdrapi, its header and its pkg-config file, for programs in C. Run here, not there: folders may
+# be relative.
 install uninstall:
-	@$(MAKE) --no-print-directory -C gdrpy/_core/gdrapi $@
+	@$(MAKE) --no-print-directory -f gdrpy/_core/gdrapi/Makefile $@
 
 # The package as a link to the checkout, its C parts in place, and what it needs.
 $(VENV)/.built: $(BUILT_FROM)

@@ -48,7 +48,7 @@ class TestChoice:
         assert isinstance(caught.value, OSError)
         assert str(caught.value) == (
             "no backend can map this memory: gdrdrv: the simulated GPU's memory is no PCI memory, "
-            "which a kernel module could pin (run it in QEMU: tests/vm/README.md)"
+            "which a kernel module could pin (run it in QEMU, with the simulated GPU on a PCI BAR)"
         )
 
     def test_passes_over_one_that_cannot_serve(self, monkeypatch):
@@ -108,14 +108,14 @@ class TestKernelModule:
         assert ALL["gdrdrv"].status(0) == Status(
             False,
             "the simulated GPU's memory is no PCI memory, which a kernel module could pin",
-            "run it in QEMU: tests/vm/README.md",
+            "run it in QEMU, with the simulated GPU on a PCI BAR",
         )
 
     def test_that_is_not_loaded_says_how_to_load_it(self, missing):
         with pytest.raises(gdrpy.BackendUnavailable) as caught:
             node.Node()
         assert str(caught.value) == (
-            "no kernel module serves /dev/gdrdrv: load the module: sudo ./insmod.sh"
+            "no kernel module serves /dev/gdrdrv: load the kernel module gdrdrv"
         )
 
     def test_that_is_something_else_is_not_taken_for_one(self, missing):
@@ -123,7 +123,7 @@ class TestKernelModule:
         with pytest.raises(gdrpy.BackendUnavailable) as caught:
             node.Node()
         assert str(caught.value) == (
-            "/dev/gdrdrv speaks another ABI than gdrdrv 2: load the module: sudo ./insmod.sh"
+            "/dev/gdrdrv speaks another ABI than gdrdrv 2: load the kernel module gdrdrv"
         )
 
     def test_gives_events_and_without_it_there_are_none(self):

@@ -9,7 +9,7 @@
 #include "memory_share.h"
 #include "pointer.h"
 
-#define LOAD "load the module: sudo ./insmod.sh"
+#define LOAD "load the kernel module gdrdrv"
 
 void gdr_node_explain(int error, struct gdr_status *status)
 {
@@ -48,7 +48,7 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 		gdr_status_say(status,
 			       "the simulated GPU's memory is no PCI memory, which a kernel module "
 			       "could pin",
-			       "run it in QEMU: tests/vm/README.md");
+			       "run it in QEMU, with the simulated GPU on a PCI BAR");
 		return;
 	}
 	if (node) {

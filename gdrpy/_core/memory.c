@@ -153,8 +153,8 @@ int gdr_memory_share(struct gdr_memory *memory, bool readonly, struct gdr_error 
 	if (memory->functions->share)
 		return memory->functions->share(memory, readonly, error);
 	return gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			"%s cannot share a pin of its own: load gdrpy's kernel module (sudo "
-			"./insmod.sh), or share memory of gdrpy.alloc() by Region.export()",
+			"%s cannot share a pin of its own: load gdrpy's kernel module, or "
+			"share memory of gdrpy.alloc() by Region.export()",
 			memory->backend->name);
 }
 

@@ -28,6 +28,7 @@ enum device_attribute {
 #define POSIX_FILE_DESCRIPTOR 1 /* CUmemAllocationHandleType */
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
+#define NOT_INITIALIZED 3	/* CUresult */
 #define OPERATING_SYSTEM 304	/* CUresult: it refused, for want of descriptors for one */
 #define CAPTURE_MODE_RELAXED 2	/* CUstreamCaptureMode */
 
@@ -49,6 +50,11 @@ int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_point
 		int result = cuda->cuPointerGetAttribute(questions[i].answer,
 							 questions[i].attribute, ptr);
 
+		if (result == NOT_INITIALIZED)
+			return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+					"%#llx can be no GPU memory yet (%s): call cuInit() or any "
+					"function of the CUDA runtime in this process first",
+					(unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
 		if (result)
 			return gdr_fail(
 				error, GDR_FAILED_HANDLE, EINVAL,

@@ -24,26 +24,28 @@ LIBRARY = _PACKAGE / "lib" / "libgdrapi.so.2"
 HEADER = _PACKAGE / "include" / "gdrapi.h"
 PKG_CONFIG = _PACKAGE / "lib" / "pkgconfig" / "gdrapi.pc"
 
-#: As a program does that uses CUDA: what the library then tells is on stderr.
+#: As a program in C does that uses CUDA: what the library then tells is on stderr.
 _PROBE = """
 import ctypes, sys
-from gdrpy import cuda
-from gdrpy.errors import Error
 try:
-    cuda.driver()
-except Error as error:
-    print(f"CUDA cannot be used: {error}", file=sys.stderr)
+    result = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    problem = f"cuInit answers CUresult {result}" if result else None
+except OSError as error:
+    problem = error
+if problem:
+    print(f"CUDA cannot be used: {problem}", file=sys.stderr)
 library = ctypes.CDLL(sys.argv[1])
 library.gdr_open.restype = ctypes.c_void_p
 library.gdr_open()
 """
 _LOG = "libgdrapi: gdr_open: "
 _USING = "using "
+_SIMULATED = "programs on the simulated GPU: LD_PRELOAD=$(python -m gdrpy.sim)"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which backend the library uses for the first pin, None if it has none; and what it told."""
+    """Which backend a program's first pin would use, None if there is none; and what was told."""
 
     backend: str | None
     told: list[str]
@@ -60,25 +62,29 @@ def add_parser(commands: Commands) -> None:
             "NCCL, NVSHMEM, UCX and other programs copy to and from GPU memory through\n"
             "libgdrapi.so.2 where they find it. gdrpy brings one, which needs no kernel module\n"
             "where the NVIDIA driver is enough. This tells where it is, with its C header and its\n"
-            "pkg-config file, the lines that have programs find it, and the backend that it would\n"
-            "use on this machine, or why there is none."
+            "pkg-config file, the lines that have programs find it, and the backend that programs\n"
+            "would use on this machine, or why there is none. GDRPY_SIM concerns Python alone: a\n"
+            "program in C is on the simulated GPU if LD_PRELOAD holds that."
         ),
         examples=(
             "gdrpy libgdrapi\n"
-            "gdrpy libgdrapi --json | jq -r .backend\n"
+            "gdrpy libgdrapi --json | jq -r .backend    # null: none\n"
+            "LD_PRELOAD=$(python -m gdrpy.sim) gdrpy libgdrapi\n"
             'export LD_LIBRARY_PATH="$(gdrpy libgdrapi --dir)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
         ),
         exit_status="0  always, with or without a GPU\n2  wrong usage, or the library is not built",
     )
     parser.add_argument(
-        "--dir", action="store_true", help="print the folder of the library, and nothing else"
+        "--dir",
+        action="store_true",
+        help='print the folder of the library, and nothing else; with --json as {"dir": ...}',
     )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print it."""
     if not LIBRARY.exists():
-        raise CommandError(f"there is no {LIBRARY}: build it by 'make build'", UNUSABLE)
+        raise CommandError(f"there is no {LIBRARY}: {_how_to_get()}", UNUSABLE)
     if args.dir:
         output.line(str(LIBRARY.parent))
         output.finish({"dir": str(LIBRARY.parent)})
@@ -92,6 +98,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.line(f"backend     {choice.backend or 'none'}")
     for line in choice.told:
         output.line(f"            {line}")
+    if choice.backend is None:
+        output.line(f"            {_SIMULATED}")
     output.line()
     output.line("to have programs find it, and to build programs with it:")
     for command in commands:
@@ -109,10 +117,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
+def _how_to_get() -> str:
+    if (_PACKAGE.parent / "Makefile").exists():
+        return "build it by 'make build'"
+    return (
+        "install gdrpy again where there is gcc: pip install --force-reinstall --no-deps, and the "
+        "folder of its sources"
+    )
+
+
 def _choice() -> Choice:
-    """What the library says when it is opened, in a process of its own."""
+    """What the library says when it is opened in a process where Python has loaded no driver."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROBE, str(LIBRARY)],
+        [sys.executable, "-I", "-S", "-c", _PROBE, str(LIBRARY)],
         env=os.environ | {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"},
         stderr=subprocess.PIPE,
         text=True,

@@ -19,8 +19,9 @@
  * EINVAL for whatever the caller passed that cannot be (NULL, a handle that was never given out or
  * is no more, a range outside), EACCES in a child of the process that made the object (fork), and
  * what the system or the driver answered otherwise. GDRCOPY_ENABLE_LOGGING in the environment, set
- * to anything, has the library tell on stderr what failed and what to do about it;
- * GDRCOPY_LOG_LEVEL from 1 (everything) to 4 (errors alone, the default) chooses how much.
+ * to anything, has the library tell on stderr what failed and what to do about it; with it
+ * GDRCOPY_LOG_LEVEL from 1 (everything) to 4 (errors alone, the default) chooses how much. The
+ * level alone has it tell nothing. gdr_open() reads both.
  *
  * Threads may call every function at any time, on the same objects too. What they must agree on is
  * the lifetime of a mapping: none may copy through one that another takes away meanwhile.

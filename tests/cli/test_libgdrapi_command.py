@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
+import pytest
+
+from gdrpy import sim
 from gdrpy.cli import main
 
-PASSED_OVER = "passed over gdrdrv: the simulated GPU's memory is no PCI memory"
+NO_PCI_MEMORY = "cannot use gdrdrv: the simulated GPU's memory is no PCI memory"
+SIMULATED = "programs on the simulated GPU: LD_PRELOAD=$(python -m gdrpy.sim)"
 
 
 class TestPaths:
@@ -46,34 +51,72 @@ class TestPaths:
             f"error: there is no {tmp_path}/libgdrapi.so.2: build it by 'make build'\n"
         )
 
+    def test_a_package_without_it_is_to_be_installed_again(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setattr("gdrpy.cli.libgdrapi._PACKAGE", tmp_path / "gdrpy")
+        monkeypatch.setattr("gdrpy.cli.libgdrapi.LIBRARY", tmp_path / "libgdrapi.so.2")
+        assert main(["libgdrapi"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: there is no {tmp_path}/libgdrapi.so.2: install gdrpy again where there is "
+            "gcc: pip install --force-reinstall --no-deps, and the folder of its sources\n"
+        )
+
+
+@pytest.fixture
+def on_simulated_gpu(gdrpy_command):
+    """The command as a program that the user puts on the simulated GPU."""
+    return partial(gdrpy_command, LD_PRELOAD=str(sim.driver_path()))
+
 
 class TestBackend:
-    def test_is_the_one_that_the_library_uses_here(self, gdrpy_command):
-        done = gdrpy_command("libgdrapi", "--json")
-        assert done.returncode == 0
-        printed = json.loads(done.stdout)
-        assert printed["backend"] == "sim"
-        passed_over, using = printed["told"]
-        assert passed_over.startswith(PASSED_OVER)
-        assert using == "using sim: the simulated GPU is in use"
+    """On a machine without a GPU."""
 
-    def test_that_is_forced_and_cannot_serve_is_none_with_the_reason(self, gdrpy_command):
-        done = gdrpy_command("libgdrapi", "--json", GDRPY_BACKEND="gdrdrv")
+    def test_is_none_for_a_program_though_python_has_the_simulated_gpu(self, gdrpy_command):
+        done = gdrpy_command("libgdrapi", "--json", GDRPY_SIM="1")
         assert done.returncode == 0
         printed = json.loads(done.stdout)
         assert printed["backend"] is None
-        (told,) = printed["told"]
-        assert told.startswith(
-            "nothing can map GPU memory here: gdrdrv: the simulated GPU's memory"
-        )
+        without_cuda, nothing, *reasons = printed["told"]
+        assert without_cuda.startswith("CUDA cannot be used: ")
+        assert nothing == "nothing can map GPU memory here:"
+        assert [line.partition(":")[0] for line in reasons] == [
+            "cannot use nvrm",
+            "cannot use dmabuf",
+            "cannot use gdrdrv",
+        ]
 
-    def test_is_among_what_people_read(self, gdrpy_command):
+    def test_that_is_none_is_followed_by_a_way_without_a_gpu(self, gdrpy_command, on_simulated_gpu):
         done = gdrpy_command("libgdrapi")
         assert done.returncode == 0
-        assert "\nbackend     sim\n" in done.stdout
-        assert f"\n            {PASSED_OVER}" in done.stdout
+        assert "\nbackend     none\n" in done.stdout
+        assert f"\n            {SIMULATED}\n\n" in done.stdout
+        assert SIMULATED not in on_simulated_gpu("libgdrapi").stdout
 
-    def test_of_a_machine_without_cuda_names_that_too(self, gdrpy_command):
-        done = gdrpy_command("libgdrapi", "--json", GDRPY_SIM_FAULT="cuInit:1:100")
+    def test_is_the_simulated_gpus_if_the_user_asks_for_it(self, on_simulated_gpu):
+        done = on_simulated_gpu("libgdrapi", "--json")
         assert done.returncode == 0
-        assert json.loads(done.stdout)["told"][0].startswith("CUDA cannot be used: cuInit")
+        printed = json.loads(done.stdout)
+        assert printed["backend"] == "sim"
+        not_the_module, using = printed["told"]
+        assert not_the_module.startswith(NO_PCI_MEMORY)
+        assert using == "using sim: the simulated GPU is in use"
+
+    def test_that_is_forced_and_cannot_serve_is_none_with_the_reason(self, on_simulated_gpu):
+        done = on_simulated_gpu("libgdrapi", "--json", GDRPY_BACKEND="gdrdrv")
+        assert done.returncode == 0
+        printed = json.loads(done.stdout)
+        assert printed["backend"] is None
+        nothing, reason = printed["told"]
+        assert nothing == "nothing can map GPU memory here:"
+        assert reason.startswith(NO_PCI_MEMORY)
+
+    def test_is_among_what_people_read(self, on_simulated_gpu):
+        done = on_simulated_gpu("libgdrapi")
+        assert done.returncode == 0
+        assert "\nbackend     sim\n" in done.stdout
+        assert f"\n            {NO_PCI_MEMORY}" in done.stdout
+
+    def test_where_cuda_fails_names_its_answer(self, on_simulated_gpu):
+        done = on_simulated_gpu("libgdrapi", "--json", GDRPY_SIM_FAULT="cuInit:1:100")
+        assert done.returncode == 0
+        told = json.loads(done.stdout)["told"]
+        assert told[0] == "CUDA cannot be used: cuInit answers CUresult 100"

@@ -41,6 +41,11 @@ static int cuda(void)
 	return error ? error : allocate(&pointer, GRANULE);
 }
 
+static int load_cuda(void)
+{
+	return dlopen("libcuda.so.1", RTLD_NOW) ? 0 : -1;
+}
+
 static int open_library(void)
 {
 	gdr = gdr_open();
@@ -119,6 +124,7 @@ static const struct step {
 	const char *name;
 	int (*take)(void);
 } steps[] = {
+	{"load-cuda", load_cuda},
 	{"cuda", cuda},
 	{"open", open_library},
 	{"pin", pin},

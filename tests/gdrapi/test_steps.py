@@ -112,6 +112,18 @@ class TestOrder:
         assert len(told) == 1
         assert "this process has loaded no libcuda.so.1" in told[0]
 
+    def test_without_cuinit_nothing_is_pinned_and_the_call_is_named(self, take: Take) -> None:
+        log = {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"}
+        steps, told = take("load-cuda open pin-host", GDRPY_BACKEND="dmabuf", **log)
+        assert steps == ["load-cuda 0", "open 0", f"pin-host {EINVAL}"]
+        assert told[0] == (
+            "libgdrapi: gdr_open: using dmabuf: CUDA is not initialized in this process yet"
+        )
+        assert told[1].endswith(
+            " can be no GPU memory yet (CUDA_ERROR_NOT_INITIALIZED): call cuInit() or any "
+            "function of the CUDA runtime in this process first"
+        )
+
     def test_calls_without_a_library_object_are_refused(self, take: Take) -> None:
         steps, _ = take("cuda pin map unmap unpin close")
         assert steps == [
@@ -126,11 +138,14 @@ class TestMachineWithoutGpu:
 
     def test_is_told_why_for_each_backend(self, take: Take) -> None:
         _, told = take("open", GDRCOPY_ENABLE_LOGGING="1")
-        (line,) = told
-        assert line.startswith("libgdrapi: gdr_open: nothing can map GPU memory here: gdrdrv: ")
-        for name in ("dmabuf", "nvrm"):
-            assert f"; {name}: " in line
-        assert "sim" not in line
+        assert told == [
+            "libgdrapi: gdr_open: nothing can map GPU memory here:",
+            "libgdrapi: gdr_open: cannot use nvrm: no NVIDIA kernel driver: /dev/nvidiactl is "
+            "missing (install the driver, or pass the node into the container (--gpus, --device))",
+            "libgdrapi: gdr_open: cannot use dmabuf: no CUDA driver is loaded in this process yet",
+            "libgdrapi: gdr_open: cannot use gdrdrv: no kernel module serves /dev/gdrdrv "
+            "(load the kernel module gdrdrv)",
+        ]
 
     def test_with_nodes_that_may_not_be_opened_is_told_so(
         self, take: Take, resource_manager: Path
@@ -142,7 +157,7 @@ class TestMachineWithoutGpu:
             FAKE_RM_FAULT="open:/dev/nvidiactl:13",
         )
         assert steps == ["open -1"]
-        assert "nvrm: no permission to open /dev/nvidiactl" in told[0]
+        assert "nvrm: no permission to open /dev/nvidiactl" in told[1]
 
 
 class TestLog:
@@ -167,8 +182,11 @@ class TestLog:
         assert debug > info > warning == error == 1
         assert any(line.startswith("libgdrapi: gdr_open: using sim") for line in told[1])
 
-    def test_level_above_errors_tells_nothing(self, take: Take) -> None:
-        assert take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL="5")[1] == []
+    @pytest.mark.parametrize("level", ["", "0", "5", "-1", "11", "debug", "1x"])
+    def test_tells_errors_for_a_level_that_there_is_not(self, take: Take, level: str) -> None:
+        _, told = take(self.REFUSED, GDRCOPY_ENABLE_LOGGING="1", GDRCOPY_LOG_LEVEL=level)
+        (line,) = told
+        assert line.startswith("libgdrapi: gdr_pin_buffer: 0x")
 
     def test_warns_once_of_a_driver_that_is_not_known(
         self, take: Take, resource_manager: Path

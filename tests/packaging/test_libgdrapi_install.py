@@ -36,22 +36,34 @@ def files_below(folder: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def make(need: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Runs make in a copy of the sources, on a machine where Python fails whoever runs it."""
-    need("g++", "pkg-config")
-    work = tmp_path_factory.mktemp("libgdrapi")
-    tree = work / "sources"
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of them."""
+    tree = tmp_path_factory.mktemp("libgdrapi") / "sources"
     tracked = run("git", "-C", CHECKOUT, "ls-files", "Makefile", "gdrpy", "driver/uapi").split()
     for path in tracked:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes((CHECKOUT / path).read_bytes())
-    refusals = work / "no-python"
+    return tree
+
+
+@pytest.fixture(scope="module")
+def make(need: Callable[..., None], sources: Path) -> Callable[..., str]:
+    """Runs make in a copy of the sources, on a machine where Python fails whoever runs it.
+
+    The loader of that machine looks into the folder ``system/lib`` beside them.
+    """
+    need("g++", "pkg-config")
+    refusals = sources.with_name("no-python")
     refusals.mkdir()
     for name in ("python", "python3"):
         (refusals / name).write_text("#!/bin/sh\nexit 1\n")
         (refusals / name).chmod(0o755)
+    (refusals / "ldconfig").write_text(
+        f"#!/bin/sh\necho '{sources.parent}/system/lib: (from a test)'\n"
+    )
+    (refusals / "ldconfig").chmod(0o755)
     path = f"{refusals}:{os.environ['PATH']}"
-    return lambda *words: run("make", "-C", tree, *words, PATH=path)
+    return lambda *words: run("make", "--no-print-directory", "-C", sources, *words, PATH=path)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +122,41 @@ class TestInstall:
         pc = {"PKG_CONFIG_PATH": str(library / "pkgconfig")}
         (include,) = re.findall(r"-I(\S+)", run("pkg-config", "--cflags", "gdrapi", **pc))
         assert Path(include).resolve() == tmp_path / "opt/x/include"
+
+    def test_folders_may_be_relative_to_where_make_runs(self, make, sources):
+        make("install", "PREFIX=out", "LIBDIR=out/lib64")
+        assert files_below(sources / "out") == {
+            "include/gdrapi.h",
+            "lib64/libgdrapi.so",
+            "lib64/libgdrapi.so.2",
+            "lib64/libgdrapi.so.2.6",
+            "lib64/pkgconfig/gdrapi.pc",
+        }
+        make("install", "DESTDIR=package")
+        assert (sources / "package/usr/local/lib/libgdrapi.so.2").exists()
+
+
+class TestNextSteps:
+    def test_are_lines_that_have_programs_found_and_built(self, make, tmp_path):
+        *_, below, what, library, pc = make("install", f"PREFIX={tmp_path}").splitlines()
+        assert below == f"installed below {tmp_path}"
+        assert what == "next, so that programs find it, and build with it:"
+        shell = "\n".join([library, pc, 'echo "$LD_LIBRARY_PATH $PKG_CONFIG_PATH"'])
+        assert run("sh", "-c", shell) == f"{tmp_path}/lib {tmp_path}/lib/pkgconfig\n"
+        assert run("sh", "-c", shell, LD_LIBRARY_PATH="/x", PKG_CONFIG_PATH="/y") == (
+            f"{tmp_path}/lib:/x {tmp_path}/lib/pkgconfig:/y\n"
+        )
+
+    def test_are_ldconfig_in_a_folder_of_the_loaders(self, make, sources):
+        told = make("install", f"PREFIX={sources.parent}/system").splitlines()
+        assert told[-2:] == [
+            f"installed below {sources.parent}/system",
+            "next, as root, so that programs find it: ldconfig",
+        ]
+
+    def test_are_none_for_a_package(self, make, tmp_path):
+        told = make("install", f"DESTDIR={tmp_path}").splitlines()
+        assert told[-1] == f"installed below {tmp_path}/usr/local"
 
 
 class TestUninstall:

@@ -2,7 +2,6 @@
 #include "choice.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,16 +72,25 @@ static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 
 	if ((backend == &gdr_backend_dmabuf && !initialized) ||
 	    (backend == &gdr_backend_sim && !cuda)) {
-		*status = (struct gdr_status){
-			.usable = session->forced,
-			.reason = "CUDA is not initialized yet, which alone can tell",
-			.remedy = "initialize CUDA before gdr_open()",
-		};
+		*status = (struct gdr_status){.usable = session->forced};
+		gdr_status_say(status,
+			       cuda ? "CUDA is not initialized in this process yet"
+				    : "no CUDA driver is loaded in this process yet",
+			       "");
 		return;
 	}
 	do {
 		backend->status(cuda, next++, node_of(session), status);
 	} while (!status->usable && initialized && !cuda->cuDeviceGet(&ignored, next));
+}
+
+static void tell_refusal(enum gdr_log_level level, const struct gdr_backend *backend,
+			 const struct gdr_status *status)
+{
+	bool remedy = status->remedy[0];
+
+	gdr_log(level, "gdr_open: cannot use %s: %s%s%s%s", backend->name, status->reason,
+		remedy ? " (" : "", status->remedy, remedy ? ")" : "");
 }
 
 static void warn_if_untested(const struct gdr_backend *backend)
@@ -101,35 +109,37 @@ static void warn_if_untested(const struct gdr_backend *backend)
 			version);
 }
 
+#define MOST_CANDIDATES 4
+
 bool gdr_choose(struct gdr *session)
 {
 	const struct gdr_backend *only[] = {NULL, NULL};
 	const struct gdr_cuda *cuda = loaded_cuda();
-	const struct gdr_backend *const *one;
-	struct gdr_status status;
-	char refusals[2048] = "";
+	const struct gdr_backend *const *candidates;
+	struct gdr_status statuses[MOST_CANDIDATES];
+	int chosen = 0;
 
 	if (!read_forced(&session->forced))
 		return false;
 	only[0] = session->forced;
-	for (one = only[0] ? only : gdr_candidates(cuda); *one; one++) {
-		size_t used = strlen(refusals);
-
-		ask(*one, cuda, session, &status);
-		if (status.usable)
+	candidates = session->forced ? only : gdr_candidates(cuda);
+	for (; candidates[chosen]; chosen++) {
+		ask(candidates[chosen], cuda, session, &statuses[chosen]);
+		if (statuses[chosen].usable)
 			break;
-		snprintf(refusals + used, sizeof(refusals) - used, "%s%s: %s (%s)",
-			 used ? "; " : "", (*one)->name, status.reason, status.remedy);
 	}
-	if (!*one) {
-		gdr_log(GDR_LOG_ERROR, "gdr_open: nothing can map GPU memory here: %s", refusals);
+	session->backend = candidates[chosen];
+	if (!session->backend)
+		gdr_log(GDR_LOG_ERROR, "gdr_open: nothing can map GPU memory here:");
+	/* The last needs least of the machine. */
+	for (int i = chosen - 1; i >= 0; i--)
+		tell_refusal(session->backend ? GDR_LOG_INFO : GDR_LOG_ERROR, candidates[i],
+			     &statuses[i]);
+	if (!session->backend)
 		return false;
-	}
-	session->backend = *one;
-	if (refusals[0])
-		gdr_log(GDR_LOG_INFO, "gdr_open: passed over %s", refusals);
-	gdr_log(GDR_LOG_INFO, "gdr_open: using %s: %s", (*one)->name, status.reason);
-	warn_if_untested(*one);
+	gdr_log(GDR_LOG_INFO, "gdr_open: using %s: %s", candidates[chosen]->name,
+		statuses[chosen].reason);
+	warn_if_untested(candidates[chosen]);
 	return true;
 }
 

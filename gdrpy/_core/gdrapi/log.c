@@ -11,13 +11,20 @@
 
 static _Atomic int threshold = NOTHING;
 
-void gdr_log_read_environment(void)
+static int wanted_level(void)
 {
 	const char *level = getenv("GDRCOPY_LOG_LEVEL");
-	int wanted = NOTHING;
 
-	if (getenv("GDRCOPY_ENABLE_LOGGING"))
-		wanted = level ? atoi(level) : GDR_LOG_ERROR;
+	if (level && level[0] >= '0' + GDR_LOG_DEBUG && level[0] <= '0' + GDR_LOG_ERROR &&
+	    !level[1])
+		return level[0] - '0';
+	return GDR_LOG_ERROR;
+}
+
+void gdr_log_read_environment(void)
+{
+	int wanted = getenv("GDRCOPY_ENABLE_LOGGING") ? wanted_level() : NOTHING;
+
 	atomic_store_explicit(&threshold, wanted, memory_order_relaxed);
 }
 

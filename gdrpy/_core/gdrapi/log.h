@@ -3,7 +3,7 @@
 #ifndef GDRAPI_LOG_H
 #define GDRAPI_LOG_H
 
-/* The numbers of GDRCOPY_LOG_LEVEL, which is the least that is told. */
+/* The numbers of GDRCOPY_LOG_LEVEL, which is the least that is told; another is GDR_LOG_ERROR. */
 enum gdr_log_level {
 	GDR_LOG_DEBUG = 1,
 	GDR_LOG_INFO,

@@ -32,7 +32,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; what cannot be is refused with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument(
-        "--library", metavar="DIR", type=Path, required=True, help="libgdrapi.so.2's"
+        "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so.2's"
     )
     parser.add_argument(
         "--gdrcopy",
@@ -55,9 +55,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="what is tried, where git cannot tell")
     options = parser.parse_args(arguments)
-    options.library = options.library.resolve()
-    if not (options.library / LIBRARY).exists():
-        parser.error(f"--library {options.library.name}: no {LIBRARY} there")
+    options.folder = options.folder.resolve()
+    if not (options.folder / LIBRARY).exists():
+        parser.error(f"--library {options.folder.name}: no {LIBRARY} there")
     chosen = _chosen(options)
     if not chosen:
         parser.error("nothing to try: give --gdrcopy, --ucx or --nvshmem")
@@ -89,7 +89,7 @@ def why_not(chosen: Collection[str]) -> str | None:
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
     """The arguments that decide what is tried, less where this machine keeps it."""
-    places = {"library": options.library, **_chosen(options)}
+    places = {"library": options.folder, **_chosen(options)}
     return [word for name, place in places.items() for word in (f"--{name}", place.name)]
 
 
@@ -105,9 +105,7 @@ def attempt(options: argparse.Namespace) -> dict[str, Any]:
             continue
         begun = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="gdrpy-clients-") as folder:
-            clients.append(
-                module.attempt(chosen[module.NAME], options.library, Path(folder), _step)
-            )
+            clients.append(module.attempt(chosen[module.NAME], options.folder, Path(folder), _step))
         durations[module.NAME] = round(time.monotonic() - begun, 1)
     if clients_nvshmem.NAME in chosen:
         header["gpus"] = 2

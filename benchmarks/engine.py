@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -144,7 +145,7 @@ class Memory(Protocol):
 
 
 @dataclass
-class Sides:
+class Sides(ABC):
     """Where copies of up to a size begin: a line into the region, and into host memory.
 
     ``way`` is what is held against the routines, and ``method`` what it does.
@@ -165,13 +166,13 @@ class Sides:
         self.over_memcpy = f"memcpy over {self.way}"
         self.over_itself = f"{self.way} over itself"
 
+    @abstractmethod
     def copy(self, host: Bytes, start: int) -> Timed:
         """The way's copy between host memory and the mapping from there on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
         """The way, the engine's routines and memcpy, each proved to move the right bytes."""
-        raise NotImplementedError
 
     def only_aligned(self, _nbytes: int) -> set[str]:
         """The ways that are measured aligned alone, for the time they take."""

@@ -33,22 +33,24 @@ SECONDS = 2.0
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; what cannot be is refused with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
-    parser.add_argument("--library", metavar="DIR", type=Path, required=True, help="libgdrapi.so's")
+    parser.add_argument(
+        "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so's"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each size timed")
     parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 20:
         parser.error("--seconds must be more than 0 and at most 20")
-    options.library = options.library.resolve()
-    if not (options.library / "libgdrapi.so").exists():
-        parser.error(f"--library {options.library.name}: no libgdrapi.so there, which NCCL loads")
+    options.folder = options.folder.resolve()
+    if not (options.folder / "libgdrapi.so").exists():
+        parser.error(f"--library {options.folder.name}: no libgdrapi.so there, which NCCL loads")
     return options
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
     """The arguments that decide what is measured, less where this machine keeps the library."""
-    arguments = ["--library", options.library.name]
+    arguments = ["--library", options.folder.name]
     if options.seconds != SECONDS:
         arguments += ["--seconds", f"{options.seconds:g}"]
     return arguments
@@ -70,7 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
     session = Session(options.seconds, False, lambda what: print(what, file=sys.stderr, flush=True))
     with tempfile.TemporaryDirectory(prefix="gdrpy-nccl-") as folder:
-        trial = Trial(options.library, Path(folder))
+        trial = Trial(options.folder, Path(folder))
         try:
             trial.all(session)
         except RankFailed as error:

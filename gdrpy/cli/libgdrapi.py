@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
 
 _PACKAGE = Path(gdrpy.__file__).parent
-LIBRARY = _PACKAGE / "lib" / "libgdrapi.so.2"
+SHARED_OBJECT = _PACKAGE / "lib" / "libgdrapi.so.2"
 HEADER = _PACKAGE / "include" / "gdrapi.h"
 PKG_CONFIG = _PACKAGE / "lib" / "pkgconfig" / "gdrapi.pc"
 
@@ -83,16 +83,16 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print it."""
-    if not LIBRARY.exists():
-        raise CommandError(f"there is no {LIBRARY}: {_how_to_get()}", UNUSABLE)
+    if not SHARED_OBJECT.exists():
+        raise CommandError(f"there is no {SHARED_OBJECT}: {_how_to_get()}", UNUSABLE)
     if args.dir:
-        output.line(str(LIBRARY.parent))
-        output.finish({"dir": str(LIBRARY.parent)})
+        output.line(str(SHARED_OBJECT.parent))
+        output.finish({"dir": str(SHARED_OBJECT.parent)})
         return OK
 
     choice = _choice()
     commands = _commands()
-    output.line(f"library     {LIBRARY}")
+    output.line(f"library     {SHARED_OBJECT}")
     output.line(f"header      {HEADER}")
     output.line(f"pkg-config  {PKG_CONFIG}")
     output.line(f"backend     {choice.backend or 'none'}")
@@ -106,8 +106,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.line(f"  {command}")
     output.finish(
         {
-            "dir": str(LIBRARY.parent),
-            "library": str(LIBRARY),
+            "dir": str(SHARED_OBJECT.parent),
+            "library": str(SHARED_OBJECT),
             "header": str(HEADER),
             "pkg_config": str(PKG_CONFIG),
             **asdict(choice),
@@ -129,7 +129,7 @@ def _how_to_get() -> str:
 def _choice() -> Choice:
     """What the library says when it is opened in a process where Python has loaded no driver."""
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _PROBE, str(LIBRARY)],
+        [sys.executable, "-I", "-S", "-c", _PROBE, str(SHARED_OBJECT)],
         env=os.environ | {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"},
         stderr=subprocess.PIPE,
         text=True,
@@ -145,7 +145,7 @@ def _choice() -> Choice:
 
 def _commands() -> list[str]:
     """Lines to copy into a shell."""
-    paths = {"LD_LIBRARY_PATH": LIBRARY.parent, "PKG_CONFIG_PATH": PKG_CONFIG.parent}
+    paths = {"LD_LIBRARY_PATH": SHARED_OBJECT.parent, "PKG_CONFIG_PATH": PKG_CONFIG.parent}
     exports = [
         f"export {name}={shlex.quote(str(path))}${{{name}:+:${name}}}"
         for name, path in paths.items()

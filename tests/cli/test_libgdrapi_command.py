@@ -45,7 +45,7 @@ class TestPaths:
             assert done.stdout == f"{printed['dir']}{after}\n"
 
     def test_a_library_that_is_not_built_is_told(self, capsys, monkeypatch, tmp_path):
-        monkeypatch.setattr("gdrpy.cli.libgdrapi.LIBRARY", tmp_path / "libgdrapi.so.2")
+        monkeypatch.setattr("gdrpy.cli.libgdrapi.SHARED_OBJECT", tmp_path / "libgdrapi.so.2")
         assert main(["libgdrapi"]) == 2
         assert capsys.readouterr().err == (
             f"error: there is no {tmp_path}/libgdrapi.so.2: build it by 'make build'\n"
@@ -53,7 +53,7 @@ class TestPaths:
 
     def test_a_package_without_it_is_to_be_installed_again(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setattr("gdrpy.cli.libgdrapi._PACKAGE", tmp_path / "gdrpy")
-        monkeypatch.setattr("gdrpy.cli.libgdrapi.LIBRARY", tmp_path / "libgdrapi.so.2")
+        monkeypatch.setattr("gdrpy.cli.libgdrapi.SHARED_OBJECT", tmp_path / "libgdrapi.so.2")
         assert main(["libgdrapi"]) == 2
         assert capsys.readouterr().err == (
             f"error: there is no {tmp_path}/libgdrapi.so.2: install gdrpy again where there is "

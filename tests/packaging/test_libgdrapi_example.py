@@ -23,7 +23,7 @@ def shell(need: Callable[..., None], tmp_path: Path) -> Callable[..., str]:
     (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
     environment = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": str(libgdrapi.LIBRARY.parent),
+        "LD_LIBRARY_PATH": str(libgdrapi.SHARED_OBJECT.parent),
         "PKG_CONFIG_PATH": str(libgdrapi.PKG_CONFIG.parent),
         "GDRCOPY_ENABLE_LOGGING": "1",
     }

@@ -51,7 +51,7 @@ static const struct gdr_part *part_at(const struct gdr_memory *memory, uint64_t 
 	return part;
 }
 
-static int unmap_pieces(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error)
+int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error)
 {
 	struct gdr_error ignored;
 	int ret = 0;
@@ -121,15 +121,10 @@ int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bo
 		return gdr_fail(error, GDR_FAILED_MEMORY, ENOMEM,
 				"this process has no memory left");
 	if (map_pieces(memory, offset, nbytes, readonly, view, error)) {
-		unmap_pieces(memory, view, &ignored);
+		gdr_memory_unmap(memory, view, &ignored);
 		return -1;
 	}
 	return 0;
-}
-
-int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error)
-{
-	return unmap_pieces(memory, view, error);
 }
 
 int gdr_memory_want(struct gdr_memory *memory, enum gdr_mapping_kind kind, struct gdr_error *error)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import gdrpy
 from attach_child import FIRST
+from freshprocess import found_by
 from gdrpy import Region
 from harness import Contender, Measurement, Session, Statement, Topic
 from payload import GpuBytes
@@ -43,19 +41,8 @@ def run(session: Session) -> None:
 
 
 def _child(*arguments: object, inherit: Sequence[int] = ()) -> dict[str, Any]:
-    """What attach_child.py finds in a fresh interpreter that inherits these descriptors."""
-    done = subprocess.run(
-        [sys.executable, str(_CHILD), *map(str, arguments)],
-        pass_fds=inherit,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if done.returncode:
-        raise RuntimeError(f"attach_child.py {arguments[0]} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    """What attach_child.py finds."""
+    return found_by(_CHILD, *arguments, inherit=inherit)
 
 
 class _Times:

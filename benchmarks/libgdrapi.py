@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import engine
+from freshprocess import found_by
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
 from harness import Figure, Measurement, Session, Timed, Topic
@@ -98,7 +95,7 @@ def _calls(session: Session, library: Path, kind: str) -> None:
     verified = True
     for number in range(_PROCESSES_QUICK if session.quick else _PROCESSES):
         session.step(f"{MODULE}: {kind}, process {number + 1}")
-        found = _child(str(library), kind, str(_BUFFERS))
+        found = found_by(_CHILD, library, kind, _BUFFERS)
         verified = verified and found.pop("verified")
         for what, times in found.items():
             taken[what] += times
@@ -107,20 +104,6 @@ def _calls(session: Session, library: Path, kind: str) -> None:
         samples = [topic.sample(time) for time in taken[what]]
         method = f"64 KiB of a buffer of {kind}, in a process that has a CUDA context"
         session.add(Measurement(topic, kind, method, samples, verified=verified))
-
-
-def _child(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(_CHILD), *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{_CHILD.name} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def _copies(session: Session, gdr: Gdr) -> None:

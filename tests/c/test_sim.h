@@ -3,6 +3,7 @@
 #ifndef GDRPY_TESTS_TEST_SIM_H
 #define GDRPY_TESTS_TEST_SIM_H
 
+#include <dirent.h>
 #include <stdint.h>
 
 #include "check.h"
@@ -36,6 +37,19 @@ static inline size_t free_memory(void)
 
 	OK(cuMemGetInfo_v2(&free, &total));
 	return free;
+}
+
+/* One of them is that of the folder that the answer is read from. */
+static inline int count_descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	CHECK(folder);
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
 }
 
 static inline CUdeviceptr allocate(size_t size)

@@ -6,7 +6,6 @@
  *	fuzz SEED CALLS
  */
 #include "random.h"
-#include "rig.h"
 
 enum {
 	PINS = 12, /* that are known at a time, live and stale */
@@ -239,19 +238,5 @@ static void call_at_random(uint64_t seed, int calls)
 
 int main(int argc, char **argv)
 {
-	uint64_t seed;
-	int calls;
-
-	if (argc != 3)
-		return 2;
-	seed = strtoull(argv[1], NULL, 0);
-	calls = atoi(argv[2]);
-	check_current = argv[1];
-	start();
-	warm_up();
-	usage_before = usage();
-	call_at_random(seed, calls);
-	check_nothing_left();
-	printf("%d calls answered as foretold\n", calls);
-	return 0;
+	return fuzz(argc, argv, call_at_random, "answered as foretold");
 }

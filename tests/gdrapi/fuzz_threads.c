@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 
 #include "random.h"
-#include "rig.h"
 
 enum {
 	PINS = 12, /* that are known at a time, live and stale */
@@ -93,7 +92,7 @@ static void several_threads(uint64_t seed, int calls)
 	pthread_t threads[THREADS];
 
 	memory = allocate(MEMORY);
-	all.calls = calls;
+	all.calls = calls / THREADS;
 	for (int i = 0; i < LIBRARIES; i++)
 		all.libraries[i] = opened();
 	for (int i = 0; i < THREADS; i++)
@@ -109,19 +108,5 @@ static void several_threads(uint64_t seed, int calls)
 
 int main(int argc, char **argv)
 {
-	uint64_t seed;
-	int calls;
-
-	if (argc != 3)
-		return 2;
-	seed = strtoull(argv[1], NULL, 0);
-	calls = atoi(argv[2]);
-	check_current = argv[1];
-	start();
-	warm_up();
-	usage_before = usage();
-	several_threads(seed, calls / THREADS);
-	check_nothing_left();
-	printf("%d calls made\n", calls);
-	return 0;
+	return fuzz(argc, argv, several_threads, "made");
 }

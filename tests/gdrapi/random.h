@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Random numbers for the programs that make random calls. */
+/* What the programs that make random calls share: random numbers, and how they run. */
 #ifndef GDRPY_TESTS_GDRAPI_RANDOM_H
 #define GDRPY_TESTS_GDRAPI_RANDOM_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+#include "rig.h"
 
 /* Bytes of GPU memory that the calls are about. */
 #define MEMORY ((size_t)2 << 20)
@@ -32,6 +34,25 @@ static inline size_t odd_number(uint64_t *state)
 				       1ul << 40, 1ul << 63};
 
 	return below(state, 3) ? below(state, MEMORY) : edges[below(state, 14)];
+}
+
+/* SEED CALLS: so many calls, after which nothing is left; what is said of them. */
+static inline int fuzz(int argc, char **argv, void (*make_calls)(uint64_t seed, int calls),
+		       const char *said)
+{
+	int calls;
+
+	if (argc != 3)
+		return 2;
+	calls = atoi(argv[2]);
+	check_current = argv[1];
+	start();
+	warm_up();
+	usage_before = usage();
+	make_calls(strtoull(argv[1], NULL, 0), calls);
+	check_nothing_left();
+	printf("%d calls %s\n", calls, said);
+	return 0;
 }
 
 #endif

@@ -9,7 +9,6 @@
 #ifndef GDRPY_TESTS_GDRAPI_RIG_H
 #define GDRPY_TESTS_GDRAPI_RIG_H
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdbool.h>
@@ -136,18 +135,6 @@ struct usage {
 	int mappings;
 	size_t free;
 };
-
-static inline int count_descriptors(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(folder);
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
-}
 
 static inline int count_mappings(void)
 {

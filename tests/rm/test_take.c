@@ -7,7 +7,6 @@
  */
 #include "../c/test_sim.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -289,18 +288,6 @@ static void want_of_descriptors_is_not_blamed_on_the_allocation(void)
 	check_refused(pointer, GDR_FAILED_CUDA, EIO, "see ulimit -n");
 	unmap(pointer, GRANULE);
 	OK(cuMemRelease(allocation));
-}
-
-static int count_descriptors(void)
-{
-	DIR *folder = opendir("/proc/self/fd");
-	int count = 0;
-
-	CHECK(folder);
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
 }
 
 /* One that did would keep GPU memory when its parent is gone. */

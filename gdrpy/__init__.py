@@ -44,6 +44,7 @@ from gdrpy.errors import (
 
 #: Where the rest is: imported when it is first asked for.
 _HOMES = {
+    "Array": "gdrpy.array",
     "Attributes": "gdrpy.gdr",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
     from gdrpy import safetensors as safetensors
+    from gdrpy.array import Array
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
@@ -111,6 +113,7 @@ else:
 
 
 __all__ = [
+    "Array",
     "Attributes",
     "BackendUnavailable",
     "Broker",

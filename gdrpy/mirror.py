@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gdrpy._dtypes import as_dtype
+from gdrpy.array import Array
 from gdrpy.errors import MissingView
 from gdrpy.pinnedpool import borrow
-from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.nd
     """What :meth:`Region.mirror` gives."""
     kind = as_dtype("Region.mirror", dtype)
     array_kind = kind.numpy("Region.mirror")
-    part = Tensor(region, region.nbytes // kind.nbytes if shape is None else shape, kind)
+    part = Array(region, region.nbytes // kind.nbytes if shape is None else shape, kind)
     memory = host_memory(region, part.nbytes)
     if load:
         region.readinto(memory, 0)

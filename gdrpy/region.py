@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from gdrpy.allocation import Allocation
+    from gdrpy.array import Array
     from gdrpy.backends.memory import Memory
     from gdrpy.mapping import Flag
-    from gdrpy.tensor import Tensor
 
 
 def alloc(
@@ -281,23 +281,23 @@ class Region(Transferable):
         """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
         return self.cpu.flag(offset, width)
 
-    def tensor(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Tensor:
+    def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
         """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
 
         Raises ValueError if they do not fit the region, TypeError.
         """
-        from gdrpy.tensor import Tensor
+        from gdrpy.array import Array
 
-        self._check("Region.tensor")
-        return Tensor(self, shape, dtype, offset)
+        self._check("Region.array")
+        return Array(self, shape, dtype, offset)
 
     def __dlpack__(self, **wishes: Any) -> object:
-        """The whole region as bytes: see :meth:`Tensor.__dlpack__`."""
-        return self.tensor(self.nbytes, "U8").__dlpack__(**wishes)
+        """The whole region as bytes: see :meth:`Array.__dlpack__`."""
+        return self.array(self.nbytes, "U8").__dlpack__(**wishes)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
-        return self.tensor(self.nbytes, "U8").__dlpack_device__()
+        return self.array(self.nbytes, "U8").__dlpack_device__()
 
     def mirror(
         self,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdrpy import _safetensors as image
 from gdrpy._dtypes import DTYPES, as_dtype
 from gdrpy._safetensors import Entry, Layout
+from gdrpy.array import Array
 from gdrpy.errors import SizeMismatch
 from gdrpy.mirror import host_memory
-from gdrpy.tensor import Tensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ def layout(region: Region) -> Layout:
     return found
 
 
-def tensors(region: Region) -> dict[str, Tensor]:
+def tensors(region: Region) -> dict[str, Array]:
     """The tensors in a region by name. Raises ValueError if it holds no valid image."""
     return _tensors(region, layout(region))
 
@@ -152,9 +152,9 @@ def _lay_out(
     return image.lay_out(kinds, metadata or {})
 
 
-def _tensors(region: Region, found: Layout) -> dict[str, Tensor]:
+def _tensors(region: Region, found: Layout) -> dict[str, Array]:
     return {
-        name: Tensor(region, entry.shape, DTYPES[entry.dtype], found.data_start + entry.start)
+        name: Array(region, entry.shape, DTYPES[entry.dtype], found.data_start + entry.start)
         for name, entry in found.entries.items()
     }
 

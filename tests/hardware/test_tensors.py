@@ -105,7 +105,7 @@ class TestTorchTensorOfARegion:
         assert array[:4].tolist() == [5] * 4
 
 
-class TestTorchTensorOfATensor:
+class TestTorchTensorOfAnArray:
     @pytest.mark.parametrize(
         ("dtype", "name"),
         [
@@ -118,15 +118,15 @@ class TestTorchTensorOfATensor:
         ],
     )
     def test_has_its_element_type_and_shape(self, region, torch, dtype, name):
-        tensor = torch.from_dlpack(region.tensor((3, 5), dtype, 4096))
+        tensor = torch.from_dlpack(region.array((3, 5), dtype, 4096))
         assert (tensor.dtype, tensor.shape) == (getattr(torch, name), (3, 5))
         assert (tensor.stride(), tensor.data_ptr()) == ((5, 1), region.ptr + 4096)
 
     def test_computes_in_bfloat16(self, region, torch):
         ml_dtypes = pytest.importorskip("ml_dtypes")
-        a = region.tensor((64, 64), "BF16")
-        b = region.tensor((64, 64), "BF16", a.nbytes)
-        c = region.tensor((64, 64), "BF16", 2 * a.nbytes)
+        a = region.array((64, 64), "BF16")
+        b = region.array((64, 64), "BF16", a.nbytes)
+        c = region.array((64, 64), "BF16", 2 * a.nbytes)
         a.write(np.full((64, 64), 0.5, ml_dtypes.bfloat16))
         b.write(np.full((64, 64), 2, ml_dtypes.bfloat16))
         torch.matmul(torch.from_dlpack(a), torch.from_dlpack(b), out=torch.from_dlpack(c))
@@ -134,12 +134,12 @@ class TestTorchTensorOfATensor:
         assert set(c.read().astype(float).flatten()) == {64.0}
 
     def test_comes_by_the_cuda_array_interface_too(self, region, torch):
-        tensor = torch.as_tensor(region.tensor((4, 4), "F32", 64), device="cuda")
+        tensor = torch.as_tensor(region.array((4, 4), "F32", 64), device="cuda")
         assert (tensor.dtype, tensor.data_ptr()) == (torch.float32, region.ptr + 64)
         del tensor
 
     def test_outlives_tensor_and_region_object(self, torch):
-        tensor = torch.from_dlpack(gdrpy.alloc(4096).tensor((4,), "F32"))
+        tensor = torch.from_dlpack(gdrpy.alloc(4096).array((4,), "F32"))
         gc.collect()
         tensor.fill_(2.5)
         assert tensor.tolist() == [2.5] * 4
@@ -170,7 +170,7 @@ class TestSafetensorsOnAGpu:
         weights = {
             "embedding": torch.randn(1000, 64, dtype=torch.bfloat16),
             "bias": torch.arange(64, dtype=torch.float32),
-            "mask": torch.tensor([True, False, True]),
+            "mask": torch.array([True, False, True]),
         }
         path = tmp_path / "model.safetensors"
         save_file(weights, path)

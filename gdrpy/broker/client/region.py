@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from gdrpy.array import Array
     from gdrpy.broker.client.base import BrokerBase
     from gdrpy.broker.client.connection import Lease, Message
     from gdrpy.mapping import Mapping
-    from gdrpy.tensor import Tensor
 
 
 class LeasedRegion(Region):
@@ -116,7 +116,7 @@ class LeasedRegion(Region):
             dtype, shape = stored_type("BrokerRegion.numpy", name), tuple(lengths)
         return super().numpy("uint8" if dtype is None else dtype, shape, offset)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Array]:
         """The tensors by name of a region that ``put_tensors`` or ``load`` made, without a copy.
 
         Raises ValueError if it holds no valid image of the safetensors format.

@@ -59,7 +59,7 @@ class TestMirror:
         with region.mirror(dtype="BF16", shape=(3, 4)) as array:
             assert (array.dtype, array.shape) == (ml_dtypes.bfloat16, (3, 4))
             array[:] = 2
-        assert region.tensor((12,), "BF16").read().tolist() == [2] * 12
+        assert region.array((12,), "BF16").read().tolist() == [2] * 12
         assert region.read(5, 24) == b"after"
 
     def test_takes_as_many_elements_as_fit(self, backend):

@@ -1,4 +1,4 @@
-"""A tensor: a packed array of one element type in a region's memory."""
+"""A packed array of one element type in a region's memory."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _CPU, _CUDA = 1, 2
 MAX_DIMENSIONS = 64
 
 
-class Tensor:
-    """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.tensor`.
+class Array:
+    """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.array`.
 
     ``dtype`` is the safetensors name of the element type ("F32", "BF16"), ``shape`` a tuple of
-    lengths, ``nbytes`` the size in bytes. The tensor keeps its region. Arrays made from it keep the
+    lengths, ``nbytes`` the size in bytes. It keeps its region. Arrays made from it keep the
     memory; the region's ``close()`` raises BufferError while one is alive. Threads may share it.
     """
 
     def __init__(self, region: Region, shape: Any, dtype: Any, offset: Any = 0) -> None:
-        call = "Region.tensor"
+        call = "Region.array"
         self._kind = as_dtype(call, dtype)
         self.region = region
         self.dtype = self._kind.name
@@ -51,10 +51,10 @@ class Tensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """An array over the CPU view, without a copy.
 
-        Raises MissingView without the CPU view, ValueError if the tensor is not aligned to its
+        Raises MissingView without the CPU view, ValueError if it is not aligned to its
         elements, TypeError where numpy lacks the element type and ml_dtypes is not installed.
         """
-        return self.region.cpu.numpy(self._kind.numpy("Tensor.numpy"), self.shape, self.offset)
+        return self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
 
     def write(self, array: ArrayLike) -> None:
         """Copy an array of the same shape and element type into the region, the fast way.
@@ -64,14 +64,14 @@ class Tensor:
         import numpy as np
 
         data = np.asarray(array, order="C")
-        kind = as_dtype("Tensor.write", data.dtype)
+        kind = as_dtype("Array.write", data.dtype)
         if kind != self._kind:
             raise TypeError(
-                f"Tensor.write: the array's dtype is {kind.name}, and the tensor's {self.dtype}"
+                f"Array.write: the array's dtype is {kind.name}, and this Array's {self.dtype}"
             )
         if data.shape != self.shape:
             raise ValueError(
-                f"Tensor.write: the array's shape is {data.shape}, and the tensor's {self.shape}"
+                f"Array.write: the array's shape is {data.shape}, and this Array's {self.shape}"
             )
         self.region.write(as_bytes(data), self.offset)
 
@@ -79,7 +79,7 @@ class Tensor:
         """A new array of a copy of the elements, made the fast way. Raises as :meth:`numpy`."""
         import numpy as np
 
-        array = np.empty(self.shape, self._kind.numpy("Tensor.read"))
+        array = np.empty(self.shape, self._kind.numpy("Array.read"))
         self.region.readinto(as_bytes(array), self.offset)
         return array
 
@@ -136,9 +136,9 @@ class Tensor:
         kind, number = native if dl_device is None else _as_device(dl_device)
         _check_stream(stream, kind)
         if copy:
-            raise BufferError("Tensor.__dlpack__: copy=True is not offered: copy Tensor.read()")
+            raise BufferError("Array.__dlpack__: copy=True is not offered: copy Array.read()")
         if not self._aligned:
-            raise BufferError(f"Tensor.__dlpack__: {self._misplaced()}")
+            raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
         versioned = max_version is not None and max_version[0] >= 1
         if (kind, number) == (_CPU, 0):
             address, readonly, owner = self._cpu_memory(versioned)
@@ -147,7 +147,7 @@ class Tensor:
             owner = _Hold(self.region._allocation)
         else:
             raise BufferError(
-                f"Tensor.__dlpack__: the tensor is not on DLPack device {(kind, number)}, but on "
+                f"Array.__dlpack__: it is not on DLPack device {(kind, number)}, but on "
                 f"{native}: copy it there with the library that asks"
             )
         return _mapping.dlpack(
@@ -167,10 +167,10 @@ class Tensor:
         try:
             cpu = self.region.cpu
         except MissingView as error:
-            raise BufferError(f"Tensor.__dlpack__: {error}") from None
+            raise BufferError(f"Array.__dlpack__: {error}") from None
         if cpu.readonly and not versioned:
             raise BufferError(
-                "Tensor.__dlpack__: the CPU view is read-only, which the consumer cannot be told: "
+                "Array.__dlpack__: the CPU view is read-only, which the consumer cannot be told: "
                 "it must ask for max_version=(1, 0) or later"
             )
         return cpu.address + self.offset, cpu.readonly, memoryview(cpu)
@@ -182,11 +182,11 @@ class Tensor:
     def _misplaced(self) -> str:
         return (
             f"offset {self.offset} is not aligned to the {self._kind.nbytes} bytes of "
-            f"{self.dtype}: take a copy by Tensor.read()"
+            f"{self.dtype}: take a copy by Array.read()"
         )
 
     def __repr__(self) -> str:
-        return f"<Tensor {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
+        return f"<Array {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
 
 
 class _Hold:
@@ -225,7 +225,7 @@ def _as_device(value: Any) -> tuple[int, int]:
         return operator.index(kind), operator.index(number)
     except (TypeError, ValueError):
         raise TypeError(
-            f"Tensor.__dlpack__: dl_device must be a pair of ints, and is {value!r}"
+            f"Array.__dlpack__: dl_device must be a pair of ints, and is {value!r}"
         ) from None
 
 
@@ -233,9 +233,9 @@ def _check_stream(stream: Any, kind: int) -> None:
     """A consumer's stream: of a GPU 1 (legacy), 2 (per thread), a handle, or -1 (do not wait)."""
     if stream is None:
         return
-    number = as_int("Tensor.__dlpack__", "stream", stream)
+    number = as_int("Array.__dlpack__", "stream", stream)
     if kind != _CUDA or number < -1 or number == 0:
         raise ValueError(
-            f"Tensor.__dlpack__: stream {number} is none: it must be None for the CPU view, and -1 "
+            f"Array.__dlpack__: stream {number} is none: it must be None for the CPU view, and -1 "
             f"or 1 or more for the GPU view"
         )

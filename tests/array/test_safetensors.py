@@ -15,8 +15,8 @@ import safetensors.numpy
 import gdrpy
 from gdrpy import safetensors as images
 from gdrpy._dtypes import as_dtype
+from gdrpy.array import Array
 from gdrpy.errors import SizeMismatch
-from gdrpy.tensor import Tensor
 
 ARRAYS = {
     "small": np.arange(3, dtype=np.uint8),
@@ -136,7 +136,7 @@ class TestStore:
         def fail(*_):
             raise OSError("broken off")
 
-        monkeypatch.setattr(Tensor, "write", fail)
+        monkeypatch.setattr(Array, "write", fail)
         with pytest.raises(OSError, match="broken off"):
             images.store(region, ARRAYS)
         with pytest.raises(ValueError, match="there is no image"):

@@ -1,4 +1,4 @@
-"""Tensors: elements, shapes and the ways to them."""
+"""Arrays: elements, shapes and the ways to them."""
 
 from __future__ import annotations
 
@@ -24,124 +24,128 @@ class TestElementType:
     def test_is_named_as_numpy_or_as_safetensors_does(self, region, dtype):
         kind = np.dtype(dtype.array_name)
         for name in (dtype.name, dtype.array_name, kind, kind.type):
-            tensor = region.tensor((2, 5), name)
-            assert tensor.dtype == dtype.name
-            assert tensor.nbytes == 10 * kind.itemsize
-            assert tensor.numpy().dtype == kind
+            elements = region.array((2, 5), name)
+            assert elements.dtype == dtype.name
+            assert elements.nbytes == 10 * kind.itemsize
+            assert elements.numpy().dtype == kind
 
     @pytest.mark.parametrize("name", FOREIGN)
     def test_that_numpy_lacks_comes_from_ml_dtypes(self, region, name):
-        tensor = region.tensor((4,), FOREIGN[name])
-        assert tensor.dtype == name
-        tensor.write(np.array([0.5, 1, 2, 4], FOREIGN[name]))
-        assert tensor.numpy().dtype == FOREIGN[name]
-        assert tensor.read().astype(float).tolist() == [0.5, 1, 2, 4]
+        elements = region.array((4,), FOREIGN[name])
+        assert elements.dtype == name
+        elements.write(np.array([0.5, 1, 2, 4], FOREIGN[name]))
+        assert elements.numpy().dtype == FOREIGN[name]
+        assert elements.read().astype(float).tolist() == [0.5, 1, 2, 4]
 
     @pytest.mark.parametrize(("name", "bits"), [("BF16", "U16"), ("F8_E4M3", "U8")])
     def test_that_numpy_lacks_needs_ml_dtypes(self, region, monkeypatch, name, bits):
         monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-        tensor = region.tensor((4,), name)
-        for use in (tensor.numpy, tensor.read):
+        elements = region.array((4,), name)
+        for use in (elements.numpy, elements.read):
             with pytest.raises(TypeError, match=f"pip install ml_dtypes, .* {bits}$"):
                 use()
 
     @pytest.mark.parametrize("dtype", ["F128", "complex64", None, 3, "M8[s]", object, [("a", 1)]])
     def test_that_is_none_is_refused(self, region, dtype):
-        with pytest.raises(TypeError, match=r"Region.tensor: dtype must be one of BOOL, U8"):
-            region.tensor((1,), dtype)
+        with pytest.raises(TypeError, match=r"Region.array: dtype must be one of BOOL, U8"):
+            region.array((1,), dtype)
 
     def test_of_the_other_byte_order_is_refused(self, region):
         with pytest.raises(TypeError, match="other byte order"):
-            region.tensor((1,), ">f4")
+            region.array((1,), ">f4")
 
 
 class TestShape:
     def test_may_be_one_length(self, region):
-        assert region.tensor(3, "F32").shape == (3,)
+        assert region.array(3, "F32").shape == (3,)
 
     def test_of_nothing_is_one_element(self, region):
-        tensor = region.tensor((), "F64", 8)
-        tensor.write(2.5)
-        assert (tensor.nbytes, tensor.read().shape, float(tensor.numpy())) == (8, (), 2.5)
+        elements = region.array((), "F64", 8)
+        elements.write(2.5)
+        assert (elements.nbytes, elements.read().shape, float(elements.numpy())) == (8, (), 2.5)
 
     def test_with_a_length_of_0_has_no_bytes(self, region):
-        tensor = region.tensor((4, 0), "F32", region.nbytes)
-        tensor.write(np.empty((4, 0), np.float32))
-        assert (tensor.nbytes, tensor.read().shape, tensor.numpy().shape) == (0, (4, 0), (4, 0))
+        elements = region.array((4, 0), "F32", region.nbytes)
+        elements.write(np.empty((4, 0), np.float32))
+        assert (elements.nbytes, elements.read().shape, elements.numpy().shape) == (
+            0,
+            (4, 0),
+            (4, 0),
+        )
 
     def test_reaches_to_the_last_byte(self, region):
-        region.tensor((1,), "U16", region.nbytes - 2).write(np.array([0x1234], np.uint16))
+        region.array((1,), "U16", region.nbytes - 2).write(np.array([0x1234], np.uint16))
         assert region.read(2, region.nbytes - 2) == b"\x34\x12"
 
     @pytest.mark.parametrize("shape", [(-1,), (1 << 62,), (1,) * 65])
     def test_that_is_none_is_refused(self, region, shape):
         with pytest.raises(ValueError, match="a shape is up to 64 lengths"):
-            region.tensor(shape, "U8")
+            region.array(shape, "U8")
 
     @pytest.mark.parametrize("shape", [(1.0,), "12", None, (True,)])
     def test_of_the_wrong_type_is_refused(self, region, shape):
         with pytest.raises(TypeError, match="shape must be an int"):
-            region.tensor(shape, "U8")
+            region.array(shape, "U8")
 
     @pytest.mark.parametrize(
         ("shape", "offset"), [((1 << 18, 1), 4), ((1 << 18,), 1), ((1 << 40, 1 << 40), 0), (1, -1)]
     )
     def test_outside_the_region_is_refused(self, region, shape, offset):
-        with pytest.raises(ValueError, match=r"Region\.tensor: offset .* lies outside"):
-            region.tensor(shape, "F32", offset)
+        with pytest.raises(ValueError, match=r"Region\.array: offset .* lies outside"):
+            region.array(shape, "F32", offset)
 
 
 class TestCopies:
     def test_of_a_strided_array_are_packed(self, region):
         array = np.arange(24, dtype=np.int32).reshape(4, 6)[::2, ::3]
-        region.tensor((2, 2), "I32").write(array)
+        region.array((2, 2), "I32").write(array)
         assert region.numpy(np.int32)[:4].tolist() == [0, 3, 12, 15]
 
     def test_of_another_element_type_are_refused(self, region):
-        with pytest.raises(TypeError, match="dtype is F64, and the tensor's F32"):
-            region.tensor((2,), "F32").write(np.zeros(2))
+        with pytest.raises(TypeError, match="dtype is F64, and this Array's F32"):
+            region.array((2,), "F32").write(np.zeros(2))
 
     @pytest.mark.parametrize("shape", [(3,), (1, 2), ()])
     def test_of_another_shape_are_refused(self, region, shape):
-        with pytest.raises(ValueError, match=r"and the tensor's \(2,\)"):
-            region.tensor((2,), "F32").write(np.zeros(shape, np.float32))
+        with pytest.raises(ValueError, match=r"and this Array's \(2,\)"):
+            region.array((2,), "F32").write(np.zeros(shape, np.float32))
 
     def test_to_a_read_only_region_are_refused(self, readonly_region):
         with pytest.raises(gdrpy.ReadOnly):
-            readonly_region.tensor((2,), "U8").write(np.zeros(2, np.uint8))
+            readonly_region.array((2,), "U8").write(np.zeros(2, np.uint8))
 
     def test_need_no_cpu_view(self, backend):
         with gdrpy.alloc(1 << 20, cpu=False) as region:
-            tensor = region.tensor((100, 100), "F32", 3)
+            elements = region.array((100, 100), "F32", 3)
             array = np.arange(10_000, dtype=np.float32).reshape(100, 100)
-            tensor.write(array)
-            assert np.array_equal(tensor.read(), array)
+            elements.write(array)
+            assert np.array_equal(elements.read(), array)
             with pytest.raises(gdrpy.MissingView, match="cpu=True"):
-                tensor.numpy()
+                elements.numpy()
 
     def test_reach_elements_that_are_not_aligned(self, region):
-        tensor = region.tensor((2,), "F32", 1)
-        tensor.write(np.array([1, 2], np.float32))
-        assert tensor.read().tolist() == [1, 2]
+        elements = region.array((2,), "F32", 1)
+        elements.write(np.array([1, 2], np.float32))
+        assert elements.read().tolist() == [1, 2]
         with pytest.raises(ValueError, match="offset 1 is not aligned"):
-            tensor.numpy()
+            elements.numpy()
 
 
-class TestGpuViewOfATensor:
+class TestGpuViewOfAnArray:
     def test_begins_at_its_offset(self, region, gpu_read):
-        tensor = region.tensor((2,), "F32", 16)
-        tensor.write(np.array([1, 2], np.float32))
-        assert tensor.ptr == region.ptr + 16
-        assert gpu_read(tensor.ptr, 8) == np.array([1, 2], np.float32).tobytes()
+        elements = region.array((2,), "F32", 16)
+        elements.write(np.array([1, 2], np.float32))
+        assert elements.ptr == region.ptr + 16
+        assert gpu_read(elements.ptr, 8) == np.array([1, 2], np.float32).tobytes()
 
     def test_is_missing_where_the_region_lacks_it(self, readonly_region):
-        tensor = readonly_region.tensor((2,), "F32")
+        elements = readonly_region.array((2,), "F32")
         with pytest.raises(gdrpy.MissingView, match="gpu=True"):
-            _ = tensor.ptr
-        assert not hasattr(tensor, "__cuda_array_interface__")
+            _ = elements.ptr
+        assert not hasattr(elements, "__cuda_array_interface__")
 
     def test_speaks_the_cuda_array_interface(self, region):
-        assert region.tensor((2, 3), "F16", 6).__cuda_array_interface__ == {
+        assert region.array((2, 3), "F16", 6).__cuda_array_interface__ == {
             "shape": (2, 3),
             "typestr": "<f2",
             "data": (region.ptr + 6, False),
@@ -149,37 +153,37 @@ class TestGpuViewOfATensor:
         }
 
     def test_of_no_elements_has_no_address(self, region):
-        assert region.tensor(0, "F16").__cuda_array_interface__["data"] == (0, False)
+        assert region.array(0, "F16").__cuda_array_interface__["data"] == (0, False)
 
     @pytest.mark.parametrize("name", FOREIGN)
     def test_of_elements_without_type_string_has_no_interface(self, region, name):
         with pytest.raises(AttributeError, match=f"cannot say {name}: use from_dlpack"):
-            _ = region.tensor((2,), name).__cuda_array_interface__
+            _ = region.array((2,), name).__cuda_array_interface__
 
     def test_that_is_not_aligned_has_no_interface(self, region):
         with pytest.raises(AttributeError, match="offset 1 is not aligned"):
-            _ = region.tensor((2,), "F16", 1).__cuda_array_interface__
+            _ = region.array((2,), "F16", 1).__cuda_array_interface__
 
 
-class TestTensor:
+class TestArray:
     def test_is_described_by_its_repr(self, region):
-        tensor = region.tensor((2, 3), "bfloat16", 4)
-        assert repr(tensor) == f"<Tensor BF16 (2, 3) at offset 4 of {region!r}>"
+        elements = region.array((2, 3), "bfloat16", 4)
+        assert repr(elements) == f"<Array BF16 (2, 3) at offset 4 of {region!r}>"
 
     def test_keeps_its_region(self, backend):
-        tensor = gdrpy.alloc(4096).tensor((2,), "U8")
-        tensor.write(np.array([1, 2], np.uint8))
-        assert tensor.read().tolist() == [1, 2]
+        elements = gdrpy.alloc(4096).array((2,), "U8")
+        elements.write(np.array([1, 2], np.uint8))
+        assert elements.read().tolist() == [1, 2]
 
     def test_of_a_closed_region_raises_closed(self, region):
-        tensor = region.tensor((2,), "U8")
+        elements = region.array((2,), "U8")
         region.close()
         for use in (
-            tensor.numpy,
-            tensor.read,
-            lambda: tensor.write(np.zeros(2, np.uint8)),
-            lambda: tensor.ptr,
-            lambda: region.tensor(1, "U8"),
+            elements.numpy,
+            elements.read,
+            lambda: elements.write(np.zeros(2, np.uint8)),
+            lambda: elements.ptr,
+            lambda: region.array(1, "U8"),
         ):
             with pytest.raises(gdrpy.Closed):
                 use()

@@ -17,7 +17,7 @@ from gdrpy._core import _mapping
 
 class TestCapsule:
     def test_is_unversioned_where_no_version_is_asked_for(self, region):
-        consumer = Consumer(region.tensor((2, 3, 4), "F32", 64).__dlpack__())
+        consumer = Consumer(region.array((2, 3, 4), "F32", 64).__dlpack__())
         assert consumer.name == b"dltensor"
         assert consumer.address == region.cpu.address + 64
         assert consumer.device == (1, 0)
@@ -26,7 +26,7 @@ class TestCapsule:
         consumer.give_back()
 
     def test_is_versioned_for_a_consumer_of_version_1(self, region):
-        consumer = Consumer(region.tensor((5,), "BF16", 6).__dlpack__(max_version=(1, 0)))
+        consumer = Consumer(region.array((5,), "BF16", 6).__dlpack__(max_version=(1, 0)))
         assert consumer.name == b"dltensor_versioned"
         assert consumer.table.major == 1
         assert consumer.address == region.cpu.address + 6
@@ -64,13 +64,13 @@ class TestCapsule:
         ],
     )
     def test_names_the_element_type(self, region, dtype, expected):
-        consumer = Consumer(region.tensor((), dtype).__dlpack__())
+        consumer = Consumer(region.array((), dtype).__dlpack__())
         assert consumer.dtype == expected
         assert consumer.shape == ()
         consumer.give_back()
 
     def test_has_strides_of_a_packed_array_around_a_length_of_0(self, region):
-        consumer = Consumer(region.tensor((2, 0, 3), "U8").__dlpack__())
+        consumer = Consumer(region.array((2, 0, 3), "U8").__dlpack__())
         assert (consumer.shape, consumer.strides) == ((2, 0, 3), (3, 3, 1))
         consumer.give_back()
 
@@ -140,8 +140,8 @@ class TestForkedChild:
         code = (
             "import gdrpy, os\n"
             "from types import SimpleNamespace\n"
-            "from gdrpy import tensor\n"
-            "tensor.cuda = SimpleNamespace(simulated=lambda: False)\n"
+            "from gdrpy import array\n"
+            "array.cuda = SimpleNamespace(simulated=lambda: False)\n"
             "region = gdrpy.alloc(4096)\n"
             "gpu, cpu = region.__dlpack__(), region.__dlpack__(dl_device=(1, 0))\n"
             "if os.fork() == 0:\n"
@@ -163,9 +163,9 @@ class TestGpuViewOfARegion:
         pass
 
     def test_is_what_a_consumer_gets_by_default(self, region):
-        tensor = region.tensor((3,), "I32", 8)
-        assert tensor.__dlpack_device__() == region.__dlpack_device__() == (2, 0)
-        consumer = Consumer(tensor.__dlpack__(stream=1))
+        elements = region.array((3,), "I32", 8)
+        assert elements.__dlpack_device__() == region.__dlpack_device__() == (2, 0)
+        consumer = Consumer(elements.__dlpack__(stream=1))
         assert consumer.device == (2, 0)
         assert consumer.address == region.ptr + 8
         consumer.give_back()
@@ -253,12 +253,12 @@ class TestWish:
 
     def test_for_elements_that_are_not_aligned_is_refused(self, region):
         with pytest.raises(BufferError, match=r"offset 2 .* 4 bytes of F32"):
-            region.tensor((1,), "F32", 2).__dlpack__()
+            region.array((1,), "F32", 2).__dlpack__()
 
     def test_on_a_closed_region_raises_closed(self, region):
-        tensor = region.tensor((1,), "F32")
+        elements = region.array((1,), "F32")
         region.close()
-        for use in (tensor.__dlpack__, tensor.__dlpack_device__, region.__dlpack__):
+        for use in (elements.__dlpack__, elements.__dlpack_device__, region.__dlpack__):
             with pytest.raises(gdrpy.Closed):
                 use()
 
@@ -271,7 +271,7 @@ class TestNumpy:
         assert region.read(1, 7) == b"\x2a"
 
     def test_shares_the_elements_of_a_tensor(self, region):
-        array = np.from_dlpack(region.tensor((2, 3), "I64", 8))
+        array = np.from_dlpack(region.array((2, 3), "I64", 8))
         array[:] = [[1, 2, 3], [4, 5, 6]]
         assert region.numpy("int64", (6,), 8).tolist() == [1, 2, 3, 4, 5, 6]
 

@@ -18,6 +18,11 @@ C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] te
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
 	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
 
+# The tests need no CUDA build of torch. The very release keeps pip from the newest one and gigabytes
+# of CUDA packages where an index offers this one for CPUs alone; TORCH="torch --index-url URL" says
+# where such a build is.
+TORCH ?= torch==2.13.0
+
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench clean \
@@ -42,7 +47,11 @@ demo: build
 	@$(BIN)/gdrpy validate
 	@$(BIN)/gdrpy copybw
 
-test: lint test-c test-arm64 test-py test-vm
+# The last two take a core each, and what one says comes out whole. Both use the C programs.
+test: lint test-c test-arm64
+	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
+	@echo "== Python tests, and beside them the kernel module in QEMU guests: minutes of silence"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-py test-vm
 
 lint: tools
 	@echo "== lint"
@@ -101,7 +110,8 @@ $(VENV)/.built: $(BUILT_FROM)
 # What tests, lint and plots need besides.
 $(VENV)/.tools: $(VENV)/.built
 	@echo "installing the tools for tests and lint into $(VENV) (packages from PyPI)"
-	@$(PIP) $(EDITABLE) ".[test,lint,plot]"
+	@$(PIP) $(TORCH)
+	@$(PIP) $(EDITABLE) ".[test,ecosystem,docs,package,lint,plot]"
 	@touch $@
 
 clean:

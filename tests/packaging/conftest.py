@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def need(pytestconfig: pytest.Config) -> Need:
         capture = pytestconfig.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled():
             print(f"\ninstalling {' '.join(missing)} (Debian packages)")
-        apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+        # One at a time: the QEMU tests install packages too, beside these.
+        lock = Path(tempfile.gettempdir()) / "gdrpy-apt.lock"
+        apt = ["flock", lock, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run([*apt, "update"], check=True)
         subprocess.run(

@@ -2,7 +2,8 @@
 
 The C core is built once, as a static library that every face links what it needs of. The hot path
 is a CPython extension, the cold calls go through cffi. Plain libraries, no Python modules, are the
-simulated CUDA driver and libgdrapi, which C programs and other Python packages load.
+simulated CUDA driver, libgdrapi, which C programs and other Python packages load, and the arenas
+that other packages take as allocators.
 """
 
 import re
@@ -23,6 +24,7 @@ LIBRARIES = {
     "libcuda": "libcuda.so.1",
     "libgdrapi": LIBGDRAPI,
     "libgdrapi_filter": "libgdrapi.so",
+    "libgdrpy_arena": "libgdrpy_arena.so",
 }
 
 
@@ -114,6 +116,14 @@ setup(
                 "-ldl",
                 "-pthread",
             ],
+        ),
+        # Never unloaded: other libraries keep the addresses of its functions.
+        Extension(
+            "gdrpy.lib.libgdrpy_arena",
+            sources("gdrpy/_core/arena/*.c"),
+            depends=sources("gdrpy/_core/arena/*.h"),
+            extra_compile_args=[*CFLAGS, "-pthread"],
+            extra_link_args=["-Wl,-soname,libgdrpy_arena.so", "-Wl,-z,nodelete", "-pthread"],
         ),
         Extension(
             "gdrpy.lib.libgdrapi_filter",

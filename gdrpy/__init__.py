@@ -44,6 +44,7 @@ from gdrpy.errors import (
 
 #: Where the rest is: imported when it is first asked for.
 _HOMES = {
+    "Arena": "gdrpy.arena",
     "Array": "gdrpy.array",
     "Attributes": "gdrpy.gdr",
     "Broker": "gdrpy.broker.client.broker",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
     from gdrpy import safetensors as safetensors
+    from gdrpy.arena import Arena
     from gdrpy.array import Array
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
@@ -113,6 +115,7 @@ else:
 
 
 __all__ = [
+    "Arena",
     "Array",
     "Attributes",
     "BackendUnavailable",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 #: DLPack's codes of kinds of elements.
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN, _FLOAT8_E5M2 = 0, 1, 2, 4, 6, 10, 12
+_COMPLEX = 5
 
 
 class DType(NamedTuple):
@@ -62,6 +64,17 @@ DTYPES = {
     )
 }
 _BY_ARRAY_NAME = {dtype.array_name: dtype for dtype in DTYPES.values()}
+#: What other libraries' arrays may hold besides, by DLPack's code and the bytes of an element.
+_FOREIGN = {
+    (dtype.code, dtype.nbytes): dtype
+    for dtype in (
+        *DTYPES.values(),
+        DType("complex64", 8, _COMPLEX, "complex64"),
+        DType("complex128", 16, _COMPLEX, "complex128"),
+    )
+}
+#: Kinds of elements in the type strings of array interfaces.
+_KINDS = {"i": _INT, "u": _UINT, "f": _FLOAT, "b": _BOOL, "c": _COMPLEX}
 
 
 def as_dtype(call: str, value: Any) -> DType:
@@ -92,3 +105,26 @@ def as_dtype(call: str, value: Any) -> DType:
             f"array.astype(array.dtype.newbyteorder('='))"
         )
     return _BY_ARRAY_NAME[kind.name]
+
+
+def of_dlpack(call: str, code: int, bits: int, lanes: int) -> DType:
+    """The element type that DLPack's numbers stand for. Raises TypeError."""
+    found = _FOREIGN.get((code, bits // 8)) if bits % 8 == 0 and lanes == 1 else None
+    if found is None:
+        raise TypeError(
+            f"{call}: gdrpy has no name for the array's element type (DLPack code {code}, {bits} "
+            f"bits, {lanes} lanes): view it as integers of the same size"
+        )
+    return found
+
+
+def as_typestr(call: str, text: str) -> DType:
+    """The element type of an array interface's type string ("<f4"). Raises TypeError."""
+    order, kind, size = text[0], text[1], text[2:]
+    found = _FOREIGN.get((_KINDS.get(kind, -1), int(size))) if size.isdigit() else None
+    if found is None or order == {"little": ">", "big": "<"}[sys.byteorder]:
+        raise TypeError(
+            f"{call}: gdrpy has no name for the array's element type {text!r}: view it as integers "
+            f"of the same size, in this machine's byte order"
+        )
+    return found

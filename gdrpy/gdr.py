@@ -14,7 +14,7 @@ from gdrpy.backends import ALL, take_pointer
 from gdrpy.backends.corememory import CoreMemory
 from gdrpy.backends.node import Node
 from gdrpy.errors import BackendUnavailable, SizeMismatch
-from gdrpy.interop import device_range
+from gdrpy.interop import packed_array
 from gdrpy.mappingtype import MappingType
 
 
@@ -78,7 +78,7 @@ class Gdr(Resource):
         """Hold a range of GPU memory for CPU access.
 
         ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory,
-        also inside an allocation) with ``nbytes``, or a contiguous CUDA array of any library.
+        also inside an allocation) with ``nbytes``, or a contiguous GPU array of any library.
 
         The pin keeps the memory when its owner frees it. A ``revocable`` one, which only the gdrdrv
         backend makes, loses it: :meth:`events` tells, mappings raise Revoked once it is known, and
@@ -94,7 +94,14 @@ class Gdr(Resource):
         if isinstance(pointer, int | cuda.driver().CUdeviceptr):
             address, room = int(pointer), None
         else:
-            address, room = device_range(pointer)
+            array = packed_array(call, pointer)
+            if array is None:
+                raise TypeError(
+                    f"{call}: {type(pointer).__name__} is no device pointer and no GPU array by "
+                    f"__dlpack__ or __cuda_array_interface__: pass an int address with nbytes, or "
+                    f"a contiguous CUDA array"
+                )
+            address, room = array.address, array.nbytes
         if nbytes is None and room is None:
             raise TypeError(f"{call}: an address needs nbytes")
         if sigbus and not revocable:

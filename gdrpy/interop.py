@@ -1,31 +1,187 @@
-"""Other libraries' GPU arrays: where their memory lies."""
+"""Other libraries' GPU arrays: where their memory lies, and what keeps it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from gdrpy import cuda, sim
+from gdrpy._core._mapping import take_dlpack
+from gdrpy._dtypes import DType, as_typestr, of_dlpack
+from gdrpy.errors import CudaError
+
+#: DLPack's numbers of kinds of devices: host memory, page-locked host memory, a CUDA device's, and
+#: managed memory.
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_VERSION = (1, 1)
 
 
-def device_range(obj: Any) -> tuple[int, int]:
-    """The device pointer and size in bytes of an array with ``__cuda_array_interface__``.
+class DeviceArray(NamedTuple):
+    """An array in GPU memory; ``owner`` keeps it, and the work queued on it has been waited for.
 
-    Raises TypeError for anything else, ValueError for an array that is not contiguous.
+    ``strides`` are in bytes, None where the elements lie packed in C order. ``device`` is the CUDA
+    ordinal. ``readonly`` is the wish of its library: nothing enforces it on the GPU.
     """
-    try:
-        interface = obj.__cuda_array_interface__
-    except AttributeError:
+
+    address: int
+    device: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: DType
+    readonly: bool
+    owner: object
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.nbytes
+
+
+def device_array(call: str, obj: Any, stream: Any = None) -> DeviceArray | None:
+    """The GPU array behind an object of any library; None if it is no array, or in host memory.
+
+    It is asked by ``__dlpack__``, else by ``__cuda_array_interface__``. What its library has queued
+    on it is waited for: by ``stream`` where one is given (of the array's device, as an int), else
+    before this returns. Unrelated GPU work is not waited for.
+
+    On the simulated GPU, whose memory the host's libraries can use, an array of theirs that lies in
+    it is a GPU array.
+
+    Raises TypeError for other devices and for element types that gdrpy has no name for, and what
+    the object's own library raises.
+    """
+    found = None
+    if hasattr(obj, "__dlpack__") and not _is_numpy(obj):
+        found = _by_dlpack(call, obj, stream)
+    if found is None and hasattr(obj, "__cuda_array_interface__"):
+        found = _by_interface(call, obj.__cuda_array_interface__, obj, stream)
+    return found
+
+
+def packed_array(call: str, obj: Any) -> DeviceArray | None:
+    """As :func:`device_array`; raises ValueError for elements that are not packed in C order."""
+    found = device_array(call, obj)
+    if found is not None and found.strides is not None:
+        raise ValueError(
+            f"{call}: the CUDA array is not contiguous (shape {found.shape}, strides "
+            f"{found.strides} bytes): make a contiguous copy first"
+        )
+    return found
+
+
+def _is_numpy(obj: Any) -> bool:
+    """Its arrays are host memory; it refuses a capsule of some, in terms of its own."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(obj, numpy.ndarray)
+
+
+def _by_dlpack(call: str, obj: Any, stream: Any) -> DeviceArray | None:
+    kind, device = obj.__dlpack_device__()
+    kind, device = int(kind), int(device)
+    if kind == _CUDA_HOST or (kind == _CPU and not sim.loaded()):
+        return None
+    if kind == _CPU:
+        found = _consume(call, _capsule(obj))
+        where = _simulated_device(found)
+        return None if where is None else found._replace(device=where)
+    if kind not in (_CUDA, _CUDA_MANAGED):
         raise TypeError(
-            f"{type(obj).__name__} is no device pointer and has no __cuda_array_interface__: pass "
-            f"an int address with nbytes, or a contiguous CUDA array"
-        ) from None
-    shape = interface["shape"]
-    itemsize = int(interface["typestr"][2:])
-    strides = interface.get("strides")
-    if strides is not None and tuple(strides) != _packed(shape, itemsize):
-        raise ValueError("the CUDA array is not contiguous: make a contiguous copy first")
-    return int(interface["data"][0]), math.prod(shape) * itemsize
+            f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}, and this "
+            f"takes memory of CUDA devices (2)"
+        )
+    with _ordered(device, stream) as handle:
+        return _consume(call, _capsule(obj, stream=handle))._replace(device=device)
 
 
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The strides, in bytes, of a C-contiguous array."""
-    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _capsule(obj: Any, **wishes: Any) -> object:
+    """A capsule that can say that it is read-only, if the library makes such."""
+    try:
+        return obj.__dlpack__(max_version=_VERSION, **wishes)
+    except TypeError:  # a library of before DLPack 1.0
+        return obj.__dlpack__(**wishes)
+
+
+def _consume(call: str, capsule: object) -> DeviceArray:
+    address, _, device, shape, strides, code, bits, lanes, readonly, owner = take_dlpack(capsule)
+    dtype = of_dlpack(call, code, bits, lanes)
+    if strides is not None:
+        strides = tuple(stride * dtype.nbytes for stride in strides)
+    strides = _unless_packed(shape, strides, dtype.nbytes)
+    return DeviceArray(address, device, shape, strides, dtype, readonly, owner)
+
+
+def _simulated_device(array: DeviceArray) -> int | None:
+    """The simulated GPU that the memory belongs to; None for other memory of the host."""
+    ask = cuda.driver().CUpointer_attribute
+    try:
+        kind = cuda.call(
+            "cuPointerGetAttribute", ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, array.address
+        )
+        if int(kind) != int(cuda.driver().CUmemorytype.CU_MEMORYTYPE_DEVICE):
+            return None
+        return _device_of(array.address)
+    except CudaError:
+        return None
+
+
+def _device_of(address: int) -> int:
+    ask = cuda.driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(cuda.call("cuPointerGetAttribute", ask, address))
+
+
+def _by_interface(
+    call: str, interface: dict[str, Any], obj: object, stream: Any
+) -> DeviceArray | None:
+    address, readonly = interface["data"]
+    shape = tuple(operator.index(length) for length in interface["shape"])
+    dtype = as_typestr(call, interface["typestr"])
+    strides = _unless_packed(shape, interface.get("strides"), dtype.nbytes)
+    device = _device_of(address) if address else 0
+    producer = interface.get("stream")
+    if producer is not None and address:
+        with _ordered(device, stream) as handle:
+            _wait_for(producer, handle)
+    return DeviceArray(int(address), device, shape, strides, dtype, bool(readonly), obj)
+
+
+@contextmanager
+def _ordered(device: int, stream: Any) -> Iterator[int]:
+    """A stream for a producer to order its work before; without a caller's, waited for."""
+    with cuda.context(device):
+        if stream is not None:
+            yield int(stream)
+            return
+        own = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            yield int(own)
+            cuda.call("cuStreamSynchronize", own)
+        finally:
+            cuda.call("cuStreamDestroy", own)
+
+
+def _wait_for(producer: int, stream: int) -> None:
+    """Have a stream wait for what another one has queued."""
+    event = cuda.call("cuEventCreate", cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING)
+    try:
+        cuda.call("cuEventRecord", event, producer)
+        cuda.call("cuStreamWaitEvent", stream, event, 0)
+    finally:
+        cuda.call("cuEventDestroy", event)
+
+
+def _unless_packed(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
+) -> tuple[int, ...] | None:
+    """The strides, or None where they are those of packed elements in C order."""
+    if strides is None or 0 in shape:
+        return None
+    expected = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return tuple(strides)
+        expected *= length
+    return None

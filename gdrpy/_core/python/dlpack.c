@@ -8,40 +8,7 @@
 
 #include <stdlib.h>
 
-#define MAX_DIMENSIONS 64
-
-/* The layouts are the public ABI of DLPack 1.x; only the names are ours. */
-struct dl_tensor {
-	void *data;
-	int32_t device_type;
-	int32_t device_id;
-	int32_t ndim;
-	uint8_t dtype_code;
-	uint8_t dtype_bits;
-	uint16_t dtype_lanes;
-	int64_t *shape;
-	int64_t *strides; /* in elements */
-	uint64_t byte_offset;
-};
-
-struct dl_managed {
-	struct dl_tensor tensor;
-	void *context;
-	void (*deleter)(struct dl_managed *self);
-};
-
-#define DL_MAJOR 1
-#define DL_MINOR 1 /* the first that knows the 8-bit floats */
-#define DL_READ_ONLY UINT64_C(1)
-
-struct dl_managed_versioned {
-	uint32_t major;
-	uint32_t minor;
-	void *context;
-	void (*deleter)(struct dl_managed_versioned *self);
-	uint64_t flags;
-	struct dl_tensor tensor;
-};
+#include "dlpack_abi.h"
 
 struct export {
 	union {
@@ -79,8 +46,8 @@ static void delete_versioned(struct dl_managed_versioned *self)
 	let_go(self->context);
 }
 
-static const char NAME[] = "dltensor";
-static const char VERSIONED_NAME[] = "dltensor_versioned";
+static const char NAME[] = DL_NAME;
+static const char VERSIONED_NAME[] = DL_VERSIONED_NAME;
 
 /* A consumer gives the capsule another name. */
 static void destroy_capsule(PyObject *capsule)
@@ -131,7 +98,7 @@ PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 			      &PyTuple_Type, &shape, &code, &bits, &readonly, &owner, &versioned))
 		return NULL;
 	ndim = PyTuple_Size(shape);
-	if (ndim > MAX_DIMENSIONS || (readonly && !versioned)) {
+	if (ndim > DL_MAX_DIMENSIONS || (readonly && !versioned)) {
 		PyErr_SetString(PyExc_ValueError, "dlpack: too many dimensions, or read-only "
 						  "memory in a capsule that cannot say so");
 		return NULL;

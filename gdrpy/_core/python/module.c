@@ -59,6 +59,7 @@ static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
 	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
 	{"dlpack", gdr_dlpack, METH_VARARGS, gdr_dlpack_doc},
+	{"take_dlpack", gdr_take_dlpack, METH_O, gdr_take_dlpack_doc},
 	{"open_dma", gdr_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a device, whose CUcontext that is, as a "
 	 "capsule."},

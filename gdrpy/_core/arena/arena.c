@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: MIT */
+#include "arena.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct block {
+	uint64_t start, end;
+};
+
+/* The blocks by address: what is not in one is free. */
+struct arena {
+	bool open;
+	int device;
+	gdr_arena_wait wait;
+	uint64_t start, end;
+	struct block *blocks;
+	size_t count, room;
+	uint64_t used;
+};
+
+/* One for all: it is held for microseconds, and a fork is to find every arena whole. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct arena arenas[GDR_ARENA_SLOTS];
+
+static void lock_all(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void unlock_all(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(lock_all, unlock_all, unlock_all);
+}
+
+static uint64_t align_up(uint64_t value)
+{
+	return (value + GDR_ARENA_ALIGNMENT - 1) / GDR_ARENA_ALIGNMENT * GDR_ARENA_ALIGNMENT;
+}
+
+/* The open arena of a slot, else NULL; called with the lock held. */
+static struct arena *find(int slot)
+{
+	return slot >= 0 && slot < GDR_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
+}
+
+int gdr_arena_open(uint64_t start, uint64_t nbytes, int device, gdr_arena_wait wait)
+{
+	int slot = 0;
+
+	lock_all();
+	while (slot < GDR_ARENA_SLOTS && arenas[slot].open)
+		slot++;
+	if (slot < GDR_ARENA_SLOTS)
+		arenas[slot] = (struct arena){
+			.open = true,
+			.device = device,
+			.wait = wait,
+			.start = align_up(start),
+			.end = start + nbytes,
+		};
+	unlock_all();
+	return slot < GDR_ARENA_SLOTS ? slot : -EMFILE;
+}
+
+int gdr_arena_close(int slot)
+{
+	struct arena *arena;
+	int ret = -EBUSY;
+
+	lock_all();
+	arena = find(slot);
+	if (!arena) {
+		ret = -EINVAL;
+	} else if (!arena->count) {
+		free(arena->blocks);
+		*arena = (struct arena){0};
+		ret = 0;
+	}
+	unlock_all();
+	return ret;
+}
+
+/* The free piece before block `index`, or after the last one. */
+static struct block gap(const struct arena *arena, size_t index)
+{
+	return (struct block){
+		.start = index ? arena->blocks[index - 1].end : arena->start,
+		.end = index < arena->count ? arena->blocks[index].start : arena->end,
+	};
+}
+
+/* Arenas may end before they begin: by the rounding of the start. */
+static uint64_t size_of(struct block piece)
+{
+	return piece.end > piece.start ? piece.end - piece.start : 0;
+}
+
+static bool make_room(struct arena *arena)
+{
+	size_t room = arena->room ? 2 * arena->room : 16;
+	struct block *blocks;
+
+	if (arena->count < arena->room)
+		return true;
+	blocks = realloc(arena->blocks, room * sizeof(*blocks));
+	if (!blocks)
+		return false;
+	arena->blocks = blocks;
+	arena->room = room;
+	return true;
+}
+
+static uint64_t carve(struct arena *arena, uint64_t nbytes)
+{
+	size_t index = 0;
+	uint64_t start;
+
+	/* Rounding up what is larger than all could overflow. */
+	if (nbytes > size_of((struct block){arena->start, arena->end}) || !make_room(arena))
+		return 0;
+	nbytes = nbytes ? align_up(nbytes) : GDR_ARENA_ALIGNMENT;
+	while (index <= arena->count && size_of(gap(arena, index)) < nbytes)
+		index++;
+	if (index > arena->count)
+		return 0;
+
+	start = gap(arena, index).start;
+	memmove(&arena->blocks[index + 1], &arena->blocks[index],
+		(arena->count - index) * sizeof(*arena->blocks));
+	arena->blocks[index] = (struct block){start, start + nbytes};
+	arena->count++;
+	arena->used += nbytes;
+	return start;
+}
+
+uint64_t gdr_arena_allocate(int slot, uint64_t nbytes)
+{
+	struct arena *arena;
+	uint64_t start = 0;
+
+	lock_all();
+	arena = find(slot);
+	if (arena)
+		start = carve(arena, nbytes);
+	unlock_all();
+	return start;
+}
+
+static int compare(const void *one, const void *two)
+{
+	uint64_t a = ((const struct block *)one)->start, b = ((const struct block *)two)->start;
+
+	return a < b ? -1 : a > b;
+}
+
+static int give_back(struct arena *arena, uint64_t address)
+{
+	struct block wanted = {.start = address};
+	struct block *block;
+	size_t after;
+
+	if (!arena->count)
+		return -EINVAL;
+	block = bsearch(&wanted, arena->blocks, arena->count, sizeof(wanted), compare);
+	if (!block)
+		return -EINVAL;
+	after = arena->count - (size_t)(block - arena->blocks) - 1;
+	arena->used -= size_of(*block);
+	arena->count--;
+	memmove(block, block + 1, after * sizeof(*block));
+	return 0;
+}
+
+int gdr_arena_free(int slot, uint64_t address)
+{
+	struct arena *arena;
+	int ret = -EINVAL;
+
+	lock_all();
+	arena = find(slot);
+	if (arena)
+		ret = give_back(arena, address);
+	unlock_all();
+	return ret;
+}
+
+void gdr_arena_usage(int slot, struct gdr_arena_usage *usage)
+{
+	struct arena *arena;
+
+	*usage = (struct gdr_arena_usage){0};
+	lock_all();
+	arena = find(slot);
+	if (arena) {
+		usage->used = arena->used;
+		usage->blocks = arena->count;
+		for (size_t i = 0; i <= arena->count; i++)
+			if (size_of(gap(arena, i)) > usage->largest)
+				usage->largest = size_of(gap(arena, i));
+	}
+	unlock_all();
+}
+
+void *gdr_arena_allocate_for(int slot, int64_t nbytes, int device)
+{
+	struct arena *arena;
+	uint64_t start = 0;
+
+	lock_all();
+	arena = find(slot);
+	if (arena && arena->device == device && nbytes >= 0)
+		start = carve(arena, (uint64_t)nbytes);
+	unlock_all();
+	return (void *)(uintptr_t)start;
+}
+
+/*
+ * The next block there may be used by another stream. cudaFree would wait for the whole device,
+ * which a resident kernel never lets go.
+ */
+void gdr_arena_free_for(int slot, void *block, void *stream)
+{
+	gdr_arena_wait wait = NULL;
+	struct arena *arena;
+
+	if (!block)
+		return;
+	lock_all();
+	arena = find(slot);
+	if (arena)
+		wait = arena->wait;
+	unlock_all();
+	if (wait)
+		wait(stream);
+	if (gdr_arena_free(slot, (uint64_t)(uintptr_t)block))
+		fprintf(stderr, "gdrpy: arena %d was given back %p, which is no block of it\n",
+			slot, block);
+}

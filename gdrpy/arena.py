@@ -1,0 +1,207 @@
+"""An arena: blocks carved out of a region, by Python or by a library that takes an allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gdrpy import cuda
+from gdrpy._arguments import as_int, as_range, as_size
+from gdrpy._resource import Resource
+from gdrpy.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from gdrpy.allocation import Allocation
+    from gdrpy.backends.memfd import Memfd
+    from gdrpy.region import Region
+
+#: Of every block, in bytes: its address and its size are multiples.
+ALIGNMENT = 512
+
+
+class Functions(NamedTuple):
+    """Where C code finds an arena: a shared library, and its functions for it by name.
+
+    ``void *allocate(ssize_t nbytes, int device, cudaStream_t stream)`` answers NULL where there is
+    no room, ``void free(void *block, ssize_t nbytes, int device, cudaStream_t stream)`` waits for
+    the stream first.
+    """
+
+    library: str
+    allocate: str
+    free: str
+
+
+class Arena(Resource):
+    """Blocks of a region's memory from byte ``offset`` on, ``nbytes`` (None: all the rest) in all.
+
+    ``Arena(region)`` needs the region's GPU view. A block is found by first fit, begins at a
+    multiple of 512 bytes and takes a multiple of them; neighbours that are freed become one piece.
+    No CUDA call is made, and the memory is not touched. Threads may share an arena, which others
+    may use at the same time through :attr:`functions`. A process has at most 64.
+
+    The region stays open as long as its arena; :meth:`close` raises BufferError while there are
+    blocks. One that is dropped instead keeps the memory until its last block is freed.
+
+    Raises MissingView without the GPU view, ValueError outside the region, OutOfMemory (all 64 are
+    open).
+    """
+
+    _again = "make another one, of a region that it opened itself"
+    _elsewhere = "send the region, and the offsets of the blocks in it"
+
+    def __init__(self, region: Region, offset: int = 0, nbytes: int | None = None) -> None:
+        start, size = as_range("Arena", offset, nbytes, region.nbytes)
+        if not size:
+            raise ValueError(f"Arena: there are 0 bytes at offset {start}")
+        ptr = region.ptr + start
+        _release_abandoned()
+        allocation = region._allocation
+        allocation.hold()
+        slot = _library().gdr_arena_open(ptr, size, region.device, _stream_synchronize())
+        if slot < 0:
+            allocation.let_go()
+            raise OutOfMemory(
+                "Arena: this process has as many arenas as it may, 64: close one that is not used"
+            )
+        self.region = region
+        self.offset = start
+        self.nbytes = size
+        self._slot = slot
+        self._allocation = allocation
+        super().__init__()
+
+    def allocate(self, nbytes: int) -> int:
+        """The GPU address of a new block of ``nbytes`` bytes, which hold any values at first.
+
+        Raises OutOfMemory where no free piece is large enough, ValueError, Closed.
+        """
+        call = "Arena.allocate"
+        size = as_size(call, nbytes)
+        self._check(call)
+        address = int(_library().gdr_arena_allocate(self._slot, size))
+        if not address:
+            usage = self._usage()
+            raise OutOfMemory(
+                f"{call}: no free piece has {size} bytes: {usage.used} of {self.nbytes} are in use "
+                f"in {usage.blocks} blocks, and the largest free piece has {usage.largest}"
+            )
+        return address
+
+    def free(self, ptr: int, stream: Any = None) -> None:
+        """Give back the block at a GPU address. The next one there may be handed out at once.
+
+        Work on the GPU that uses it is waited for where it is on ``stream``, as in
+        :meth:`Flag.stream_wait`, if one is given. Raises ValueError for what is no block, Closed.
+        """
+        call = "Arena.free"
+        address = as_int(call, "ptr", ptr)
+        self._check(call)
+        if stream is not None:
+            assert self.region.device is not None
+            with cuda.context(self.region.device):
+                cuda.call("cuStreamSynchronize", cuda.stream_handle(stream))
+        if not 0 <= address < 1 << 64 or _library().gdr_arena_free(self._slot, address):
+            raise ValueError(f"{call}: no block of this arena begins at {address:#x}")
+
+    @property
+    def functions(self) -> Functions:
+        """The same arena for C code, such as torch's CUDAPluggableAllocator."""
+        self._check("Arena.functions")
+        names = (f"gdrpy_arena_{what}_{self._slot}" for what in ("alloc", "free"))
+        return Functions(str(_PATH), *names)
+
+    @property
+    def used(self) -> int:
+        """Bytes in blocks."""
+        return int(self._usage().used)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return int(self._usage().blocks)
+
+    def _usage(self) -> _Usage:
+        self._check("asking how full an Arena is")
+        usage = _Usage()
+        _library().gdr_arena_usage(self._slot, usage)
+        return usage
+
+    def _release(self) -> None:
+        usage = self._usage()
+        if not _give_back(self._slot, self._allocation):
+            raise BufferError(
+                f"Arena.close: {usage.blocks} blocks with {usage.used} bytes are in use: delete "
+                f"the tensors and arrays in them first, and have their library free what it caches"
+            )
+
+    def __del__(self) -> None:
+        if self._closed or sys.is_finalizing() or self._forked():
+            return
+        self._closed = True
+        if not _give_back(self._slot, self._allocation):
+            _abandoned.append((self._slot, self._allocation))
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Arena CLOSED>"
+        usage = self._usage()
+        return (
+            f"<Arena of {self.nbytes} bytes at offset {self.offset} of {self.region!r}, "
+            f"{usage.used} used in {usage.blocks} blocks>"
+        )
+
+
+class _Usage(ctypes.Structure):
+    used: int
+    blocks: int
+    largest: int
+    _fields_ = [(name, ctypes.c_uint64) for name in ("used", "blocks", "largest")]
+
+
+_PATH = Path(__file__).parent / "lib" / "libgdrpy_arena.so"
+
+#: Slots of arenas that were dropped with blocks in them, and the allocations that they hold.
+_abandoned: list[tuple[int, Allocation | Memfd]] = []
+
+
+def _give_back(slot: int, allocation: Allocation | Memfd) -> bool:
+    """Whether the slot has no blocks, and is free again."""
+    if _library().gdr_arena_close(slot) == -errno.EBUSY:
+        return False
+    allocation.let_go()
+    return True
+
+
+def _release_abandoned() -> None:
+    for one in list(_abandoned):
+        if _give_back(*one):
+            _abandoned.remove(one)
+
+
+@functools.cache
+def _library() -> Any:
+    library = ctypes.CDLL(str(_PATH))
+    library.gdr_arena_open.argtypes = (
+        ctypes.c_uint64,
+        ctypes.c_uint64,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    )
+    library.gdr_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdr_arena_allocate.restype = ctypes.c_uint64
+    library.gdr_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdr_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
+    return library
+
+
+@functools.cache
+def _stream_synchronize() -> Any:
+    """The driver's function, which C code calls before it frees a block."""
+    driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    return ctypes.cast(driver.cuStreamSynchronize, ctypes.c_void_p)

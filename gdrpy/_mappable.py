@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from weakref import WeakSet
 
     from gdrpy.backends.memory import Memory
-    from gdrpy.mapping import Mapping
+    from gdrpy.mapping import Mapping, Origin
 
 
 class Mappable(Resource):
@@ -33,6 +33,17 @@ class Mappable(Resource):
     def _memory(self) -> Memory:
         """The memory as a backend has taken it in; called with the lock held."""
 
+    @abstractmethod
+    def _origin(self, start: int) -> Origin:
+        """How a mapping from byte ``start`` on travels to another process."""
+
+    def _map(self, start: int, size: int, readonly: bool) -> Mapping:
+        """A mapping of a range that lies inside; called with the lock held."""
+        ptr = None if self._ptr is None else self._ptr + start
+        mapping = self._memory().map(start, size, readonly, ptr, self.device)
+        mapping._origin = self._origin(start)
+        return mapping
+
     def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
         """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
 
@@ -44,8 +55,7 @@ class Mappable(Resource):
             raise ValueError(f"{call}: a mapping of 0 bytes at offset {start}")
         with self._lock:
             self._check(call)
-            ptr = None if self._ptr is None else self._ptr + start
-            mapping = self._memory().map(start, size, bool(readonly), ptr, self.device)
+            mapping = self._map(start, size, bool(readonly))
             if self._mappings is None:
                 from weakref import WeakSet
 

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Closable)
 
+#: What is to be done instead of pickling a region, or what is made of one.
+HOW_TO_SEND = (
+    "send it by multiprocessing, through a Queue, a Pipe or a Process's arguments; or send a file "
+    "descriptor, from Region.export(), and open it there by Region.from_fd(); or take a region of "
+    "a broker, which pickles"
+)
+
 
 class Undo:
     """Steps that give things back, latest first: contextlib.ExitStack with another rule for errors.
@@ -94,9 +101,7 @@ class Resource:
 
     #: What a forked child is to do instead of using its parent's, and who would pickle it.
     _again = "open it again, from its file descriptor"
-    _elsewhere = (
-        "send a file descriptor, from Region.export(), and open it there by Region.from_fd()"
-    )
+    _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
 
     def __init__(self) -> None:

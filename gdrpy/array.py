@@ -185,6 +185,9 @@ class Array:
             f"{self.dtype}: take a copy by Array.read()"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.region, self.shape, self.dtype, self.offset)
+
     def __repr__(self) -> str:
         return f"<Array {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
 

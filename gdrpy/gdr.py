@@ -9,12 +9,14 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._arguments import as_size
 from gdrpy._mappable import Mappable
+from gdrpy._reduction import Parcel, map_parcel
 from gdrpy._resource import Resource, Undo
 from gdrpy.backends import ALL, take_pointer
 from gdrpy.backends.corememory import CoreMemory
 from gdrpy.backends.node import Node
 from gdrpy.errors import BackendUnavailable, SizeMismatch
 from gdrpy.interop import packed_array
+from gdrpy.mapping import Origin
 from gdrpy.mappingtype import MappingType
 
 
@@ -197,6 +199,10 @@ class Pin(Mappable):
     def _memory(self) -> CoreMemory:
         return self._taken
 
+    def _origin(self, start: int) -> Origin:
+        page = self._taken.page_size
+        return Origin(None, Parcel(self._taken), self.ptr % page + start)
+
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._taken.close)
 
@@ -236,6 +242,11 @@ class Pin(Mappable):
         last = -(-(self.ptr + self.nbytes) // page) * page
         mapped = [one.mapping_type for one in self._mapped() if not one.closed]
         return PinInfo(first, last - first, page, bool(mapped), mapped[0] if mapped else None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check("sending a Pin")
+        _, parcel, offset = self._origin(0)
+        return map_parcel, (parcel, False, offset, self.nbytes, False)
 
     def __repr__(self) -> str:
         if self.closed:

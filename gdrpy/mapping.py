@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
-from gdrpy._resource import close_after
+from gdrpy._reduction import map_parcel, map_region
+from gdrpy._resource import HOW_TO_SEND, close_after
 from gdrpy.errors import MissingView
 
 TYPE_CHECKING = False
@@ -18,6 +21,16 @@ if TYPE_CHECKING:
     from gdrpy.mappingtype import MappingType
 
 
+class Origin(namedtuple("Origin", "region parcel offset")):
+    """What a mapping is of, by which it travels to another process.
+
+    ``region`` is a weak reference to the region, None for a pin; ``parcel`` what outlives it, None
+    for memory of a broker. ``offset`` in bytes is where the mapping begins in either.
+    """
+
+    __slots__ = ()
+
+
 class Mapping(_mapping.Mapping):
     """A range of GPU memory in this process's address space.
 
@@ -28,6 +41,8 @@ class Mapping(_mapping.Mapping):
     Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
     byte, None in a process that has only the CPU view.
     """
+
+    _origin: Origin | None = None
 
     @property
     def mapping_type(self) -> MappingType:
@@ -83,6 +98,11 @@ class Mapping(_mapping.Mapping):
         """
         return Batch(self)
 
+    def close(self) -> None:
+        """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
+        super().close()
+        self._origin = None
+
     def __enter__(self) -> Self:
         return self
 
@@ -94,11 +114,29 @@ class Mapping(_mapping.Mapping):
     ) -> None:
         close_after(self, error)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Mapping cannot be copied or pickled: send a file descriptor, from Region.export(), "
-            "and open it there by Region.from_fd()"
-        )
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"a Mapping cannot be copied or pickled: {HOW_TO_SEND}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _ = self.address  # raises if it is closed or the parent's
+        if self._origin is None:
+            raise TypeError(
+                "a Mapping of gdrpy.pinned() cannot be copied or pickled: its memory is of this "
+                "process alone; share host memory, gdrpy.alloc(nbytes, device='cpu')"
+            )
+        reference, parcel, offset = self._origin
+        region = None if reference is None else reference()
+        if region is not None and region._cpu is self:
+            return getattr, (region, "cpu")
+        if region is not None:
+            return map_region, (region, offset, self.nbytes, self.readonly)
+        if parcel is None:
+            raise TypeError(
+                "a Mapping of a broker's region is pickled by the BrokerRegion that it was made "
+                "from, which is gone: keep that"
+            )
+        gpu = reference is not None and self.ptr is not None
+        return map_parcel, (parcel, gpu, offset, self.nbytes, self.readonly)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -133,6 +171,9 @@ class Flag(_mapping.Flag):
     """
 
     mapping: Mapping
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Flag, (self.mapping, self.offset, self.width)
 
     @property
     def ptr(self) -> int:

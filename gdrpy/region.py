@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from _weakref import ref
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size
 from gdrpy._fd import duplicate, is_writable
+from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
 from gdrpy.backends import host, take_allocation, take_export
 from gdrpy.backends.memfd import SIMULATED, Memfd, mapping_error, simulated_location
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
-from gdrpy.mapping import Mapping
+from gdrpy.mapping import Mapping, Origin
 from gdrpy.transfer import Transferable
 
 TYPE_CHECKING = False
@@ -87,6 +89,7 @@ class Region(Transferable):
     _held: Allocation | Memfd | None = None
     _taken: Memory | None = None
     _backend: str | None = None
+    _parcel: Parcel | None = None
     #: What the memory keeps alive as long as this process has anything of it.
     _source: object = None
     _location: str
@@ -107,7 +110,7 @@ class Region(Transferable):
         self._backend = backend
         self._location = memory.location if memory else allocation.location
         if cpu:
-            self._cpu = self._memory().map(0, nbytes, bool(readonly), self._ptr, self.device)
+            self._cpu = self._map(0, nbytes, bool(readonly))
 
     @property
     def location(self) -> str:
@@ -223,6 +226,7 @@ class Region(Transferable):
                 region = cls.__new__(cls)
                 Transferable.__init__(region, nbytes, None, None)
                 region._cpu = mapping
+                mapping._origin = Origin(ref(region), None, 0)
                 region._source = source
                 region._location = location
                 return region
@@ -340,6 +344,17 @@ class Region(Transferable):
             "data": (self.ptr, False),
             "version": 3,
         }
+
+    def _origin(self, start: int) -> Origin:
+        if self._parcel is None:
+            self._parcel = Parcel(self._allocation)
+        return Origin(ref(self), self._parcel, start)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check("sending a Region")
+        views = self._ptr is not None, self._cpu is not None
+        readonly = self._cpu is not None and self._cpu.readonly
+        return open_region, (self._origin(0).parcel, self.nbytes, *views, readonly)
 
     def _copies(self) -> int:
         return self._running + (0 if self._held is None else self._held.users)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from gdrpy._resource import Undo
 from gdrpy.backends.core import call, cuda_functions, ffi, lib, obtain, text
 from gdrpy.backends.driver import warn_if_untested
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 class CoreMemory(Memory):
     """A ``struct gdr_memory``: it stays, also when it is closed, until its last mapping is gone."""
+
+    _shared: int | None = None
 
     def __init__(self, undo: Undo, memory: Any) -> None:
         """``undo`` releases it."""
@@ -60,6 +64,16 @@ class CoreMemory(Memory):
         with self._lock:
             self._check("asking whether memory was revoked")
             return bool(lib.gdr_memory_revoked(self._memory))
+
+    @property
+    def fd(self) -> int:
+        """A descriptor by which other processes may map it, closed with it. Raises as export()."""
+        with self._lock:
+            if self._shared is None:
+                self._shared = self.export(False)
+                assert self._undo is not None
+                self._undo.callback(os.close, self._shared)
+            return self._shared
 
     def export(self, readonly: bool) -> int:
         """A new descriptor by which other processes may map it. Raises BackendUnavailable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from _weakref import ref
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
@@ -10,6 +11,7 @@ from gdrpy.broker.client.arrays import ARRAY, stored_type
 from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.errors import MissingView, ReadOnly, Sealed
+from gdrpy.mapping import Origin
 from gdrpy.region import Region
 
 TYPE_CHECKING = False
@@ -142,6 +144,9 @@ class LeasedRegion(Region):
             assert self._mappings is not None
             self._mappings.add(self._cpu)
             self._cpu = view
+
+    def _origin(self, start: int) -> Origin:
+        return Origin(ref(self), None, start)
 
     def _release(self) -> None:
         super()._release()

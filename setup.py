@@ -110,7 +110,6 @@ setup(
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=[
                 f"-Wl,-soname,{LIBGDRAPI}",
-                "-Wl,--exclude-libs,ALL",
                 "-Wl,-z,defs",
                 "-Wl,-z,nodelete",
                 "-ldl",

@@ -183,7 +183,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def checkout() -> Path:
     """The project's top folder."""
     return Path(__file__).parent.parent

@@ -1,17 +1,31 @@
-"""What packaging needs of the machine: Debian packages, which root gets installed."""
+"""What packaging needs of the machine, Debian packages, which root gets installed; and what a
+release is made of, built once.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 Need = Callable[..., None]
+
+
+class Dist(NamedTuple):
+    """What ``make dist`` makes."""
+
+    sdist: Path
+    x86_64: Path
+    aarch64: Path
+    checksums: Path
 
 
 def has(package: str) -> bool:
@@ -58,3 +72,27 @@ def need(pytestconfig: pytest.Config) -> Need:
 def driver() -> Path:
     """The module's folder."""
     return Path(__file__).parents[2] / "driver"
+
+
+@pytest.fixture(scope="session")
+def dist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Dist:
+    """The source distribution and the wheels, built of the checkout."""
+    missing = [name for name in ("build", "ziglang") if not importlib.util.find_spec(name)]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}: pip install gdrpy[package]")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, checkout / "packaging/dist.py", "--into", folder]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    patterns = ("*.tar.gz", "*x86_64.whl", "*aarch64.whl", "SHA256SUMS")
+    sdist, x86_64, aarch64, checksums = (next(folder.glob(pattern)) for pattern in patterns)
+    return Dist(sdist, x86_64, aarch64, checksums)
+
+
+@pytest.fixture(scope="session")
+def site(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that this machine's wheel is installed in."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
+    subprocess.run([*pip, dist.x86_64], check=True)
+    return folder

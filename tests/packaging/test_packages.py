@@ -1,16 +1,18 @@
-"""The source distribution builds, and the wheel made from it works by itself."""
+"""The source distribution builds, and the wheels made from it work by themselves."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-BUILD_SDIST = "from setuptools.build_meta import build_sdist; import sys; build_sdist(sys.argv[1])"
+CHECKOUT = Path(__file__).parents[2]
 
 
 def run(*command: object, **options: object) -> str:
@@ -19,34 +21,72 @@ def run(*command: object, **options: object) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from the source distribution, not from the checkout."""
-    checkout = Path(__file__).parents[2]
-    made = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-c", BUILD_SDIST, made, cwd=checkout)
-    (sdist,) = made.glob("*.tar.gz")
-    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
-    run(*pip, "-w", made, sdist)
-    (found,) = made.glob("*.whl")
-    return found
+def names_in(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
 
 
-@pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the wheel is installed in."""
-    folder = tmp_path_factory.mktemp("site")
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target")
-    run(*pip, folder, wheel)
-    return folder
+def functions_of(library: Path) -> set[str]:
+    """What a shared object has for others."""
+    return {line.split()[-1] for line in run("nm", "-D", "--defined-only", library).splitlines()}
+
+
+class TestSourceDistribution:
+    def test_builds_alone_what_the_release_has(self, dist, tmp_path):
+        """By this machine's compiler, and by tools that pip gets for the purpose."""
+        pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path)
+        run(*pip, dist.sdist)
+        (built,) = tmp_path.glob("gdrpy-*-cp311-abi3-linux_*.whl")
+        assert names_in(built) == names_in(dist.x86_64)
+
+    def test_is_the_same_whenever_it_is_made(self, dist, checkout, tmp_path):
+        program = f"import dist; dist.build_all(dist.Path({str(tmp_path)!r}), ('x86_64',))"
+        folder = str(checkout / "packaging")
+        run(sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": folder})
+        made = (tmp_path / "SHA256SUMS").read_text().splitlines()
+        assert len(made) == 2
+        assert set(made) < set(dist.checksums.read_text().splitlines())
+
+    def test_is_taken_by_the_index(self, dist):
+        run(sys.executable, "-m", "twine", "check", "--strict", *dist[:3])
+
+
+class TestChecksums:
+    def test_are_of_all_files(self, dist):
+        listed = run("sha256sum", "--check", dist.checksums, cwd=dist.checksums.parent)
+        assert listed.splitlines() == sorted(f"{path.name}: OK" for path in dist[:3])
 
 
 class TestWheel:
-    def test_serves_every_python_from_3_11_on(self, wheel):
-        assert "-cp311-abi3-linux_" in wheel.name
+    def test_serves_every_python_from_3_11_on_every_linux_since_glibc_2_28(self, dist):
+        version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
+        for machine in ("x86_64", "aarch64"):
+            name = f"gdrpy-{version}-cp311-abi3-manylinux_2_28_{machine}.whl"
+            assert getattr(dist, machine).name == name
 
-    def test_holds_the_compiled_parts_and_no_source_of_them(self, wheel):
-        names = zipfile.ZipFile(wheel).namelist()
+    @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+    def test_needs_no_later_glibc_than_its_tag_says(self, dist, machine):
+        shown = run(sys.executable, "-m", "auditwheel", "show", getattr(dist, machine))
+        told = re.search(r'platform\s+tag:\s+"manylinux_2_(\d+)_(\w+)"', shown)
+        assert told, shown
+        assert int(told[1]) <= 28
+        assert told[2] == machine
+
+    @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+    def test_exports_what_programs_look_for_and_nothing_else(self, dist, machine, tmp_path):
+        zipfile.ZipFile(getattr(dist, machine)).extractall(tmp_path)
+        exported = {
+            path.name.partition(".")[0]: functions_of(path)
+            for path in tmp_path.rglob("*.so*")
+            if path.name != "libgdrapi.so"
+        }
+        assert all(name.startswith(("cu", "gdrsim_")) for name in exported.pop("libcuda"))
+        assert functions_of(tmp_path / "gdrpy/lib/libgdrapi.so") == exported["libgdrapi"]
+        assert len(exported.pop("libgdrapi")) == 17
+        assert exported == {name: {f"PyInit_{name}"} for name in ("_ffi", "_mapping", "_packet")}
+
+    @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+    def test_holds_the_compiled_parts_and_no_source_of_them(self, dist, machine):
+        names = zipfile.ZipFile(getattr(dist, machine)).namelist()
         assert {
             "gdrpy/_core/_ffi.abi3.so",
             "gdrpy/_core/_mapping.abi3.so",
@@ -116,14 +156,6 @@ class TestLibgdrapi:
     def test_is_one_by_both_of_its_names(self, environment, names):
         printed = run(sys.executable, "-c", BOTH, *names, env=environment)
         assert printed == "True [0, 22]\n"
-
-    def test_has_the_same_functions_by_both_of_its_names(self, site):
-        functions, same = (
-            {line.split()[-1] for line in run("nm", "-D", "--defined-only", path).splitlines()}
-            for path in (site / "gdrpy/lib" / name for name in NAMES)
-        )
-        assert len(functions) == 17
-        assert functions == same
 
     @pytest.mark.parametrize(
         ("flags", "needed"), [("-lgdrapi", NAMES[1]), ("$(pkg-config --libs gdrapi)", NAMES[0])]

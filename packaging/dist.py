@@ -1,0 +1,150 @@
+"""Builds what a release is made of: the source distribution, and a wheel for each processor.
+
+The wheels are made of the source distribution, by zig for the glibc that their tags name,
+so that neither this machine's compiler nor its C library is in them. The same checkout gives the
+same bytes: times are of $SOURCE_DATE_EPOCH, else of the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+LINKER = Path(__file__).with_name("zig_linker.py")
+MACHINES = ("x86_64", "aarch64")
+GLIBC = (2, 28)
+
+
+def platform(machine: str) -> str:
+    """The platform tag of a wheel."""
+    return "manylinux_{}_{}_{}".format(*GLIBC, machine)
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    """Run a command, and show what it printed if it fails."""
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+
+
+def build(what: str, project: Path, into: Path, *options: str, **environment: str) -> Path:
+    """Have the project's build backend make an sdist or a wheel; the file made."""
+    into.mkdir()
+    command = (sys.executable, "-m", "build", "--no-isolation", f"--{what}", "--outdir", into)
+    run(
+        *command,
+        *(f"--config-setting=--build-option={option}" for option in options),
+        project,
+        **environment,
+    )
+    (made,) = into.iterdir()
+    return made
+
+
+def commit_time() -> int:
+    """When the checkout was committed, in seconds of Unix time."""
+    command = ["git", "-C", CHECKOUT, "log", "-1", "--format=%ct"]
+    return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def write_sdist(made: Path, into: Path, epoch: int) -> Path:
+    """Put a source distribution into a folder, without when and by whom its files were written."""
+    found = into / made.name
+    with (
+        tarfile.open(made) as source,
+        found.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as target,
+    ):
+        for member in sorted(source, key=lambda member: member.name):
+            plain = tarfile.TarInfo(member.name)
+            plain.type, plain.size, plain.mtime = member.type, member.size, epoch
+            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            target.addfile(plain, source.extractfile(member) or io.BytesIO())
+    return found
+
+
+def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
+    """Build the wheel for a kind of processor."""
+    target = "{}-linux-gnu.{}.{}".format(machine, *GLIBC)
+    zig = f"{sys.executable} -m ziglang"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(folder, filter="data")
+        (project,) = folder.iterdir()
+        made = build(
+            "wheel",
+            project,
+            folder / "made",
+            f"--plat-name={platform(machine)}",
+            CC=f"{zig} cc -target {target}",
+            AR=f"{zig} ar",
+            LDSHARED=f"{sys.executable} {LINKER} {target}",
+            CFLAGS="-g0 -Wno-macro-redefined",
+            LDFLAGS="-Wl,-s",
+            _PYTHON_HOST_PLATFORM=f"linux-{machine}",
+            SOURCE_DATE_EPOCH=str(epoch),
+        )
+        return made.rename(into / made.name)
+
+
+def checksums(files: list[Path]) -> str:
+    """As ``sha256sum`` prints them."""
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    return "".join(sorted(lines, key=lambda line: line.split()[1]))
+
+
+def build_all(
+    into: Path, machines: tuple[str, ...] = MACHINES, say: Callable[[str], object] = print
+) -> list[Path]:
+    """Build the source distribution and wheels into a folder, whose older ones go."""
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or commit_time())
+    into.mkdir(parents=True, exist_ok=True)
+    for old in (*into.glob("gdrpy-*"), *into.glob("SHA256SUMS")):
+        old.unlink()
+    with tempfile.TemporaryDirectory() as name:
+        files = [write_sdist(build("sdist", CHECKOUT, Path(name, "made")), into, epoch)]
+    say(f"{files[0]}")
+    for machine in machines:
+        files.append(build_wheel(files[0], machine, into, epoch))
+        say(f"{files[-1]}")
+    (into / "SHA256SUMS").write_text(checksums(files))
+    return files
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=CHECKOUT / "dist",
+        metavar="FOLDER",
+        help="where they go (default: dist, in the checkout)",
+    )
+    parser.add_argument(
+        "--machine",
+        choices=MACHINES,
+        action="append",
+        help="build the wheel of this processor alone",
+    )
+    args = parser.parse_args()
+    build_all(args.into, tuple(args.machine or MACHINES))
+
+
+if __name__ == "__main__":
+    main()

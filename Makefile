@@ -25,7 +25,7 @@ TORCH ?= torch==2.13.0
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench clean \
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench docs clean \
 	install uninstall
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make lint    formatting, types, compiler warnings as errors"
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"
+	@echo "make docs    the documentation site, into build/docs"
 	@echo "make clean   remove what the build made, but not $(VENV)"
 	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
 	@echo '             LIBDIR=$$(PREFIX)/lib INCLUDEDIR=$$(PREFIX)/include'
@@ -90,6 +91,10 @@ test-vm: tools
 bench: tools
 	@$(BIN)/python benchmarks/run.py
 
+docs: $(VENV)/.docs
+	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
+	@echo "build/docs/index.html"
+
 build: $(VENV)/.built
 tools: $(VENV)/.tools
 
@@ -114,7 +119,13 @@ $(VENV)/.tools: $(VENV)/.built
 	@$(PIP) $(EDITABLE) ".[test,ecosystem,docs,package,lint,plot]"
 	@touch $@
 
+# What the documentation site is built by.
+$(VENV)/.docs: $(VENV)/.built
+	@echo "installing the tools for the documentation into $(VENV) (packages from PyPI)"
+	@$(PIP) $(EDITABLE) ".[docs]"
+	@touch $@
+
 clean:
 	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
-		gdrpy/lib tests/c/build tests/gdrapi/build $(VENV)/.built $(VENV)/.tools
+		gdrpy/lib tests/c/build tests/gdrapi/build $(VENV)/.built $(VENV)/.tools $(VENV)/.docs
 	@echo "$(VENV) stays, and gdrpy in it does not run until the next make build; rm -rf $(VENV) removes it"

@@ -9,6 +9,9 @@
  *	gcc -o client broker_client.c -ldl
  *	./client "$GDRPY_SOCKET" greeting "written in C"
  *
+ * A further word, "cuda", has CUDA import a simulated GPU's memory as well; its driver is in the
+ * folder of `python -m gdrpy.sim`, which LD_LIBRARY_PATH must name.
+ *
  * docs/broker-protocol.md has the protocol. Its messages are msgpack: this program writes the two
  * that it needs byte by byte, and of the answers reads what it needs.
  */
@@ -91,7 +94,7 @@ static struct value take_value(struct reader *reader)
 	struct value value = {0};
 
 	if (kind <= 0x7f || kind >= 0xe0) { /* a small number */
-		value.number = kind;
+		value.number = (int8_t)kind;
 		return value;
 	}
 	if (kind >= 0xcc && kind <= 0xd3) { /* a number of 1, 2, 4 or 8 bytes */
@@ -229,14 +232,35 @@ static void write_by_mmap(int fd, size_t size, const char *text)
 	puts("written by mmap");
 }
 
-/* By CUDA. What it needs of the driver: with NVIDIA's toolkit, include <cuda.h> for the types. */
+/* What it needs of the driver: with NVIDIA's toolkit, include <cuda.h> in place of these. */
+#define POSIX_DESCRIPTOR 1
+#define ON_A_DEVICE 1
+#define READ_AND_WRITE 3
+
 struct access {
 	int location_type, device, flags;
 };
 
+int cuInit(unsigned int flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuCtxSetCurrent(void *context);
+int cuCtxSynchronize(void);
+int cuMemImportFromShareableHandle(unsigned long long *memory, void *handle, int type);
+int cuMemRelease(unsigned long long memory);
+int cuMemAddressReserve(unsigned long long *address, size_t size, size_t alignment,
+			unsigned long long wanted, unsigned long long flags);
+int cuMemAddressFree(unsigned long long address, size_t size);
+int cuMemMap(unsigned long long address, size_t size, size_t offset, unsigned long long memory,
+	     unsigned long long flags);
+int cuMemUnmap(unsigned long long address, size_t size);
+int cuMemSetAccess(unsigned long long address, size_t size, const struct access *access,
+		   size_t count);
+int cuMemcpyHtoD_v2(unsigned long long address, const void *host, size_t size);
+
 #define CALL(name, ...)                                                                            \
 	do {                                                                                       \
-		int (*call)() = (int (*)())dlsym(driver, #name);                                   \
+		__typeof__(&(name)) call = (__typeof__(&(name)))dlsym(driver, #name);              \
 		int error = call ? call(__VA_ARGS__) : -1;                                         \
 		if (error) {                                                                       \
 			fprintf(stderr, "%s: error %d\n", #name, error);                           \
@@ -244,9 +268,10 @@ struct access {
 		}                                                                                  \
 	} while (0)
 
+/* By CUDA, which is looked for only now: the program runs where there is none. */
 static void write_by_cuda(int fd, size_t size, const char *text)
 {
-	struct access access = {.location_type = 1, .device = 0, .flags = 3}; /* read and write */
+	struct access access = {ON_A_DEVICE, 0, READ_AND_WRITE};
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
 	unsigned long long memory, address;
 	void *context;
@@ -258,12 +283,12 @@ static void write_by_cuda(int fd, size_t size, const char *text)
 	CALL(cuInit, 0);
 	CALL(cuDevicePrimaryCtxRetain, &context, 0);
 	CALL(cuCtxSetCurrent, context);
-	CALL(cuMemImportFromShareableHandle, &memory, (void *)(intptr_t)fd,
-	     1); /* 1: a descriptor */
-	CALL(cuMemAddressReserve, &address, size, (size_t)0, 0ULL, 0ULL);
-	CALL(cuMemMap, address, size, (size_t)0, memory, 0ULL);
-	CALL(cuMemSetAccess, address, size, &access, (size_t)1);
+	CALL(cuMemImportFromShareableHandle, &memory, (void *)(intptr_t)fd, POSIX_DESCRIPTOR);
+	CALL(cuMemAddressReserve, &address, size, 0, 0, 0);
+	CALL(cuMemMap, address, size, 0, memory, 0);
+	CALL(cuMemSetAccess, address, size, &access, 1);
 	CALL(cuMemcpyHtoD_v2, address, text, strlen(text));
+	CALL(cuCtxSynchronize);
 	CALL(cuMemUnmap, address, size);
 	CALL(cuMemRelease, memory);
 	CALL(cuMemAddressFree, address, size);
@@ -277,8 +302,8 @@ int main(int count, char **words)
 	int broker, fd;
 	size_t size;
 
-	if (count != 4 || strlen(words[2]) > 255) {
-		fprintf(stderr, "usage: %s SOCKET REGION TEXT\n", words[0]);
+	if (count < 4 || strlen(words[2]) > 255) {
+		fprintf(stderr, "usage: %s SOCKET REGION TEXT [cuda]\n", words[0]);
 		return 2;
 	}
 	broker = connect_to(words[1]);
@@ -289,7 +314,7 @@ int main(int count, char **words)
 		fprintf(stderr, "the region has no more than %zu bytes\n", size);
 		return 1;
 	}
-	if (S_ISREG(status.st_mode))
+	if (S_ISREG(status.st_mode) && count == 4)
 		write_by_mmap(fd, size, words[3]);
 	else
 		write_by_cuda(fd, size, words[3]);

@@ -154,10 +154,9 @@ class LeasedRegion(Region):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("pickling a BrokerRegion")
-        from gdrpy.broker.client.attach import attach
+        from gdrpy.broker.client.attach import Identity, attach
 
-        views = self._ptr is not None, self._cpu is not None
-        return attach, (self._broker.socket, self._lease.life, self.id, *views, self.readonly)
+        return attach, Identity.of(self).fields()
 
     def __repr__(self) -> str:
         if self.closed:

@@ -1,0 +1,73 @@
+"""Regions that came by Ray or Dask and are not attached yet."""
+
+from __future__ import annotations
+
+from _thread import RLock
+
+from gdrpy.broker.client.region import BrokerRegion
+from gdrpy.errors import BrokerUnavailable, Gone
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gdrpy.broker.client.attach import Identity
+
+
+class AwayRegion(BrokerRegion):
+    """A region that becomes a BrokerRegion when something of it is first used.
+
+    On the machine of its broker it is attached then; on another one it is a copy. Raises then what
+    keeps it from that, at each attempt. What Python and the engines ask of any object (its class,
+    repr, pickle) is no use. Threads may share it.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        vars(self).update(_identity=identity, _arriving=RLock())
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            _arrive(self)
+        return object.__getattribute__(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from gdrpy.broker.client.attach import attach
+
+        fields = vars(self)
+        if "_identity" not in fields:  # it has arrived meanwhile
+            return BrokerRegion.__reduce__(self)
+        return attach, fields["_identity"].fields()
+
+    def __repr__(self) -> str:
+        return f"<BrokerRegion not attached yet: {vars(self).get('_identity')}>"
+
+
+def _arrive(region: AwayRegion) -> None:
+    fields = vars(region)
+    lock = fields.get("_arriving")
+    if lock is None:  # another thread was quicker
+        return
+    with lock:
+        if "_identity" not in fields:
+            return
+        found = vars(arrived(fields["_identity"]))
+        fields.update(found)
+        object.__setattr__(region, "__class__", BrokerRegion)
+        del fields["_identity"], fields["_arriving"]
+
+
+def arrived(identity: Identity) -> BrokerRegion:
+    """The region itself, or where its broker is another machine's, a copy of it."""
+    from gdrpy.broker.client.attach import shared_broker
+
+    try:
+        return identity.attach()
+    except BrokerUnavailable as error:
+        reason = error
+    except Gone as error:
+        if shared_broker(identity.socket).life == identity.life:
+            raise
+        reason = error
+    from gdrpy.broker.client.copies import bring
+
+    return bring(identity, reason)

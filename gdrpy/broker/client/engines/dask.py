@@ -1,0 +1,138 @@
+"""Dask: a place is a worker's address, and that worker reads the region beside its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client, Status, Worker
+from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps
+from distributed.utils import sync
+
+from gdrpy.broker.client import copies, engines
+from gdrpy.errors import BrokerUnavailable, Error, Gone, Timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from gdrpy.broker.client.attach import Identity
+
+#: The place of a client, which nobody can ask.
+_CLIENT = "client"
+
+
+def place() -> str | None:
+    """The address of this process's worker, or that it has a client alone."""
+    node = _node()
+    if node is None:
+        return None
+    address: str = node.address if isinstance(node, Worker) else _CLIENT
+    return address
+
+
+def pieces(place: str, identity: Identity) -> Generator[Any, None, None]:
+    """What the region is, then its bytes. Raises what reading it there raises, Gone, Timeout."""
+    node = _node()
+    address = _holder(node, place, identity)
+    description = _ask(node, address, _describe, identity)
+    yield description
+    offset = 0
+    while offset < description.nbytes:
+        piece = _ask(node, address, _piece, identity, offset)
+        yield piece
+        offset += piece.nbytes
+
+
+def _node() -> Any:
+    """This process's worker, else its client, else None."""
+    for worker in list(Worker._instances):
+        if worker.status == Status.running:
+            return worker
+    try:
+        return Client.current()
+    except ValueError:
+        return None
+
+
+async def _describe(*fields: Any) -> Any:
+    return await asyncio.to_thread(copies.describe, *fields)
+
+
+async def _piece(*fields: Any) -> Any:
+    return await asyncio.to_thread(copies.piece, *fields)
+
+
+def _holder(node: Any, place: str, identity: Identity) -> str:
+    """A worker that reaches the region's broker: the one it came from, else any."""
+
+    async def look() -> dict[str, Any]:
+        message = _call(_describe, identity)
+        found: dict[str, Any] = await node.scheduler.broadcast(
+            msg={"op": "run", **message}, on_error="ignore"
+        )
+        return found
+
+    replies = _wait(node, look, identity)
+    able = [address for address, reply in replies.items() if reply["status"] == "OK"]
+    if place in able:
+        return place
+    if able:
+        return able[0]
+    if place in replies:
+        _result(replies[place])
+    if place == _CLIENT:
+        raise BrokerUnavailable(
+            f"copying {identity}: it was sent by a Dask client, and no worker reaches that broker: "
+            f"run a worker on {identity.host}, or make the region in a task"
+        )
+    raise Gone(f"copying {identity}: Dask's worker {place} is gone, and no other has the region")
+
+
+def _ask(
+    node: Any, address: str, function: Callable[..., Any], identity: Identity, *args: Any
+) -> Any:
+    """What the function returns on a worker."""
+
+    async def run() -> Any:
+        message = _call(function, identity, *args)
+        if isinstance(node, Worker):
+            return await node.rpc(address).run(**message)
+        replies = await node.scheduler.broadcast(msg={"op": "run", **message}, workers=[address])
+        return replies[address]
+
+    return _result(_wait(node, run, identity))
+
+
+def _call(function: Callable[..., Any], identity: Identity, *args: Any) -> dict[str, bytes]:
+    return {"function": dumps(function), "args": dumps((*identity.fields(), *args))}
+
+
+def _result(reply: dict[str, Any]) -> Any:
+    if reply["status"] == "OK":
+        return reply["result"]
+    _, error, _ = clean_exception(**reply)
+    raise error
+
+
+def _wait(node: Any, ask: Callable[..., Any], identity: Identity) -> Any:
+    """What a coroutine function returns in the node's event loop. Raises Gone, Timeout."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise RuntimeError(
+            f"copying {identity}: this is an event loop, which must not wait for another machine: "
+            f"use the region in a task that is no coroutine, or await asyncio.to_thread(...)"
+        )
+    try:
+        return sync(node.loop, ask, callback_timeout=engines.PATIENCE)
+    except Error:
+        raise
+    except TimeoutError:
+        raise Timeout(
+            f"copying {identity}: no answer by Dask within {engines.PATIENCE:g} s"
+        ) from None
+    except OSError as error:
+        raise Gone(f"copying {identity}: Dask does not reach it: {error}") from error

@@ -54,6 +54,7 @@ _HOMES = {
     "Event": "gdrpy.broker.client.records",
     "Flag": "gdrpy.mapping",
     "Gdr": "gdrpy.gdr",
+    "MappedTensor": "gdrpy.mappedtensor",
     "Mapping": "gdrpy.mapping",
     "MappingType": "gdrpy.mappingtype",
     "Pin": "gdrpy.gdr",
@@ -64,6 +65,7 @@ _HOMES = {
     "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
+    "from_tensor": "gdrpy.mappedtensor",
     "granularity": "gdrpy.vmm",
     "include_dir": "gdrpy.channel",
     "open": "gdrpy.gdr",
@@ -72,13 +74,16 @@ _HOMES = {
 }
 
 #: Modules that users name: imported when they are first asked for.
-_MODULES = ("aio", "broker", "safetensors")
+_MODULES = ("aio", "broker", "cupy", "rmm", "safetensors", "torch")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
+    from gdrpy import cupy as cupy
+    from gdrpy import rmm as rmm
     from gdrpy import safetensors as safetensors
+    from gdrpy import torch as torch
     from gdrpy.arena import Arena
     from gdrpy.array import Array
     from gdrpy.broker.client.broker import Broker, connect
@@ -87,6 +92,7 @@ if TYPE_CHECKING:
     from gdrpy.broker.client.watch import Watch
     from gdrpy.channel import Channel, ChannelReader, include_dir
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
+    from gdrpy.mappedtensor import MappedTensor, from_tensor
     from gdrpy.mapping import Flag, Mapping
     from gdrpy.mappingtype import MappingType
     from gdrpy.pinnedmemory import pinned
@@ -135,6 +141,7 @@ __all__ = [
     "Gone",
     "InvalidHandle",
     "InvalidRequest",
+    "MappedTensor",
     "Mapping",
     "MappingType",
     "MissingView",
@@ -157,6 +164,7 @@ __all__ = [
     "Watch",
     "alloc",
     "connect",
+    "from_tensor",
     "granularity",
     "include_dir",
     "open",

@@ -76,6 +76,11 @@ class Arena(Resource):
         self._allocation = allocation
         super().__init__()
 
+    @classmethod
+    def of(cls, memory: Region | Arena) -> Arena:
+        """The arena itself, or a new one over all of a region."""
+        return memory if isinstance(memory, Arena) else cls(memory)
+
     def allocate(self, nbytes: int) -> int:
         """The GPU address of a new block of ``nbytes`` bytes, which hold any values at first.
 

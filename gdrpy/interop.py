@@ -55,8 +55,12 @@ def device_array(call: str, obj: Any, stream: Any = None) -> DeviceArray | None:
     the object's own library raises.
     """
     found = None
-    if hasattr(obj, "__dlpack__") and not _is_numpy(obj):
+    # Numpy's arrays are host memory, and it has no capsules of some.
+    if hasattr(obj, "__dlpack__") and not _is_of(obj, "numpy", "ndarray"):
         found = _by_dlpack(call, obj, stream)
+        # Its arrays never change, and its capsules do not say so.
+        if found is not None and _is_of(obj, "jax", "Array"):
+            found = found._replace(readonly=True)
     if found is None and hasattr(obj, "__cuda_array_interface__"):
         found = _by_interface(call, obj.__cuda_array_interface__, obj, stream)
     return found
@@ -73,10 +77,10 @@ def packed_array(call: str, obj: Any) -> DeviceArray | None:
     return found
 
 
-def _is_numpy(obj: Any) -> bool:
-    """Its arrays are host memory; it refuses a capsule of some, in terms of its own."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(obj, numpy.ndarray)
+def _is_of(obj: object, module: str, name: str) -> bool:
+    """Whether it is of a class of a module, which is not imported for that."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(obj, kind)
 
 
 def _by_dlpack(call: str, obj: Any, stream: Any) -> DeviceArray | None:

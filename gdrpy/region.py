@@ -111,6 +111,10 @@ class Region(Transferable):
         self._location = memory.location if memory else allocation.location
         if cpu:
             self._cpu = self._map(0, nbytes, bool(readonly))
+        if self._ptr is not None:
+            from gdrpy._regions import remember
+
+            remember(self)
 
     @property
     def location(self) -> str:

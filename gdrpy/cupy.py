@@ -1,0 +1,56 @@
+"""cupy's arrays in regions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cupy
+
+from gdrpy.arena import Arena
+from gdrpy.errors import OutOfMemory
+
+if TYPE_CHECKING:
+    from gdrpy.region import Region
+
+__all__ = ["allocator"]
+
+
+def allocator(memory: Region | Arena) -> Callable[[int], Any]:
+    """An allocator of cupy's that carves arrays out of a region, or of an arena of one.
+
+    For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, as it is or behind a pool:
+    ``cupy.cuda.MemoryPool(allocator(region)).malloc``. As it is, freeing an array waits for the
+    stream that was current when it was made; a pool of cupy's frees nothing until its
+    ``free_all_blocks()``. An array keeps the region open. Where there is no room cupy raises its
+    own out-of-memory error.
+
+    Raises as :class:`Arena`.
+    """
+    arena = Arena.of(memory)
+    device = arena.region.device
+
+    def allocate(nbytes: int) -> Any:
+        block = _Block(arena, nbytes)
+        return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.ptr, nbytes, block, device), 0)
+
+    return allocate
+
+
+class _Block:
+    """A block of an arena, freed with the last array in it."""
+
+    def __init__(self, arena: Arena, nbytes: int) -> None:
+        try:
+            self.ptr = arena.allocate(max(nbytes, 1))
+        except OutOfMemory as error:
+            # A pool of cupy's frees what it keeps, and tries again, for this error alone.
+            code = cupy.cuda.runtime.errorMemoryAllocation
+            raise cupy.cuda.runtime.CUDARuntimeError(code) from error
+        self._arena = arena
+        self._stream = cupy.cuda.get_current_stream()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream") and not sys.is_finalizing():
+            self._arena.free(self.ptr, self._stream)

@@ -1,0 +1,153 @@
+"""torch's tensors in regions: born there, or shared by name with other processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gdrpy import cuda
+from gdrpy._resource import Resource, Undo
+from gdrpy.arena import Arena, Functions
+from gdrpy.errors import BackendUnavailable
+from gdrpy.interop import packed_array
+
+if TYPE_CHECKING:
+    from gdrpy.array import Array
+    from gdrpy.broker.client.broker import Broker
+    from gdrpy.region import Region
+
+__all__ = ["Pool", "attach", "share"]
+
+
+class Pool(Resource):
+    """A pool of torch's for tensors in a region, or in an arena of one.
+
+    What is made inside ``with pool.use():`` lies in the region, as its GPU view has it: parameters,
+    buffers, caches, results. torch takes memory in segments, of 2 MiB for what is smaller than
+    1 MiB, of 20 MiB for what is smaller than 10 MiB, else rounded up to 2 MiB, and raises
+    torch.OutOfMemoryError where the region has no room for one.
+
+    A tensor keeps the memory, also when the pool is dropped. :meth:`close` raises BufferError while
+    there are tensors of it. Threads may share a pool.
+
+    Raises BackendUnavailable where torch has no CUDA, and on the simulated GPU.
+    """
+
+    _again = "make another one, of a region that it opened itself"
+    _elsewhere = "send the region, and Pool.array(tensor)'s shape, dtype and offset"
+
+    def __init__(self, memory: Region | Arena) -> None:
+        if cuda.simulated() or not torch.cuda.is_available():
+            raise BackendUnavailable(
+                "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, have it "
+                "take tensors of a region one by one, by torch.from_dlpack(region.array(...))"
+            )
+        with Undo() as undo:
+            self.arena = Arena.of(memory)
+            self._own = self.arena is not memory
+            if self._own:
+                undo.keep(self.arena)
+            self._pool: Any = None
+            _allocator(self.arena.functions)
+            undo.pop_all()
+        super().__init__()
+
+    @property
+    def region(self) -> Region:
+        """The region that the tensors lie in."""
+        return self.arena.region
+
+    @property
+    def mem_pool(self) -> Any:
+        """torch's own object, a torch.cuda.MemPool, for what else takes one."""
+        with self._lock:
+            self._check("Pool.mem_pool")
+            if self._pool is None:
+                self._pool = torch.cuda.MemPool(_allocator(self.arena.functions))
+            return self._pool
+
+    @contextmanager
+    def use(self) -> Iterator[Pool]:
+        """Inside the block this thread's tensors on the region's device are made in the region."""
+        with torch.cuda.use_mem_pool(self.mem_pool, device=self.region.device):
+            yield self
+
+    def array(self, tensor: torch.Tensor) -> Array:
+        """The same elements as an :class:`Array` of the region, with the CPU view and the offset.
+
+        It keeps the region, not the tensor. Raises ValueError for a tensor that does not lie in the
+        region, or is not contiguous.
+        """
+        call = "Pool.array"
+        self._check(call)
+        found = packed_array(call, tensor.detach())
+        offset = -1 if found is None else found.address - self.region.ptr
+        if found is None or not 0 <= offset <= self.region.nbytes - found.nbytes:
+            raise ValueError(
+                f"{call}: the tensor of shape {tuple(tensor.shape)} on {tensor.device} does not "
+                f"lie in {self.region!r}: make it inside `with pool.use():`"
+            )
+        return self.region.array(found.shape, found.dtype, offset)
+
+    def _release(self) -> None:
+        # torch gives the segments without tensors back when nobody has its pool any more, and those
+        # whose tensors died later when it empties its cache.
+        self._pool = None
+        torch.cuda.empty_cache()
+        if self._own:
+            self.arena.close()
+
+    def __repr__(self) -> str:
+        return "<Pool CLOSED>" if self.closed else f"<Pool of {self.arena!r}>"
+
+
+@functools.cache
+def _allocator(functions: Functions) -> Any:
+    """What torch calls the functions by; kept, since torch does not keep it for its segments."""
+    return torch.cuda.memory.CUDAPluggableAllocator(*functions).allocator()
+
+
+def share(
+    broker: Broker,
+    name: str,
+    tensors: torch.nn.Module | Mapping[str, torch.Tensor],
+    device: int | None = None,
+    **options: Any,
+) -> dict[str, torch.Tensor]:
+    """Publish a copy of a module's state, or of tensors by name, and give back the shared tensors.
+
+    They lie in one region of the broker, laid out as a safetensors file, by default on the GPU that
+    the first of them that is on one is on; ``options`` are those of ``Broker.put_tensors``. What
+    :func:`attach` gives any process, and what this gives back, are the same bytes:
+    ``module.load_state_dict(share(broker, name, module), assign=True)`` has this process use the
+    shared copy and free its own.
+
+    Raises TypeError for element types that the safetensors format lacks, and what put_tensors does.
+    """
+    state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
+    packed = {key: tensor.detach().contiguous() for key, tensor in state.items()}
+    if device is None:
+        device = next((one.device.index or 0 for one in packed.values() if one.is_cuda), 0)
+    return _tensors(broker.put_tensors(name, packed, device, **options))
+
+
+def attach(
+    broker: Broker, name: str, *, gpu: bool = True, wait: float | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors by name in the region that :func:`share`, or ``put_tensors``, published.
+
+    No byte is copied: ``module.load_state_dict(attach(broker, name), assign=True)`` has a module
+    use the shared memory, on the GPU, or with ``gpu=False`` through the CPU view. The tensors keep
+    the region. A new version of the name is found by attaching again.
+
+    Raises NotFound, ValueError if the region holds no tensors, and what ``Broker.get`` raises.
+    """
+    return _tensors(broker.get(name, gpu=gpu, cpu=True, wait=wait))
+
+
+def _tensors(region: Any) -> dict[str, torch.Tensor]:
+    return {name: torch.from_dlpack(array) for name, array in region.tensors().items()}

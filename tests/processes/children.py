@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import gdrpy
@@ -77,5 +76,28 @@ def write(thing: Any, word: bytes) -> None:
     thing.write(word)
 
 
-def leave(_thing: Any) -> None:
-    os._exit(0)
+def report(region: gdrpy.Region, sender: Any) -> None:
+    """Say what a read raises."""
+    try:
+        sender.send(region.read(5))
+    except gdrpy.Forked as error:
+        sender.send(str(error))
+
+
+def send_and_end(sender: Any) -> None:
+    sender.send(make(b"hello"))
+
+
+def send_and_wait(sender: Any) -> None:
+    sender.send(make(b"hello"))
+    sender.poll(30)
+
+
+def devices(regions: list[gdrpy.Region], sender: Any) -> None:
+    sender.send([(region.device, region.read(5)) for region in regions])
+
+
+def with_tensor(region: gdrpy.Region, tensor: Any) -> tuple[bytes, float]:
+    """What is in both, one that each came its own way."""
+    tensor += 1
+    return region.read(5), float(tensor.sum())

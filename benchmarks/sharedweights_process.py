@@ -1,0 +1,88 @@
+"""The processes of the benchmark of shared weights, as what runs it has them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+_WORKER = Path(__file__).with_name("sharedweights_worker.py")
+
+#: Seconds until a process that does not answer is killed.
+_PATIENCE = 60.0
+
+
+class Silent(Exception):
+    """A process ended, or did not answer in time; the message says which."""
+
+
+class Process:
+    """A program that answers lines. It is killed at the end of its block, if it runs then."""
+
+    def __init__(self, name: str, *words: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def hear(self) -> Any:
+        """What its next line says. Raises Silent."""
+        assert self._process.stdout is not None
+        timer = threading.Timer(_PATIENCE, self._process.kill)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            raise Silent(f"{self.name} ended, status {self._process.wait()}")
+        return json.loads(line)
+
+    def tell(self, action: str, *arguments: object) -> None:
+        """Have it begin something."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps([action, *arguments]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Silent(f"{self.name} ended, status {self._process.wait()}") from None
+
+    def ask(self, action: str, *arguments: object) -> Any:
+        """Have it do something; its answer. Raises Silent."""
+        self.tell(action, *arguments)
+        return self.hear()
+
+    def kill(self) -> None:
+        """End it without warning, if it runs, and wait until it is gone."""
+        self._end(signal.SIGKILL)
+
+    def end(self) -> None:
+        """End it in peace: a worker by the end of its input, which a broker does not read."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        with self._process as process:
+            if process.poll() is None:
+                process.send_signal(number)
+
+
+def broker(socket: str) -> Process:
+    """A broker that clients can connect to."""
+    process = Process("the broker", "-m", "gdrpy", "serve", "--json", "--socket", socket)
+    process.hear()
+    return process
+
+
+def worker(name: str, socket: str, width: int) -> Process:
+    """A worker that was started; it says so when it is ready."""
+    return Process(name, str(_WORKER), socket, str(width))

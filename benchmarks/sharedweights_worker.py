@@ -1,0 +1,133 @@
+"""One process of the benchmark of shared weights: does what its standard input says, line by line.
+
+``sharedweights_worker.py SOCKET WIDTH``; a line is a JSON list of an action and its arguments, the
+answer one line of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import select
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+
+import gdrpy
+from gdrpy import cuda
+from sharedweights_model import SMALL, Model, answer, inputs, over, trained
+
+NAME = "weights"
+
+
+class Worker:
+    """Connected to the broker, with a CUDA context and what libraries make once, no weights."""
+
+    def __init__(self, socket: str, width: int) -> None:
+        self._broker = gdrpy.connect(socket, reconnect=30.0)
+        self._width = width
+        self._device = torch.device("cpu" if cuda.simulated() else "cuda:0")
+        torch.set_num_threads(1)
+        self._inputs = inputs(width, self._device)
+        answer(trained(SMALL, 0, self._device), inputs(SMALL, self._device))
+        self._let_go_of_spare_memory()
+        self._region: gdrpy.BrokerRegion | None = None
+        self._model: Model | None = None
+
+    def attach(self) -> dict[str, Any]:
+        """Have the weights of the newest version, where they lie."""
+        self.leave()
+        start = time.perf_counter_ns()
+        self._region = self._broker.get(NAME, cpu=cuda.simulated(), readonly=True)
+        views = {name: torch.from_dlpack(one) for name, one in self._region.tensors().items()}
+        self._model = over(self._width, views)
+        return {"version": self._region.version, "ns": time.perf_counter_ns() - start}
+
+    def copy(self) -> dict[str, Any]:
+        """Have a copy of them for itself, as a process does that loads a file."""
+        found = self.attach()
+        assert self._model is not None
+        weights = {name: one.clone() for name, one in self._model.state_dict().items()}
+        self.leave()
+        self._model = over(self._width, weights)
+        return found
+
+    def leave(self) -> None:
+        """Have no weights."""
+        self._model = None
+        if self._region:
+            self._region.close()
+            self._region = None
+        self._let_go_of_spare_memory()
+
+    def forward(self, count: int) -> list[str]:
+        """Run the model so many times; the answers that differ."""
+        assert self._model is not None
+        return sorted({answer(self._model, self._inputs) for _ in range(count)})
+
+    def contents(self) -> str:
+        """The digest of all bytes of the region."""
+        assert self._region is not None
+        return hashlib.sha256(self._region.read()).hexdigest()
+
+    def publish(self, seed: int) -> dict[str, Any]:
+        """Put the weights of a new model in the place of what is there; the answer they give."""
+        model = trained(self._width, seed, self._device)
+        expected = answer(model, self._inputs)
+        weights = model.state_dict()
+        start = time.perf_counter_ns()
+        with self._broker.put_tensors(NAME, weights, cpu=cuda.simulated()) as region:
+            taken = time.perf_counter_ns() - start
+            return {"version": region.version, "answer": expected, "ns": taken}
+
+    def serve(self) -> dict[str, Any]:
+        """Run the model until there is another line, and go to newer versions as they come.
+
+        It says when it has begun; the answers by version with how many there were, the ns of each.
+        """
+        assert self._region is not None
+        answers: Counter[str] = Counter()
+        forwards, swaps = [], []
+        stopping = False
+        while True:
+            start = time.perf_counter_ns()
+            (found,) = self.forward(1)
+            forwards.append(time.perf_counter_ns() - start)
+            answers[f"{self._region.version} {found}"] += 1
+            if len(forwards) == 1:
+                _say("serving")
+            if self._region.stale:
+                start = time.perf_counter_ns()
+                self.attach()
+                swaps.append(time.perf_counter_ns() - start)
+            elif stopping:
+                return {"answers": answers, "forwards": forwards, "swaps": swaps}
+            stopping = stopping or bool(select.select([sys.stdin], [], [], 0)[0])
+
+    def _let_go_of_spare_memory(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _say(what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main(socket: str, width: int) -> None:
+    """Do what lines say."""
+    with torch.inference_mode():
+        worker = Worker(socket, width)
+        _say("ready")
+        for line in sys.stdin:
+            action, *arguments = json.loads(line)
+            if action == "stop":  # which ended serve()
+                continue
+            _say(getattr(worker, action)(*arguments))
+        worker.leave()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -53,38 +53,56 @@ def run_examples(page: str, **environment: str) -> str:
     return done.stdout
 
 
+#: The pages of the documentation, and those of them with Python that runs.
+PAGES = sorted(str(path.relative_to(TOP)) for path in TOP.glob("docs/**/*.md"))
+PROGRAMS = [page for page in PAGES if RUNNABLE.search((TOP / page).read_text())]
+
+
 class TestExamples:
     def test_of_the_readme_run(self, broker_process: BrokerProcess):
         printed = run_examples("README.md", GDRPY_SOCKET=broker_process.socket).splitlines()
         assert [printed[0], printed[1][:2], printed[2]] == ["b'any buffer'", "0x", "2097152"]
         assert printed[3:] == ["b'shared'", "[3 4 5]"]
 
-    def test_of_the_page_on_transfers_run(self):
-        assert run_examples("docs/transfers.md") == "[1. 1. 1. 1.]\nTrue\n"
-
-    def test_of_the_page_on_gpu_code_run(self):
-        assert run_examples("docs/gpu-code.md") == "b'to and fro'\n"
-
-    def test_of_the_page_on_channels_print_what_it_says(self):
-        page = "docs/channel.md"
-        said = re.findall(r"^ *print\(.*\)  # (.+)$", (TOP / page).read_text(), re.MULTILINE)
-        assert run_examples(page).splitlines() == said
-
-    def test_of_the_page_on_the_broker_print_what_it_says(self, broker_process: BrokerProcess):
-        page = "docs/broker.md"
-        said = re.findall(r"^ *print\(.*\)  # (.+)$", (TOP / page).read_text(), re.MULTILINE)
+    @pytest.mark.parametrize("page", PROGRAMS)
+    def test_of_a_page_print_what_it_says(self, page, broker_process: BrokerProcess):
+        code = "".join(RUNNABLE.findall((TOP / page).read_text()))
+        said = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.MULTILINE)
         printed = run_examples(page, GDRPY_SOCKET=broker_process.socket)
         assert printed.splitlines() == said
 
-    @pytest.mark.parametrize("page", ["README.md", *TOP.glob("docs/*.md")])
+    @pytest.mark.parametrize("page", ["README.md", *PAGES])
     def test_that_do_not_run_say_why(self, page):
         text = (TOP / page).read_text()
         reasons = re.findall(r"<!-- not run: needs .+ -->\n```python", text)
         assert text.count("```python") == len(RUNNABLE.findall(text)) + len(reasons)
 
 
+class TestTwoProcesses:
+    @pytest.mark.parametrize("page", ["README.md", "docs/quick-start.md"])
+    def test_print_what_the_page_says(self, page, broker_process: BrokerProcess):
+        section = (TOP / page).read_text().split("## Two processes\n")[1].split("\n## ")[0]
+        lines = "".join(re.findall(r"```console\n(.*?)```", section, re.DOTALL)).splitlines()
+        assert lines[0] == "$ gdrpy serve"
+        commands = [line.removeprefix("$ ") for line in lines[1:] if line.startswith("$ ")]
+        assert len(commands) >= 3
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join(commands)],
+            env=os.environ
+            | {
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "GDRPY_SOCKET": broker_process.socket,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == [x for x in lines if not x.startswith("$ ")]
+
+
 class TestLinks:
-    @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *TOP.glob("docs/*.md")])
+    @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *PAGES])
     def test_lead_to_files_of_the_project(self, page):
         text = re.sub(r"```.*?```", "", (TOP / page).read_text(), flags=re.DOTALL)
         links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)]

@@ -14,6 +14,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import gdrpy
+from gdrpy import errors
 
 #: Classes that users make by calling them; the others are made by functions and methods.
 _CALLED = {"gdrpy.Channel", "gdrpy.Arena", "gdrpy.torch.Pool"}
@@ -25,6 +26,8 @@ _MEANINGS = {
     r"\bBatch\b": "contextlib.AbstractContextManager[None]",
     r"\bMapping\[": "collections.abc.Mapping[",
 }
+
+_ERRORS = re.compile(rf"(?<![\w.`])({'|'.join(set(vars(errors)) & set(gdrpy.__all__))})(?![\w`])")
 
 
 def _resolve(
@@ -95,8 +98,20 @@ def _bases(_app: Sphinx, _name: str, _obj: object, _options: Any, bases: list[ty
     ]
 
 
+def _docstring(
+    _app: Sphinx, _what: str, _name: str, _obj: object, _options: Any, lines: list[str]
+) -> None:
+    """Errors that a docstring says are raised lead to their entries."""
+    raising = False
+    for i, line in enumerate(lines):
+        raising = bool(line) and (raising or "Raises " in line)
+        if raising:
+            lines[i] = _ERRORS.sub(r":py:exc:`~gdrpy.\1`", line)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("missing-reference", _resolve)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-bases", _bases)
+    app.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,86 @@
+"""What is held against a built documentation site: its links, its requests, its names."""
+
+from __future__ import annotations
+
+import inspect
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import gdrpy
+
+
+class Page(HTMLParser):
+    """The anchors of a page, what it links to, and what a browser fetches to show it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+        self.fetched: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.anchors.update(found[name] for name in ("id", "name") if name in found)
+        if tag == "a" and "href" in found:
+            self.links.add(found["href"])
+        elif tag == "link" and "href" in found:
+            self.fetched.add(found["href"])
+        elif "src" in found:
+            self.fetched.add(found["src"])
+
+
+def pages_of(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+def broken_links(site: Path) -> list[str]:
+    """Links within the site that lead to no file or no anchor, each with the page it is on."""
+    pages = pages_of(site)
+    broken = []
+    for path, page in pages.items():
+        for link in sorted(page.links | page.fetched):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchors = pages[target].anchors if target in pages else set()
+            if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    return broken
+
+
+def fetched_from_elsewhere(site: Path) -> list[str]:
+    """What a browser would ask other hosts for."""
+    return [
+        f"{path.relative_to(site)}: {address}"
+        for path, page in pages_of(site).items()
+        for address in sorted(page.fetched)
+        if urlsplit(address).netloc
+    ]
+
+
+def public_names() -> set[str]:
+    """Every name that a user may write."""
+    names = {f"gdrpy.{name}" for name in gdrpy.__all__} | {"gdrpy.cuda.call", "gdrpy.cuda.context"}
+    for name in gdrpy._MODULES:
+        module = import_module(f"gdrpy.{name}")
+        own = [
+            key
+            for key, value in vars(module).items()
+            if not key.startswith("_")
+            and (inspect.isfunction(value) or inspect.isclass(value))
+            and value.__module__ == module.__name__
+        ]
+        names.update(f"gdrpy.{name}.{key}" for key in getattr(module, "__all__", own))
+    return names
+
+
+def undocumented(site: Path) -> list[str]:
+    """Public names that have no entry in the reference."""
+    entries = {
+        anchor for page in pages_of(site / "docs" / "reference").values() for anchor in page.anchors
+    }
+    return sorted(public_names() - entries)

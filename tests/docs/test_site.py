@@ -1,0 +1,124 @@
+"""The documentation site builds without a warning, and everything in it leads somewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sitecheck import broken_links, fetched_from_elsewhere, undocumented
+
+TOP = Path(__file__).parents[2]
+
+#: Sphinx, in a process that can reach no other machine.
+SPHINX = """
+import sys
+
+def refuse(event, arguments):
+    if event == "socket.getaddrinfo" or (
+        event == "socket.connect" and not isinstance(arguments[1], str)
+    ):
+        raise RuntimeError(f"the build asks for {arguments}")
+
+sys.addaudithook(refuse)
+from sphinx.cmd.build import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def build(source: Path, to: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of a source folder by the project's configuration, as `make docs` does."""
+    words = ["-q", "-W", "--keep-going", "-c", str(TOP / "docs"), str(source), str(to)]
+    return subprocess.run(
+        [sys.executable, "-c", SPHINX, *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    done = build(TOP, made)
+    assert (done.returncode, done.stderr) == (0, "")
+    return made
+
+
+class TestSite:
+    def test_has_links_that_lead_to_what_they_say(self, site):
+        assert broken_links(site) == []
+
+    def test_asks_no_other_host_for_anything(self, site):
+        assert fetched_from_elsewhere(site) == []
+
+    def test_has_an_entry_for_every_public_name(self, site):
+        assert undocumented(site) == []
+
+    def test_shows_a_call_of_the_broker_as_users_make_it(self, site):
+        page = (site / "docs" / "reference" / "broker.html").read_text()
+        entry = page[page.index('id="gdrpy.Broker.allocate"') :]
+        entry = entry[: entry.index("</dd></dl>")]
+        assert "nbytes" in entry
+        assert 'title="gdrpy.BrokerRegion"' in entry
+        assert "The region of this name, made if there is none" in entry
+
+    def test_shows_types_of_what_is_written_in_c(self, site):
+        page = (site / "docs" / "reference" / "mappings.html").read_text()
+        entry = page[page.index('id="gdrpy.Mapping.load"') :]
+        assert '<span class="pre">int</span>' in entry[: entry.index("</dt>")]
+
+    def test_has_the_help_of_every_command(self, site):
+        from gdrpy.cli import GROUPS
+
+        page = (site / "docs" / "command-line.html").read_text()
+        names = [m.__name__.rpartition(".")[2] for group in GROUPS.values() for m in group]
+        assert [name for name in names if f"usage: gdrpy {name}" not in page] == []
+
+    def test_shows_the_files_that_its_pages_lead_to(self, site):
+        shown = (site / "source" / "examples" / "channel_to_kernel.py.html").read_text()
+        assert "<h1>examples/channel_to_kernel.py</h1>" in shown
+        assert (site / "source/benchmarks/results/h200-2026-11-21-all.json").is_file()
+
+    def test_begins_at_its_top(self, site):
+        assert 'url=docs/index.html"' in (site / "index.html").read_text()
+
+
+class TestChecks:
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("[there](nowhere.md)", "cross-reference target not found: 'nowhere.md'"),
+            ("[there](index.md#nothing)", "'nothing'"),
+            ("```{eval-rst}\n:func:`gdrpy.nothing`\n```", "target not found: gdrpy.nothing"),
+            ("```{eval-rst}\n.. autofunction:: gdrpy.nothing\n```", "failed to import"),
+            ("```{literalinclude} nothing.h\n```", "not found or reading it failed"),
+        ],
+    )
+    def test_a_page_with_a_fault_fails_the_build(self, tmp_path, text, complaint):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs" / "index.md").write_text(f"# Doctored\n\n{text}\n")
+        done = build(tmp_path, tmp_path / "built")
+        assert done.returncode == 1
+        assert complaint in done.stderr
+
+    def test_broken_links_are_found(self, tmp_path):
+        (tmp_path / "a.html").write_text('<p id="here"><a href="b.html#there"></a>')
+        (tmp_path / "b.html").write_text(
+            '<a href="a.html#here"></a><a href="a.html#gone"></a><img src="c.svg">'
+        )
+        assert broken_links(tmp_path) == [
+            "a.html: b.html#there",
+            "b.html: a.html#gone",
+            "b.html: c.svg",
+        ]
+
+    def test_requests_to_other_hosts_are_found(self, tmp_path):
+        (tmp_path / "a.html").write_text('<script src="https://host/x.js"></script>')
+        assert fetched_from_elsewhere(tmp_path) == ["a.html: https://host/x.js"]
+
+    def test_names_without_an_entry_are_found(self, tmp_path):
+        folder = tmp_path / "docs" / "reference"
+        folder.mkdir(parents=True)
+        (folder / "all.html").write_text('<dt id="gdrpy.Region">')
+        missing = undocumented(tmp_path)
+        assert "gdrpy.Region" not in missing
+        assert {"gdrpy.alloc", "gdrpy.aio.connect", "gdrpy.Revoked"} <= set(missing)

@@ -120,9 +120,9 @@ def export(
         view.dtype.code,
         8 * view.dtype.nbytes,
         view.readonly,
-        copied,
         view.owner,
         versioned,
+        copied,
     )
 
 

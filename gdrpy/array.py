@@ -14,7 +14,6 @@ from gdrpy.errors import MissingView
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike
 
     from gdrpy.region import Region
 
@@ -56,7 +55,7 @@ class Array(_mapping.Buffer):
         """
         return self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
 
-    def write(self, array: ArrayLike | Any) -> None:
+    def write(self, array: Any) -> None:
         """Copy an array of the same shape and element type into the region, the fast way.
 
         It may be of any library that speaks DLPack or ``__cuda_array_interface__``, or what numpy

@@ -18,9 +18,9 @@ def dlpack(
     code: int,
     bits: int,
     readonly: bool,
-    copied: bool,
     owner: object,
     versioned: bool,
+    copied: bool = False,
 ) -> object: ...
 def take_dlpack(
     capsule: object, /

@@ -120,7 +120,7 @@ class TestLifetime:
 
     def test_owner_is_referred_to_until_the_end(self, backend):
         owner = np.arange(4)
-        capsule = _mapping.dlpack(owner.ctypes.data, 1, 0, (4,), 0, 64, False, False, owner, False)
+        capsule = _mapping.dlpack(owner.ctypes.data, 1, 0, (4,), 0, 64, False, owner, False)
         references = sys.getrefcount(owner)
         Consumer(capsule).give_back()
         assert sys.getrefcount(owner) == references - 1

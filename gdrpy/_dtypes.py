@@ -83,7 +83,7 @@ def as_dtype(call: str, value: Any) -> DType:
     Where a name means something in both ("U8"), it is safetensors'. Raises TypeError.
     """
     if isinstance(value, DType):
-        return value
+        value = value.name
     if isinstance(value, str):
         found = DTYPES.get(value) or _BY_ARRAY_NAME.get(value)
         if found:

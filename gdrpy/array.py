@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-import operator
-import sys
 from typing import TYPE_CHECKING, Any
 
-from gdrpy import cuda
+from gdrpy import _dlpack, cuda
 from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
+from gdrpy._dlpack import CUDA, HOST, Hold, View
 from gdrpy._dtypes import as_dtype
-from gdrpy._resource import Owner
 from gdrpy.errors import MissingView
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike
 
     from gdrpy.region import Region
 
-#: DLPack's numbers of kinds of devices. The CPU view of GPU memory counts as the CPU's.
-_CPU, _CUDA = 1, 2
 #: Neither numpy nor DLPack's consumers take more.
 MAX_DIMENSIONS = 64
 
 
-class Array:
+class Array(_mapping.Buffer):
     """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.array`.
 
     ``dtype`` is the safetensors name of the element type ("F32", "BF16"), ``shape`` a tuple of
-    lengths, ``nbytes`` the size in bytes. It keeps its region. Arrays made from it keep the
-    memory; the region's ``close()`` raises BufferError while one is alive. Threads may share it.
+    lengths, ``nbytes`` the size in bytes. It keeps its region. Threads may share it.
+
+    Other libraries take it without a copy: the GPU view by ``from_dlpack`` and by
+    ``__cuda_array_interface__``, the CPU view as a buffer (``numpy.asarray``, ``memoryview``). What
+    they make of it keeps the memory, and the region's ``close()`` raises BufferError while it is
+    alive; but for users of ``__cuda_array_interface__``, which keep the Array and are not counted.
     """
 
     def __init__(self, region: Region, shape: Any, dtype: Any, offset: Any = 0) -> None:
@@ -56,67 +55,101 @@ class Array:
         """
         return self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
 
-    def write(self, array: ArrayLike) -> None:
+    def write(self, array: Any) -> None:
         """Copy an array of the same shape and element type into the region, the fast way.
 
-        Raises TypeError for another element type, ValueError for another shape, ReadOnly, Closed.
-        """
-        import numpy as np
+        It may be of any library that speaks DLPack or ``__cuda_array_interface__``, or what numpy
+        makes an array of. From the GPU that the region is on it is copied by that GPU, after what
+        its library has queued on it. The copy is done on return.
 
-        data = np.asarray(array, order="C")
-        kind = as_dtype("Array.write", data.dtype)
+        Raises TypeError for another element type, ValueError for another shape and for GPU arrays
+        that are not packed in C order, ReadOnly, Closed.
+        """
+        from gdrpy._elements import elements_of
+
+        call = "Array.write"
+        source = elements_of(call, array)
+        kind = as_dtype(call, source.dtype)
         if kind != self._kind:
             raise TypeError(
-                f"Array.write: the array's dtype is {kind.name}, and this Array's {self.dtype}"
+                f"{call}: the array's dtype is {kind.name}, and this Array's {self.dtype}"
             )
-        if data.shape != self.shape:
+        if source.shape != self.shape:
             raise ValueError(
-                f"Array.write: the array's shape is {data.shape}, and this Array's {self.shape}"
+                f"{call}: the array's shape is {source.shape}, and this Array's {self.shape}"
             )
-        self.region.write(as_bytes(data), self.offset)
+        source.copy_to(call, self.region, self.offset)
 
     def read(self) -> np.ndarray[Any, Any]:
         """A new array of a copy of the elements, made the fast way. Raises as :meth:`numpy`."""
         import numpy as np
 
         array = np.empty(self.shape, self._kind.numpy("Array.read"))
-        self.region.readinto(as_bytes(array), self.offset)
+        self.region.readinto(array.reshape(-1).view(np.uint8), self.offset)
         return array
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """The CPU view, for ``memoryview(array)`` and ``numpy.asarray(array)``.
+
+        Raises BufferError for element types that buffers have no letter for, and as :meth:`numpy`.
+        """
+        if not self._kind.native:
+            raise BufferError(self._unspoken("a buffer"))
+        return self.numpy().data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The CPU view (version 3), for numpy and others; its ``data`` keeps the memory.
+
+        Raises TypeError for element types that have no type string, and as :meth:`numpy`.
+        """
+        if not self._kind.native:
+            raise TypeError(self._unspoken("__array_interface__"))
+        return {
+            "shape": self.shape,
+            "typestr": self._kind.numpy("__array_interface__").str,
+            "data": memoryview(self),
+            "version": 3,
+        }
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view (version 3), for cupy, numba, torch and others.
 
-        Absent without the GPU view, and for element types that have no type string there.
+        gdrpy queues no GPU work on it, so its ``stream`` is None: there is nothing to wait for.
+
+        Absent without the GPU view, on the simulated GPU, and for element types that have no type
+        string there.
         """
+        name = "__cuda_array_interface__"
         if not self._kind.native:
-            raise AttributeError(
-                f"__cuda_array_interface__ cannot say {self.dtype}: use from_dlpack"
-            )
+            raise AttributeError(self._unspoken(name))
         try:
             ptr = self.ptr
         except MissingView as error:
-            raise AttributeError(f"__cuda_array_interface__: {error}") from None
+            raise AttributeError(f"{name}: {error}") from None
+        if cuda.simulated():
+            raise AttributeError(
+                f"{name}: a simulated GPU's memory is the host's, where no CUDA library finds it: "
+                f"use from_dlpack"
+            )
         if not self._aligned:
-            raise AttributeError(f"__cuda_array_interface__: {self._misplaced()}")
+            raise AttributeError(f"{name}: {self._misplaced()}")
         return {
             "shape": self.shape,
-            "typestr": self._kind.numpy("__cuda_array_interface__").str,
-            "data": (ptr if self.nbytes else 0, False),
+            "typestr": self._kind.numpy(name).str,
+            "data": (ptr if self.nbytes else 0, self.region._gpu_readonly),
+            "strides": None,
+            "stream": None,
             "version": 3,
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
-        try:
-            _ = self.region.ptr
-        except MissingView:
-            return _CPU, 0
-        # A simulated GPU's memory is the host's, and no CUDA library knows the device.
-        if cuda.simulated():
-            return _CPU, 0
-        assert self.region.device is not None
-        return _CUDA, self.region.device
+        """Where :meth:`__dlpack__` shows it: (2, device) on a GPU, (1, 0) in host memory."""
+        if self.region._has_gpu_view and not cuda.simulated():
+            assert self.region.device is not None
+            return CUDA, self.region.device
+        return HOST
 
     def __dlpack__(
         self,
@@ -126,54 +159,61 @@ class Array:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A DLPack capsule of the GPU view, if the region has one on a real GPU, else of the CPU's.
+        """A DLPack capsule of the GPU view, or of the CPU view where the region has no other.
 
-        ``dl_device=(1, 0)`` asks for the CPU view. gdrpy queues no GPU work, so nothing is waited
-        for on ``stream``. Raises BufferError for what cannot be had, ValueError for an impossible
-        stream.
+        A simulated GPU's memory is the host's, and its GPU view is given as that. ``dl_device=(1,
+        0)`` asks for host memory: on a real GPU that is the CPU view.
+
+        gdrpy queues no GPU work, so nothing is waited for on ``stream``. With ``copy=True``, and
+        where ``dl_device`` does not see the memory unless ``copy`` is False, it is a copy: on a GPU
+        made after what is queued on ``stream``, and in either case done on return.
+
+        Raises BufferError for what cannot be had, ValueError for an impossible stream.
         """
-        native = self.__dlpack_device__()
-        kind, number = native if dl_device is None else _as_device(dl_device)
-        _check_stream(stream, kind)
-        if copy:
-            raise BufferError("Array.__dlpack__: copy=True is not offered: copy Array.read()")
-        if not self._aligned:
-            raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
-        versioned = max_version is not None and max_version[0] >= 1
-        if (kind, number) == (_CPU, 0):
-            address, readonly, owner = self._cpu_memory(versioned)
-        elif (kind, number) == native:
-            address, readonly = self.ptr, False
-            owner = _Hold(self.region._allocation)
-        else:
-            raise BufferError(
-                f"Array.__dlpack__: it is not on DLPack device {(kind, number)}, but on "
-                f"{native}: copy it there with the library that asks"
-            )
-        return _mapping.dlpack(
-            address,
-            kind,
-            number,
-            self.shape,
-            self._kind.code,
-            8 * self._kind.nbytes,
-            readonly,
-            owner,
-            versioned,
+        return _dlpack.export(
+            "Array.__dlpack__",
+            self,
+            stream=stream,
+            max_version=max_version,
+            dl_device=dl_device,
+            copy=copy,
         )
 
-    def _cpu_memory(self, versioned: bool) -> tuple[int, bool, object]:
-        """Address in the CPU view, whether it is read-only, and what keeps it."""
-        try:
-            cpu = self.region.cpu
-        except MissingView as error:
-            raise BufferError(f"Array.__dlpack__: {error}") from None
-        if cpu.readonly and not versioned:
-            raise BufferError(
-                "Array.__dlpack__: the CPU view is read-only, which the consumer cannot be told: "
-                "it must ask for max_version=(1, 0) or later"
-            )
-        return cpu.address + self.offset, cpu.readonly, memoryview(cpu)
+    def _view(self, device: tuple[int, int]) -> View | None:
+        region = self.region
+        if not self._aligned:
+            raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
+        if region._has_gpu_view and device == self.__dlpack_device__():
+            readonly, owner = region._gpu_readonly, Hold(region._allocation)
+            return View(self.ptr, device, self.shape, self._kind, readonly, owner)
+        if device == HOST and region._has_cpu_view:
+            cpu = region.cpu
+            address = cpu.address + self.offset
+            return View(address, device, self.shape, self._kind, cpu.readonly, memoryview(cpu))
+        return None
+
+    def _copy(self, device: tuple[int, int], stream: int | None) -> View:
+        if device == self.__dlpack_device__() != HOST:
+            return self._copy_on_gpu(device, stream)
+        return _dlpack.host_copy(
+            "Array.__dlpack__",
+            device,
+            self.shape,
+            self._kind,
+            lambda data: self.region.readinto(data, self.offset),
+        )
+
+    def _copy_on_gpu(self, device: tuple[int, int], stream: int | None) -> View:
+        from gdrpy import dma
+        from gdrpy.region import alloc
+
+        source = Hold(self.region._allocation)
+        copy = alloc(max(self.nbytes, 1), device[1], cpu=False)
+        if self.nbytes:
+            dma.copy(device[1], copy.ptr, self.ptr, self.nbytes, stream)
+        del source
+        owner = Hold(copy._allocation)
+        return View(copy.ptr, device, self.shape, self._kind, False, owner)
 
     @property
     def _aligned(self) -> bool:
@@ -188,20 +228,11 @@ class Array:
     def __reduce__(self) -> tuple[Any, ...]:
         return Array, (self.region, self.shape, self.dtype, self.offset)
 
+    def _unspoken(self, protocol: str) -> str:
+        return f"{protocol} cannot say {self.dtype}: use from_dlpack, or Array.numpy()"
+
     def __repr__(self) -> str:
         return f"<Array {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
-
-
-class _Hold:
-    """One user of an allocation, for as long as it is referred to."""
-
-    def __init__(self, allocation: Owner) -> None:
-        allocation.hold()
-        self._allocation = allocation
-
-    def __del__(self) -> None:
-        if hasattr(self, "_allocation") and not sys.is_finalizing():
-            self._allocation.let_go()
 
 
 def as_shape(call: str, value: Any) -> tuple[int, ...]:
@@ -213,32 +244,3 @@ def as_shape(call: str, value: Any) -> tuple[int, ...]:
             f"{call}: a shape is up to {MAX_DIMENSIONS} lengths of 0 or more, and this is {value!r}"
         )
     return shape
-
-
-def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of a contiguous array, without a copy."""
-    import numpy as np
-
-    return array.reshape(-1).view(np.uint8)
-
-
-def _as_device(value: Any) -> tuple[int, int]:
-    try:
-        kind, number = value
-        return operator.index(kind), operator.index(number)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"Array.__dlpack__: dl_device must be a pair of ints, and is {value!r}"
-        ) from None
-
-
-def _check_stream(stream: Any, kind: int) -> None:
-    """A consumer's stream: of a GPU 1 (legacy), 2 (per thread), a handle, or -1 (do not wait)."""
-    if stream is None:
-        return
-    number = as_int("Array.__dlpack__", "stream", stream)
-    if kind != _CUDA or number < -1 or number == 0:
-        raise ValueError(
-            f"Array.__dlpack__: stream {number} is none: it must be None for the CPU view, and -1 "
-            f"or 1 or more for the GPU view"
-        )

@@ -200,8 +200,7 @@ class Pin(Mappable):
         return self._taken
 
     def _origin(self, start: int) -> Origin:
-        page = self._taken.page_size
-        return Origin(None, Parcel(self._taken), self.ptr % page + start)
+        return pinned_origin(self._taken, self.ptr + start)
 
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._taken.close)
@@ -252,3 +251,8 @@ class Pin(Mappable):
         if self.closed:
             return "<Pin CLOSED>"
         return f"<Pin of {self.nbytes} bytes at {self.ptr:#x} on {self.location}, {self.backend}>"
+
+
+def pinned_origin(memory: CoreMemory, ptr: int) -> Origin:
+    """How a mapping from a pinned address on travels: by a share, which begins with a page."""
+    return Origin(None, Parcel(memory), ptr % memory.page_size)

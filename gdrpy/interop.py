@@ -77,6 +77,16 @@ def packed_array(call: str, obj: Any) -> DeviceArray | None:
     return found
 
 
+def host_array(call: str, obj: Any) -> DeviceArray | None:
+    """The array in host memory behind an object that speaks DLPack; None if it is no such.
+
+    Its ``device`` means nothing. Raises TypeError for element types that gdrpy has no name for.
+    """
+    if not hasattr(obj, "__dlpack__") or int(obj.__dlpack_device__()[0]) not in (_CPU, _CUDA_HOST):
+        return None
+    return _consume(call, _capsule(obj))
+
+
 def _is_of(obj: object, module: str, name: str) -> bool:
     """Whether it is of a class of a module, which is not imported for that."""
     kind = getattr(sys.modules.get(module), name, None)

@@ -11,6 +11,7 @@ from gdrpy.array import Array
 from gdrpy.backends import take_pointer
 from gdrpy.backends.node import own_node
 from gdrpy.errors import ReadOnly
+from gdrpy.gdr import pinned_origin
 from gdrpy.interop import DeviceArray, packed_array
 from gdrpy.transfer import Transferable
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gdrpy.backends.corememory import CoreMemory
-    from gdrpy.mapping import Flag, Mapping
+    from gdrpy.mapping import Flag, Mapping, Origin
     from gdrpy.region import Region
 
 
@@ -153,6 +154,10 @@ class _PinnedArray(Transferable):
 
     def _memory(self) -> CoreMemory:
         return self._taken
+
+    def _origin(self, start: int) -> Origin:
+        assert self._ptr is not None
+        return pinned_origin(self._taken, self._ptr + start)
 
     @property
     def _allocation(self) -> Any:

@@ -87,6 +87,21 @@ class Mapping(_mapping.Mapping):
         view = memoryview(self)[start : start + count * kind.itemsize]
         return np.frombuffer(view, dtype=kind).reshape(sizes)
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(1, 0): it is the CPU's view, wherever the memory lies."""
+        from gdrpy._dlpack import HOST
+
+        return HOST
+
+    def __dlpack__(self, **wishes: Any) -> object:
+        """A DLPack capsule of the bytes as the CPU sees them, which keeps them as an array does.
+
+        Parameters and errors as of :meth:`gdrpy.Array.__dlpack__`.
+        """
+        from gdrpy._dlpack import MappingBytes, export
+
+        return export("Mapping.__dlpack__", MappingBytes(self), **wishes)
+
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
         return Flag(self, offset, width)

@@ -7,6 +7,7 @@ from _weakref import ref
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size
+from gdrpy._core import _mapping
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
@@ -75,7 +76,7 @@ def _alloc_on_host(size: int, cpu: bool) -> Region:
         return region
 
 
-class Region(Transferable):
+class Region(Transferable, _mapping.Buffer):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
@@ -260,6 +261,21 @@ class Region(Transferable):
         return self._ptr
 
     @property
+    def _has_gpu_view(self) -> bool:
+        self._check("Region.ptr")
+        return self._ptr is not None
+
+    @property
+    def _has_cpu_view(self) -> bool:
+        self._check("Region.cpu")
+        return self._cpu is not None
+
+    @property
+    def _gpu_readonly(self) -> bool:
+        """Whether the GPU view is not to be written, which nothing keeps the GPU from."""
+        return False
+
+    @property
     def _on_host(self) -> bool:
         return self._location == host.LOCATION
 
@@ -299,13 +315,31 @@ class Region(Transferable):
         self._check("Region.array")
         return Array(self, shape, dtype, offset)
 
+    def _as_array(self) -> Array:
+        """The whole region as bytes."""
+        return self.array(self.nbytes, "U8")
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
+        return memoryview(self.cpu)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The CPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        return self._as_array().__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The GPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        return self._as_array().__cuda_array_interface__
+
     def __dlpack__(self, **wishes: Any) -> object:
         """The whole region as bytes: see :meth:`Array.__dlpack__`."""
-        return self.array(self.nbytes, "U8").__dlpack__(**wishes)
+        return self._as_array().__dlpack__(**wishes)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Which view :meth:`__dlpack__` gives: (2, device) the GPU's, (1, 0) the CPU's."""
-        return self.array(self.nbytes, "U8").__dlpack_device__()
+        """Where :meth:`__dlpack__` shows it: (2, device) on a GPU, (1, 0) in host memory."""
+        return self._as_array().__dlpack_device__()
 
     def mirror(
         self,
@@ -335,19 +369,6 @@ class Region(Transferable):
         with self._lock:
             self._check("Region.export")
             return duplicate(self._allocation.fd)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The GPU view as bytes (version 3), for torch, cupy, numba and others."""
-        if self._ptr is None:
-            why = "lies on the host" if self._on_host else "was opened with gpu=False"
-            raise AttributeError(f"__cuda_array_interface__: the region {why}")
-        return {
-            "shape": (self.nbytes,),
-            "typestr": "|u1",
-            "data": (self.ptr, False),
-            "version": 3,
-        }
 
     def _origin(self, start: int) -> Origin:
         if self._parcel is None:

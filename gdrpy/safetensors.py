@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy import _safetensors as image
 from gdrpy._dtypes import DTYPES, as_dtype
+from gdrpy._elements import Elements, elements_of
 from gdrpy._safetensors import Entry, Layout
 from gdrpy.array import Array
 from gdrpy.errors import SizeMismatch
@@ -21,7 +22,6 @@ from gdrpy.mirror import host_memory
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import ArrayLike
 
     from gdrpy.region import Region
 
@@ -53,10 +53,11 @@ class Plan(NamedTuple):
     nbytes: int
 
 
-def plan(tensors: Mapping[str, ArrayLike], metadata: Mapping[str, str] | None = None) -> Plan:
+def plan(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Plan:
     """Lay arrays out: the largest elements first, then by name, so that all are aligned.
 
-    ``metadata`` is free text by name. Raises TypeError for element types that the format lacks,
+    They are of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. ``metadata`` is
+    free text by name. Raises TypeError for element types that the format lacks,
     ValueError for names that it refuses.
     """
     found = _lay_out(_arrays(tensors), metadata)
@@ -64,7 +65,7 @@ def plan(tensors: Mapping[str, ArrayLike], metadata: Mapping[str, str] | None = 
 
 
 def store(
-    region: Region, tensors: Mapping[str, ArrayLike], metadata: Mapping[str, str] | None = None
+    region: Region, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write arrays into a region as :func:`plan` lays them out, the header last.
 
@@ -74,7 +75,7 @@ def store(
     found = _lay_out(arrays, metadata)
     _begin("store", region, found.nbytes)
     for name, tensor in _tensors(region, found).items():
-        tensor.write(arrays[name])
+        arrays[name].copy_to("safetensors.store", region, tensor.offset)
     region.write(image.pad(image.encode(found)))
 
 
@@ -136,20 +137,19 @@ def load(
         progress(target.nbytes, target.nbytes)
 
 
-def _arrays(tensors: Mapping[str, ArrayLike]) -> dict[str, np.ndarray[Any, Any]]:
-    import numpy as np
-
-    return {name: np.asarray(array) for name, array in tensors.items()}
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Elements]:
+    return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 
 
-def _lay_out(
-    arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None
-) -> Layout:
+def _lay_out(arrays: Mapping[str, Elements], metadata: Mapping[str, str] | None) -> Layout:
     kinds = {
-        name: (as_dtype(f"safetensors: tensor {name!r}", array.dtype), array.shape)
-        for name, array in arrays.items()
+        name: (as_dtype(_call(name), array.dtype), array.shape) for name, array in arrays.items()
     }
     return image.lay_out(kinds, metadata or {})
+
+
+def _call(name: str) -> str:
+    return f"safetensors: tensor {name!r}"
 
 
 def _tensors(region: Region, found: Layout) -> dict[str, Array]:

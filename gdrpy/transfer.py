@@ -63,11 +63,7 @@ class Transferable(Mappable, Transfers):
         if not 0 <= byte <= 255:
             raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
-        self._check_writable(call)
-        if self._cpu is not None:
-            if self._cpu.readonly:
-                raise ReadOnly(f"{call}: the region is read-only; open it with readonly=False")
-            self._cpu.flush()  # no earlier store, of a batch() either, arrives after the fill
+        self._check_gpu_may_write(call)
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
             self._fill_by_gpu(byte, start, size)
             return
@@ -75,6 +71,17 @@ class Transferable(Mappable, Transfers):
         chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
         for done in range(0, size, _FILL_CHUNK):
             self._cpu.write(chunk[: size - done], start + done)
+
+    def _check_gpu_may_write(self, call: str) -> None:
+        """Raise where nothing may be written.
+
+        No store made before arrives after what the GPU writes from now on.
+        """
+        self._check_writable(call)
+        if self._cpu is not None:
+            if self._cpu.readonly:
+                raise ReadOnly(f"{call}: the region is read-only; open it with readonly=False")
+            self._cpu.flush()  # also those of a batch()
 
     def _fill_by_gpu(self, byte: int, start: int, size: int) -> None:
         from gdrpy import dma

@@ -1,12 +1,13 @@
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer as _Buffer
 
 # numpy's own stubs call arrays buffers from Python 3.12 on only.
-_Bytes: TypeAlias = Buffer | NDArray[Any]
+_Bytes: TypeAlias = _Buffer | NDArray[Any]
 
 def fork_generation() -> int: ...
 def dlpack(
@@ -19,12 +20,17 @@ def dlpack(
     readonly: bool,
     owner: object,
     versioned: bool,
+    copied: bool = False,
 ) -> object: ...
 def take_dlpack(
     capsule: object, /
 ) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...] | None, int, int, int, bool, object]: ...
 def open_dma(context: int, /) -> object: ...
 def sealed_size(fd: int, /) -> int: ...
+
+class Buffer:
+    @abstractmethod
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Mapping:
     def __init__(

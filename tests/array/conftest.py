@@ -34,5 +34,5 @@ def readonly_region(region: gdrpy.Region) -> Iterator[gdrpy.Region]:
 
 @pytest.fixture
 def as_on_a_real_gpu(views: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors take the simulated GPU's memory for a real one's."""
+    """Arrays take the simulated GPU's memory for a real one's."""
     monkeypatch.setattr(array, "cuda", SimpleNamespace(simulated=lambda: False))

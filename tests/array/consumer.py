@@ -69,6 +69,10 @@ class Consumer:
     def readonly(self) -> bool:
         return bool(self.table.flags & 1)
 
+    @property
+    def copied(self) -> bool:
+        return bool(self.table.flags & 2)
+
     def give_back(self) -> None:
         """As a library does that has released the GIL."""
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.table.deleter)(self._pointer)

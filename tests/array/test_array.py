@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import ml_dtypes
@@ -144,25 +145,127 @@ class TestGpuViewOfAnArray:
             _ = elements.ptr
         assert not hasattr(elements, "__cuda_array_interface__")
 
-    def test_speaks_the_cuda_array_interface(self, region):
+
+class TestCudaArrayInterface:
+    @pytest.fixture(autouse=True)
+    def _(self, as_on_a_real_gpu):
+        pass
+
+    def test_names_the_gpu_view(self, region):
         assert region.array((2, 3), "F16", 6).__cuda_array_interface__ == {
             "shape": (2, 3),
             "typestr": "<f2",
             "data": (region.ptr + 6, False),
+            "strides": None,
+            "stream": None,
             "version": 3,
         }
+
+    def test_of_a_region_names_its_bytes(self, region):
+        interface = region.__cuda_array_interface__
+        assert (interface["shape"], interface["typestr"]) == ((1 << 20,), "|u1")
+        assert interface["data"] == (region.ptr, False)
 
     def test_of_no_elements_has_no_address(self, region):
         assert region.array(0, "F16").__cuda_array_interface__["data"] == (0, False)
 
     @pytest.mark.parametrize("name", FOREIGN)
-    def test_of_elements_without_type_string_has_no_interface(self, region, name):
+    def test_is_missing_for_elements_without_type_string(self, region, name):
         with pytest.raises(AttributeError, match=f"cannot say {name}: use from_dlpack"):
             _ = region.array((2,), name).__cuda_array_interface__
 
-    def test_that_is_not_aligned_has_no_interface(self, region):
+    def test_is_missing_where_elements_are_not_aligned(self, region):
         with pytest.raises(AttributeError, match="offset 1 is not aligned"):
             _ = region.array((2,), "F16", 1).__cuda_array_interface__
+
+
+class TestCudaArrayInterfaceOfTheSimulatedGpu:
+    def test_is_missing_and_says_what_is_there_instead(self, region):
+        for shown in (region, region.array((2,), "F16")):
+            with pytest.raises(AttributeError, match=r"is the host's, .*: use from_dlpack"):
+                _ = shown.__cuda_array_interface__
+
+
+class TestBuffer:
+    def test_has_the_elements_of_an_array(self, region):
+        view = memoryview(region.array((2, 3), "F16", 6))
+        assert (view.format, view.shape, view.readonly) == ("e", (2, 3), False)
+        region.write(np.float16([1.5]), 6)
+        assert np.asarray(view)[0, 0] == 1.5
+
+    def test_has_the_bytes_of_a_region(self, region):
+        view = memoryview(region)
+        view[:5] = b"hello"
+        assert (view.format, view.nbytes, region.read(5)) == ("B", 1 << 20, b"hello")
+
+    def test_keeps_the_region_open(self, region):
+        view = memoryview(region.array(4, "U8"))
+        with pytest.raises(BufferError, match=r"Region\.close: 1 views"):
+            region.close()
+        view.release()
+        region.close()
+
+    def test_outlives_the_region_object(self, backend):
+        view = memoryview(gdrpy.alloc(4096).array((2,), "U8"))
+        view[1] = 3
+        assert bytes(view[1:]) == b"\x03"
+
+    def test_of_no_elements_is_empty(self, region):
+        assert memoryview(region.array((4, 0), "F32", region.nbytes)).nbytes == 0
+
+    def test_of_a_read_only_view_is_read_only(self, readonly_region):
+        for shown in (readonly_region, readonly_region.array(4, "U8")):
+            assert memoryview(shown).readonly
+            with pytest.raises(TypeError, match="not writable"):
+                ctypes.c_char.from_buffer(shown)
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_of_elements_without_a_letter_is_refused(self, region, name):
+        with pytest.raises(BufferError, match=f"a buffer cannot say {name}: use from_dlpack, or"):
+            memoryview(region.array((2,), name))
+
+    def test_without_a_cpu_view_is_refused(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            for shown in (region, region.array(2, "U8")):
+                with pytest.raises(gdrpy.MissingView, match="cpu=True"):
+                    memoryview(shown)
+
+
+class TestNumpy:
+    def test_takes_an_array_as_it_is(self, region):
+        array = np.asarray(region.array((2, 3), "I64", 8))
+        array[:] = 5
+        assert region.numpy("int64", 6, 8).tolist() == [5] * 6
+
+    def test_takes_a_region_as_bytes(self, region):
+        assert np.shares_memory(np.asarray(region), region.numpy())
+
+    def test_by_the_array_interface_keeps_the_region_open(self, region):
+        class Shown:
+            __array_interface__ = region.array((2, 3), "F32", 16).__array_interface__
+
+        array = np.asarray(Shown())
+        del Shown.__array_interface__
+        assert (array.dtype, array.shape, array.flags.writeable) == (np.float32, (2, 3), True)
+        assert np.shares_memory(array, region.numpy())
+        with pytest.raises(BufferError, match=r"Region\.close: 1 views"):
+            region.close()
+
+    def test_by_the_array_interface_finds_a_read_only_view_read_only(self, readonly_region):
+        interface = readonly_region.__array_interface__
+        assert np.frombuffer(interface["data"], np.uint8).flags.writeable is False
+        assert (interface["shape"], interface["typestr"]) == ((1 << 20,), "|u1")
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_is_told_what_it_cannot_take(self, region, name):
+        with pytest.raises(TypeError, match=f"__array_interface__ cannot say {name}: use from_dlp"):
+            np.asarray(region.array((2,), name))
+
+    def test_is_told_that_there_is_no_cpu_view(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            for shown in (region, region.array(2, "U8")):
+                with pytest.raises(gdrpy.MissingView, match="cpu=True"):
+                    np.asarray(shown)
 
 
 class TestArray:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import gdrpy
 from consumer import Consumer
+from gdrpy import cuda
 from gdrpy._core import _mapping
 
 
@@ -19,7 +22,7 @@ class TestCapsule:
     def test_is_unversioned_where_no_version_is_asked_for(self, region):
         consumer = Consumer(region.array((2, 3, 4), "F32", 64).__dlpack__())
         assert consumer.name == b"dltensor"
-        assert consumer.address == region.cpu.address + 64
+        assert consumer.address == region.ptr + 64
         assert consumer.device == (1, 0)
         assert consumer.dtype == (2, 32, 1)
         assert (consumer.shape, consumer.strides) == ((2, 3, 4), (12, 4, 1))
@@ -29,7 +32,7 @@ class TestCapsule:
         consumer = Consumer(region.array((5,), "BF16", 6).__dlpack__(max_version=(1, 0)))
         assert consumer.name == b"dltensor_versioned"
         assert consumer.table.major == 1
-        assert consumer.address == region.cpu.address + 6
+        assert consumer.address == region.ptr + 6
         assert consumer.dtype == (4, 16, 1)
         assert (consumer.shape, consumer.strides) == ((5,), (1,))
         assert consumer.readonly is False
@@ -157,6 +160,15 @@ class TestForkedChild:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.fixture
+def side(backend):
+    """A stream that waits for no other."""
+    with cuda.context(0):
+        stream = cuda.call("cuStreamCreate", 1)
+        yield stream
+        cuda.call("cuStreamDestroy", stream)
+
+
 class TestGpuViewOfARegion:
     @pytest.fixture(autouse=True)
     def _(self, as_on_a_real_gpu):
@@ -213,18 +225,67 @@ class TestGpuViewOfARegion:
             region.__dlpack__(stream=stream)
 
     def test_is_refused_for_another_device(self, region):
-        with pytest.raises(BufferError, match=r"not on DLPack device \(2, 1\)"):
+        with pytest.raises(BufferError, match=r"cannot copy it to DLPack device \(2, 1\)"):
             region.__dlpack__(dl_device=(2, 1))
 
-    def test_cpu_view_that_is_not_there_is_refused(self, backend):
-        with gdrpy.alloc(4096, cpu=False) as region, pytest.raises(BufferError, match="cpu=True"):
-            region.__dlpack__(dl_device=(1, 0))
+    def test_is_copied_to_the_host_where_there_is_no_cpu_view(self, backend):
+        with gdrpy.alloc(4096, cpu=False) as region:
+            region.write(b"copied")
+            consumer = Consumer(region.__dlpack__(dl_device=(1, 0), max_version=(1, 1)))
+            assert (consumer.device, consumer.copied) == ((1, 0), True)
+            assert ctypes.string_at(consumer.address, 6) == b"copied"
+            with pytest.raises(
+                BufferError, match=r"not on DLPack device \(1, 0\), but on \(2, 0\)"
+            ):
+                region.__dlpack__(dl_device=(1, 0), copy=False)
+        consumer.give_back()
+
+    def test_is_copied_to_other_gpu_memory_behind_the_consumers_work(self, region, gpu_read, side):
+        region.fill(1)
+        bell = region.flag(offset=4096)
+        bell.set(0)
+        bell.stream_wait(side, 1)
+        cuda.call("cuMemsetD8Async", region.ptr, 7, 16, side)
+        ringing = threading.Thread(target=bell.set, args=(1,))
+        ringing.start()
+        elements = region.array((2, 2), "I32")
+        consumer = Consumer(elements.__dlpack__(stream=int(side), max_version=(1, 0), copy=True))
+        ringing.join()
+        assert (consumer.device, consumer.shape, consumer.copied) == ((2, 0), (2, 2), True)
+        region.close()
+        assert gpu_read(consumer.address, 16) == b"\x07" * 16
+        consumer.give_back()
+
+    @pytest.mark.parametrize("stream", [None, -1, 1, 2])
+    def test_is_copied_for_any_stream(self, region, gpu_read, stream):
+        region.write(b"copied")
+        consumer = Consumer(region.__dlpack__(stream=stream, copy=True))
+        assert gpu_read(consumer.address, 6) == b"copied"
+        consumer.give_back()
 
 
 class TestWish:
-    def test_for_a_copy_is_refused(self, region):
-        with pytest.raises(BufferError, match="copy=True"):
-            region.__dlpack__(copy=True)
+    def test_for_a_copy_is_granted_and_told(self, region):
+        region.write(b"copied")
+        consumer = Consumer(region.__dlpack__(copy=True, max_version=(1, 1)))
+        assert (consumer.copied, consumer.readonly) == (True, False)
+        region.fill(0)
+        region.close()
+        assert ctypes.string_at(consumer.address, 6) == b"copied"
+        consumer.give_back()
+
+    def test_for_a_copy_of_a_read_only_view_gives_a_writable_one(self, readonly_region):
+        consumer = Consumer(readonly_region.__dlpack__(copy=True, max_version=(1, 0)))
+        assert consumer.readonly is False
+        consumer.give_back()
+
+    def test_for_a_copy_is_granted_to_elements_that_are_not_aligned(self, region):
+        region.write(np.float32([1.5]), 2)
+        array = np.from_dlpack(region.array((1,), "F32", 2), copy=True)
+        assert array.tolist() == [1.5]
+
+    def test_for_a_copy_of_no_elements_is_granted(self, region):
+        assert np.from_dlpack(region.array((0, 3), "F32"), copy=True).shape == (0, 3)
 
     def test_for_no_copy_is_granted(self, region):
         Consumer(region.__dlpack__(copy=False)).give_back()
@@ -242,14 +303,16 @@ class TestWish:
             region.__dlpack__(dl_device="cpu")
 
     def test_for_the_gpu_of_a_region_without_gpu_view_is_refused(self, readonly_region):
-        with pytest.raises(BufferError, match=r"on DLPack device \(2, 0\), but on \(1, 0\)"):
+        with pytest.raises(BufferError, match=r"cannot copy it to DLPack device \(2, 0\)"):
             readonly_region.__dlpack__(dl_device=(2, 0))
 
-    def test_for_the_simulated_gpus_memory_needs_a_cpu_view(self, backend):
+    def test_for_the_simulated_gpus_memory_gives_the_gpu_view(self, backend):
         with gdrpy.alloc(4096, cpu=False) as region:
             assert region.__dlpack_device__() == (1, 0)
-            with pytest.raises(BufferError, match="cpu=True"):
-                region.__dlpack__()
+            for wish in (None, (1, 0)):
+                consumer = Consumer(region.__dlpack__(dl_device=wish, copy=False))
+                assert (consumer.address, consumer.device) == (region.ptr, (1, 0))
+                consumer.give_back()
 
     def test_for_elements_that_are_not_aligned_is_refused(self, region):
         with pytest.raises(BufferError, match=r"offset 2 .* 4 bytes of F32"):
@@ -277,3 +340,35 @@ class TestNumpy:
 
     def test_finds_a_read_only_view_read_only(self, readonly_region):
         assert not np.from_dlpack(readonly_region).flags.writeable
+
+
+class TestMapping:
+    def test_is_shown_as_the_cpu_sees_it(self, region):
+        with region.map(4096, 100) as mapping:
+            assert mapping.__dlpack_device__() == (1, 0)
+            consumer = Consumer(mapping.__dlpack__())
+            assert (consumer.address, consumer.shape) == (mapping.address, (100,))
+            with pytest.raises(BufferError, match=r"Mapping\.close: 1 views"):
+                mapping.close()
+            consumer.give_back()
+
+    def test_is_shared_with_numpy(self, region):
+        np.from_dlpack(region.cpu)[3] = 9
+        assert region.read(1, 3) == b"\x09"
+
+    def test_that_is_read_only_says_so(self, readonly_region):
+        assert not np.from_dlpack(readonly_region.cpu).flags.writeable
+        with pytest.raises(BufferError, match=r"max_version=\(1, 0\)"):
+            readonly_region.cpu.__dlpack__()
+
+    def test_is_copied_on_demand(self, region):
+        region.write(b"copied")
+        array = np.from_dlpack(region.cpu, copy=True)
+        region.close()
+        assert bytes(array[:6]) == b"copied"
+
+    def test_is_not_shown_to_a_gpu(self, region):
+        with pytest.raises(BufferError, match=r"Mapping\.__dlpack__: .* device \(2, 0\)"):
+            region.cpu.__dlpack__(dl_device=(2, 0))
+        with pytest.raises(BufferError, match="copy is False"):
+            region.cpu.__dlpack__(dl_device=(2, 0), copy=False)

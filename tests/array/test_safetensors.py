@@ -15,7 +15,7 @@ import safetensors.numpy
 import gdrpy
 from gdrpy import safetensors as images
 from gdrpy._dtypes import as_dtype
-from gdrpy.array import Array
+from gdrpy._elements import Elements
 from gdrpy.errors import SizeMismatch
 
 ARRAYS = {
@@ -136,7 +136,7 @@ class TestStore:
         def fail(*_):
             raise OSError("broken off")
 
-        monkeypatch.setattr(Array, "write", fail)
+        monkeypatch.setattr(Elements, "copy_to", fail)
         with pytest.raises(OSError, match="broken off"):
             images.store(region, ARRAYS)
         with pytest.raises(ValueError, match="there is no image"):

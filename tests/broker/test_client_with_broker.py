@@ -223,6 +223,16 @@ class TestArrays:
             connected.put_tensors("a", {"x": np.array([1j])})
         assert connected.status()["regions"] == 0
 
+    def test_in_gpu_memory_come_back_too(self, connected):
+        with gdrpy.alloc(4096) as source:
+            halves, bits = source.array((2, 2), "F16", 64), source.array((2,), "BF16")
+            halves.write(np.float16([[1, 2], [3, 4]]))
+            connected.put("halves", halves).close()
+            connected.put("bits", bits, "cpu").close()
+        with connected.get("halves", gpu=False) as region, connected.get("bits") as other:
+            assert region.numpy().tolist() == [[1, 2], [3, 4]]
+            assert other.metadata["array"] == ["BF16", [2]]
+
     def test_by_name_come_back_by_name(self, connected):
         tensors = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": np.array([True])}
         connected.put_tensors("a", tensors, "cpu").close()

@@ -74,11 +74,6 @@ class TestAllocatedRegion:
             assert gpu_read(region.ptr, 5) == b"first"
             assert region.cpu.read(4, nbytes - 4) == b"last"
 
-    def test_speaks_the_cuda_array_interface(self, region):
-        interface = region.__cuda_array_interface__
-        assert interface["data"] == (region.ptr, False)
-        assert (interface["shape"], interface["typestr"]) == ((1 << 20,), "|u1")
-
     def test_without_cpu_view_is_read_and_written_by_dma(self, backend):
         with gdrpy.alloc(4096, cpu=False) as region:
             region.write(b"dma", 1)

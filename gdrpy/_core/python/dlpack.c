@@ -80,13 +80,13 @@ static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
 }
 
 const char gdr_dlpack_doc[] =
-	"dlpack(address, device_type, device_id, shape, code, bits, readonly, owner, versioned)\n"
-	"--\n\n"
+	"dlpack(address, device_type, device_id, shape, code, bits, readonly, owner, versioned,\n"
+	"       copied=False)\n--\n\n"
 	"A DLPack capsule of packed memory; `owner` is referred to until its consumer is done.";
 
 PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	int device_type, device_id, readonly, versioned;
+	int device_type, device_id, readonly, versioned, copied = false;
 	struct dl_tensor tensor = {.dtype_lanes = 1};
 	PyObject *shape, *owner, *capsule;
 	unsigned long long address;
@@ -94,8 +94,9 @@ PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 	struct export *export;
 	Py_ssize_t ndim;
 
-	if (!PyArg_ParseTuple(args, "KiiO!bbpOp:dlpack", &address, &device_type, &device_id,
-			      &PyTuple_Type, &shape, &code, &bits, &readonly, &owner, &versioned))
+	if (!PyArg_ParseTuple(args, "KiiO!bbpOp|p:dlpack", &address, &device_type, &device_id,
+			      &PyTuple_Type, &shape, &code, &bits, &readonly, &owner, &versioned,
+			      &copied))
 		return NULL;
 	ndim = PyTuple_Size(shape);
 	if (ndim > DL_MAX_DIMENSIONS || (readonly && !versioned)) {
@@ -124,7 +125,7 @@ PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 			.minor = DL_MINOR,
 			.context = export,
 			.deleter = delete_versioned,
-			.flags = readonly ? DL_READ_ONLY : 0,
+			.flags = (readonly ? DL_READ_ONLY : 0) | (copied ? DL_COPIED : 0),
 			.tensor = tensor,
 		};
 	else

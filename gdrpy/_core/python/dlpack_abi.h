@@ -33,6 +33,7 @@ struct dl_managed {
 #define DL_MAJOR 1
 #define DL_MINOR 1 /* the first that knows the 8-bit floats */
 #define DL_READ_ONLY UINT64_C(1)
+#define DL_COPIED UINT64_C(2)
 
 struct dl_managed_versioned {
 	uint32_t major;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
+#include "buffer.h"
 #include "channel.h"
 #include "dlpack.h"
 #include "layout.h"
@@ -91,7 +92,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
 	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
-	    !add_type(module, &gdr_transfers_spec))
+	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec))
 		goto drop_module;
 	gdr_channel_type_object = add_type(module, &gdr_channel_spec);
 	if (!gdr_channel_type_object || !add_type(module, &gdr_channel_reader_spec))

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     import numpy as np
-    from numpy.typing import ArrayLike
 
+    from gdrpy._dtypes import DType
     from gdrpy.broker.client.calls import Client
     from gdrpy.broker.client.region import LeasedRegion
 
@@ -27,7 +27,7 @@ SAFETENSORS = {"format": "safetensors"}
 async def put(
     client: Client[R],
     name: str,
-    array: ArrayLike,
+    array: Any,
     device: int | str = 0,
     *,
     mode: int = 0o600,
@@ -39,18 +39,18 @@ async def put(
 ) -> R:
     """Publish a copy of an array under the name; ``region.numpy()`` gives it back, as it was.
 
-    Others find the array or what was there before, never a part of it. With ``seal`` nobody may
-    write it any more. Parameters and errors as of :meth:`create`; TypeError for arrays of objects
-    and of structures.
+    It is of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. Others find the
+    array or what was there before, never a part of it. With ``seal`` nobody may write it any more.
+    Parameters and errors as of :meth:`create`; TypeError for arrays of objects and of structures.
     """
-    import numpy as np
+    from gdrpy._elements import elements_of
 
-    source = np.asarray(array, order="C")
+    source = elements_of("put", array)
     layout = [_type_name(source.dtype), list(source.shape)]
     draft = await calls.create(
         client,
         name,
-        max(source.nbytes, 1),
+        max(source.data.nbytes, 1),
         device,
         mode=mode,
         metadata={**(metadata or {}), ARRAY: layout},
@@ -58,13 +58,13 @@ async def put(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: draft.write(source.reshape(-1).view(np.uint8)), seal)
+    return await _publish(draft, lambda: source.copy_to("put", draft, 0), seal)
 
 
 async def put_tensors(
     client: Client[R],
     name: str,
-    tensors: Mapping[str, ArrayLike],
+    tensors: Mapping[str, Any],
     device: int | str = 0,
     *,
     mode: int = 0o600,
@@ -143,8 +143,10 @@ async def _publish(draft: R, fill: Callable[[], object], seal: bool) -> R:
     return draft
 
 
-def _type_name(dtype: np.dtype[Any]) -> str:
+def _type_name(dtype: DType | np.dtype[Any]) -> str:
     """What stands for an element type: numpy's letters, safetensors' name where it has none."""
+    if isinstance(dtype, tuple):
+        return dtype.numpy("put").str if dtype.native else dtype.name
     if dtype.kind != "V":
         if dtype.hasobject:
             raise TypeError(f"put: an array of {dtype} holds objects, not bytes: convert it first")

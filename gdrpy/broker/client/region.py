@@ -128,6 +128,10 @@ class LeasedRegion(Region):
 
         return safetensors.tensors(self)
 
+    @property
+    def _gpu_readonly(self) -> bool:
+        return self.readonly
+
     def _check_writable(self, call: str) -> None:
         super()._check_writable(call)
         if self.sealed:

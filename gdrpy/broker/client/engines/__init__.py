@@ -7,6 +7,7 @@ process has not imported is not imported here either.
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 TYPE_CHECKING = False
@@ -51,8 +52,5 @@ def using(name: str) -> Engine | None:
     """The engine of this name, None if this process has not imported it."""
     if _ENGINES.get(name) not in sys.modules:
         return None
-    if name == "ray":
-        from gdrpy.broker.client.engines import ray as engine
-    else:
-        from gdrpy.broker.client.engines import dask as engine
+    engine: Engine = importlib.import_module(f"gdrpy.broker.client.engines.{name}")
     return engine

@@ -74,7 +74,7 @@ def _holder(node: Any, place: str, identity: Identity) -> str:
         return found
 
     replies = _wait(node, look, identity)
-    able = [address for address, reply in replies.items() if reply["status"] == "OK"]
+    able: list[str] = [address for address, reply in replies.items() if reply["status"] == "OK"]
     if place in able:
         return place
     if able:

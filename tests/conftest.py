@@ -47,6 +47,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Last what imports libraries that start threads: tests that fork might not survive them."""
+    items.sort(key=lambda item: not {"clusters", "ecosystem"}.isdisjoint(item.path.parts))
+
+
 def backends(config: pytest.Config) -> list[str]:
     """The backends to hold against the contract: on a real GPU all that can serve there."""
     if not on_real_gpu(config):

@@ -170,7 +170,7 @@ class TestSafetensorsOnAGpu:
         weights = {
             "embedding": torch.randn(1000, 64, dtype=torch.bfloat16),
             "bias": torch.arange(64, dtype=torch.float32),
-            "mask": torch.array([True, False, True]),
+            "mask": torch.tensor([True, False, True]),
         }
         path = tmp_path / "model.safetensors"
         save_file(weights, path)

@@ -12,6 +12,10 @@ __all__ = ["library", "readonly_region", "region"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 
+# Imported now, they are left out of the garbage collections that tests ask for.
+for kind in SOURCES_ON_THE_HOST.values():
+    kind()
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     matrix.parametrize(metafunc, SIMULATED, SOURCES_ON_THE_HOST)

@@ -289,9 +289,9 @@ class Stream:
             theirs = library.make(bytes(NBYTES))
             settle_after(library.fill(theirs, 8), region)
             bell.stream_wait(stream, 1)
-            library.fill(theirs, 9)
-            ringing = threading.Timer(0.1, bell.set, (1,))
+            ringing = threading.Timer(0.2, bell.set, (1,))
             ringing.start()
+            library.fill(theirs, 9)
             target.write(theirs)
             ringing.join()
         assert region.read(NBYTES, OFFSET) == b"\x09" * NBYTES

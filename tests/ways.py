@@ -100,15 +100,15 @@ ON_THE_HOST = [
         COPY,
         COPY,
     ),
+    Way(
+        Jax, "jax", "mapping", "dlpack", lambda jax, m: jax.dlpack.from_dlpack(m), CPU, _UNVERSIONED
+    ),
 ]
 
 SIMULATED = [
     *ON_THE_HOST,
     Way(Torch, "torch", "array", "dlpack", lambda torch, a: torch.from_dlpack(a), GPU, LOST),
     Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, MOOT),
-    Way(
-        Jax, "jax", "mapping", "dlpack", lambda jax, m: jax.dlpack.from_dlpack(m), CPU, _UNVERSIONED
-    ),
     Way(Torch, "torch", "array", CAI, _interface, _SIMULATED, _SIMULATED),
     Way(Numpy, "cupy", "array", CAI, _interface, _SIMULATED, _SIMULATED),
     Way(Numpy, "numba", "array", CAI, _interface, _SIMULATED, _SIMULATED),

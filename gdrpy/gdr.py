@@ -200,8 +200,8 @@ class Pin(Mappable):
         return self._taken
 
     def _origin(self, start: int) -> Origin:
-        # A share begins with a page.
-        return Origin(None, Parcel(self._taken), (self.ptr + start) % self._taken.page_size)
+        # A share begins with the pin's first page.
+        return Origin(None, Parcel(self._taken), self.ptr % self._taken.page_size + start)
 
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._taken.close)

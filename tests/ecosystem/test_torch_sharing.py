@@ -62,7 +62,7 @@ class TestShare:
 
     def test_takes_tensors_by_name_of_any_type(self, broker):
         tensors = {
-            "half": torch.arange(6, dtype=torch.float16).reshape(2, 3).t(),
+            "half": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).t(),
             "mask": torch.tensor([True, False]),
             "step": torch.tensor(7),
         }

@@ -104,8 +104,10 @@ class Region(Transferable, _mapping.Buffer):
         cpu: bool,
         readonly: bool,
         backend: str | None,
+        source: object = None,
     ) -> None:
         super().__init__(nbytes, allocation.ptr, allocation.device)
+        allocation.source = self._source = source
         self._held = allocation
         self._taken = memory
         self._backend = backend
@@ -189,11 +191,16 @@ class Region(Transferable, _mapping.Buffer):
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
             allocation = _holder(memory, fd, gpu)
-            allocation.source = source
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
-                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
+                allocation,
+                memory,
+                wanted or size,
+                cpu=cpu,
+                readonly=readonly,
+                backend=backend,
+                source=source,
             )
             undo.pop_all()
             return region
@@ -231,9 +238,9 @@ class Region(Transferable, _mapping.Buffer):
                 region = cls.__new__(cls)
                 Transferable.__init__(region, nbytes, None, None)
                 region._cpu = mapping
-                mapping._origin = Origin(ref(region), None, 0)
                 region._source = source
                 region._location = location
+                mapping._origin = region._origin(0)
                 return region
         call = f"opening a {cls.__name__}"
         try:

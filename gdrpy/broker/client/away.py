@@ -63,12 +63,9 @@ def arrived(identity: Identity) -> BrokerRegion:
     reason: BrokerUnavailable | Gone
     try:
         return identity.attach()
-    except BrokerUnavailable as error:
-        reason = error
-    except Gone as error:
-        if shared_broker(identity.socket).life == identity.life:
+    except (BrokerUnavailable, Gone) as error:
+        if isinstance(error, Gone) and shared_broker(identity.socket).life == identity.life:
             raise
-        reason = error
-    from gdrpy.broker.client.copies import bring
+        from gdrpy.broker.client.copies import bring
 
-    return bring(identity, reason)
+        return bring(identity, error)

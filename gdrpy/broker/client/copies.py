@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdrpy.broker.client import engines
 from gdrpy.broker.client.attach import Identity, shared_broker
 from gdrpy.broker.place import connect_path
-from gdrpy.errors import BrokerUnavailable, CudaError, Gone, NotFound, SizeMismatch
+from gdrpy.errors import BrokerUnavailable, CudaError, Error, Gone, NotFound, SizeMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,12 +54,10 @@ def bring(identity: Identity, reason: Exception) -> BrokerRegion:
             _copies.pop(key, None)
     engine = engines.using(way[0])
     assert engine is not None
-    broker = _own_broker(identity)
     pieces = engine.pieces(way[1], identity)
     try:
         description: Description = next(pieces)
-        copy = _room(broker, identity, description)
-        with copy:
+        with _room(identity, description) as copy:
             offset = 0
             for piece in pieces:
                 copy.write(piece, offset)
@@ -68,7 +66,7 @@ def bring(identity: Identity, reason: Exception) -> BrokerRegion:
                 raise SizeMismatch(
                     f"copying {identity}: {offset} of {description.nbytes} bytes came"
                 )
-            name = broker.socket, broker.life, copy.id
+            name = copy._broker.socket, copy._lease.life, copy.id
             if description.sealed:
                 copy.seal()
                 _copies[key] = name
@@ -87,11 +85,13 @@ def _opened(identity: Identity, socket: str, life: str, region: int) -> BrokerRe
     return Identity(socket, life, region, identity.gpu, identity.cpu, identity.readonly).attach()
 
 
-def _own_broker(identity: Identity) -> Broker:
-    """This machine's: at the same path as there, else where ``connect()`` finds it."""
+def _room(identity: Identity, description: Description) -> BrokerRegion:
+    """An anonymous region for the copy, of this machine's broker: the one at the same path as
+    there, else where ``connect()`` finds one.
+    """
     for path in dict.fromkeys((identity.socket, connect_path())):
         try:
-            return shared_broker(path)
+            return _allocated(shared_broker(path), identity.gpu, description)
         except BrokerUnavailable as error:
             reason = error
     raise BrokerUnavailable(
@@ -100,13 +100,13 @@ def _own_broker(identity: Identity) -> Broker:
     ) from None
 
 
-def _room(broker: Broker, identity: Identity, description: Description) -> BrokerRegion:
-    """An anonymous region for the copy: on the device of the same number, else on the first."""
+def _allocated(broker: Broker, gpu: bool, description: Description) -> BrokerRegion:
+    """On the device of the same number, else on the first."""
     size, device, metadata, _ = description
     try:
-        return broker.allocate(None, size, device, metadata=metadata, gpu=identity.gpu)
+        return broker.allocate(None, size, device, metadata=metadata, gpu=gpu)
     except NotFound:
-        return broker.allocate(None, size, 0, metadata=metadata, gpu=identity.gpu)
+        return broker.allocate(None, size, 0, metadata=metadata, gpu=gpu)
 
 
 def _source(identity: Identity) -> BrokerRegion:
@@ -132,6 +132,15 @@ def _piece(region: BrokerRegion, offset: int) -> np.ndarray[Any, Any]:
     data = np.empty(min(PIECE_BYTES, region.nbytes - offset), np.uint8)
     region.readinto(data, offset)
     return data
+
+
+def reaches(*fields: Any) -> bool:
+    """Whether this process reaches the broker of an identity."""
+    identity = Identity(*fields)
+    try:
+        return shared_broker(identity.socket).life == identity.life
+    except (Error, OSError):
+        return False
 
 
 def describe(*fields: Any) -> Description:

@@ -58,10 +58,11 @@ class Holder:
 
     def __init__(self, region: Any = None) -> None:
         self.region = region
+        self.before = None
 
     def take(self, region: Any) -> str:
-        """Hold another one, and say what it is."""
-        self.region = region
+        """Hold another one too, and say what it is."""
+        self.before, self.region = self.region, region
         return repr(region)
 
     def make(self, socket: str, values: list[int]) -> gdrpy.BrokerRegion:
@@ -153,16 +154,16 @@ def sum_of_large(nbytes: int) -> tuple[int, int]:
         return get(actor(region, there=True).total.remote()), int(values.sum())
 
 
-def arrives_twice(seal: bool) -> bool:
-    """Whether a region that is sent again is the copy that is there."""
+def arrives_twice(seal: bool) -> list[int]:
+    """The numbers there of a region that is sent to an actor twice, and to another one."""
     with broker.put("twice", [1, 2, 3], "cpu", seal=seal) as region:
         region.delete()
-        holder = actor(there=True)
+        holders = [actor(there=True) for _ in range(2)]
         numbers = []
-        for _ in range(2):
+        for holder in (holders[0], *holders):
             get(holder.take.remote(region))
             numbers.append(get(holder.tell.remote())["id"])
-        return numbers[0] == numbers[1]
+        return numbers
 
 
 def made_there(socket: str) -> tuple[bytes, dict[str, Any]]:

@@ -49,11 +49,11 @@ class TestActorOnAnotherMachine:
         there, here = ray_cluster(programs.sum_of_large, programs.STORE_BYTES + 12_345)
         assert there == here
 
-    def test_gets_a_sealed_region_once(self, ray_cluster):
-        assert ray_cluster(programs.arrives_twice, True)
+    def test_gets_the_copy_of_a_sealed_region_that_is_there(self, ray_cluster):
+        assert len(set(ray_cluster(programs.arrives_twice, True))) == 1
 
     def test_gets_each_time_what_a_writable_region_holds_then(self, ray_cluster):
-        assert not ray_cluster(programs.arrives_twice, False)
+        assert len(set(ray_cluster(programs.arrives_twice, False))) == 3
 
     def test_sends_what_it_made(self, ray_cluster, there):
         assert ray_cluster(programs.made_there, there.socket) == (b"\7\10\11", {"of": "actor"})

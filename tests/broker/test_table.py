@@ -22,8 +22,9 @@ def described(table: Table) -> dict[str, Any]:
             region.number: (
                 *(region.name, region.nbytes, region.size, region.device, region.uid, region.gid),
                 *(region.mode, region.metadata, region.version, region.linked, region.sealed),
-                *(region.copy_of, region.digest),
+                region.digest,
                 {number: (lease.writable, lease.gpu) for number, lease in region.leases.items()},
+                region.copy_of,
             )
             for region in table.regions.values()
         },

@@ -109,6 +109,30 @@ def passed_on_by_the_scheduler() -> tuple[bytes, int]:
         return found, info.readers + info.writers
 
 
+def array_of_a_task(name: str) -> list[float]:
+    """What a task has of a slice of a region."""
+
+    def elements(array: gdrpy.Array) -> list[float]:
+        return array.read().ravel().tolist()
+
+    with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
+        region.delete()
+        found: list[float] = run(name, elements, region.array((2, 2), "F32", 8))
+        return found
+
+
+def mapping_of_a_task() -> int:
+    """What a task there reads in a mapping that another task there makes of a region from here."""
+
+    def sent_on(region: Any) -> int:
+        region.write(b"x")
+        mapping = cloudpickle.loads(cloudpickle.dumps(region.cpu))
+        return mapping.read(1)[0]
+
+    with broker.allocate(None, 4096) as region:
+        return run("there", sent_on, region)
+
+
 def made_by_a_task_there(socket: str) -> tuple[bytes, bytes, dict[str, Any]]:
     """What a task here reads of a region that the worker there holds, and what has the client."""
     future = on("there", make, socket, [7, 8, 9])

@@ -85,6 +85,10 @@ class Holder:
         names = ("id", "name", "sealed", "readonly", "metadata", "nbytes", "device")
         return {name: getattr(region, name) for name in names}
 
+    def elements(self) -> list[float]:
+        """The elements of an array."""
+        return self.region.read().ravel().tolist()
+
     def total(self) -> int:
         """The sum of the array in the region."""
         return int(self.region.numpy().sum())
@@ -171,6 +175,15 @@ def made_there(socket: str) -> tuple[bytes, dict[str, Any]]:
     holder = actor(there=True)
     with get(holder.make.remote(socket, [7, 8, 9])) as region:
         return region.read(3), region.metadata
+
+
+def array_of_an_actor(there: bool) -> list[float]:
+    """What an actor has of a slice of a region."""
+    with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
+        region.delete()
+        holder = actor(region.array((2, 2), "F32", 8), there=there)
+        found: list[float] = get(holder.elements.remote())
+        return found
 
 
 def put_once() -> list[int]:

@@ -73,6 +73,15 @@ class TestTaskOnAnotherMachine:
             dask_cluster(programs.use_on, bare_worker)
 
 
+class TestPartOfARegion:
+    @pytest.mark.parametrize("name", ["a", "there"])
+    def test_that_is_an_array_arrives_with_its_region(self, dask_cluster, name):
+        assert dask_cluster(programs.array_of_a_task, name) == [2.0, 3.0, 4.0, 5.0]
+
+    def test_that_is_a_mapping_is_sent_on_from_a_copy(self, dask_cluster):
+        assert dask_cluster(programs.mapping_of_a_task) == ord("x")
+
+
 class TestCoroutine:
     def test_is_not_let_block_its_event_loop(self, dask_cluster):
         with pytest.raises(RuntimeError, match="this is an event loop, .* asyncio.to_thread"):

@@ -75,6 +75,12 @@ class TestActorOnAnotherMachine:
             there.serve()
 
 
+class TestArray:
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    def test_arrives_with_its_region(self, ray_cluster, elsewhere):
+        assert ray_cluster(programs.array_of_an_actor, elsewhere) == [2.0, 3.0, 4.0, 5.0]
+
+
 class TestObjectStore:
     def test_has_the_identity_of_a_region(self, ray_cluster):
         assert ray_cluster(programs.put_once) == [6, 6]

@@ -53,6 +53,8 @@ def _arrive(region: AwayRegion) -> None:
         found = vars(arrived(fields["_identity"]))
         fields.update(found)
         object.__setattr__(region, "__class__", BrokerRegion)
+        if region._cpu is not None:
+            region._cpu._origin = region._origin(0)
         del fields["_identity"], fields["_arriving"]
 
 

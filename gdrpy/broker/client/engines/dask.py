@@ -47,7 +47,7 @@ def pieces(place: str, identity: Identity) -> Generator[Any, None, None]:
 def _node() -> Any:
     """This process's worker, else its client, else None."""
     for worker in list(Worker._instances):
-        if worker.status == Status.running:
+        if worker.status in (Status.running, Status.paused):
             return worker
     try:
         return Client.current()

@@ -225,6 +225,9 @@ class Array(_mapping.Buffer):
             f"{self.dtype}: take a copy by Array.read()"
         )
 
+    def _unspoken(self, protocol: str) -> str:
+        return f"{protocol} cannot say {self.dtype}: use from_dlpack, or Array.numpy()"
+
     def __repr__(self) -> str:
         return f"<Array {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
 

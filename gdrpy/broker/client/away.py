@@ -62,7 +62,6 @@ def arrived(identity: Identity) -> BrokerRegion:
     """The region itself, or where its broker is another machine's, a copy of it."""
     from gdrpy.broker.client.attach import shared_broker
 
-    reason: BrokerUnavailable | Gone
     try:
         return identity.attach()
     except (BrokerUnavailable, Gone) as error:

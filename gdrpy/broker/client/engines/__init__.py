@@ -52,10 +52,5 @@ def using(name: str) -> Engine | None:
     """The engine of this name, None if this process has not imported it."""
     if _ENGINES.get(name) not in sys.modules:
         return None
-    if name == "ray":
-        from gdrpy.broker.client.engines import ray
-
-        return ray
-    from gdrpy.broker.client.engines import dask
-
-    return dask
+    engine: Engine = importlib.import_module(f"gdrpy.broker.client.engines.{name}")
+    return engine

@@ -197,6 +197,7 @@ class BrokerRegion(LeasedRegion):
 
     publish = blocking(region_calls.publish)
     seal = blocking(region_calls.seal)
+    _seal_copy = blocking(region_calls.seal_copy)
     set_metadata = blocking(region_calls.set_metadata)
     digest = blocking(region_calls.digest)
     delete = blocking(region_calls.delete)

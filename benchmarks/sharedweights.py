@@ -29,8 +29,8 @@ SCRIPT = "benchmarks/sharedweights.py"
 MODULE = "sharedweights"
 NAME = "weights"
 
-WORKERS = 4
-#: How many times newer weights are published while all workers run.
+#: How many, and how many times newer weights are published while they run.
+_WORKERS, _WORKERS_SMALL = 4, 2
 _UPDATES, _UPDATES_SMALL = 8, 3
 _MIB = 1 << 20
 #: Seconds in which memory that was given back is seen to be free.
@@ -55,9 +55,10 @@ class Trial:
         self.checks: list[Check] = []
         self._session = session
         self._socket = socket
-        self._small = small
         self._undo = undo
         self._width = SMALL if small else LARGE
+        self._count = _WORKERS_SMALL if small else _WORKERS
+        self._updates = _UPDATES_SMALL if small else _UPDATES
         self._broker = self._kept(broker(socket))
         self._client = undo.enter_context(gdrpy.connect(socket, reconnect=30.0))
         #: The right answer of each version.
@@ -67,24 +68,25 @@ class Trial:
     def all(self) -> None:
         """Everything, in the order in which one thing needs the other."""
         self._measure_memory()
-        self._update_while_workers_run()
-        self._kill_a_worker()
-        self._kill_the_broker()
+        (publisher,) = self._started(["the publisher"])
+        self._update_while_workers_run(publisher)
+        self._kill_a_worker(publisher)
+        self._kill_the_broker(publisher)
 
     def _measure_memory(self) -> None:
         """What a region takes, and workers on it, and as many with copies of their own."""
         self._session.step("memory: a region, and workers on it")
         empty = self._used()
-        with worker("the first publisher", self._socket, self._width) as publisher:
-            publisher.hear()
-            self._publish(publisher)
+        with worker("the first publisher", self._socket, self._width) as maker:
+            maker.hear()
+            self._publish(maker)
         alone = self._settled(empty + self._client.status()["used"]["0"])
         self._memory("the region, no process", [alone - empty], "after its maker has ended")
-        self._workers = self._started(WORKERS)
+        self._workers = self._started([f"worker {number}" for number in range(1, self._count + 1)])
         idle = self._used()
         contexts = idle - alone
-        how = f"{WORKERS} processes with a context and torch's own, that have no weights"
-        self._memory("a process without weights", [contexts / WORKERS], how)
+        how = f"{self._count} processes with a context and torch's own, that have no weights"
+        self._memory("a process without weights", [contexts / self._count], how)
 
         for count, one in enumerate(self._workers, 1):
             self._attach(one)
@@ -95,7 +97,7 @@ class Trial:
         self._check("workers on the region answer as its maker did", answers == self._right(1))
         spread = self._used() - empty - contexts - (alone - empty)
         most = 0 if cuda.simulated() else (alone - empty) / 2
-        words = f"{spread / _MIB:.1f} MiB more than the region, for {WORKERS} workers"
+        words = f"{spread / _MIB:.1f} MiB more than the region, for {self._count} workers"
         self._check("the weights are counted once", spread <= most, words)
 
         if cuda.simulated():
@@ -113,15 +115,12 @@ class Trial:
         answers = {found for one in self._workers for found in one.ask("forward", 5)}
         self._check("workers with copies answer the same", answers == self._right(1))
 
-    def _update_while_workers_run(self) -> None:
+    def _update_while_workers_run(self, publisher: Process) -> None:
         self._session.step("updates while workers run")
         for one in self._workers:
             self._attach(one)
         undisturbed = self._serve(lambda: time.sleep(0.2))
-        with worker("the publisher", self._socket, self._width) as publisher:
-            publisher.hear()
-            updates = _UPDATES_SMALL if self._small else _UPDATES
-            served = self._serve(lambda: [self._publish(publisher) for _ in range(updates)])
+        served = self._serve(lambda: [self._publish(publisher) for _ in range(self._updates)])
         self._serving_figures("no update", undisturbed)
         self._serving_figures("updates", served)
         self._check_served("every answer is one version's, whole", served)
@@ -130,7 +129,7 @@ class Trial:
         self._check("every worker came to the newest version", at_last)
         self._check_only_the_newest_is_left("old versions are freed")
 
-    def _kill_a_worker(self) -> None:
+    def _kill_a_worker(self, publisher: Process) -> None:
         self._session.step("a worker killed")
         victim = self._workers.pop()
         victim.ask("serve")
@@ -138,13 +137,11 @@ class Trial:
         self._check_served("the others go on when a worker is killed", served)
         left = self._until(lambda: self._holders() == len(self._workers))
         self._check("a killed worker's lease is given back", left, f"{self._holders()} leases")
-        with worker("the next publisher", self._socket, self._width) as publisher:
-            publisher.hear()
-            served = self._serve(lambda: self._publish(publisher))
+        served = self._serve(lambda: self._publish(publisher))
         self._check_served("the others take the next version", served)
         self._check_only_the_newest_is_left("what a killed worker had is freed")
 
-    def _kill_the_broker(self) -> None:
+    def _kill_the_broker(self, publisher: Process) -> None:
         self._session.step("the broker killed")
         contents = self._workers[0].ask("contents")
         self._broker.kill()
@@ -153,24 +150,18 @@ class Trial:
         self._check("workers go on while there is no broker", answers == right)
 
         self._broker = self._kept(broker(self._socket))
-        (fresh,) = self._started(1)
+        (fresh,) = self._started(["a new worker"])
         self._attach(fresh)
         self._check("a new process finds the same bytes", fresh.ask("contents") == contents)
         self._check("and answers as the others", set(fresh.ask("forward", 5)) == right)
         self._workers.append(fresh)
-        with worker("the last publisher", self._socket, self._width) as publisher:
-            publisher.hear()
-            served = self._serve(lambda: self._publish(publisher))
+        served = self._serve(lambda: self._publish(publisher))
         self._check_served("all take the next version from the next broker", served)
         self._check_only_the_newest_is_left("leases from before it are known to it")
 
-    def _started(self, count: int) -> list[Process]:
+    def _started(self, names: Sequence[str]) -> list[Process]:
         """Workers that are ready, started at the same time."""
-        first = len(self._workers) + 1
-        found = [
-            self._kept(worker(f"worker {number}", self._socket, self._width))
-            for number in range(first, first + count)
-        ]
+        found = [self._kept(worker(name, self._socket, self._width)) for name in names]
         for one in found:
             one.hear()
         return found
@@ -228,8 +219,10 @@ class Trial:
         self.checks.append(Check(what, passed, found or ("yes" if passed else "no")))
 
     def _serving_figures(self, when: str, served: list[dict[str, Any]]) -> None:
-        how = f"one answer of one of {WORKERS} workers at a time, with its way to the host"
+        how = f"one answer of one of {self._count} workers at a time, with its way to the host"
         self._time(f"forward, {when}", [ns for one in served for ns in one["forwards"]], how)
+        how = "the longest time from one answer of a worker to its next, of each worker"
+        self._time(f"stall, {when}", [one["longest"] for one in served], how)
         if swaps := [ns for one in served for ns in one["swaps"]]:
             self._time("swap", swaps, "let the old version go, and attach")
 
@@ -304,6 +297,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             trial.all()
         except Silent as error:
             trial.checks.append(Check("every process answers", False, str(error)))
+    for one in session.measurements:
+        if one.topic.operation != MEMORY:
+            one.verified = all(check.passed for check in trial.checks)
     seconds = round(time.monotonic() - start, 1)
     return {
         "format": FORMAT,

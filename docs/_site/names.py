@@ -80,13 +80,14 @@ def _signature(
         stub.args.posonlyargs = [one for one in stub.args.posonlyargs if one.arg != "self"]
         arguments = f"({ast.unparse(stub.args)})"
         result = stub.returns and ast.unparse(stub.returns)
-    return _said(arguments), result and _said(result)
+    module = "gdrpy.aio" if name.startswith("gdrpy.aio.") else "gdrpy"
+    return _said(arguments, module), result and _said(result, module)
 
 
-def _said(annotation: str) -> str:
+def _said(annotation: str, module: str) -> str:
     for pattern, meaning in _MEANINGS.items():
         annotation = re.sub(pattern, meaning, annotation)
-    return annotation
+    return re.sub(r"(?<![\w.])Broker\b", f"{module}.Broker", annotation)
 
 
 def _bases(_app: Sphinx, _name: str, _obj: object, _options: Any, bases: list[type]) -> None:

@@ -38,8 +38,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
-#: What the modules for them import, and machines without a GPU cannot.
-autodoc_mock_imports = ["cupy", "rmm"]
+#: Described without being there: the site is built where none of them is.
+autodoc_mock_imports = ["cupy", "rmm", "torch"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"

@@ -11,16 +11,17 @@ import importlib.util
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import machine
+from checks import Check, lines
 from gdrpy import cuda
 from harness import Session
 from nccl_pair import RankFailed
-from nccl_trial import ENVIRONMENTS, MODULE, Check, Trial
+from nccl_trial import ENVIRONMENTS, MODULE, Trial
 from run import FORMAT, RESULTS, save, show
 from tables import wrong_data
 
@@ -96,12 +97,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "logs": trial.logs,
         "checks": [asdict(one) for one in trial.checks],
     }
-
-
-def lines(checks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each check."""
-    for one in checks:
-        yield f"{'pass' if one['passed'] else 'FAIL'}  {one['what']}: {one['found']}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

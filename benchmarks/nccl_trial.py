@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gpumemory
+from checks import Check
 from gdrpy import cuda
 from harness import Contender, Session, Timed
 from nccl_log import Log
@@ -59,15 +60,6 @@ _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
 
 #: Seconds in which a GPU must have its memory back.
 _SETTLED = 15
-
-
-@dataclass(frozen=True)
-class Check:
-    """Something that must be so, and what was found."""
-
-    what: str
-    passed: bool
-    found: str
 
 
 class Collective:

@@ -41,7 +41,7 @@ class Worker:
         """Have the weights of the newest version, where they lie."""
         self.leave()
         start = time.perf_counter_ns()
-        self._region = self._broker.get(NAME, cpu=cuda.simulated(), readonly=True)
+        self._region = self._broker.get(NAME, cpu=False, readonly=True)
         views = {name: torch.from_dlpack(one) for name, one in self._region.tensors().items()}
         self._model = over(self._width, views)
         return {"version": self._region.version, "ns": time.perf_counter_ns() - start}
@@ -79,23 +79,30 @@ class Worker:
         expected = answer(model, self._inputs)
         weights = model.state_dict()
         start = time.perf_counter_ns()
-        with self._broker.put_tensors(NAME, weights, cpu=cuda.simulated()) as region:
+        with self._broker.put_tensors(NAME, weights, cpu=False) as region:
             taken = time.perf_counter_ns() - start
-            return {"version": region.version, "answer": expected, "ns": taken}
+            version = region.version
+        del model, weights
+        self._let_go_of_spare_memory()
+        return {"version": version, "answer": expected, "ns": taken}
 
     def serve(self) -> dict[str, Any]:
         """Run the model until there is another line, and go to newer versions as they come.
 
-        It says when it has begun; the answers by version with how many there were, the ns of each.
+        It says when it has begun. The answers by version with how many there were, the ns that each
+        took, those of each swap, and the longest from one answer to the next.
         """
         assert self._region is not None
         answers: Counter[str] = Counter()
-        forwards, swaps = [], []
+        forwards, swaps, longest = [], [], 0
         stopping = False
+        last = time.perf_counter_ns()
         while True:
             start = time.perf_counter_ns()
             (found,) = self.forward(1)
-            forwards.append(time.perf_counter_ns() - start)
+            now = time.perf_counter_ns()
+            forwards.append(now - start)
+            longest, last = max(longest, now - last), now
             answers[f"{self._region.version} {found}"] += 1
             if len(forwards) == 1:
                 _say("serving")
@@ -104,7 +111,12 @@ class Worker:
                 self.attach()
                 swaps.append(time.perf_counter_ns() - start)
             elif stopping:
-                return {"answers": answers, "forwards": forwards, "swaps": swaps}
+                return {
+                    "answers": answers,
+                    "forwards": forwards,
+                    "swaps": swaps,
+                    "longest": longest,
+                }
             stopping = stopping or bool(select.select([sys.stdin], [], [], 0)[0])
 
     def _let_go_of_spare_memory(self) -> None:

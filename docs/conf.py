@@ -38,6 +38,8 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
+#: Described without being there: the site is built where none of them is.
+autodoc_mock_imports = ["cupy", "rmm", "torch"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"
@@ -63,7 +65,7 @@ nitpick_ignore = [
         "NDArray",
     )
 ]
-nitpick_ignore_regex = [("py:class", r"(.*\.)?(np|numpy|os|collections|contextlib)\..*")]
+nitpick_ignore_regex = [("py:class", r"(.*\.)?(np|numpy|os|collections|contextlib|torch)\..*")]
 
 html_theme = "furo"
 html_title = f"gdrpy {version}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gdrpy.allocation import Allocation
     from gdrpy.backends.corememory import CoreMemory
     from gdrpy.backends.memfd import Memfd
+    from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.mapping import Mapping
     from gdrpy.region import Region
 
@@ -108,10 +109,15 @@ def map_region(region: Region, offset: int, nbytes: int, readonly: bool) -> Mapp
 
 
 def map_parcel(
-    parcel: Parcel | _Received, gpu: bool, offset: int, nbytes: int, readonly: bool
+    parcel: Parcel | _Received | BrokerRegion, gpu: bool, offset: int, nbytes: int, readonly: bool
 ) -> Mapping:
     """A mapping of a range in a parcel, with a region of its own behind it."""
-    return map_region(open_region(parcel, None, gpu, False, readonly), offset, nbytes, readonly)
+    region = (
+        open_region(parcel, None, gpu, False, readonly)
+        if isinstance(parcel, Parcel | _Received)
+        else parcel
+    )
+    return map_region(region, offset, nbytes, readonly)
 
 
 class _Loader:

@@ -6,6 +6,7 @@ import os
 
 from gdrpy._fd import duplicate
 from gdrpy._resource import Owner, Undo
+from gdrpy.errors import MissingView
 
 
 class Allocation(Owner):
@@ -13,17 +14,27 @@ class Allocation(Owner):
 
     Made by :mod:`gdrpy.vmm` and, where no CUDA is wanted, :meth:`keep_fd`. Its ``size`` is in
     bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view. It
-    keeps ``source`` alive.
+    keeps ``source`` alive. ``fabric`` is its fabric handle, if it was made to have one, or came by
+    one: then it has no descriptor.
     """
 
     source: object = None
 
-    def __init__(self, undo: Undo, fd: int, size: int, device: int | None, ptr: int | None) -> None:
+    def __init__(
+        self,
+        undo: Undo,
+        fd: int | None,
+        size: int,
+        device: int | None,
+        ptr: int | None,
+        fabric: bytes | None = None,
+    ) -> None:
         super().__init__(undo)
         self._fd = fd
         self.device = device
         self.size = size
         self.ptr = ptr
+        self.fabric = fabric
 
     @classmethod
     def keep_fd(cls, fd: int, size: int) -> Allocation:
@@ -44,6 +55,14 @@ class Allocation(Owner):
 
     @property
     def fd(self) -> int:
-        """The allocation's own descriptor, closed with it: duplicate it to keep it."""
+        """The allocation's own descriptor, closed with it: duplicate it to keep it.
+
+        Raises MissingView for memory that came by a fabric handle.
+        """
         self._check("Allocation.fd")
+        if self._fd is None:
+            raise MissingView(
+                "memory that came by a fabric handle has no file descriptor, and no CPU view: hand "
+                "on the handle, Region.export_fabric()"
+            )
         return self._fd

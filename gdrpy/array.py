@@ -232,9 +232,6 @@ class Array(_mapping.Buffer):
             f"{self.dtype}: take a copy by Array.read()"
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Array, (self.region, self.shape, self.dtype, self.offset)
-
     def _unspoken(self, protocol: str) -> str:
         return f"{protocol} cannot say {self.dtype}: use from_dlpack, or Array.numpy()"
 

@@ -46,7 +46,10 @@ class _Closing:
         close_after(self, error)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it is its process's")
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it is its process's; "
+            f"send records to that, or share a region and a flag of it"
+        )
 
 
 class Channel(_Closing, _mapping.Channel):

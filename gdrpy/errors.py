@@ -97,7 +97,7 @@ class NotFound(Error, KeyError):
 
 
 class Gone(NotFound):
-    """A region that its identity names is no more, or was of a broker whose state was lost."""
+    """What a pickle stands for is no more: the region, its broker's state, or the sender."""
 
 
 class OutOfMemory(Error, MemoryError):

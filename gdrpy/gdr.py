@@ -200,7 +200,8 @@ class Pin(Mappable):
         return self._taken
 
     def _origin(self, start: int) -> Origin:
-        return pinned_origin(self._taken, self.ptr + start)
+        # A share begins with the pin's first page.
+        return Origin(None, Parcel(self._taken), self.ptr % self._taken.page_size + start)
 
     def _give_back(self, undo: Undo) -> None:
         undo.callback(self._taken.close)
@@ -251,8 +252,3 @@ class Pin(Mappable):
         if self.closed:
             return "<Pin CLOSED>"
         return f"<Pin of {self.nbytes} bytes at {self.ptr:#x} on {self.location}, {self.backend}>"
-
-
-def pinned_origin(memory: CoreMemory, ptr: int) -> Origin:
-    """How a mapping from a pinned address on travels: by a share, which begins with a page."""
-    return Origin(None, Parcel(memory), ptr % memory.page_size)

@@ -11,7 +11,7 @@ from gdrpy.array import Array
 from gdrpy.backends import take_pointer
 from gdrpy.backends.node import own_node
 from gdrpy.errors import ReadOnly
-from gdrpy.gdr import pinned_origin
+from gdrpy.gdr import Pin
 from gdrpy.interop import DeviceArray, packed_array
 from gdrpy.transfer import Transferable
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gdrpy.backends.corememory import CoreMemory
-    from gdrpy.mapping import Flag, Mapping, Origin
+    from gdrpy.mapping import Flag, Mapping
     from gdrpy.region import Region
 
 
@@ -143,30 +143,18 @@ class MappedTensor(Resource):
         return f"<MappedTensor {self.dtype} {self.shape} at {self.ptr:#x}, {self.backend}, {where}>"
 
 
-class _PinnedArray(Transferable):
+class _PinnedArray(Pin, Transferable):
     """The memory of an array that lies in no region, with the face of one that an Array needs."""
 
     def __init__(self, memory: CoreMemory, array: DeviceArray) -> None:
-        super().__init__(memory.nbytes, array.address, array.device)
+        super().__init__(memory, array.address)
+        self.device = array.device
         memory.source = array.owner
-        self._taken: CoreMemory = memory
-        self._cpu = memory.map(0, memory.nbytes, array.readonly, array.address, array.device)
-
-    def _memory(self) -> CoreMemory:
-        return self._taken
-
-    def _origin(self, start: int) -> Origin:
-        assert self._ptr is not None
-        return pinned_origin(self._taken, self._ptr + start)
+        self._cpu = self._map(0, memory.nbytes, array.readonly)
 
     @property
     def _allocation(self) -> Any:
         return self._taken
-
-    @property
-    def ptr(self) -> int | None:
-        """The GPU address of the array."""
-        return self._ptr
 
     @property
     def cpu(self) -> Mapping | None:
@@ -176,6 +164,3 @@ class _PinnedArray(Transferable):
 
     def _copies(self) -> int:
         return self._running
-
-    def _give_back(self, undo: Undo) -> None:
-        undo.callback(self._taken.close)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Origin(namedtuple("Origin", "region parcel offset")):
     """What a mapping is of, by which it travels to another process.
 
-    ``region`` is a weak reference to the region, None for a pin; ``parcel`` what outlives it, None
-    for memory of a broker. ``offset`` in bytes is where the mapping begins in either.
+    ``region`` is a weak reference to the region, None for a pin; ``parcel`` is what outlives it.
+    ``offset`` in bytes is where the mapping begins in either.
     """
 
     __slots__ = ()
@@ -143,15 +143,11 @@ class Mapping(_mapping.Mapping):
         region = None if reference is None else reference()
         if region is not None and region._cpu is self:
             return getattr, (region, "cpu")
+        part = offset, self.nbytes, self.readonly
         if region is not None:
-            return map_region, (region, offset, self.nbytes, self.readonly)
-        if parcel is None:
-            raise TypeError(
-                "a Mapping of a broker's region is pickled by the BrokerRegion that it was made "
-                "from, which is gone: keep that"
-            )
+            return map_region, (region, *part)
         gpu = reference is not None and self.ptr is not None
-        return map_parcel, (parcel, gpu, offset, self.nbytes, self.readonly)
+        return map_parcel, (parcel, gpu, *part)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -38,12 +38,14 @@ def alloc(
     gpu: bool = True,
     cpu: bool = True,
     backend: str | None = None,
+    fabric: bool = False,
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
-    CPU view. ``backend`` forces the way in which the CPU view is made. The memory taken is
-    ``nbytes`` rounded up to the granularity; do not rely on what it holds at first.
+    CPU view. ``backend`` forces the way in which the CPU view is made. ``fabric`` gives it a handle
+    for other nodes, :meth:`Region.export_fabric`. The memory taken is ``nbytes`` rounded up to the
+    granularity; do not rely on what it holds at first.
 
     Host memory has the CPU view alone, whatever ``gpu`` and ``backend`` say, so that one program
     can use either kind; it is rounded up to whole pages.
@@ -52,13 +54,15 @@ def alloc(
     """
     size = as_size("alloc", nbytes)
     if device == "cpu":
+        if fabric:
+            raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         return _alloc_on_host(size, cpu)
     ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
     from gdrpy import vmm
 
     with Undo() as undo:
-        allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu))
+        allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric)))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
         region = Region(allocation, memory, size, cpu=cpu, readonly=False, backend=backend)
         undo.pop_all()
@@ -104,8 +108,10 @@ class Region(Transferable, _mapping.Buffer):
         cpu: bool,
         readonly: bool,
         backend: str | None,
+        source: object = None,
     ) -> None:
         super().__init__(nbytes, allocation.ptr, allocation.device)
+        allocation.source = self._source = source
         self._held = allocation
         self._taken = memory
         self._backend = backend
@@ -168,6 +174,31 @@ class Region(Transferable, _mapping.Buffer):
         return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
 
     @classmethod
+    def from_fabric(cls, handle: bytes, nbytes: int, device: int = 0) -> Self:
+        """Open ``nbytes`` bytes of a region of which :meth:`export_fabric` gave the handle.
+
+        It may be of another node of the NVLink network. It has a GPU view, of a ``device`` of this
+        process, and no CPU view, nor a descriptor; :meth:`write` and :meth:`read` go by DMA. Its
+        owner is to keep it until it has been opened.
+
+        Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.
+        """
+        call = "Region.from_fabric"
+        name = bytes(memoryview(handle))
+        size, ordinal = as_size(call, nbytes), as_int(call, "device", device)
+        from gdrpy import fabric, vmm
+
+        if len(name) != fabric.NBYTES:
+            raise ValueError(
+                f"{call}: a handle has {fabric.NBYTES} bytes, and this one {len(name)}"
+            )
+        with Undo() as undo:
+            allocation = undo.keep(vmm.import_fabric(call, name, size, ordinal))
+            region = cls(allocation, None, size, cpu=False, readonly=False, backend=None)
+            undo.pop_all()
+            return region
+
+    @classmethod
     def _open(
         cls,
         call: str,
@@ -189,11 +220,16 @@ class Region(Transferable, _mapping.Buffer):
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
             allocation = _holder(memory, fd, gpu)
-            allocation.source = source
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
-                allocation, memory, wanted or size, cpu=cpu, readonly=readonly, backend=backend
+                allocation,
+                memory,
+                wanted or size,
+                cpu=cpu,
+                readonly=readonly,
+                backend=backend,
+                source=source,
             )
             undo.pop_all()
             return region
@@ -231,9 +267,9 @@ class Region(Transferable, _mapping.Buffer):
                 region = cls.__new__(cls)
                 Transferable.__init__(region, nbytes, None, None)
                 region._cpu = mapping
-                mapping._origin = Origin(ref(region), None, 0)
                 region._source = source
                 region._location = location
+                mapping._origin = region._origin(0)
                 return region
         call = f"opening a {cls.__name__}"
         try:
@@ -284,6 +320,7 @@ class Region(Transferable, _mapping.Buffer):
         """The CPU view of the whole region. Raises MissingView if it was opened without."""
         self._check("Region.cpu")
         if self._cpu is None:
+            _ = self._allocation.fd  # there is no way to it by a fabric handle, and this says so
             raise MissingView("this region was opened without a CPU view: open it with cpu=True")
         return self._cpu
 
@@ -369,6 +406,20 @@ class Region(Transferable, _mapping.Buffer):
         with self._lock:
             self._check("Region.export")
             return duplicate(self._allocation.fd)
+
+    def export_fabric(self) -> bytes:
+        """The 64 bytes by which another node opens it: :meth:`from_fabric`.
+
+        Raises MissingView unless it was made by ``alloc(..., fabric=True)``, or opened by a handle.
+        """
+        self._check("Region.export_fabric")
+        held = self._held
+        if held is None or isinstance(held, Memfd) or held.fabric is None:
+            raise MissingView(
+                "Region.export_fabric: the region was made without a fabric handle: make it by "
+                "gdrpy.alloc(nbytes, fabric=True)"
+            )
+        return held.fabric
 
     def _origin(self, start: int) -> Origin:
         if self._parcel is None:

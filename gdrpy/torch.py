@@ -16,8 +16,8 @@ from gdrpy.errors import BackendUnavailable
 from gdrpy.interop import packed_array
 
 if TYPE_CHECKING:
+    import gdrpy
     from gdrpy.array import Array
-    from gdrpy.broker.client.broker import Broker
     from gdrpy.region import Region
 
 __all__ = ["Pool", "attach", "share"]
@@ -112,7 +112,7 @@ def _allocator(functions: Functions) -> Any:
 
 
 def share(
-    broker: Broker,
+    broker: gdrpy.Broker,
     name: str,
     tensors: torch.nn.Module | Mapping[str, torch.Tensor],
     device: int | None = None,
@@ -136,7 +136,7 @@ def share(
 
 
 def attach(
-    broker: Broker, name: str, *, gpu: bool = True, wait: float | None = None
+    broker: gdrpy.Broker, name: str, *, gpu: bool = True, wait: float | None = None
 ) -> dict[str, torch.Tensor]:
     """The tensors by name in the region that :func:`share`, or ``put_tensors``, published.
 

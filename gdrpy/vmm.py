@@ -7,24 +7,28 @@ import os
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy import fabric as fabrics
 from gdrpy._arguments import as_size
 from gdrpy._fd import describe, duplicate
 from gdrpy._resource import Undo
 from gdrpy.allocation import Allocation
-from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory
+from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory, SizeMismatch
 
 
 @functools.cache
-def _properties(device: int) -> Any:
-    """Of every allocation on a device; not to be changed."""
+def _properties(device: int, fabric: bool = False) -> Any:
+    """Of every allocation on a device, ``fabric`` with a fabric handle too; not to be changed."""
     driver = cuda.driver()
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     properties.location.id = device
-    properties.requestedHandleTypes = (
-        driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    )
+    kinds = driver.CUmemAllocationHandleType
+    properties.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    if fabric:
+        properties.requestedHandleTypes = int(kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) | int(
+            kinds.CU_MEM_HANDLE_TYPE_FABRIC
+        )
     if cuda.attribute(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
         properties.allocFlags.gpuDirectRDMACapable = 1
     return properties
@@ -44,19 +48,42 @@ def rounded_size(nbytes: int, device: int = 0) -> int:
     return -(-size // unit) * unit
 
 
-def create(nbytes: int, device: int = 0, *, gpu: bool = True) -> Allocation:
+def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = False) -> Allocation:
     """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
 
-    Without ``gpu`` no CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
+    Without ``gpu`` no CUDA context is made; with ``fabric`` it has a fabric handle. Raises
+    OutOfMemory, NotFound, CudaError, and BackendUnavailable where there are no fabric handles.
     """
     size = rounded_size(nbytes, device)
     with Undo() as undo:
-        handle = _create(size, device)
+        handle = _create(size, device, fabric)
         undo.callback(cuda.call, "cuMemRelease", handle)
         fd = export(handle)
         undo.callback(os.close, fd)
         ptr = _map(undo, handle, size, device) if gpu else None
-        return Allocation(undo.pop_all(), fd, size, device, ptr)
+        name = fabrics.export(handle) if fabric else None
+        return Allocation(undo.pop_all(), fd, size, device, ptr, name)
+
+
+def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocation:
+    """Import the first ``nbytes`` bytes of what a fabric handle names, for a device of here.
+
+    Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
+    """
+    size = rounded_size(nbytes, device)
+    with Undo() as undo:
+        handle = fabrics.import_handle(call, name, device)
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        try:
+            ptr = _map(undo, handle, size, device)
+        except CudaError as error:
+            if error.call != "cuMemMap":
+                raise
+            raise SizeMismatch(
+                f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
+                f"{nbytes} take ({error.name}): pass the region's own nbytes"
+            ) from error
+        return Allocation(undo.pop_all(), None, size, device, ptr, name)
 
 
 def create_export(nbytes: int, device: int = 0) -> int:
@@ -71,14 +98,18 @@ def create_export(nbytes: int, device: int = 0) -> int:
         cuda.call("cuMemRelease", handle)
 
 
-def _create(size: int, device: int) -> Any:
+def _create(size: int, device: int, fabric: bool = False) -> Any:
     """The handle of a new allocation."""
     try:
-        return cuda.call("cuMemCreate", size, _properties(device), 0)
+        return cuda.call("cuMemCreate", size, _properties(device, fabric), 0)
     except OutOfMemory as error:
         raise OutOfMemory(
             f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
         ) from error
+    except CudaError as error:
+        if not fabric:
+            raise
+        raise fabrics.unavailable("cuMemCreate", device, error) from error
 
 
 def import_fd(fd: int, size: int) -> Allocation:

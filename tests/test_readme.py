@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 
@@ -47,14 +48,16 @@ RUNNABLE = re.compile(r"(?<! -->\n)```python\n(.*?)```", re.DOTALL)
 
 def run_examples(page: str, **environment: str) -> str:
     """Run the blocks of a page one after the other, as a reader would; what they printed."""
-    code = "\n".join(RUNNABLE.findall((TOP / page).read_text()))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with NamedTemporaryFile("w", suffix=".py") as program:  # a file, for processes that it spawns
+        program.write("\n".join(RUNNABLE.findall((TOP / page).read_text())))
+        program.flush()
+        done = subprocess.run(
+            [sys.executable, program.name],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

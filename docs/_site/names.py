@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
@@ -64,7 +65,7 @@ def _signature(
     _app: Sphinx,
     what: str,
     name: str,
-    obj: object,
+    obj: Any,
     _options: Any,
     arguments: str | None,
     result: str | None,
@@ -80,13 +81,16 @@ def _signature(
         stub.args.posonlyargs = [one for one in stub.args.posonlyargs if one.arg != "self"]
         arguments = f"({ast.unparse(stub.args)})"
         result = stub.returns and ast.unparse(stub.returns)
-    return _said(arguments), result and _said(result)
+    if result and inspect.isgeneratorfunction(inspect.unwrap(obj)):  # only context managers are
+        result = result.replace("Iterator[", "contextlib.AbstractContextManager[")
+    module = "gdrpy.aio" if name.startswith("gdrpy.aio.") else "gdrpy"
+    return _said(arguments, module), result and _said(result, module)
 
 
-def _said(annotation: str) -> str:
+def _said(annotation: str, module: str) -> str:
     for pattern, meaning in _MEANINGS.items():
         annotation = re.sub(pattern, meaning, annotation)
-    return annotation
+    return re.sub(r"(?<![\w.])Broker\b", f"{module}.Broker", annotation)
 
 
 def _bases(_app: Sphinx, _name: str, _obj: object, _options: Any, bases: list[type]) -> None:
@@ -102,6 +106,8 @@ def _docstring(
     _app: Sphinx, _what: str, _name: str, _obj: object, _options: Any, lines: list[str]
 ) -> None:
     """Errors that a docstring says are raised lead to their entries."""
+    if lines and lines[0].startswith("Alias for field number"):  # of a NamedTuple, by Python
+        lines.clear()
     raising = False
     for i, line in enumerate(lines):
         raising = bool(line) and (raising or "Raises " in line)

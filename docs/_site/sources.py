@@ -64,7 +64,7 @@ def shown(app: Sphinx) -> set[Path]:
 
 def _pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     folders = {path for path in shown(app) if path.is_dir()}
-    inside = {path for folder in folders for path in folder.iterdir() if path.is_file()}
+    inside = {path for folder in folders for path in _files(folder)}
     for path in sorted((shown(app) - folders) | inside):
         if path.suffix in _COPIED:
             copy = Path(app.outdir, "source", path.relative_to(app.srcdir))
@@ -73,7 +73,11 @@ def _pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         else:
             yield _page(app, path, _text(app, path))
     for folder in sorted(folders):
-        yield _page(app, folder, _list(sorted(folder.iterdir())))
+        yield _page(app, folder, _list(_files(folder)))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if one.is_file() and one.name[0] != ".")
 
 
 def _page(app: Sphinx, path: Path, body: str) -> tuple[str, dict[str, Any], str]:
@@ -96,7 +100,6 @@ def _list(paths: list[Path]) -> str:
         f'<li><a href="{path.parent.name}/{path.name}{"" if path.suffix in _COPIED else ".html"}">'
         f"{path.name}</a></li>"
         for path in paths
-        if path.is_file()
     ]
     return f"<ul>{''.join(items)}</ul>"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from gdrpy import backends, cuda
+from gdrpy import backends, cuda, fabric
 from gdrpy._core import _ffi
 from gdrpy.cli import options
 from gdrpy.cli.exits import OK
@@ -20,6 +20,7 @@ from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
 
 if TYPE_CHECKING:
+    from gdrpy.backends.backend import Status
     from gdrpy.cli.options import Commands
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
@@ -52,7 +53,8 @@ def add_parser(commands: Commands) -> None:
         description=(
             "Shows the CUDA devices, the versions of the drivers, every backend (a way to get a\n"
             "CPU mapping of GPU memory) with whether it can be used here, why not and what would\n"
-            "change it, and the CPU's copy routines. It allocates nothing on the GPU."
+            "change it, the CPU's copy routines, and whether memory can have fabric handles, for\n"
+            "other nodes of an NVLink network. It allocates nothing on the GPU."
         ),
         examples="gdrpy info\ngdrpy info --json | jq '.backends[] | select(.usable)'",
         exit_status="0  always, with or without a GPU\n2  wrong usage",
@@ -81,6 +83,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.show(_backend_table(states))
     for direction in ("to", "from"):
         output.line(_routine_line(direction))
+    handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
+    for status in handles.values():
+        output.line(f"fabric handles: {_words(status)}")
 
     output.finish(
         {
@@ -88,6 +93,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "cuda_problem": problem,
             "devices": [asdict(device) for device in devices],
             "backends": [asdict(state) for state in states],
+            "fabric_handles": [
+                {"device": device, **asdict(status)} for device, status in handles.items()
+            ],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }
     )
@@ -161,6 +169,12 @@ def _usable(state: BackendState) -> str:
     if not state.usable:
         return "[red]no[/]"
     return "[green]yes, chosen[/]" if state.chosen else "[green]yes[/]"
+
+
+def _words(status: Status) -> str:
+    if status.usable:
+        return f"yes, {status.reason}"
+    return f"no, {status.reason}: {status.remedy}"
 
 
 def _text(pointer: Any) -> str:

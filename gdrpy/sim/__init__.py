@@ -7,6 +7,8 @@ by ``cuInit``:
 ========================= ======================================================================
 ``GDRPY_SIM_DEVICES``     how many devices, 1 to 16; default 1
 ``GDRPY_SIM_MEMORY``      bytes of each, with a suffix K, M, G or T if wanted; default ``16G``
+``GDRPY_SIM_FABRIC``      fabric handles: ``0`` (default) none, ``1`` good on this machine,
+                          ``no-channel`` as where no IMEX channel may be used
 ``GDRPY_SIM_FAULT``       calls that shall fail, as in :func:`fault`
 ========================= ======================================================================
 """
@@ -73,13 +75,13 @@ def load() -> None:
             f"the simulated GPU was not built: there is no {driver_path()}; "
             f"build gdrpy with a C compiler (pip install .)"
         )
-    _check_sizes()
+    _check_values()
     # Global, or cuda.bindings, which asks for it by name, would not take this one.
     ctypes.CDLL(str(driver_path()), mode=ctypes.RTLD_GLOBAL)
     _check_faults()
 
 
-def _check_sizes() -> None:
+def _check_values() -> None:
     memory = os.environ.get("GDRPY_SIM_MEMORY")
     if memory is not None:
         found = re.fullmatch("([0-9]+)([KMGT]?)", memory)
@@ -96,6 +98,9 @@ def _check_sizes() -> None:
         raise BadEnvironment(
             f"GDRPY_SIM_DEVICES={devices!r} is not a number from 1 to {_MAX_DEVICES}"
         )
+    fabric = os.environ.get("GDRPY_SIM_FABRIC")
+    if fabric not in (None, "0", "1", "no-channel"):
+        raise BadEnvironment(f"GDRPY_SIM_FABRIC={fabric!r} is not 0, 1 or no-channel")
 
 
 def _check_faults() -> None:

@@ -13,6 +13,7 @@ import pytest
 import nccl
 import nccl_pair
 import nccl_trial
+from checks import Check, lines
 from gpumemory import Use
 from nccl_log import Log
 from nccl_pair import Pair, RankFailed
@@ -273,8 +274,8 @@ class TestState:
 
 class TestLines:
     def test_tell_of_each_check_whether_it_passed(self):
-        checks = [asdict(nccl_trial.Check("sums", passed, "7 sizes")) for passed in (True, False)]
-        assert list(nccl.lines(checks)) == ["pass  sums: 7 sizes", "FAIL  sums: 7 sizes"]
+        checks = [asdict(Check("sums", passed, "7 sizes")) for passed in (True, False)]
+        assert list(lines(checks)) == ["pass  sums: 7 sizes", "FAIL  sums: 7 sizes"]
 
 
 class TestFile:

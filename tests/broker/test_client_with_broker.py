@@ -22,6 +22,7 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
+from gdrpy.broker.client.attach import Identity
 
 
 @pytest.fixture
@@ -176,6 +177,15 @@ class TestSealing:
                 with pytest.raises(gdrpy.Sealed):
                     reader.write(b"x")
             assert connected.stat("a").sha256 == region.digest()
+
+    def test_as_a_copy_makes_it_what_the_originals_identity_means(self, connected):
+        original = Identity(connected.socket, "ab" * 16, 7, False, True, False)
+        with connected.allocate(None, 3, "cpu") as copy:
+            copy._seal_copy(original.life, original.region)
+            with original.attach() as found:
+                assert (found.id, found.readonly) == (copy.id, True)
+        with pytest.raises(gdrpy.Gone, match="region 7 is of another broker"):
+            original.attach()
 
     def test_by_name_seals_what_the_name_means(self, connected):
         connected.allocate("a", 1, "cpu").close()

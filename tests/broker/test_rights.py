@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from brokers import BROKER_UID, Broker, Template, running
-from rawclient import Reply, allocation
+from rawclient import RawClient, Reply, allocation
 
 OWNER, GROUP = 40001, 40100
 #: Who asks: user, group, supplementary groups.
@@ -228,6 +228,26 @@ def number_of(broker: Broker, number: int) -> str:
 def names(broker: Broker) -> list[str]:
     with broker.client() as client:
         return sorted(client.names())
+
+
+class TestCopy:
+    def test_is_its_makers_word_to_nobody_else(self, broker: Broker) -> None:
+        life = "ab" * 16
+
+        def pretend() -> list[str | bool]:
+            with broker.client() as client:
+                number = client.allocate("pretended", mode=0o666)["region"]
+                client.ok("seal", region=number, copy_of=[life, 7])
+                return [get(client)]
+
+        def get(client: RawClient) -> str | bool:
+            reply = client.call("get", region=7, life=life, readonly=True, gpu=False)
+            return str(reply["error"]) if "error" in reply else True
+
+        assert as_user("other", pretend) == [True]
+        with broker.client() as client:
+            assert get(client) == "Gone"
+            client.ok("delete", name="pretended")
 
 
 class TestReadOnlyGrant:

@@ -24,6 +24,7 @@ def described(table: Table) -> dict[str, Any]:
                 *(region.mode, region.metadata, region.version, region.linked, region.sealed),
                 region.digest,
                 {number: (lease.writable, lease.gpu) for number, lease in region.leases.items()},
+                region.copy_of,
             )
             for region in table.regions.values()
         },
@@ -148,10 +149,10 @@ class TableMachine(RuleBasedStateMachine):
         self.table.commit(records.Changed(self.any_region(data).number, mode, metadata))
 
     @precondition(lambda self: self.table.regions)
-    @rule(data=st.data(), digest=st.booleans())
-    def region_is_sealed(self, data: Any, digest: bool) -> None:
+    @rule(data=st.data(), digest=st.booleans(), copy_of=st.sampled_from([None, ("ab" * 16, 7)]))
+    def region_is_sealed(self, data: Any, digest: bool, copy_of: tuple[str, int] | None) -> None:
         region = self.any_region(data)
-        self.table.commit(records.SealedNow(region.number))
+        self.table.commit(records.SealedNow(region.number, copy_of))
         if digest:
             self.table.commit(records.Digested(region.number, "ab" * 32))
 

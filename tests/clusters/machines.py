@@ -21,7 +21,13 @@ class Machine:
         self.socket = str(folder / "broker.sock")
         self._broker: subprocess.Popen[str] | None = None
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none {folder} && echo && exec cat"],
+            [
+                "unshare",
+                "--mount",
+                "sh",
+                "-c",
+                f"mount -t tmpfs none {folder} && echo && exec cat",
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

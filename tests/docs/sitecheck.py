@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import gdrpy
+
+PACKAGE = Path(gdrpy.__file__).parent
+DEFINITIONS = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 class Page(HTMLParser):
@@ -63,19 +65,21 @@ def fetched_from_elsewhere(site: Path) -> list[str]:
 
 
 def public_names() -> set[str]:
-    """Every name that a user may write."""
+    """Every name that a user may write. Modules are read, since some need other libraries."""
     names = {f"gdrpy.{name}" for name in gdrpy.__all__} | {"gdrpy.cuda.call", "gdrpy.cuda.context"}
-    for name in gdrpy._MODULES:
-        module = import_module(f"gdrpy.{name}")
-        own = [
-            key
-            for key, value in vars(module).items()
-            if not key.startswith("_")
-            and (inspect.isfunction(value) or inspect.isclass(value))
-            and value.__module__ == module.__name__
-        ]
-        names.update(f"gdrpy.{name}.{key}" for key in getattr(module, "__all__", own))
+    for module in gdrpy._MODULES:
+        home = PACKAGE / module
+        text = (home / "__init__.py" if home.is_dir() else home.with_suffix(".py")).read_text()
+        tree = ast.parse(text).body
+        said = [ast.literal_eval(one.value) for one in tree if _assigns_all(one)]
+        defined = [one.name for one in tree if isinstance(one, DEFINITIONS)]
+        own = said[0] if said else [name for name in defined if not name.startswith("_")]
+        names.update(f"gdrpy.{module}.{name}" for name in own)
     return names
+
+
+def _assigns_all(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"
 
 
 def undocumented(site: Path) -> list[str]:

@@ -11,26 +11,11 @@ import torch
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy._core import _mapping
 
 #: What is pinned here does not begin where its block does.
 pytestmark = pytest.mark.any_pointer
 
 MIB = 1 << 20
-F32, BF16 = (2, 32), (4, 16)
-
-
-class OnGpu:
-    """GPU memory as its simulated device shows it to other libraries: as the host's."""
-
-    def __init__(self, address, shape, dtype, owner=None):
-        self._table = address, 1, 0, shape, *dtype, False, owner
-
-    def __dlpack_device__(self):
-        return 1, 0
-
-    def __dlpack__(self, *, max_version=None, **wishes):
-        return _mapping.dlpack(*self._table, max_version is not None)
 
 
 class Interface:
@@ -62,7 +47,7 @@ def block(nothing_leaks):
 
 class TestTorchTensorInARegion:
     def test_is_seen_through_the_regions_mapping(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr + 256, (2, 3), F32))
+        tensor = torch.from_dlpack(region.array((2, 3), "F32", 256))
         with gdrpy.from_tensor(tensor) as mapped:
             assert (mapped.region, mapped.offset, mapped.mapping) == (region, 256, region.cpu)
             assert (mapped.shape, mapped.dtype, mapped.nbytes) == ((2, 3), "F32", 24)
@@ -75,14 +60,14 @@ class TestTorchTensorInARegion:
             assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
 
     def test_may_be_of_a_type_that_numpy_lacks(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr, (8,), BF16))
+        tensor = torch.from_dlpack(region.array((8,), "BF16"))
         tensor[:] = torch.arange(8)
         with gdrpy.from_tensor(tensor) as mapped:
             assert mapped.dtype == "BF16"
             assert mapped.numpy().astype(np.float32).tolist() == list(range(8))
 
     def test_is_kept_until_the_view_is_closed(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr, (4,), F32))
+        tensor = torch.from_dlpack(region.array((4,), "F32"))
         address = tensor.data_ptr()
         mapped = gdrpy.from_tensor(tensor[1:3])
         del tensor
@@ -93,7 +78,7 @@ class TestTorchTensorInARegion:
             mapped.numpy()
 
     def test_has_flags(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr + 512, (4,), F32))
+        tensor = torch.from_dlpack(region.array((4,), "F32", 512))
         with gdrpy.from_tensor(tensor.view(torch.int32)) as mapped:
             mapped.flag(8).set(77)
             assert tensor.view(torch.int32).tolist()[2] == 77
@@ -104,18 +89,18 @@ class TestTorchTensorInARegion:
     def test_of_a_block_of_an_arena_is_found_too(self, region):
         with gdrpy.Arena(region, MIB) as arena:
             block = arena.allocate(64)
-            tensor = torch.from_dlpack(OnGpu(block, (16,), F32))
+            tensor = torch.from_dlpack(region.array((16,), "F32", block - region.ptr))
             with gdrpy.from_tensor(tensor) as mapped:
                 assert (mapped.region, mapped.offset) == (region, MIB)
             arena.free(block)
 
     def test_that_wants_its_gradient_is_refused_by_torch(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr, (4,), F32)).requires_grad_()
+        tensor = torch.from_dlpack(region.array((4,), "F32")).requires_grad_()
         with pytest.raises(BufferError, match="detach"):
             gdrpy.from_tensor(tensor)
 
     def test_with_gaps_is_refused(self, region):
-        tensor = torch.from_dlpack(OnGpu(region.ptr, (4, 4), F32))
+        tensor = torch.from_dlpack(region.array((4, 4), "F32"))
         with pytest.raises(ValueError, match="from_tensor: the CUDA array is not contiguous"):
             gdrpy.from_tensor(tensor.t())
 
@@ -123,7 +108,7 @@ class TestTorchTensorInARegion:
 class TestJaxArrayInARegion:
     def test_is_read_only(self, region):
         region.array((16,), "F32").write(np.arange(16, dtype=np.float32))
-        array = jax.dlpack.from_dlpack(OnGpu(region.ptr, (16,), F32), copy=False)
+        array = jax.dlpack.from_dlpack(region.array((16,), "F32"), copy=False)
         assert array.unsafe_buffer_pointer() == region.ptr
         with gdrpy.from_tensor(array) as mapped:
             assert mapped.readonly
@@ -133,6 +118,9 @@ class TestJaxArrayInARegion:
                 view[0] = 1
             with pytest.raises(gdrpy.ReadOnly, match="the library that made the array"):
                 mapped.write(np.zeros(16, np.float32))
+        # jax lets go of memory when the collector asks it to.
+        del array, mapped, view
+        gc.collect()
 
 
 class TestArrayElsewhere:
@@ -160,7 +148,7 @@ class TestArrayElsewhere:
     def test_of_a_region_that_is_gone_is_pinned_by_its_allocation(self, nothing_leaks):
         region = gdrpy.alloc(2 * MIB)
         with gdrpy.open() as gdr, gdr.pin(region) as pin:
-            tensor = torch.from_dlpack(OnGpu(region.ptr, (4,), F32, owner=region))
+            tensor = torch.from_dlpack(region.array((4,), "F32"))
             del region
             with gdrpy.from_tensor(tensor, backend="sim") as mapped:
                 mapped.numpy()[:] = 1.5

@@ -84,6 +84,11 @@ def report(region: gdrpy.Region, sender: Any) -> None:
         sender.send(str(error))
 
 
+def answer_one(connection: Any) -> None:
+    """Say what the region that comes begins with."""
+    connection.send(connection.recv().read(5))
+
+
 def send_and_end(sender: Any) -> None:
     sender.send(make(b"hello"))
 

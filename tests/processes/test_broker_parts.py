@@ -59,11 +59,14 @@ class TestPickledPartOfABrokersRegion:
         assert mapping.read(5) == b"hello"
         mapping.close()
 
-    def test_of_a_region_that_was_dropped_is_refused(self, socket: str) -> None:
+    def test_of_a_region_that_was_dropped_is_sent_on(self, socket: str) -> None:
         with gdrpy.connect(socket) as broker:
-            mapping = broker.allocate(None, 4096).map()
-            with pytest.raises(TypeError, match="the BrokerRegion that it was made from, which is"):
-                pickle.dumps(mapping)
+            mapping = broker.allocate(None, 8192).map(4096, 4096)
+            mapping.write(b"hello")
+            second = copied(copied(mapping).flag(4)).mapping
+            assert (second.read(5), second.nbytes, second.ptr is not None) == (b"hello", 4096, True)
+            assert not second.readonly
+            second.close()
             mapping.close()
 
     def test_goes_through_queues(self, worker: Any, region: gdrpy.BrokerRegion) -> None:

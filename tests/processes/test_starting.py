@@ -86,3 +86,17 @@ class TestForkedChild:
             assert "belongs to the parent process" in receiver.recv()
             process.join(30)
             assert process.exitcode == 0
+
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_may_take_one_without_gpu_view(self, device: int | str) -> None:
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+        with gdrpy.alloc(4096, device, gpu=False) as region, here, there:
+            process = context.Process(target=children.answer_one, args=(there,))
+            process.start()
+            region.write(b"hello")
+            here.send(region)
+            assert here.recv() == b"hello"
+            process.join(30)
+            assert process.exitcode == 0
+        resource_sharer.stop()

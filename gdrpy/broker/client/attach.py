@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gdrpy.broker.client.broker import Broker
-    from gdrpy.broker.client.region import BrokerRegion, LeasedRegion
+    from gdrpy.broker.client.connection import Lease
+    from gdrpy.broker.client.region import BrokerRegion
 
 _brokers: dict[str, Broker] = {}
 
@@ -45,12 +46,10 @@ class Identity:
         self.places = places
 
     @classmethod
-    def of(cls, region: LeasedRegion) -> Identity:
-        """That of a region that this process has open."""
-        views = region._ptr is not None, region._cpu is not None
+    def of(cls, lease: Lease, gpu: bool, cpu: bool, readonly: bool) -> Identity:
+        """That of a region that this process has open by a lease."""
         where = os.uname().nodename, engines.places()
-        life = region._lease.life
-        return cls(region._broker.socket, life, region.id, *views, region.readonly, *where)
+        return cls(lease.socket, lease.life, lease.region, gpu, cpu, readonly, *where)
 
     def fields(self) -> tuple[Any, ...]:
         """What it is made of again."""

@@ -53,6 +53,8 @@ def _arrive(region: AwayRegion) -> None:
         found = vars(arrived(fields["_identity"]))
         fields.update(found)
         object.__setattr__(region, "__class__", BrokerRegion)
+        if region._cpu is not None:
+            region._cpu._origin = region._origin(0)
         del fields["_identity"], fields["_arriving"]
 
 
@@ -60,15 +62,11 @@ def arrived(identity: Identity) -> BrokerRegion:
     """The region itself, or where its broker is another machine's, a copy of it."""
     from gdrpy.broker.client.attach import shared_broker
 
-    reason: BrokerUnavailable | Gone
     try:
         return identity.attach()
-    except BrokerUnavailable as error:
-        reason = error
-    except Gone as error:
-        if shared_broker(identity.socket).life == identity.life:
+    except (BrokerUnavailable, Gone) as error:
+        if isinstance(error, Gone) and shared_broker(identity.socket).life == identity.life:
             raise
-        reason = error
-    from gdrpy.broker.client.copies import bring
+        from gdrpy.broker.client.copies import bring
 
-    return bring(identity, reason)
+        return bring(identity, error)

@@ -47,6 +47,17 @@ class Lease:
         connection.leases[id(self)] = (region, writable, gpu)
 
     @property
+    def socket(self) -> str:
+        """The path of the broker's socket."""
+        return self._connection.path
+
+    @property
+    def writable(self) -> bool:
+        """Whether the memory may be written; not when it was given back."""
+        _, writable, _ = self._connection.leases.get(id(self), (0, False, False))
+        return bool(writable)
+
+    @property
     def lost(self) -> bool:
         """Whether the broker knows it no more, or it was given back."""
         return id(self) not in self._connection.leases

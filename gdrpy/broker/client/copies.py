@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdrpy.broker.client import engines
 from gdrpy.broker.client.attach import Identity, shared_broker
 from gdrpy.broker.place import connect_path
-from gdrpy.errors import BrokerUnavailable, CudaError, Gone, NotFound, SizeMismatch
+from gdrpy.errors import BrokerUnavailable, CudaError, Error, NotFound, SizeMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 #: Bytes that travel at a time.
 PIECE_BYTES = 16 << 20
-
-#: The copies of sealed regions that this process made: socket, life and number of each, by the
-#: life and number of the original.
-_copies: dict[tuple[str, int], tuple[str, str, int]] = {}
 
 
 class Description(NamedTuple):
@@ -37,29 +33,22 @@ class Description(NamedTuple):
 def bring(identity: Identity, reason: Exception) -> BrokerRegion:
     """A copy of a region, as an anonymous one of this machine's broker.
 
-    ``reason`` is why the region itself cannot be had; it is raised where no engine can help. A
-    sealed region that was copied already is not copied again while somebody holds the copy.
+    ``reason`` is why the region itself cannot be had; it is raised where no engine can help. The
+    copy of a sealed region is what its identity means from then on to this user's processes on this
+    machine, while one of them holds it.
+
     Raises Gone, Timeout, BrokerUnavailable, OutOfMemory, QuotaExceeded.
     """
     here = engines.places()
     way = next((place for place in identity.places if _elsewhere(place, here)), None)
     if way is None:
         raise reason
-    key = identity.life, identity.region
-    known = _copies.get(key)
-    if known is not None:
-        try:
-            return _opened(identity, *known)
-        except Gone:
-            _copies.pop(key, None)
     engine = engines.using(way[0])
     assert engine is not None
-    broker = _own_broker(identity)
     pieces = engine.pieces(way[1], identity)
     try:
         description: Description = next(pieces)
-        copy = _room(broker, identity, description)
-        with copy:
+        with _room(identity, description) as copy:
             offset = 0
             for piece in pieces:
                 copy.write(piece, offset)
@@ -68,11 +57,9 @@ def bring(identity: Identity, reason: Exception) -> BrokerRegion:
                 raise SizeMismatch(
                     f"copying {identity}: {offset} of {description.nbytes} bytes came"
                 )
-            name = broker.socket, broker.life, copy.id
             if description.sealed:
-                copy.seal()
-                _copies[key] = name
-            return _opened(identity, *name)
+                copy._seal_copy(identity.life, identity.region)
+            return _opened_as(identity, copy)
     finally:
         pieces.close()
 
@@ -82,16 +69,19 @@ def _elsewhere(place: engines.Place, here: tuple[engines.Place, ...]) -> bool:
     return place not in here and any(place[0] == name for name, _ in here)
 
 
-def _opened(identity: Identity, socket: str, life: str, region: int) -> BrokerRegion:
+def _opened_as(identity: Identity, copy: BrokerRegion) -> BrokerRegion:
     """A region of this machine with the views and rights of an identity."""
-    return Identity(socket, life, region, identity.gpu, identity.cpu, identity.readonly).attach()
+    where = copy._broker.socket, copy._lease.life, copy.id
+    return Identity(*where, identity.gpu, identity.cpu, identity.readonly).attach()
 
 
-def _own_broker(identity: Identity) -> Broker:
-    """This machine's: at the same path as there, else where ``connect()`` finds it."""
+def _room(identity: Identity, description: Description) -> BrokerRegion:
+    """An anonymous region for the copy, of this machine's broker: the one at the same path as
+    there, else where ``connect()`` finds one.
+    """
     for path in dict.fromkeys((identity.socket, connect_path())):
         try:
-            return shared_broker(path)
+            return _allocated(shared_broker(path), identity.gpu, description)
         except BrokerUnavailable as error:
             reason = error
     raise BrokerUnavailable(
@@ -100,13 +90,13 @@ def _own_broker(identity: Identity) -> Broker:
     ) from None
 
 
-def _room(broker: Broker, identity: Identity, description: Description) -> BrokerRegion:
-    """An anonymous region for the copy: on the device of the same number, else on the first."""
+def _allocated(broker: Broker, gpu: bool, description: Description) -> BrokerRegion:
+    """On the device of the same number, else on the first."""
     size, device, metadata, _ = description
     try:
-        return broker.allocate(None, size, device, metadata=metadata, gpu=identity.gpu)
+        return broker.allocate(None, size, device, metadata=metadata, gpu=gpu)
     except NotFound:
-        return broker.allocate(None, size, 0, metadata=metadata, gpu=identity.gpu)
+        return broker.allocate(None, size, 0, metadata=metadata, gpu=gpu)
 
 
 def _source(identity: Identity) -> BrokerRegion:
@@ -132,6 +122,15 @@ def _piece(region: BrokerRegion, offset: int) -> np.ndarray[Any, Any]:
     data = np.empty(min(PIECE_BYTES, region.nbytes - offset), np.uint8)
     region.readinto(data, offset)
     return data
+
+
+def reaches(*fields: Any) -> bool:
+    """Whether this process reaches the broker of an identity."""
+    identity = Identity(*fields)
+    try:
+        return shared_broker(identity.socket).life == identity.life
+    except (Error, OSError):
+        return False
 
 
 def describe(*fields: Any) -> Description:

@@ -27,6 +27,21 @@ if TYPE_CHECKING:
     from gdrpy.mapping import Mapping
 
 
+class _LeasedParcel:
+    """What outlives a region in its mappings, and arrives in another process as a region."""
+
+    __slots__ = ("gpu", "lease")
+
+    def __init__(self, lease: Any, gpu: bool) -> None:
+        self.lease: Lease = lease
+        self.gpu = gpu
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from gdrpy.broker.client.attach import Identity, attach
+
+        return attach, Identity.of(self.lease, self.gpu, True, not self.lease.writable).fields()
+
+
 class LeasedRegion(Region):
     """A region that a broker granted. Made by the broker's calls; see :class:`BrokerRegion`."""
 
@@ -150,7 +165,7 @@ class LeasedRegion(Region):
             self._cpu = view
 
     def _origin(self, start: int) -> Origin:
-        return Origin(ref(self), None, start)
+        return Origin(ref(self), _LeasedParcel(self._source, self._ptr is not None), start)
 
     def _release(self) -> None:
         super()._release()
@@ -160,7 +175,8 @@ class LeasedRegion(Region):
         self._check("pickling a BrokerRegion")
         from gdrpy.broker.client.attach import Identity, attach
 
-        return attach, Identity.of(self).fields()
+        views = self._ptr is not None, self._cpu is not None
+        return attach, Identity.of(self._lease, *views, self.readonly).fields()
 
     def __repr__(self) -> str:
         if self.closed:
@@ -181,6 +197,7 @@ class BrokerRegion(LeasedRegion):
 
     publish = blocking(region_calls.publish)
     seal = blocking(region_calls.seal)
+    _seal_copy = blocking(region_calls.seal_copy)
     set_metadata = blocking(region_calls.set_metadata)
     digest = blocking(region_calls.digest)
     delete = blocking(region_calls.delete)

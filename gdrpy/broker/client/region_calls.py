@@ -43,12 +43,21 @@ async def seal(region: LeasedRegion) -> None:
 
     Raises PermissionDenied, Gone.
     """
+    await _seal(region)
+
+
+async def seal_copy(region: LeasedRegion, life: str, number: int) -> None:
+    """As :func:`seal`, and have this user find it by the identity of what it is a copy of."""
+    await _seal(region, copy_of=(life, number))
+
+
+async def _seal(region: LeasedRegion, **fields: Any) -> None:
     region._check("BrokerRegion.seal")
     with Undo() as undo:
         view = None
         if region._cpu is not None and not region._cpu.readonly:
             view = undo.keep(region.map(readonly=True))
-        await _ask(region, "seal")
+        await _ask(region, "seal", **fields)
         region._seal_here(view)
         undo.pop_all()
 

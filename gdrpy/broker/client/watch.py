@@ -55,7 +55,7 @@ class Watching:
         return Event.of(message)
 
     def fileno(self) -> int:
-        """Readable when there is something for :meth:`next`; another one after an event "lost"."""
+        """Readable when there is something to iterate to; another one after an event "lost"."""
         return self._connection.channel.fileno()
 
     def close(self) -> None:

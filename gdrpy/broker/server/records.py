@@ -51,6 +51,8 @@ class Unlinked(Record, tag=3):
 
 class SealedNow(Record, tag=4):
     region: int
+    #: The life and the number of another broker's region that it is a copy of.
+    copy_of: tuple[str, int] | None = None
 
 
 class Digested(Record, tag=5):

@@ -27,6 +27,8 @@ Mode = Annotated[int, Meta(ge=0, le=0o666)]
 Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
 Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
+#: A region of any broker: its life, and the region's number.
+Original = tuple[Annotated[str, Meta(max_length=32)], Number]
 #: Region, whether it was granted writable, whether for a GPU view.
 Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)]
 
@@ -98,6 +100,7 @@ class Release(msgspec.Struct, tag="release", tag_field="op", forbid_unknown_fiel
 
 class Seal(Request, tag="seal"):
     region: Number
+    copy_of: Original | None = None
 
 
 class Digest(Request, tag="digest"):

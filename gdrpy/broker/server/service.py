@@ -216,12 +216,21 @@ class Service:
             require(session.identity, current, WRITE, call)
 
     def _get(self, session: Session, request: requests.Get) -> list[Reply]:
-        if request.life is not None and request.life != self.table.life:
-            raise errors.Gone(
-                f"get: region {request.region} is of a broker whose state was lost: get it by name"
-            )
-        region = self._find("get", session, request.name, request.region)
+        if request.life is None or request.life == self.table.life:
+            region = self._find("get", session, request.name, request.region)
+        else:
+            region = self._find_copy(session, request.life, request.region)
         return [self._get_region(session, region, request.readonly, request.gpu)]
+
+    def _find_copy(self, session: Session, life: str, number: int | None) -> Region:
+        """This user's copy of another broker's region: what others call a copy is not believed."""
+        for region in self.table.regions.values():
+            if region.copy_of == (life, number) and region.uid == session.identity.uid:
+                return region
+        raise errors.Gone(
+            f"get: region {number} is of another broker, or one whose state was lost: get it by "
+            f"name"
+        )
 
     def _get_region(self, session: Session, region: Region, readonly: bool, gpu: bool) -> Reply:
         who = session.identity
@@ -283,7 +292,7 @@ class Service:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if not region.sealed:
-            self.table.commit(records.SealedNow(region.number))
+            self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
                 self.announce("sealed", region)
         return [({}, [])]

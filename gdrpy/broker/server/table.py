@@ -32,6 +32,7 @@ class Region:
     """A region as the broker knows it. ``fd`` and what is made from it are the server's."""
 
     __slots__ = (
+        "copy_of",
         "device",
         "digest",
         "fd",
@@ -65,6 +66,8 @@ class Region:
         #: Whether the name means this region.
         self.linked = False
         self.sealed = False
+        #: The life and the number of another broker's region that it is a copy of.
+        self.copy_of: tuple[str, int] | None = None
         self.digest: str | None = None
         self.leases: dict[int, Lease] = {}
         self.fd = -1
@@ -162,7 +165,9 @@ class Table:
         self._forget_unheld(region)
 
     def _seal(self, record: records.SealedNow) -> None:
-        self.regions[record.region].sealed = True
+        region = self.regions[record.region]
+        region.sealed = True
+        region.copy_of = record.copy_of
 
     def _digest(self, record: records.Digested) -> None:
         self.regions[record.region].digest = record.sha256
@@ -268,7 +273,7 @@ def _snapshot_of(region: Region) -> Iterator[records.Record]:
     if region.linked:
         yield records.Published(number, region.version)
     if region.sealed:
-        yield records.SealedNow(number)
+        yield records.SealedNow(number, region.copy_of)
     if region.digest is not None:
         yield records.Digested(number, region.digest)
     for session, lease in region.leases.items():

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fabric.h"
 #include "range.h"
 #include "table.h"
 
@@ -55,9 +56,10 @@ static CUresult check_properties(const CUmemAllocationProp *properties)
 	if (!device_get(properties->location.id))
 		return CUDA_ERROR_INVALID_DEVICE;
 	if (properties->requestedHandleTypes &
-	    ~(unsigned int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	    ~(unsigned int)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC))
 		return CUDA_ERROR_INVALID_VALUE;
-	return CUDA_SUCCESS;
+	return properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC ? fabric_check()
+									    : CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,

@@ -125,8 +125,12 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 	if (attribute < 1 || (attribute > CU_DEVICE_ATTRIBUTE_LAST_OF_13_0 &&
 			      attribute != CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED))
 		return CUDA_ERROR_INVALID_VALUE;
-	*value = attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID ? pci_bus(device)
-							     : attributes[attribute];
+	if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
+		*value = pci_bus(device);
+	else if (attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
+		*value = sim.fabric != FABRIC_ABSENT;
+	else
+		*value = attributes[attribute];
 	return CUDA_SUCCESS;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Handing memory to other processes as file descriptors. */
+/* Handing memory to other processes: as file descriptors, or by fabric handles. */
 #include <unistd.h>
 
 #include "allocation.h"
+#include "fabric.h"
 #include "range.h"
 
 CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
@@ -14,16 +15,40 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	API(cuMemExportToShareableHandle, NEEDS_INIT);
 
 	allocation = allocation_get(handle);
-	if (!shareable || !allocation || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	if (!shareable || !allocation || flags ||
+	    (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
 		return CUDA_ERROR_INVALID_VALUE;
 	/* An imported allocation has no handle types: only its owner exports it. */
 	if (!(allocation->properties.requestedHandleTypes & type))
 		return CUDA_ERROR_INVALID_VALUE;
+	if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+		fabric_export(allocation->block, shareable);
+		return CUDA_SUCCESS;
+	}
 	fd = backing_export(&allocation->block->backing);
 	if (fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	*(int *)shareable = fd;
 	return CUDA_SUCCESS;
+}
+
+static CUresult import_block(void *shareable, unsigned int type, struct block **block)
+{
+	CUresult result;
+
+	switch (type) {
+	case CU_MEM_HANDLE_TYPE_NONE:
+		return CUDA_ERROR_INVALID_VALUE;
+	case CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:
+		return block_import((int)(intptr_t)shareable, block);
+	case CU_MEM_HANDLE_TYPE_FABRIC:
+		result = fabric_check();
+		if (result != CUDA_SUCCESS)
+			return result;
+		return shareable ? fabric_import(shareable, block) : CUDA_ERROR_INVALID_VALUE;
+	default:
+		return CUDA_ERROR_NOT_SUPPORTED;
+	}
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
@@ -39,11 +64,9 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 
 	API(cuMemImportFromShareableHandle, NEEDS_INIT);
 
-	if (!handle || type == CU_MEM_HANDLE_TYPE_NONE)
+	if (!handle)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-		return CUDA_ERROR_NOT_SUPPORTED;
-	result = block_import((int)(intptr_t)shareable, &block);
+	result = import_block(shareable, type, &block);
 	if (result != CUDA_SUCCESS)
 		return result;
 	properties.location.id = block->device->ordinal;

@@ -57,11 +57,25 @@ static bool configure_memory(const char *text, uint64_t *bytes)
 	return *bytes && *bytes % SIM_GRANULARITY == 0;
 }
 
+static bool configure_fabric(const char *text)
+{
+	static const char *const values[] = {"0", "1", "no-channel"};
+
+	for (int i = FABRIC_ABSENT; i <= FABRIC_NO_CHANNEL; i++) {
+		if (strcmp(text, values[i]))
+			continue;
+		sim.fabric = (enum fabric)i;
+		return true;
+	}
+	return false;
+}
+
 /* Reads the environment. False, having said what is wrong with it. */
 static bool configure(void)
 {
 	const char *memory = getenv("GDRPY_SIM_MEMORY");
 	const char *devices = getenv("GDRPY_SIM_DEVICES");
+	const char *fabric = getenv("GDRPY_SIM_FABRIC");
 	const char *fault = getenv("GDRPY_SIM_FAULT");
 	uint64_t bytes = DEFAULT_MEMORY;
 	long count = 1;
@@ -76,6 +90,8 @@ static bool configure(void)
 		if (end == devices || *end || count < 1 || count > SIM_MAX_DEVICES)
 			return refuse("GDRPY_SIM_DEVICES", devices, "a number from 1 to 16");
 	}
+	if (fabric && !configure_fabric(fabric))
+		return refuse("GDRPY_SIM_FABRIC", fabric, "0, 1 or no-channel");
 	if (fault && !fault_set(fault))
 		return refuse(
 			"GDRPY_SIM_FAULT", fault,

@@ -18,6 +18,13 @@ struct device {
 	struct context *primary;
 };
 
+/* What becomes of handles that name memory to the other nodes of an NVLink network. */
+enum fabric {
+	FABRIC_ABSENT,
+	FABRIC_USABLE,	  /* from any process of this machine and user */
+	FABRIC_NO_CHANNEL /* the devices have them, and this process may use no IMEX channel */
+};
+
 /* Everything is guarded by the lock, which no thread holds while it waits, copies or calls back. */
 extern struct sim {
 	pthread_mutex_t lock;
@@ -25,6 +32,7 @@ extern struct sim {
 	bool initialized;
 	bool forked; /* of an initialized process: nothing works in the child */
 	int device_count;
+	enum fabric fabric;
 	struct device devices[SIM_MAX_DEVICES];
 } sim;
 

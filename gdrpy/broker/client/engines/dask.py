@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client, Status, Worker
 from distributed.core import clean_exception
-from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 
 from gdrpy.broker.client import copies, engines
@@ -47,12 +47,16 @@ def pieces(place: str, identity: Identity) -> Generator[Any, None, None]:
 def _node() -> Any:
     """This process's worker, else its client, else None."""
     for worker in list(Worker._instances):
-        if worker.status == Status.running:
+        if worker.status in (Status.running, Status.paused):
             return worker
     try:
         return Client.current()
     except ValueError:
         return None
+
+
+async def _reaches(*fields: Any) -> Any:
+    return await asyncio.to_thread(copies.reaches, *fields)
 
 
 async def _describe(*fields: Any) -> Any:
@@ -63,30 +67,25 @@ async def _piece(*fields: Any) -> Any:
     return await asyncio.to_thread(copies.piece, *fields)
 
 
-def _holder(node: Any, place: str, identity: Identity) -> str:
-    """A worker that reaches the region's broker: the one it came from, else any."""
+def _holder(node: Any, place: str, identity: Identity) -> Any:
+    """The address of a worker that reaches the region's broker: that it came from, else any."""
 
-    async def look() -> dict[str, Any]:
-        message = _call(_describe, identity)
+    async def look(workers: list[str] | None) -> dict[str, Any]:
+        message = {"op": "run", **_call(_reaches, identity)}
         found: dict[str, Any] = await node.scheduler.broadcast(
-            msg={"op": "run", **message}, on_error="ignore"
+            msg=message, workers=workers, on_error="ignore"
         )
         return found
 
-    replies = _wait(node, look, identity)
-    able: list[str] = [address for address, reply in replies.items() if reply["status"] == "OK"]
-    if place in able:
-        return place
-    if able:
-        return able[0]
-    if place in replies:
-        _result(replies[place])
-    if place == _CLIENT:
-        raise BrokerUnavailable(
-            f"copying {identity}: it was sent by a Dask client, and no worker reaches that broker: "
-            f"run a worker on {identity.host}, or make the region in a task"
-        )
-    raise Gone(f"copying {identity}: Dask's worker {place} is gone, and no other has the region")
+    for workers in ([place], None):
+        if workers != [_CLIENT]:
+            for address, reply in _wait(node, identity, look, workers).items():
+                if _result(reply):
+                    return address
+    raise BrokerUnavailable(
+        f"copying {identity}: no Dask worker reaches that broker, nor the process that it came "
+        f"from ({place}): run a worker on {identity.host}"
+    )
 
 
 def _ask(
@@ -101,21 +100,23 @@ def _ask(
         replies = await node.scheduler.broadcast(msg={"op": "run", **message}, workers=[address])
         return replies[address]
 
-    return _result(_wait(node, run, identity))
+    return _result(_wait(node, identity, run))
 
 
 def _call(function: Callable[..., Any], identity: Identity, *args: Any) -> dict[str, bytes]:
-    return {"function": dumps(function), "args": dumps((*identity.fields(), *args))}
+    arguments = (*identity.fields(), *args)
+    return {"function": pickle.dumps(function), "args": pickle.dumps(arguments)}
 
 
 def _result(reply: dict[str, Any]) -> Any:
     if reply["status"] == "OK":
         return reply["result"]
     _, error, _ = clean_exception(**reply)
+    assert error is not None
     raise error
 
 
-def _wait(node: Any, ask: Callable[..., Any], identity: Identity) -> Any:
+def _wait(node: Any, identity: Identity, ask: Callable[..., Any], *args: Any) -> Any:
     """What a coroutine function returns in the node's event loop. Raises Gone, Timeout."""
     try:
         asyncio.get_running_loop()
@@ -127,7 +128,7 @@ def _wait(node: Any, ask: Callable[..., Any], identity: Identity) -> Any:
             f"use the region in a task that is no coroutine, or await asyncio.to_thread(...)"
         )
     try:
-        return sync(node.loop, ask, callback_timeout=engines.PATIENCE)
+        return sync(node.loop, ask, *args, callback_timeout=engines.PATIENCE)
     except Error:
         raise
     except TimeoutError:

@@ -1,0 +1,266 @@
+"""What the Dask tests run: functions of a client, with a broker at ``socket``."""
+
+from __future__ import annotations
+
+import asyncio
+import socket as sockets
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import distributed
+import numpy as np
+from distributed import get_worker
+
+import gdrpy
+
+_WAIT = 60
+
+broker: gdrpy.Broker
+client: distributed.Client
+
+
+def free_port() -> int:
+    """One that nobody listens at."""
+    with sockets.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(socket: str, address: str) -> None:
+    """Make this process a client of the cluster with its three workers."""
+    global broker, client
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    broker = gdrpy.connect(socket)
+    client = distributed.Client(address, timeout=_WAIT, set_as_default=True)
+    client.wait_for_workers(3, timeout=_WAIT)
+
+
+def stop() -> None:
+    """Leave the cluster."""
+    client.close()
+    broker.close()
+
+
+def on(name: str, function: Any, *args: Any) -> Any:
+    """A future of a task on the worker of this name."""
+    return client.submit(function, *args, workers=[name], pure=False)
+
+
+def run(name: str, function: Any, *args: Any) -> Any:
+    """What a task on the worker of this name returns, or raises."""
+    return on(name, function, *args).result(_WAIT)
+
+
+def read(region: Any, nbytes: int) -> bytes:
+    """A task: the region's first bytes."""
+    return bytes(region.read(nbytes))
+
+
+def write(region: Any, data: bytes) -> None:
+    """A task: the region's first bytes."""
+    region.write(data)
+
+
+def total(region: Any) -> int:
+    """A task: the sum of the array in the region."""
+    return int(region.numpy().sum())
+
+
+def tell(region: Any) -> dict[str, Any]:
+    """A task: what the region is here."""
+    names = ("id", "name", "sealed", "readonly", "metadata", "nbytes", "device")
+    return {name: getattr(region, name) for name in names}
+
+
+def make(socket: str, values: list[int]) -> gdrpy.BrokerRegion:
+    """A task: a region of the worker's machine."""
+    region = gdrpy.connect(socket).allocate(None, len(values), metadata={"of": "task"})
+    region.write(bytes(values))
+    return region
+
+
+def hold(region: Any) -> None:
+    """A task: attach the region, and let the worker keep it."""
+    region.map().close()
+    get_worker().held_by_test = region
+
+
+def let_go() -> None:
+    """A task: what :func:`hold` held."""
+    del get_worker().held_by_test
+
+
+def written_by_a_task_here() -> tuple[bytes, dict[str, Any], int]:
+    """What the client reads after a task on its machine wrote, what that has, and the number."""
+    with broker.allocate(None, 4096, metadata={"for": "both"}) as region:
+        run("a", write, region, b"by the task")
+        return region.read(11), run("b", tell, region), region.id
+
+
+def passed_on_by_the_scheduler() -> tuple[bytes, int]:
+    """What a task reads of another task's region on the same machine; leases while it is there."""
+    with broker.allocate("passed", 4096) as region:
+        region.write(b"to both")
+        region.delete()
+        future = client.scatter(region, workers=["a"], direct=False)
+        found = run("a", read, future, 7)
+        info = region.info()
+        return found, info.readers + info.writers
+
+
+def array_of_a_task(name: str) -> list[float]:
+    """What a task has of a slice of a region."""
+
+    def elements(array: gdrpy.Array) -> list[float]:
+        return array.read().ravel().tolist()
+
+    with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
+        region.delete()
+        found: list[float] = run(name, elements, region.array((2, 2), "F32", 8))
+        return found
+
+
+def mapping_of_a_task() -> int:
+    """What a task there reads in a mapping that another task there makes of a region from here."""
+
+    def sent_on(region: Any) -> int:
+        region.write(b"x")
+        mapping = cloudpickle.loads(cloudpickle.dumps(region.cpu))
+        return mapping.read(1)[0]
+
+    with broker.allocate(None, 4096) as region:
+        return run("there", sent_on, region)
+
+
+def made_by_a_task_there(socket: str) -> tuple[bytes, bytes, dict[str, Any]]:
+    """What a task here reads of a region that the worker there holds, and what has the client."""
+    future = on("there", make, socket, [7, 8, 9])
+    found = run("a", read, future, 3)
+    with future.result(_WAIT) as region:
+        return found, region.read(3), region.metadata
+
+
+def made_by_a_task_here(socket: str) -> tuple[bytes, dict[str, Any]]:
+    """What a task there reads of a region that a worker here holds, and what that has."""
+    future = on("a", make, socket, [7, 8, 9])
+    return run("there", read, future, 3), run("there", tell, future)
+
+
+def sent_by_the_client() -> tuple[bytes, bytes]:
+    """What a task there reads of the client's region; what the client reads after it wrote."""
+    with broker.allocate(None, 4096) as region:
+        region.write(b"of the client")
+        found = run("there", read, region, 13)
+        run("there", write, region, b"by the task..")
+        return found, region.read(13)
+
+
+def tell_there(readonly: bool, seal: bool) -> dict[str, Any]:
+    """What a region that may not be written is on the other machine."""
+    broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
+    with broker.get("kept", readonly=readonly) as region:
+        region.delete()
+        return run("there", tell, region)
+
+
+def write_there(seal: bool) -> None:
+    """Write to a region that may not be written."""
+    broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
+    with broker.get("kept", readonly=True) as region:
+        region.delete()
+        run("there", write, region, b"no")
+
+
+def sum_of_large(nbytes: int) -> tuple[int, int]:
+    """The sum of bytes in a region, on the other machine and here."""
+    values = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    with broker.put("large", values) as region:
+        region.delete()
+        return run("there", total, region), int(values.sum())
+
+
+def use_what_is_gone(name: str) -> None:
+    """Use a region that nobody holds any more."""
+    with broker.allocate(None, 4096, "cpu") as region:
+        pickled = cloudpickle.dumps(region)
+    run(name, lambda: cloudpickle.loads(pickled).read(1))
+
+
+def address() -> str:
+    """The scheduler's."""
+    return str(client.scheduler.address)
+
+
+def await_workers(count: int) -> int:
+    """How many there are, when there are so many."""
+    client.wait_for_workers(count, timeout=_WAIT)
+    return len(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def use_on(name: str) -> None:
+    """Use a region on the worker of this name."""
+    with broker.allocate(None, 4096, "cpu") as region:
+        run(name, read, region, 1)
+
+
+def use_in_event_loop() -> bytes:
+    """Read a region of the other machine in a coroutine, in another thread and then in the loop."""
+
+    async def task(region: Any) -> bytes:
+        return bytes(region.read(3))
+
+    with broker.allocate(None, 4096, "cpu") as region:
+        return run("there", task, region)
+
+
+def use_beside_event_loop() -> bytes:
+    """Read a region of the other machine in a coroutine that waits for a thread."""
+
+    async def task(region: Any) -> bytes:
+        await asyncio.to_thread(repr, region.__class__)
+        return bytes(await asyncio.to_thread(lambda: region.read(3)))
+
+    with broker.allocate(None, 4096, "cpu") as region:
+        region.write(b"off")
+        return run("there", task, region)
+
+
+def share_weights() -> tuple[list[float], int, int, int]:
+    """Sums of a tensor by two workers' two threads; the broker's bytes and the leases
+    meanwhile, and leases after.
+    """
+    weight = np.full((256, 1024), 0.5, np.float32)
+    with broker.put_tensors("weights", {"layer.weight": weight}, seal=True) as region:
+
+        def work(region: Any) -> float:
+            return float(region.tensors()["layer.weight"].numpy().sum())
+
+        sums = [run(name, work, region) for name in "aabb"]
+        for name in "ab":
+            run(name, hold, region)
+        more, holders = used(), held("weights")
+        for name in "ab":
+            run(name, let_go)
+        after = await_holders("weights", 1)
+        region.delete()
+    return sums, more, holders, after
+
+
+def used() -> int:
+    """Bytes that the broker keeps."""
+    return sum(broker.status()["used"].values())
+
+
+def held(name: str) -> int:
+    """How many leases there are on a region."""
+    info = broker.stat(name)
+    return info.readers + info.writers
+
+
+def await_holders(name: str, count: int) -> int:
+    """How many leases there are, when they are so few, or at the end of a long time."""
+    deadline = time.monotonic() + _WAIT
+    while held(name) > count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held(name)

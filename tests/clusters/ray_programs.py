@@ -1,0 +1,255 @@
+"""What the Ray tests run: functions of a driver, with a broker at ``socket``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import ray
+
+import gdrpy
+
+#: The least that Ray takes.
+STORE_BYTES = 75 << 20
+_WAIT = 60
+
+broker: gdrpy.Broker
+
+
+def start(socket: str) -> None:
+    """Make this process the driver of a cluster of its own."""
+    global broker
+    broker = gdrpy.connect(socket)
+    ray.init(
+        "local",
+        num_cpus=2,
+        resources={"here": 100},
+        include_dashboard=False,
+        object_store_memory=STORE_BYTES,
+        logging_level="error",
+        log_to_driver=False,
+    )
+
+
+def stop() -> None:
+    """End the cluster."""
+    ray.shutdown()
+    broker.close()
+
+
+def address() -> str:
+    """Where other nodes find the cluster."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def await_nodes(count: int) -> None:
+    """Until so many are alive."""
+    deadline = time.monotonic() + _WAIT
+    while sum(node["Alive"] for node in ray.nodes()) != count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{ray.nodes()}")
+        time.sleep(0.05)
+
+
+@ray.remote(num_cpus=0)
+class Holder:
+    """An actor that holds what it is given."""
+
+    def __init__(self, region: Any = None) -> None:
+        self.region = region
+        self.before = None
+
+    def take(self, region: Any) -> str:
+        """Hold another one too, and say what it is."""
+        self.before, self.region = self.region, region
+        return repr(region)
+
+    def make(self, socket: str, values: list[int]) -> gdrpy.BrokerRegion:
+        """A region of this actor's machine."""
+        self.region = gdrpy.connect(socket).allocate(None, len(values), metadata={"of": "actor"})
+        self.region.write(bytes(values))
+        return self.region
+
+    def read(self, nbytes: int) -> bytes:
+        """The region's first bytes."""
+        return bytes(self.region.read(nbytes))
+
+    def write(self, data: bytes) -> None:
+        """The region's first bytes."""
+        self.region.write(data)
+
+    def tell(self) -> dict[str, Any]:
+        """What it is here."""
+        region = self.region
+        names = ("id", "name", "sealed", "readonly", "metadata", "nbytes", "device")
+        return {name: getattr(region, name) for name in names}
+
+    def elements(self) -> list[float]:
+        """The elements of an array."""
+        return self.region.read().ravel().tolist()
+
+    def total(self) -> int:
+        """The sum of the array in the region."""
+        return int(self.region.numpy().sum())
+
+    def weights(self) -> float:
+        """The sum of the first of the tensors."""
+        return float(self.region.tensors()["layer.weight"].numpy().sum())
+
+
+def actor(*args: Any, there: bool) -> Any:
+    """An actor on this machine or the other."""
+    return Holder.options(resources={"there" if there else "here": 1}).remote(*args)
+
+
+def get(reference: Any) -> Any:
+    """The value; raises what a task raised."""
+    try:
+        return ray.get(reference, timeout=_WAIT)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+
+
+def written_by_an_actor_here() -> tuple[bytes, dict[str, Any], int]:
+    """What the driver reads after an actor on its machine wrote, what that has, and the number."""
+    with broker.allocate(None, 4096, metadata={"for": "both"}) as region:
+        holder = actor(region, there=False)
+        get(holder.write.remote(b"by the actor"))
+        return region.read(12), get(holder.tell.remote()), region.id
+
+
+def written_by_an_actor_there() -> tuple[bytes, bytes, dict[str, Any]]:
+    """What the actor on the other machine reads, what the driver reads after it wrote, and what
+    that has.
+    """
+    with broker.allocate("here", 4096, metadata={"for": "both"}) as region:
+        region.write(b"by the driver")
+        holder = actor(region, there=True)
+        read = get(holder.read.remote(13))
+        get(holder.write.remote(b"by the actor."))
+        region.delete()
+        return read, region.read(13), get(holder.tell.remote())
+
+
+def tell_there(readonly: bool, seal: bool) -> dict[str, Any]:
+    """What a region that may not be written is on the other machine."""
+    broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
+    with broker.get("kept", readonly=readonly) as region:
+        holder = actor(region, there=True)
+        assert get(holder.total.remote()) == 6
+        region.delete()
+        return get(holder.tell.remote())
+
+
+def write_there(seal: bool) -> None:
+    """Write to a region that may not be written."""
+    broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
+    with broker.get("kept", readonly=True) as region:
+        region.delete()
+        get(actor(region, there=True).write.remote(b"no"))
+
+
+def sum_of_large(nbytes: int) -> tuple[int, int]:
+    """The sum of bytes in a region, on the other machine and here."""
+    values = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    with broker.put("large", values) as region:
+        region.delete()
+        return get(actor(region, there=True).total.remote()), int(values.sum())
+
+
+def arrives_twice(seal: bool) -> list[int]:
+    """The numbers there of a region that is sent to an actor twice, and to another one."""
+    with broker.put("twice", [1, 2, 3], "cpu", seal=seal) as region:
+        region.delete()
+        holders = [actor(there=True) for _ in range(2)]
+        numbers = []
+        for holder in (holders[0], *holders):
+            get(holder.take.remote(region))
+            numbers.append(get(holder.tell.remote())["id"])
+        return numbers
+
+
+def made_there(socket: str) -> tuple[bytes, dict[str, Any]]:
+    """What the driver has of a region that an actor on the other machine made and holds."""
+    holder = actor(there=True)
+    with get(holder.make.remote(socket, [7, 8, 9])) as region:
+        return region.read(3), region.metadata
+
+
+def array_of_an_actor(there: bool) -> list[float]:
+    """What an actor has of a slice of a region."""
+    with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
+        region.delete()
+        holder = actor(region.array((2, 2), "F32", 8), there=there)
+        found: list[float] = get(holder.elements.remote())
+        return found
+
+
+def put_once() -> list[int]:
+    """The sums of a region in Ray's object store, here and on the other machine."""
+    with broker.put("stored", [1, 2, 3]) as region:
+        region.delete()
+        reference = ray.put(region)
+        return [get(actor(reference, there=there).total.remote()) for there in (False, True)]
+
+
+def use_what_is_gone(there: bool) -> None:
+    """Use a region that nobody holds any more."""
+    with broker.allocate(None, 4096, "cpu") as region:
+        holder = actor(there=there)
+        reference = ray.put(region)
+    get(holder.take.remote(reference))
+    get(holder.read.remote(1))
+
+
+def use_there() -> None:
+    """Use a region on the other machine."""
+    with broker.allocate(None, 4096, "cpu") as region:
+        get(actor(region, there=True).read.remote(1))
+
+
+def share_weights() -> tuple[list[float], int, int, int, int]:
+    """Four actors' sums of a tensor; the broker's bytes and the leases while they have it, leases
+    without one actor, and without all.
+    """
+    await_regions(0)
+    weight = np.full((256, 1024), 0.5, np.float32)
+    region = broker.put_tensors("weights", {"layer.weight": weight}, seal=True)
+    actors = [actor(region, there=False) for _ in range(4)]
+    sums = [get(holder.weights.remote()) for holder in actors]
+    more, holders = used(), held("weights")
+    ray.kill(actors.pop())
+    without_one = await_holders("weights", holders - 1)
+    for holder in actors:
+        ray.kill(holder)
+    region.close()
+    without_all = await_holders("weights", 0)
+    broker.delete("weights")
+    return sums, more, holders, without_one, without_all
+
+
+def used() -> int:
+    """Bytes that the broker keeps."""
+    return sum(broker.status()["used"].values())
+
+
+def await_regions(count: int) -> None:
+    """Until the broker has no more: actors that nobody refers to end in time."""
+    deadline = time.monotonic() + _WAIT
+    while broker.status()["regions"] > count and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def held(name: str) -> int:
+    """How many leases there are on a region."""
+    info = broker.stat(name)
+    return info.readers + info.writers
+
+
+def await_holders(name: str, count: int) -> int:
+    """How many leases there are, when they are so few, or at the end of a long time."""
+    deadline = time.monotonic() + _WAIT
+    while held(name) > count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held(name)

@@ -26,7 +26,10 @@ HOST: Device = (1, 0)
 
 
 class View(NamedTuple):
-    """Packed elements at an address of a device; ``owner`` keeps the memory."""
+    """Packed elements at an address of a device; ``owner`` keeps the memory.
+
+    ``protected``: it is read-only, and to write it is a segmentation fault.
+    """
 
     address: int
     device: Device
@@ -34,6 +37,7 @@ class View(NamedTuple):
     dtype: DType
     readonly: bool
     owner: object
+    protected: bool = False
 
 
 class Exporter(Protocol):
@@ -64,7 +68,13 @@ class MappingBytes:
         mapping = self._mapping
         memory = memoryview(mapping)
         return View(
-            mapping.address, HOST, (mapping.nbytes,), DTYPES["U8"], mapping.readonly, memory
+            mapping.address,
+            HOST,
+            (mapping.nbytes,),
+            DTYPES["U8"],
+            mapping.readonly,
+            memory,
+            protected=mapping.readonly,
         )
 
     def _copy(self, device: Device, stream: int | None) -> View:  # noqa: ARG002
@@ -108,7 +118,7 @@ def export(
             )
         view = source._copy(device, stream)
     versioned = max_version is not None and max_version[0] >= 1
-    if view.readonly and not versioned:
+    if view.protected and not versioned:
         raise BufferError(
             f"{call}: the memory is read-only, which the consumer cannot be told: it must ask for "
             f"max_version=(1, 0) or later"
@@ -119,7 +129,7 @@ def export(
         view.shape,
         view.dtype.code,
         8 * view.dtype.nbytes,
-        view.readonly,
+        view.readonly and versioned,
         view.owner,
         versioned,
         copied,

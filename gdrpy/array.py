@@ -88,7 +88,7 @@ class Array(_mapping.Buffer):
         self.region.readinto(array.reshape(-1).view(np.uint8), self.offset)
         return array
 
-    def __buffer__(self, flags: int, /) -> memoryview:
+    def _buffer(self) -> memoryview:
         """The CPU view, for ``memoryview(array)`` and ``numpy.asarray(array)``.
 
         Raises BufferError for element types that buffers have no letter for, and as :meth:`numpy`.
@@ -188,8 +188,15 @@ class Array(_mapping.Buffer):
             return View(self.ptr, device, self.shape, self._kind, readonly, owner)
         if device == HOST and region._has_cpu_view:
             cpu = region.cpu
-            address = cpu.address + self.offset
-            return View(address, device, self.shape, self._kind, cpu.readonly, memoryview(cpu))
+            return View(
+                cpu.address + self.offset,
+                device,
+                self.shape,
+                self._kind,
+                cpu.readonly,
+                memoryview(cpu),
+                protected=cpu.readonly,
+            )
         return None
 
     def _copy(self, device: tuple[int, int], stream: int | None) -> View:

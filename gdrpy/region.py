@@ -356,7 +356,7 @@ class Region(Transferable, _mapping.Buffer):
         """The whole region as bytes."""
         return self.array(self.nbytes, "U8")
 
-    def __buffer__(self, flags: int, /) -> memoryview:
+    def _buffer(self) -> memoryview:
         """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
         return memoryview(self.cpu)
 

@@ -21,7 +21,13 @@ TOP = Path(__file__).parent.parent
 
 class TestFigures:
     @pytest.mark.parametrize(
-        ("page", "blocks"), [("README.md", 1), ("docs/broker.md", 2), ("docs/libgdrapi.md", 3)]
+        ("page", "blocks"),
+        [
+            ("README.md", 1),
+            ("docs/arrays.md", 1),
+            ("docs/broker.md", 2),
+            ("docs/libgdrapi.md", 3),
+        ],
     )
     def test_are_what_their_data_gives(self, page, blocks):
         found = re.findall(

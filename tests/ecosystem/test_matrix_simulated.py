@@ -1,0 +1,37 @@
+"""Array libraries on the host and the simulated GPU's memory, which is the host's too."""
+
+from __future__ import annotations
+
+import pytest
+
+import matrix
+from matrix import library, readonly_region, region
+from ways import SIMULATED, SOURCES_ON_THE_HOST
+
+__all__ = ["library", "readonly_region", "region"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+
+# Imported now, they are left out of the garbage collections that tests ask for.
+for kind in SOURCES_ON_THE_HOST.values():
+    kind()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    matrix.parametrize(metafunc, SIMULATED, SOURCES_ON_THE_HOST)
+
+
+class TestMemory(matrix.Memory):
+    pass
+
+
+class TestLifetime(matrix.Lifetime):
+    pass
+
+
+class TestReadOnly(matrix.ReadOnly):
+    pass
+
+
+class TestSource(matrix.Source):
+    pass

@@ -122,7 +122,7 @@ def words(way: ways.Way | None, aspect: str) -> str:
     if aspect == "streams":
         return "in order"
     if aspect == "lifetime":
-        return "`close()` refuses" if way.counted else "kept, `close()` does not know"
+        return way.lifetime
     return str(way.readonly)
 
 

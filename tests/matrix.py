@@ -17,7 +17,7 @@ import pytest
 import gdrpy
 from gdrpy import cuda
 from libraries import Library
-from ways import COPY, CPU, GPU, HOST, KEPT, Refused, Way
+from ways import COPY, COUNTED, CPU, GPU, HELD, HOST, KEPT, UNHELD, Refused, Way
 
 OFFSET, NBYTES = 4096, 64
 
@@ -49,11 +49,11 @@ def is_mutable(way: Way) -> bool:
 
 
 def is_counted(way: Way) -> bool:
-    return is_shared(way) and way.counted
+    return is_shared(way) and way.lifetime == COUNTED
 
 
-def is_not_counted(way: Way) -> bool:
-    return is_shared(way) and not way.counted
+def is_held(way: Way) -> bool:
+    return is_shared(way) and way.lifetime != UNHELD
 
 
 def has_streams(way: Way) -> bool:
@@ -184,7 +184,7 @@ class Lifetime:
         thread.join()
         region.close()
 
-    @of(is_shared)
+    @of(is_held)
     def test_of_the_library_may_be_longer_than_the_regions(self, way, library):
         region = gdrpy.alloc(1 << 20)
         region.fill(3)
@@ -192,17 +192,27 @@ class Lifetime:
         gone = weakref.ref(region)
         del region
         gc.collect()
-        assert (gone() is None) == way.counted
+        assert (gone() is None) == is_counted(way)
         assert library.read(array) == b"\x03" * NBYTES
 
 
 class Uncounted:
     """Arrays whose protocol has no way to tell that they are alive."""
 
-    @of(is_not_counted)
+    @of(lambda way: way.lifetime == HELD)
     def test_of_the_library_does_not_keep_the_region_open(self, way, library, region):
         array = take(way, library, region)
         region.close()
+        del array
+
+    @of(lambda way: way.lifetime == UNHELD)
+    def test_of_the_library_may_not_be_longer_than_the_regions(self, way, library, region):
+        shown = show(way, region)
+        array = way.take(library.module, shown)
+        gone = weakref.ref(shown)
+        del shown
+        gc.collect()
+        assert gone() is None
         del array
 
 

@@ -13,6 +13,9 @@ GPU, CPU, COPY = "the GPU view", "the CPU view", "a copy"
 HOST = "host memory"
 #: What becomes of "this is read-only".
 KEPT, LOST, MOOT = "read-only", "not told: do not write", "not told, but immutable"
+#: Who keeps the memory for the library's array.
+COUNTED, HELD = "`close()` refuses", "held, but `close()` does not know"
+UNHELD = "not held: keep the region"
 
 
 class Refused(NamedTuple):
@@ -29,7 +32,7 @@ class Refused(NamedTuple):
 class Way(NamedTuple):
     """A library's function ``take`` that makes an array of what gdrpy shows by a protocol.
 
-    ``shown`` is an ``array`` or a ``mapping``. ``counted``: the region is not closed under it.
+    ``shown`` is an ``array`` or a ``mapping``.
     """
 
     library: type[Library]
@@ -39,7 +42,7 @@ class Way(NamedTuple):
     take: Callable[[Any, Any], Any]
     memory: str | Refused
     readonly: str | Refused
-    counted: bool = True
+    lifetime: str = COUNTED
 
     def __str__(self) -> str:
         return f"{self.name}<-{self.shown}-by-{self.by}"
@@ -125,7 +128,7 @@ ON_A_GPU = [
         lambda torch, a: torch.as_tensor(Only(a, "__cuda_array_interface__"), device="cuda"),
         GPU,
         _TORCH_CAI,
-        counted=False,
+        lifetime=HELD,
     ),
     Way(Cupy, "cupy", "array", "dlpack", lambda cupy, a: cupy.from_dlpack(a), GPU, LOST),
     Way(
@@ -136,7 +139,7 @@ ON_A_GPU = [
         lambda cupy, a: cupy.asarray(Only(a, "__cuda_array_interface__")),
         GPU,
         LOST,
-        counted=False,
+        lifetime=HELD,
     ),
     Way(
         Numba,
@@ -146,7 +149,7 @@ ON_A_GPU = [
         lambda numba, a: numba.as_cuda_array(a),
         GPU,
         LOST,
-        counted=False,
+        lifetime=HELD,
     ),
     Way(
         Numba,
@@ -158,6 +161,7 @@ ON_A_GPU = [
         _NO_DLPACK,
     ),
     Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, MOOT),
+    Way(Jax, "jax", "array", CAI, lambda jax, a: jax.numpy.asarray(a), GPU, MOOT, lifetime=UNHELD),
 ]
 
 #: Libraries whose arrays are written into one of gdrpy's, by name.

@@ -226,6 +226,13 @@ class TestArrays:
             assert region.sealed
             assert not region.numpy().flags.writeable
 
+    def test_that_are_sealed_are_shown_to_other_libraries_as_read_only(self, connected):
+        with connected.put("a", [1, 2], seal=True) as region:
+            array = np.from_dlpack(region)
+            assert array.ctypes.data == region.ptr
+            assert not array.flags.writeable
+            del array
+
     def test_that_cannot_be_put_leave_nothing(self, connected):
         with pytest.raises(TypeError):
             connected.put("a", [object()])

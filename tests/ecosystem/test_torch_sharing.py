@@ -85,6 +85,8 @@ class TestShare:
     def test_passes_options_on(self, broker):
         gdrpy.torch.share(broker, "sealed", {"a": torch.zeros(1)}, seal=True, mode=0o640)
         found = broker.stat("sealed")
+        with broker.get("sealed") as region, pytest.raises(gdrpy.Sealed, match="Arena: region"):
+            gdrpy.Arena(region)
         assert (found.sealed, found.mode) == (True, 0o640)
 
 

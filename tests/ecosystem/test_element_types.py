@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -56,6 +55,8 @@ class TestElementType:
     # Without jax_enable_x64 jax has no elements of 64 bits.
     @pytest.mark.parametrize("name", [name for name, kind in DTYPES.items() if kind.nbytes < 8])
     def test_is_kept_by_jax_both_ways(self, region, name):
+        import jax  # once imported, it warns of every fork
+
         array = region.array((2, 3), name, 64)
         array.write(ONES[name])
         taken = jax.dlpack.from_dlpack(array)

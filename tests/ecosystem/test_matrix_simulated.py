@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 import matrix
@@ -12,9 +14,13 @@ __all__ = ["library", "readonly_region", "region"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 
-# Imported now, they are left out of the garbage collections that tests ask for.
-for kind in SOURCES_ON_THE_HOST.values():
-    kind()
+
+@pytest.fixture(scope="module", autouse=True)
+def imported(quick_collections: None) -> None:
+    """Leave the libraries out of garbage collections too; jax warns of every fork from now on."""
+    for kind in SOURCES_ON_THE_HOST.values():
+        kind()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

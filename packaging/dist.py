@@ -16,10 +16,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import ziglang
+
 CHECKOUT = Path(__file__).resolve().parent.parent
+ZIG = Path(ziglang.__file__).with_name("zig")
 LINKER = Path(__file__).with_name("zig_linker.py")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
@@ -79,7 +82,6 @@ def write_sdist(made: Path, into: Path, epoch: int) -> Path:
 def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
     """Build the wheel for a kind of processor."""
     target = "{}-linux-gnu.{}.{}".format(machine, *GLIBC)
-    zig = f"{sys.executable} -m ziglang"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with tarfile.open(sdist) as archive:
@@ -90,9 +92,9 @@ def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
             project,
             folder / "made",
             f"--plat-name={platform(machine)}",
-            CC=f"{zig} cc -target {target}",
-            AR=f"{zig} ar",
-            LDSHARED=f"{sys.executable} {LINKER} {target}",
+            CC=f"{ZIG} cc -target {target}",
+            AR=f"{ZIG} ar",
+            LDSHARED=f"{sys.executable} {LINKER} {ZIG} {target}",
             CFLAGS="-g0 -Wno-macro-redefined",
             LDFLAGS="-Wl,-s",
             _PYTHON_HOST_PLATFORM=f"linux-{machine}",
@@ -107,9 +109,7 @@ def checksums(files: list[Path]) -> str:
     return "".join(sorted(lines, key=lambda line: line.split()[1]))
 
 
-def build_all(
-    into: Path, machines: tuple[str, ...] = MACHINES, say: Callable[[str], object] = print
-) -> list[Path]:
+def build_all(into: Path, machines: tuple[str, ...] = MACHINES) -> list[Path]:
     """Build the source distribution and wheels into a folder, whose older ones go."""
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or commit_time())
     into.mkdir(parents=True, exist_ok=True)
@@ -117,10 +117,8 @@ def build_all(
         old.unlink()
     with tempfile.TemporaryDirectory() as name:
         files = [write_sdist(build("sdist", CHECKOUT, Path(name, "made")), into, epoch)]
-    say(f"{files[0]}")
-    for machine in machines:
-        files.append(build_wheel(files[0], machine, into, epoch))
-        say(f"{files[-1]}")
+    with ThreadPoolExecutor() as pool:
+        files += pool.map(lambda machine: build_wheel(files[0], machine, into, epoch), machines)
     (into / "SHA256SUMS").write_text(checksums(files))
     return files
 
@@ -143,7 +141,8 @@ def main() -> None:
         help="build the wheel of this processor alone",
     )
     args = parser.parse_args()
-    build_all(args.into, tuple(args.machine or MACHINES))
+    for file in build_all(args.into, tuple(args.machine or MACHINES)):
+        print(file)
 
 
 if __name__ == "__main__":

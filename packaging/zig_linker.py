@@ -25,4 +25,5 @@ def command(target: str, words: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    os.execv(sys.executable, [sys.executable, "-m", "ziglang", *command(sys.argv[1], sys.argv[2:])])
+    zig, target, *words = sys.argv[1:]
+    os.execv(zig, [zig, *command(target, words)])

@@ -5,7 +5,8 @@ say (a kind in one byte, then a key): ``H`` hold the descriptor that comes along
 ``G`` give all back, ``E`` end. A ``G`` is answered by packets of keys separated by zero bytes, with
 their descriptors, up to one without; an ``E`` by the end of the connection, when nothing is held
 any more. It leaves when no broker has come for a time, and when
-another one has its place.
+another one has its place. A broker starts one; where it shall not end with the broker's container,
+``python -m gdrpy.broker.server.keeper PATH SECONDS`` does.
 """
 
 from __future__ import annotations
@@ -113,5 +114,13 @@ def main(listener_fd: int, linger: float) -> None:
                 break
 
 
+def _listener(place: str) -> int:
+    """The descriptor that a broker passed, or of a new socket at a path."""
+    if place.isdigit():
+        return int(place)
+    _unix.remove_stale(place)
+    return _unix.listen(place, 0o600, backlog=4).detach()
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(_listener(sys.argv[1]), float(sys.argv[2]))

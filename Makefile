@@ -25,8 +25,8 @@ TORCH ?= torch==2.13.0
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench docs clean \
-	install uninstall
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench docs dist \
+	clean install uninstall
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -38,6 +38,7 @@ help:
 	@echo "make format  put the formatting right"
 	@echo "make bench   every benchmark, into benchmarks/results"
 	@echo "make docs    the documentation site, into build/docs"
+	@echo "make dist    source distribution, wheels and their checksums, into dist"
 	@echo "make clean   remove what the build made, but not $(VENV)"
 	@echo "make install libgdrapi alone, for C programs, without Python: PREFIX=/usr/local DESTDIR="
 	@echo '             LIBDIR=$$(PREFIX)/lib INCLUDEDIR=$$(PREFIX)/include'
@@ -94,6 +95,10 @@ bench: tools
 docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
 	@echo "build/docs/index.html"
+
+# What a release is made of. The tag and the upload are left: see tools/release.
+dist: tools
+	@$(BIN)/python packaging/dist.py
 
 build: $(VENV)/.built
 tools: $(VENV)/.tools

@@ -28,6 +28,11 @@ class Dist(NamedTuple):
     checksums: Path
 
 
+def found_in(folder: Path) -> Dist:
+    patterns = ("*.tar.gz", "*x86_64.whl", "*aarch64.whl", "SHA256SUMS")
+    return Dist(*(next(folder.glob(pattern)) for pattern in patterns))
+
+
 def has(package: str) -> bool:
     status = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Status}", package],
@@ -76,17 +81,17 @@ def driver() -> Path:
 
 @pytest.fixture(scope="session")
 def dist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Dist:
-    """The source distribution and the wheels, built of the checkout."""
+    """The source distribution and the wheels, built of the checkout, or those of $GDRPY_DIST."""
+    if built := os.environ.get("GDRPY_DIST"):
+        return found_in(Path(built))
     missing = [name for name in ("build", "ziglang") if not importlib.util.find_spec(name)]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)}: pip install gdrpy[package]")
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, checkout / "packaging/dist.py", "--into", folder]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    patterns = ("*.tar.gz", "*x86_64.whl", "*aarch64.whl", "SHA256SUMS")
-    sdist, x86_64, aarch64, checksums = (next(folder.glob(pattern)) for pattern in patterns)
-    return Dist(sdist, x86_64, aarch64, checksums)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return found_in(folder)
 
 
 @pytest.fixture(scope="session")

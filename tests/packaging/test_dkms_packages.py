@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from machine_copy import Machine, Machines
 
 Need = Callable[..., None]
 
-VERSION = "2.6+gdrpy0.1.0"
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+VERSION = f"2.6+gdrpy{PROJECT['version']}"
 SOURCE = f"usr/src/gdrdrv-{VERSION}"
 BESIDE_THE_SOURCE = {
     "usr/lib/modules-load.d/gdrdrv.conf",

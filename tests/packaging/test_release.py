@@ -5,35 +5,64 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+CHECKOUT = Path(__file__).parents[2]
+VERSION: str = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
 #: Those that take neither a build nor minutes.
 QUICK = ("tree", "version", "changelog", "tag")
 
-Git = Callable[..., None]
 Release = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def copy(checkout: Path, tmp_path: Path) -> Path:
-    """A copy of what is tracked here, as a checkout of its own, of which the changelog is dated."""
-    listed = ["git", "-C", checkout, "ls-files", "-z"]
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is tracked here, as a checkout of its own, of which the changelog is of today."""
+    folder = tmp_path_factory.mktemp("release") / "checkout"
+    listed = ["git", "-C", CHECKOUT, "ls-files", "-z"]
     tracked = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
-    folder = tmp_path / "checkout"
     for path in filter(None, tracked.split("\0")):
-        if (checkout / path).is_file():
+        if (CHECKOUT / path).is_file():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(checkout / path, folder / path)
-    today = datetime.datetime.now(datetime.UTC).date()
-    edit(folder / "CHANGELOG.md", "## Unreleased", f"## 0.1.0 - {today}")
+            shutil.copy(CHECKOUT / path, folder / path)
+    changelog = folder / "CHANGELOG.md"
+    heading = re.search(r"^## .*$", changelog.read_text(), re.MULTILINE)
+    assert heading is not None
+    edit(changelog, heading[0], f"## {VERSION} - {today()}")
+    run_git(folder, "init", "-q")
+    run_git(folder, "add", "--all", "--force")
+    run_git(folder, "commit", "-q", "-m", "all")
     return folder
+
+
+@pytest.fixture
+def copy(pristine: Path) -> Iterator[Path]:
+    """That checkout, which is put right again after the test."""
+    (commit,) = run_git(pristine, "rev-parse", "HEAD").split()
+    yield pristine
+    run_git(pristine, "reset", "-q", "--hard", commit)
+    run_git(pristine, "clean", "-q", "-fdx")
+    for tag in run_git(pristine, "tag").split():
+        run_git(pristine, "tag", "--delete", tag)
+
+
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def run_git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=tester", "-c", "user.email=tester@example.org"]
+    command = ["git", *identity, *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -43,21 +72,7 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 @pytest.fixture
-def git(copy: Path) -> Git:
-    """Runs git there; all is committed."""
-
-    def git(*words: str) -> None:
-        identity = ["-c", "user.name=tester", "-c", "user.email=tester@example.org"]
-        subprocess.run(["git", *identity, *words], cwd=copy, check=True, stdout=subprocess.DEVNULL)
-
-    git("init", "-q")
-    git("add", "--all", "--force")
-    git("commit", "-q", "-m", "all")
-    return git
-
-
-@pytest.fixture
-def release(copy: Path, git: Git) -> Release:
+def release(copy: Path) -> Release:
     """Takes steps there; the status and what is told of each."""
 
     def release(*steps: str) -> dict[str, Any]:
@@ -87,32 +102,29 @@ class TestRelease:
         (copy / "new").touch()
         assert release(*QUICK) == {"tree": "not committed:\n M README.md\n?? new"}
 
-    def test_sees_a_tag_of_this_version(self, git: Git, release: Release) -> None:
-        git("tag", "v0.1.0")
+    def test_sees_a_tag_of_this_version(self, copy: Path, release: Release) -> None:
+        run_git(copy, "tag", f"v{VERSION}")
         assert release("tag") == {
-            "tag": "the tag v0.1.0 is there already: raise the version in pyproject.toml"
+            "tag": f"the tag v{VERSION} is there already: raise the version in pyproject.toml"
         }
 
-    def test_sees_a_version_that_others_do_not_state(
-        self, copy: Path, git: Git, release: Release
-    ) -> None:
-        edit(copy / "pyproject.toml", 'version = "0.1.0"', 'version = "0.2.0"')
-        git("commit", "-qam", "raise the version")
+    def test_sees_a_version_that_others_do_not_state(self, copy: Path, release: Release) -> None:
+        edit(copy / "pyproject.toml", f'version = "{VERSION}"', 'version = "99.0.0"')
+        run_git(copy, "commit", "-qam", "raise the version")
         failed = release(*QUICK)
         assert set(failed) == {"version", "changelog"}
         assert "test_of_the_package_is_the_projects" in failed["version"]
 
     def test_sees_a_version_that_is_none(self, copy: Path, release: Release) -> None:
-        edit(copy / "pyproject.toml", 'version = "0.1.0"', 'version = "0.1"')
+        edit(copy / "pyproject.toml", f'version = "{VERSION}"', 'version = "0.1"')
         told = release("version")["version"]
         assert told == "pyproject.toml: '0.1' is no version of a release"
 
     def test_sees_a_changelog_of_another_day(self, copy: Path, release: Release) -> None:
-        today = datetime.datetime.now(datetime.UTC).date()
-        edit(copy / "CHANGELOG.md", f"## 0.1.0 - {today}", "## 0.1.0 - 2001-02-03")
+        edit(copy / "CHANGELOG.md", f"## {VERSION} - {today()}", f"## {VERSION} - 2001-02-03")
         assert release("changelog") == {
-            "changelog": "CHANGELOG.md begins with '## 0.1.0 - 2001-02-03', "
-            f"not with '## 0.1.0 - {today}'"
+            "changelog": f"CHANGELOG.md begins with '## {VERSION} - 2001-02-03', "
+            f"not with '## {VERSION} - {today()}'"
         }
 
     def test_sees_figures_that_their_data_does_not_give(self, copy: Path, release: Release) -> None:
@@ -128,7 +140,9 @@ class TestRelease:
         shutil.copy(dist.aarch64, copy / "dist" / dist.aarch64.name.replace("2_28", "2_17"))
         failed = release("metadata", "platforms")
         assert set(failed) == {"platforms"}
-        assert failed["platforms"].startswith("gdrpy-0.1.0-cp311-abi3-manylinux_2_17_aarch64.whl:")
+        assert failed["platforms"].startswith(
+            f"gdrpy-{VERSION}-cp311-abi3-manylinux_2_17_aarch64.whl:"
+        )
 
     def test_sees_that_nothing_was_built_or_of_another_version(
         self, copy: Path, release: Release
@@ -136,7 +150,7 @@ class TestRelease:
         assert release("metadata") == {"metadata": "dist/ has no packages: run the step dist"}
         (copy / "dist").mkdir()
         (copy / "dist/gdrpy-0.0.9.tar.gz").touch()
-        told = "dist/ has gdrpy-0.0.9.tar.gz, which is not of 0.1.0"
+        told = f"dist/ has gdrpy-0.0.9.tar.gz, which is not of {VERSION}"
         assert release("metadata", "contract") == {"metadata": told, "contract": told}
 
 

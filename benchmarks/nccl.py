@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from checks import Check, lines
+from checks import Check
 from gdrpy import cuda
 from harness import Session
 from nccl_pair import RankFailed
@@ -109,7 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     path = save(result, options.output)
     show(result, path)
-    print("\n".join(lines(result["checks"])))
     return int(bool(wrong_data(result)) or not all(one["passed"] for one in result["checks"]))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from checks import Check, lines
+from checks import Check
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
 from harness import Session
@@ -89,7 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     path = save(result, options.output)
     show(result, path)
-    print("\n".join(lines(result["checks"])))
     return int(not all(one["passed"] for one in result["checks"]))
 
 

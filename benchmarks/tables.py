@@ -27,6 +27,8 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
         yield from sweep_tables(sweep)
     if result.get("distributions"):
         yield _distributions(result["distributions"])
+    if result.get("checks"):
+        yield _checks(result["checks"])
     goals = [one for one in result["goals"] if _concerns(one, result["modules"])]
     if goals:
         yield _goals(goals)
@@ -93,6 +95,14 @@ def _distributions(distributions: list[dict[str, Any]]) -> Table:
             [one["way"], *(figure(one[name]) for name in columns), str(one["count"])]
             for one in distributions
         ],
+    )
+
+
+def _checks(checks: list[dict[str, Any]]) -> Table:
+    return Table(
+        "checks",
+        ["what must be so", "found", "verdict"],
+        [[one["what"], one["found"], "passed" if one["passed"] else "FAILED"] for one in checks],
     )
 
 

@@ -4,7 +4,9 @@
  *
  * The broker sends the memory as a file descriptor. That of host memory and of the simulated GPU is
  * a memory file, which mmap maps. That of a real GPU is CUDA's, which mmap refuses: CUDA imports
- * it, and copies; libgdrapi could map for the CPU what was imported (see libgdrapi.c).
+ * it, and copies, or gives it to kernels. Stores by the CPU take gdrpy in Python there, or
+ * libgdrapi with the kernel module: without one it maps memory in the process that made it
+ * (libgdrapi.c).
  *
  *	gcc -o client broker_client.c -ldl
  *	./client "$GDRPY_SOCKET" greeting "written in C"

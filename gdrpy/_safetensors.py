@@ -81,21 +81,30 @@ def parse(header: bytes) -> Layout:
 def lay_out(
     kinds: Mapping[str, tuple[DType, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> Layout:
-    """Place tensors: the largest elements first, then by name, so that all are aligned.
+    """Place tensors, without holes: sizes that divide by most first, then by name.
+
+    So each begins at a multiple of the largest power of two, up to 256, that divides its size: all
+    are aligned to their elements, and the matrices of a model as GPU code wants them.
 
     Raises ValueError for names that the format refuses, and for too many of them.
     """
+    sizes = {name: math.prod(shape) * kind.nbytes for name, (kind, shape) in kinds.items()}
     entries = {}
     end = 0
-    for name in sorted(kinds, key=lambda name: (-kinds[name][0].nbytes, _checked_name(name))):
+    for name in sorted(kinds, key=lambda name: (-_divisor(sizes[name]), _checked_name(name))):
         if name == _METADATA:
             raise _error("is the name of the metadata", name)
         kind, shape = kinds[name]
-        entries[name] = Entry(kind.name, shape, end, math.prod(shape) * kind.nbytes)
-        end += entries[name].nbytes
+        entries[name] = Entry(kind.name, shape, end, sizes[name])
+        end += sizes[name]
     layout = Layout(entries, check_metadata(metadata), 0, 0)
     data_start = len(pad(encode(layout)))
     return layout._replace(data_start=data_start, nbytes=data_start + end)
+
+
+def _divisor(nbytes: int) -> int:
+    """The largest power of two, up to the alignment of the data, that divides a size."""
+    return math.gcd(nbytes, ALIGNMENT)
 
 
 def encode(layout: Layout) -> bytes:

@@ -48,8 +48,8 @@ class Arena(Resource):
     The region stays open as long as its arena; :meth:`close` raises BufferError while there are
     blocks. One that is dropped instead keeps the memory until its last block is freed.
 
-    Raises MissingView without the GPU view, ValueError outside the region, OutOfMemory (all 64 are
-    open).
+    Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
+    where a broker's region may not be written, OutOfMemory (all 64 are open).
     """
 
     _again = "make another one, of a region that it opened itself"
@@ -60,10 +60,12 @@ class Arena(Resource):
         if not size:
             raise ValueError(f"Arena: there are 0 bytes at offset {start}")
         ptr = region.ptr + start
+        region._check_writable("Arena")
         _release_abandoned()
+        library, wait = _library(), _stream_synchronize()
         allocation = region._allocation
         allocation.hold()
-        slot = _library().gdr_arena_open(ptr, size, region.device, _stream_synchronize())
+        slot = library.gdr_arena_open(ptr, size, region.device, wait)
         if slot < 0:
             allocation.let_go()
             raise OutOfMemory(
@@ -88,8 +90,9 @@ class Arena(Resource):
         """
         call = "Arena.allocate"
         size = as_size(call, nbytes)
-        self._check(call)
-        address = int(_library().gdr_arena_allocate(self._slot, size))
+        with self._lock:
+            self._check(call)
+            address = int(_library().gdr_arena_allocate(self._slot, size))
         if not address:
             usage = self._usage()
             raise OutOfMemory(
@@ -111,7 +114,10 @@ class Arena(Resource):
             assert self.region.device is not None
             with cuda.context(self.region.device):
                 cuda.call("cuStreamSynchronize", cuda.stream_handle(stream))
-        if not 0 <= address < 1 << 64 or _library().gdr_arena_free(self._slot, address):
+        with self._lock:
+            self._check(call)
+            freed = 0 <= address < 1 << 64 and not _library().gdr_arena_free(self._slot, address)
+        if not freed:
             raise ValueError(f"{call}: no block of this arena begins at {address:#x}")
 
     @property
@@ -184,9 +190,15 @@ def _give_back(slot: int, allocation: Allocation | Memfd) -> bool:
 
 
 def _release_abandoned() -> None:
-    for one in list(_abandoned):
-        if _give_back(*one):
-            _abandoned.remove(one)
+    """Close what was dropped with blocks in it, and has none any more."""
+    # Taken out first: two threads may do so at once.
+    for _ in range(len(_abandoned)):
+        try:
+            one = _abandoned.pop(0)
+        except IndexError:
+            return
+        if not _give_back(*one):
+            _abandoned.append(one)
 
 
 @functools.cache

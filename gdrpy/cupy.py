@@ -38,6 +38,10 @@ def allocator(memory: Region | Arena) -> Callable[[int], Any]:
     return allocate
 
 
+#: cudaErrorMemoryAllocation, for which cupy has no name.
+_OUT_OF_MEMORY = 2
+
+
 class _Block:
     """A block of an arena, freed with the last array in it."""
 
@@ -46,8 +50,7 @@ class _Block:
             self.ptr = arena.allocate(max(nbytes, 1))
         except OutOfMemory as error:
             # A pool of cupy's frees what it keeps, and tries again, for this error alone.
-            code = cupy.cuda.runtime.errorMemoryAllocation
-            raise cupy.cuda.runtime.CUDARuntimeError(code) from error
+            raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
         self._arena = arena
         self._stream = cupy.cuda.get_current_stream()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from gdrpy import cuda, sim
 from gdrpy._core._mapping import take_dlpack
 from gdrpy._dtypes import DType, as_typestr, of_dlpack
-from gdrpy.errors import CudaError
+from gdrpy.errors import CudaError, Forked
 
 #: DLPack's numbers of kinds of devices: host memory, page-locked host memory, a CUDA device's, and
 #: managed memory.
@@ -41,12 +41,11 @@ class DeviceArray(NamedTuple):
         return math.prod(self.shape) * self.dtype.nbytes
 
 
-def device_array(call: str, obj: Any, stream: Any = None) -> DeviceArray | None:
+def device_array(call: str, obj: Any) -> DeviceArray | None:
     """The GPU array behind an object of any library; None if it is no array, or in host memory.
 
     It is asked by ``__dlpack__``, else by ``__cuda_array_interface__``. What its library has queued
-    on it is waited for: by ``stream`` where one is given (of the array's device, as an int), else
-    before this returns. Unrelated GPU work is not waited for.
+    on it is waited for; unrelated GPU work is not.
 
     On the simulated GPU, whose memory the host's libraries can use, an array of theirs that lies in
     it is a GPU array.
@@ -57,12 +56,12 @@ def device_array(call: str, obj: Any, stream: Any = None) -> DeviceArray | None:
     found = None
     # Numpy's arrays are host memory, and it has no capsules of some.
     if hasattr(obj, "__dlpack__") and not _is_of(obj, "numpy", "ndarray"):
-        found = _by_dlpack(call, obj, stream)
+        found = _by_dlpack(call, obj)
         # Its arrays never change, and its capsules do not say so.
         if found is not None and _is_of(obj, "jax", "Array"):
             found = found._replace(readonly=True)
     if found is None and hasattr(obj, "__cuda_array_interface__"):
-        found = _by_interface(call, obj.__cuda_array_interface__, obj, stream)
+        found = _by_interface(call, obj.__cuda_array_interface__, obj)
     return found
 
 
@@ -93,7 +92,7 @@ def _is_of(obj: object, module: str, name: str) -> bool:
     return kind is not None and isinstance(obj, kind)
 
 
-def _by_dlpack(call: str, obj: Any, stream: Any) -> DeviceArray | None:
+def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
     kind, device = obj.__dlpack_device__()
     kind, device = int(kind), int(device)
     if kind == _CUDA_HOST or (kind == _CPU and not sim.loaded()):
@@ -107,8 +106,8 @@ def _by_dlpack(call: str, obj: Any, stream: Any) -> DeviceArray | None:
             f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}, and this "
             f"takes memory of CUDA devices (2)"
         )
-    with _ordered(device, stream) as handle:
-        return _consume(call, _capsule(obj, stream=handle))._replace(device=device)
+    with _waited_for(device) as stream:
+        return _consume(call, _capsule(obj, stream=stream))._replace(device=device)
 
 
 def _capsule(obj: Any, **wishes: Any) -> object:
@@ -130,61 +129,45 @@ def _consume(call: str, capsule: object) -> DeviceArray:
 
 def _simulated_device(array: DeviceArray) -> int | None:
     """The simulated GPU that the memory belongs to; None for other memory of the host."""
-    ask = cuda.driver().CUpointer_attribute
     try:
-        kind = cuda.call(
-            "cuPointerGetAttribute", ask.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, array.address
-        )
-        if int(kind) != int(cuda.driver().CUmemorytype.CU_MEMORYTYPE_DEVICE):
+        driver = cuda.driver()
+        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        kind = cuda.call("cuPointerGetAttribute", attribute, array.address)
+        if int(kind) != int(driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
             return None
         return _device_of(array.address)
-    except CudaError:
+    except (CudaError, Forked):  # a forked child has no GPU memory of its own
         return None
 
 
 def _device_of(address: int) -> int:
-    ask = cuda.driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-    return int(cuda.call("cuPointerGetAttribute", ask, address))
+    attribute = cuda.driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(cuda.call("cuPointerGetAttribute", attribute, address))
 
 
-def _by_interface(
-    call: str, interface: dict[str, Any], obj: object, stream: Any
-) -> DeviceArray | None:
+def _by_interface(call: str, interface: dict[str, Any], obj: object) -> DeviceArray:
     address, readonly = interface["data"]
     shape = tuple(operator.index(length) for length in interface["shape"])
     dtype = as_typestr(call, interface["typestr"])
     strides = _unless_packed(shape, interface.get("strides"), dtype.nbytes)
     device = _device_of(address) if address else 0
-    producer = interface.get("stream")
-    if producer is not None and address:
-        with _ordered(device, stream) as handle:
-            _wait_for(producer, handle)
+    stream = interface.get("stream")
+    if stream is not None:
+        with cuda.context(device):
+            cuda.call("cuStreamSynchronize", stream)
     return DeviceArray(int(address), device, shape, strides, dtype, bool(readonly), obj)
 
 
 @contextmanager
-def _ordered(device: int, stream: Any) -> Iterator[int]:
-    """A stream for a producer to order its work before; without a caller's, waited for."""
+def _waited_for(device: int) -> Iterator[int]:
+    """A stream for a producer to order its work before; it is waited for at the block's end."""
     with cuda.context(device):
-        if stream is not None:
-            yield int(stream)
-            return
-        own = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
         try:
-            yield int(own)
-            cuda.call("cuStreamSynchronize", own)
+            yield int(stream)
+            cuda.call("cuStreamSynchronize", stream)
         finally:
-            cuda.call("cuStreamDestroy", own)
-
-
-def _wait_for(producer: int, stream: int) -> None:
-    """Have a stream wait for what another one has queued."""
-    event = cuda.call("cuEventCreate", cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING)
-    try:
-        cuda.call("cuEventRecord", event, producer)
-        cuda.call("cuStreamWaitEvent", stream, event, 0)
-    finally:
-        cuda.call("cuEventDestroy", event)
+            cuda.call("cuStreamDestroy", stream)
 
 
 def _unless_packed(

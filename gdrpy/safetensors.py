@@ -54,7 +54,8 @@ class Plan(NamedTuple):
 
 
 def plan(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Plan:
-    """Lay arrays out: the largest elements first, then by name, so that all are aligned.
+    """Lay arrays out without holes, so that all are aligned: to their elements at least, and to 256
+    bytes where their sizes divide by that.
 
     They are of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. ``metadata`` is
     free text by name. Raises TypeError for element types that the format lacks,

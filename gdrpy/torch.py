@@ -126,9 +126,15 @@ def share(
     ``module.load_state_dict(share(broker, name, module), assign=True)`` has this process use the
     shared copy and free its own.
 
-    Raises TypeError for element types that the safetensors format lacks, and what put_tensors does.
+    Raises TypeError for what is no tensor and for element types that the safetensors format lacks,
+    and what put_tensors raises.
     """
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
+    for key, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"share: {key!r} is no tensor but a {type(tensor).__name__}: leave it out"
+            )
     packed = {key: tensor.detach().contiguous() for key, tensor in state.items()}
     if device is None:
         device = next((one.device.index or 0 for one in packed.values() if one.is_cuda), 0)

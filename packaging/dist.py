@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import io
 import os
 import subprocess
 import sys
@@ -58,7 +57,7 @@ def build(what: str, project: Path, into: Path, *options: str, **environment: st
 
 def commit_time() -> int:
     """When the checkout was committed, in seconds of Unix time."""
-    command = ["git", "-C", CHECKOUT, "log", "-1", "--format=%ct"]
+    command = ["git", "-C", str(CHECKOUT), "log", "-1", "--format=%ct"]
     return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
@@ -75,7 +74,7 @@ def write_sdist(made: Path, into: Path, epoch: int) -> Path:
             plain = tarfile.TarInfo(member.name)
             plain.type, plain.size, plain.mtime = member.type, member.size, epoch
             plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-            target.addfile(plain, source.extractfile(member) or io.BytesIO())
+            target.addfile(plain, source.extractfile(member))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -88,11 +89,6 @@ class TestArrayByDlpack:
         device_array("call", array)
         assert array.streams[0] > 2
 
-    def test_is_asked_for_order_on_the_stream_of_the_caller(self, region):
-        array = Producer(region.ptr)
-        device_array("call", array, stream=1)
-        assert array.streams == [1]
-
     def test_of_host_memory_is_none(self, region):
         assert device_array("call", np.zeros(3)) is None
         assert device_array("call", Producer(region.cpu.address, kind=1)) is None
@@ -127,6 +123,18 @@ class TestArrayByDlpack:
             _mapping.take_dlpack("capsule")
 
 
+class TestForkedChild:
+    def test_takes_host_arrays_for_what_they_are(self, region):
+        array = Producer(region.ptr, kind=1)
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(device_array("call", array) is not None)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0) == (child, 0)
+
+
 class TestArrayByInterface:
     def test_is_described_in_full(self, region):
         array = Interface(shape=(3, 5), typestr="<c8", data=(region.ptr, True), strides=(40, 8))
@@ -146,6 +154,10 @@ class TestArrayByInterface:
             )
             assert region.read(1, region.nbytes - 1) == b"\x07"
             cuda.call("cuStreamDestroy", stream)
+
+    def test_of_the_default_stream_is_taken(self, region):
+        array = Interface(shape=(1,), typestr="|u1", data=(region.ptr, False), stream=1)
+        assert device_array("call", array).address == region.ptr
 
     def test_of_no_elements_may_have_no_address(self, region):
         found = device_array("call", Interface(shape=(0,), typestr="|b1", data=(0, False)))

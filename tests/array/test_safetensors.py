@@ -27,7 +27,7 @@ ARRAYS = {
     "another matrix": np.arange(4, dtype=np.int32).reshape(2, 2)[:, ::-1],
     "naïve ✓": np.array([True, False]),
 }
-ORDER = ("nothing", "scalar", "another matrix", "matrix", "half", "naïve ✓", "small")
+ORDER = ("nothing", "another matrix", "matrix", "scalar", "half", "naïve ✓", "small")
 
 
 def image(header: object, data: bytes = b"") -> bytes:
@@ -52,7 +52,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 
 class TestPlan:
-    def test_puts_the_largest_elements_first_then_sorts_by_name(self):
+    def test_puts_sizes_that_divide_by_most_first_then_sorts_by_name(self):
         planned = images.plan(ARRAYS)
         assert planned.order == ORDER
         assert len(planned.header) % 256 == 0
@@ -93,6 +93,17 @@ class TestStore:
         for name, found in images.tensors(region).items():
             assert found.offset % ARRAYS[name].itemsize == 0
             assert found.numpy().shape == ARRAYS[name].shape
+
+    def test_aligns_matrices_as_gpu_code_wants_them(self, region):
+        arrays = {
+            "a bias": np.zeros(3, np.float32),
+            "b matrix": np.zeros((64, 2), np.float16),
+            "c step": np.array(1, np.int64),
+            "d matrix": np.zeros((8, 8), np.uint8),
+        }
+        images.store(region, arrays)
+        offsets = {name: found.offset for name, found in images.tensors(region).items()}
+        assert (offsets["b matrix"] % 256, offsets["d matrix"] % 64) == (0, 0)
 
     def test_is_what_the_safetensors_package_reads(self, region):
         images.store(region, ARRAYS, {"format": "np"})

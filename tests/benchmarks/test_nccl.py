@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from dataclasses import asdict
@@ -13,11 +14,12 @@ import pytest
 import nccl
 import nccl_pair
 import nccl_trial
-from checks import Check, lines
+from checks import Check
 from gpumemory import Use
 from nccl_log import Log
 from nccl_pair import Pair, RankFailed
 from run import file_stem
+from tables import tables
 
 ENABLED = "host:1:2 [0] NCCL INFO GDRCOPY enabled library 2.6 driver 2.6\n"
 CHANNEL = "host:1:3 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0\n"
@@ -208,8 +210,10 @@ class TestTrial:
         assert result["logs"]["GDRCopy"] == [log] * 2
         assert result["header"]["nccl"] == "2.0"
         said = capsys.readouterr().out
-        assert "pass  1000 iterations, GDRCopy: 1000 of them right in every element\n" in said
-        assert "pass  rank 1 killed by SIGKILL while it iterates: rank 0 ended by itself" in said
+        iterations = r"1000 iterations, GDRCopy +│ +1000 of them right in every element +│ +passed"
+        killed = r"rank 1 killed by SIGKILL while it iterates +│ +rank 0 ended by itself"
+        assert re.search(iterations, said)
+        assert re.search(killed, said)
 
     def test_with_a_wrong_sum_fails_and_says_which(self, trial):
         status, result = trial([65536, "int32"], [EMPTY, EMPTY])
@@ -272,10 +276,11 @@ class TestState:
         assert not self.state(3, 4).exceeds(self.state(4, 4, 1))
 
 
-class TestLines:
-    def test_tell_of_each_check_whether_it_passed(self):
+class TestTable:
+    def test_tells_of_each_check_whether_it_passed(self):
         checks = [asdict(Check("sums", passed, "7 sizes")) for passed in (True, False)]
-        assert list(lines(checks)) == ["pass  sums: 7 sizes", "FAIL  sums: 7 sizes"]
+        (table,) = tables({"measurements": [], "goals": [], "modules": [], "checks": checks})
+        assert table.rows == [["sums", "7 sizes", "passed"], ["sums", "7 sizes", "FAILED"]]
 
 
 class TestFile:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import sharedweights
-from publishing import NotPublishable, check
+from publishing import NotPublishable, check, markdown
 from sharedweights_process import Process, Silent
 from sharedweights_trial import count_wrong
 
@@ -81,6 +81,14 @@ class TestSmallRun:
     def test_is_not_published(self, small_run):
         with pytest.raises(NotPublishable, match="measured on a simulated GPU"):
             check(small_run)
+
+
+class TestReport:
+    def test_has_each_check_beside_the_memory(self, small_run):
+        on_gpu = small_run["header"] | {"simulated": False, "gpu": "NVIDIA Test"}
+        text = markdown(small_run | {"quick": False, "header": on_gpu})
+        assert "| GPU memory taken | the region and 2 on it | MiB | 2.00 | 2.00 | - | 1 |" in text
+        assert "| the weights are counted once | 0.0 MiB more than the region, for 2" in text
 
 
 class TestWithoutAGpu:

@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -57,7 +58,11 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 @pytest.fixture(scope="package")
 def ray_cluster(there: Machine) -> Iterator[Drive]:
     """Runs a program in a Ray driver on this machine; what needs ``there`` is on the other."""
-    with driver(ray_programs.start, there.socket) as drive:
+    # Ray's sockets in it have long names already: it cannot be below pytest's folder.
+    with (
+        TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        driver(ray_programs.start, there.socket, folder) as drive,
+    ):
         address = drive(ray_programs.address)
         program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", address]
         options = ["--num-cpus=1", "--resources", '{"there": 100}', "--block"]

@@ -74,8 +74,11 @@ def tell(region: Any) -> dict[str, Any]:
 
 
 def make(socket: str, values: list[int]) -> gdrpy.BrokerRegion:
-    """A task: a region of the worker's machine."""
-    region = gdrpy.connect(socket).allocate(None, len(values), metadata={"of": "task"})
+    """A task: a region of the worker's machine.
+
+    Its name keeps it, for Dask may drop the worker's region when another worker has got it too.
+    """
+    region = gdrpy.connect(socket).allocate("made", len(values), metadata={"of": "task"})
     region.write(bytes(values))
     return region
 
@@ -144,7 +147,9 @@ def made_by_a_task_there(socket: str) -> tuple[bytes, bytes, dict[str, Any]]:
 def made_by_a_task_here(socket: str) -> tuple[bytes, dict[str, Any]]:
     """What a task there reads of a region that a worker here holds, and what that has."""
     future = on("a", make, socket, [7, 8, 9])
-    return run("there", read, future, 3), run("there", tell, future)
+    found = run("there", read, future, 3), run("there", tell, future)
+    broker.delete("made")
+    return found
 
 
 def sent_by_the_client() -> tuple[bytes, bytes]:

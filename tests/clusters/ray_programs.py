@@ -17,8 +17,8 @@ _WAIT = 60
 broker: gdrpy.Broker
 
 
-def start(socket: str) -> None:
-    """Make this process the driver of a cluster of its own."""
+def start(socket: str, folder: str) -> None:
+    """Make this process the driver of a cluster of its own, whose files are in a folder."""
     global broker
     broker = gdrpy.connect(socket)
     ray.init(
@@ -29,6 +29,7 @@ def start(socket: str) -> None:
         object_store_memory=STORE_BYTES,
         logging_level="error",
         log_to_driver=False,
+        _temp_dir=folder,
     )
 
 

@@ -81,4 +81,5 @@ def main() -> None:
         second.interrupt()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -138,12 +138,24 @@ class TestArrayElsewhere:
             assert gpu_read(block + 100, 9) == bytes([9, 8, 7, 3, 1, 0, 0, 0, 8])
             assert repr(mapped) == f"<MappedTensor U8 (5000,) at {block + 100:#x}, sim, pinned>"
 
-    def test_is_copied_by_dma_where_that_is_faster(self, block, gpu_read, monkeypatch):
+    def test_is_copied_whole_where_it_is_large(self, block, gpu_read):
         with gdrpy.from_tensor(Interface(block, MIB)) as mapped:
             data = np.random.default_rng(1).integers(0, 256, MIB, np.uint8)
             mapped.write(data)
             assert gpu_read(block, MIB) == data.tobytes()
             assert (mapped.read() == data).all()
+
+    def test_takes_elements_of_any_library_from_host_and_gpu(self, block, region, gpu_read):
+        on_gpu = torch.from_dlpack(region.array((16,), "U8", 64))
+        on_gpu[:] = torch.arange(16)
+        with gdrpy.from_tensor(Interface(block, 16)) as mapped:
+            mapped.write(on_gpu)
+            assert gpu_read(block, 16) == bytes(range(16))
+            mapped.write(torch.full((16,), 7, dtype=torch.uint8))
+            assert gpu_read(block, 16) == b"\x07" * 16
+            with pytest.raises(ValueError, match=r"Array\.write: the array's shape is \(3,\)"):
+                mapped.write(np.zeros(3, np.uint8))
+        del on_gpu
 
     def test_of_a_region_that_is_gone_is_pinned_by_its_allocation(self, nothing_leaks):
         region = gdrpy.alloc(2 * MIB)

@@ -76,9 +76,17 @@ class TestShare:
         shared["bias"].fill_(9)
         assert module.bias.tolist() != [9, 9]
 
+    def test_refuses_what_is_no_tensor(self, broker):
+        with pytest.raises(TypeError, match="share: 'step' is no tensor but a int: leave it out"):
+            gdrpy.torch.share(broker, "refused", {"step": 3})
+        with pytest.raises(gdrpy.NotFound):
+            broker.stat("refused")
+
     def test_passes_options_on(self, broker):
         gdrpy.torch.share(broker, "sealed", {"a": torch.zeros(1)}, seal=True, mode=0o640)
         found = broker.stat("sealed")
+        with broker.get("sealed") as region, pytest.raises(gdrpy.Sealed, match="Arena: region"):
+            gdrpy.Arena(region)
         assert (found.sealed, found.mode) == (True, 0o640)
 
 

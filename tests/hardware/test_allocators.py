@@ -75,6 +75,7 @@ with gdrpy.Region.from_fd(int(sys.argv[1]), gpu=False) as region:
     print(float(array.sum()))
     array[0] = 100
     region.cpu.flush()
+    del array
 """
 
 
@@ -305,7 +306,8 @@ class TestRmmResource:
     def test_puts_buffers_into_the_region(self, rmm, region):
         with gdrpy.Arena(region) as arena:
             resource = gdrpy.rmm.resource(arena)
-            buffer = rmm.DeviceBuffer.to_device(bytes(range(100)), mr=resource)
+            buffer = rmm.DeviceBuffer(size=100, mr=resource)
+            buffer.copy_from_host(np.arange(100, dtype=np.uint8))
             assert lies_in(region, buffer.ptr)
             assert region.read(100, buffer.ptr - region.ptr) == bytes(range(100))
             assert arena.blocks == 1

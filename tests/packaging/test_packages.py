@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -31,6 +32,13 @@ def functions_of(library: Path) -> set[str]:
 
 
 class TestSourceDistribution:
+    def test_holds_what_is_committed_and_what_setuptools_adds(self, dist):
+        with tarfile.open(dist.sdist) as archive:
+            files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+        tracked = set(run("git", "-C", CHECKOUT, "ls-files").splitlines())
+        strangers = {name for name in files - tracked if ".egg-info/" not in name}
+        assert strangers == {"PKG-INFO", "setup.cfg"}
+
     def test_builds_alone_what_the_release_has(self, dist, tmp_path):
         """By this machine's compiler, and by tools that pip gets for the purpose."""
         pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path)

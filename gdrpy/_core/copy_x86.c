@@ -19,29 +19,56 @@
 /* A streaming load reads the whole line around the bytes that were asked for. */
 #define STREAMING __attribute__((no_sanitize("address")))
 
-static bool has_movdir64b(void)
+/* What the kernel saves of a thread's registers: bits of XCR0. */
+#define SAVES_AVX 0x06u
+#define SAVES_AVX512 0xe6u
+
+struct features {
+	unsigned int first_ecx, seventh_ebx, seventh_ecx, saved;
+};
+
+/* By the processor's own word: not every compiler's library knows __builtin_cpu_supports(). */
+static struct features find_features(void)
 {
 	unsigned int eax, ebx, ecx, edx;
+	struct features found = {0};
 
-	return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ecx & bit_MOVDIR64B);
+	if (__get_cpuid(1, &eax, &ebx, &ecx, &edx))
+		found.first_ecx = ecx;
+	if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+		found.seventh_ebx = ebx;
+		found.seventh_ecx = ecx;
+	}
+	if (found.first_ecx & bit_OSXSAVE) {
+		__asm__("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+		found.saved = eax;
+	}
+	return found;
+}
+
+static bool has_movdir64b(void)
+{
+	return find_features().seventh_ecx & bit_MOVDIR64B;
 }
 
 static bool has_avx512(void)
 {
-	__builtin_cpu_init();
-	return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
+	struct features found = find_features();
+
+	return (found.saved & SAVES_AVX512) == SAVES_AVX512 && (found.seventh_ebx & bit_AVX512F) &&
+	       (found.seventh_ebx & bit_AVX512BW);
 }
 
 static bool has_avx2(void)
 {
-	__builtin_cpu_init();
-	return __builtin_cpu_supports("avx2");
+	struct features found = find_features();
+
+	return (found.saved & SAVES_AVX) == SAVES_AVX && (found.seventh_ebx & bit_AVX2);
 }
 
 static bool has_sse41(void)
 {
-	__builtin_cpu_init();
-	return __builtin_cpu_supports("sse4.1");
+	return find_features().first_ecx & bit_SSE4_1;
 }
 
 static void sse2_to_wc(void *mapping, const void *host, size_t nbytes)

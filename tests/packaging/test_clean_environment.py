@@ -85,6 +85,11 @@ class TestBaseInstall:
     def test_validates_the_simulated_gpu(self, run: Run) -> None:
         assert run("gdrpy", "validate").splitlines()[-1].endswith("passed, 0 failed")
 
+    def test_copies_by_the_routines_of_a_build_by_gcc(self, run: Run) -> None:
+        shown = subprocess.check_output([sys.executable, "-m", "gdrpy", "info", "--json"])
+        there, here = json.loads(run("gdrpy", "info", "--json")), json.loads(shown)
+        assert there["copy_routines"] == here["copy_routines"]
+
     def test_serves_regions_to_other_processes(
         self, run: Run, environment: Path, tmp_path: Path
     ) -> None:

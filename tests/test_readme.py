@@ -24,8 +24,8 @@ class TestFigures:
         ("page", "blocks"),
         [
             ("README.md", 1),
-            ("docs/arrays.md", 1),
-            ("docs/broker.md", 2),
+            ("docs/arrays.md", 2),
+            ("docs/broker.md", 3),
             ("docs/libgdrapi.md", 3),
         ],
     )

@@ -100,7 +100,7 @@ class Resource:
     """
 
     #: What a forked child is to do instead of using its parent's, and who would pickle it.
-    _again = "open it again, from its file descriptor"
+    _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
 

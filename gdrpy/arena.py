@@ -46,7 +46,8 @@ class Arena(Resource):
     may use at the same time through :attr:`functions`. A process has at most 64.
 
     The region stays open as long as its arena; :meth:`close` raises BufferError while there are
-    blocks. One that is dropped instead keeps the memory until its last block is freed.
+    blocks. One that is dropped instead keeps the memory until its last block is freed; it is found
+    out when the region is closed, or the next arena made.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
     where a broker's region may not be written, OutOfMemory (all 64 are open).
@@ -61,7 +62,7 @@ class Arena(Resource):
             raise ValueError(f"Arena: there are 0 bytes at offset {start}")
         ptr = region.ptr + start
         region._check_writable("Arena")
-        _release_abandoned()
+        release_abandoned()
         library, wait = _library(), _stream_synchronize()
         allocation = region._allocation
         allocation.hold()
@@ -189,7 +190,7 @@ def _give_back(slot: int, allocation: Allocation | Memfd) -> bool:
     return True
 
 
-def _release_abandoned() -> None:
+def release_abandoned() -> None:
     """Close what was dropped with blocks in it, and has none any more."""
     # Taken out first: two threads may do so at once.
     for _ in range(len(_abandoned)):

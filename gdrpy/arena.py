@@ -63,10 +63,10 @@ class Arena(Resource):
         ptr = region.ptr + start
         region._check_writable("Arena")
         release_abandoned()
-        library, wait = _library(), _stream_synchronize()
+        library, driver = _library(), _driver(region.device)
         allocation = region._allocation
         allocation.hold()
-        slot = library.gdr_arena_open(ptr, size, region.device, wait)
+        slot = library.gdr_arena_open(ptr, size, region.device, driver)
         if slot < 0:
             allocation.let_go()
             raise OutOfMemory(
@@ -209,7 +209,7 @@ def _library() -> Any:
         ctypes.c_uint64,
         ctypes.c_uint64,
         ctypes.c_int,
-        ctypes.c_void_p,
+        ctypes.POINTER(_Driver),
     )
     library.gdr_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
     library.gdr_arena_allocate.restype = ctypes.c_uint64
@@ -218,8 +218,14 @@ def _library() -> Any:
     return library
 
 
-@functools.cache
-def _stream_synchronize() -> Any:
-    """The driver's function, which C code calls before it frees a block."""
+class _Driver(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "push", "wait", "pop")]
+
+
+def _driver(device: int | None) -> _Driver:
+    """The driver's functions that C code calls before it frees a block on a device."""
+    assert device is not None
+    context = int(cuda.primary_context(device))
     driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
-    return ctypes.cast(driver.cuStreamSynchronize, ctypes.c_void_p)
+    functions = driver.cuCtxPushCurrent_v2, driver.cuStreamSynchronize, driver.cuCtxPopCurrent_v2
+    return _Driver(context, *(ctypes.cast(one, ctypes.c_void_p) for one in functions))

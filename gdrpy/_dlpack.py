@@ -108,7 +108,7 @@ def export(
     """The capsule that a consumer wishes for: see :meth:`gdrpy.Array.__dlpack__`."""
     native = source.__dlpack_device__()
     device = native if dl_device is None else _as_device(call, dl_device)
-    _check_stream(call, stream, device)
+    _check_stream(call, stream, CUDA in (native[0], device[0]))
     view = None if copy else source._view(device)
     copied = view is None
     if view is None:
@@ -164,12 +164,15 @@ def _as_device(call: str, value: Any) -> Device:
         raise TypeError(f"{call}: dl_device must be a pair of ints, and is {value!r}") from None
 
 
-def _check_stream(call: str, stream: Any, device: Device) -> None:
-    """A consumer's stream: of a GPU 1 (legacy), 2 (per thread), a handle, or -1 (do not wait)."""
+def _check_stream(call: str, stream: Any, gpu: bool) -> None:
+    """A consumer's stream: of a GPU 1 (legacy), 2 (per thread), a handle, or -1 (do not wait).
+
+    Some consumers name one for memory that a GPU has, also when they wish for host memory.
+    """
     if stream is None:
         return
     number = as_int(call, "stream", stream)
-    if device[0] != CUDA or number < -1 or number == 0:
+    if not gpu or number < -1 or number == 0:
         raise ValueError(
             f"{call}: stream {number} is none: it must be None for host memory, and -1 or 1 or "
             f"more for a GPU's"

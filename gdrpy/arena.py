@@ -46,7 +46,8 @@ class Arena(Resource):
     may use at the same time through :attr:`functions`. A process has at most 64.
 
     The region stays open as long as its arena; :meth:`close` raises BufferError while there are
-    blocks. One that is dropped instead keeps the memory until its last block is freed.
+    blocks. One that is dropped instead keeps the memory until its last block is freed; it is found
+    out when the region is closed, or the next arena made.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
     where a broker's region may not be written, OutOfMemory (all 64 are open).
@@ -61,11 +62,11 @@ class Arena(Resource):
             raise ValueError(f"Arena: there are 0 bytes at offset {start}")
         ptr = region.ptr + start
         region._check_writable("Arena")
-        _release_abandoned()
-        library, wait = _library(), _stream_synchronize()
+        release_abandoned()
+        library, driver = _library(), _driver(region.device)
         allocation = region._allocation
         allocation.hold()
-        slot = library.gdr_arena_open(ptr, size, region.device, wait)
+        slot = library.gdr_arena_open(ptr, size, region.device, driver)
         if slot < 0:
             allocation.let_go()
             raise OutOfMemory(
@@ -189,7 +190,7 @@ def _give_back(slot: int, allocation: Allocation | Memfd) -> bool:
     return True
 
 
-def _release_abandoned() -> None:
+def release_abandoned() -> None:
     """Close what was dropped with blocks in it, and has none any more."""
     # Taken out first: two threads may do so at once.
     for _ in range(len(_abandoned)):
@@ -208,7 +209,7 @@ def _library() -> Any:
         ctypes.c_uint64,
         ctypes.c_uint64,
         ctypes.c_int,
-        ctypes.c_void_p,
+        ctypes.POINTER(_Driver),
     )
     library.gdr_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
     library.gdr_arena_allocate.restype = ctypes.c_uint64
@@ -217,8 +218,14 @@ def _library() -> Any:
     return library
 
 
-@functools.cache
-def _stream_synchronize() -> Any:
-    """The driver's function, which C code calls before it frees a block."""
+class _Driver(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("context", "push", "wait", "pop")]
+
+
+def _driver(device: int | None) -> _Driver:
+    """The driver's functions that C code calls before it frees a block on a device."""
+    assert device is not None
+    context = int(cuda.primary_context(device))
     driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
-    return ctypes.cast(driver.cuStreamSynchronize, ctypes.c_void_p)
+    functions = driver.cuCtxPushCurrent_v2, driver.cuStreamSynchronize, driver.cuCtxPopCurrent_v2
+    return _Driver(context, *(ctypes.cast(one, ctypes.c_void_p) for one in functions))

@@ -112,6 +112,11 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
 
 def _capsule(obj: Any, **wishes: Any) -> object:
     """A capsule that can say that it is read-only, if the library makes such."""
+    if _is_of(obj, "torch", "Tensor") and obj.is_neg():
+        raise BufferError(
+            "the tensor is a negated view of its memory, which torch's capsules do not say: pass "
+            "tensor.resolve_neg()"
+        )
     try:
         return obj.__dlpack__(max_version=_VERSION, **wishes)
     except TypeError:  # a library of before DLPack 1.0

@@ -127,8 +127,14 @@ class MappedTensor(Resource):
         return self._array.read()
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
-        """One aligned word of ``width`` (4 or 8) bytes at byte ``offset`` of the tensor."""
+        """One aligned word of ``width`` (4 or 8) bytes at byte ``offset`` of the tensor.
+
+        Of a read-only tensor it is read-only.
+        """
         start, _ = as_range("MappedTensor.flag", offset, width, self.nbytes)
+        if self.readonly and not self.mapping.readonly:
+            part = self._array.region.map(self.offset + start, width, readonly=True)
+            return part.flag(0, width)
         return self.mapping.flag(self.offset + start, width)
 
     def _release(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from _weakref import ref
 from errno import EACCES
 
@@ -431,6 +432,12 @@ class Region(Transferable, _mapping.Buffer):
         views = self._ptr is not None, self._cpu is not None
         readonly = self._cpu is not None and self._cpu.readonly
         return open_region, (self._origin(0).parcel, self.nbytes, *views, readonly)
+
+    def _refuse_if_busy(self) -> None:
+        arena = sys.modules.get("gdrpy.arena")
+        if arena is not None:
+            arena.release_abandoned()
+        super()._refuse_if_busy()
 
     def _copies(self) -> int:
         return self._running + (0 if self._held is None else self._held.users)

@@ -183,7 +183,17 @@ class TestClose:
         with pytest.raises(BufferError):
             region.close()
         library.free(block, 600, 0, None)
-        gdrpy.Arena(region).close()
+        region.close()
+        assert arena_module._abandoned == []
+
+    def test_that_was_forgotten_leaves_its_slot_to_the_next_one(self, region):
+        arena = gdrpy.Arena(region)
+        slot, library, block = arena._slot, Library(arena), arena.allocate(600)
+        del arena
+        gc.collect()
+        library.free(block, 600, 0, None)
+        with gdrpy.Arena(region) as other:
+            assert other._slot == slot
         assert arena_module._abandoned == []
         region.close()
 

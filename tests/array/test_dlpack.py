@@ -224,6 +224,11 @@ class TestGpuViewOfARegion:
         with pytest.raises(ValueError, match=f"stream {stream}"):
             region.__dlpack__(stream=stream)
 
+    def test_is_given_as_host_memory_whatever_stream_the_consumer_names(self, region):
+        consumer = Consumer(region.__dlpack__(dl_device=(1, 0), stream=1))
+        assert consumer.device == (1, 0)
+        consumer.give_back()
+
     def test_is_refused_for_another_device(self, region):
         with pytest.raises(BufferError, match=r"cannot copy it to DLPack device \(2, 1\)"):
             region.__dlpack__(dl_device=(2, 1))

@@ -249,6 +249,20 @@ class TestCopy:
             assert get(client) == "Gone"
             client.ok("delete", name="pretended")
 
+    def test_is_not_what_somebody_else_who_may_write_it_says(self, broker: Broker) -> None:
+        life = "ab" * 16
+        with broker.client() as owner:
+            number = owner.allocate("writable", mode=0o666)["region"]
+
+            def pretend() -> str:
+                with broker.client() as client:
+                    return client.error("seal", region=number, copy_of=[life, 7])
+
+            assert as_user("other", pretend) == "PermissionDenied"
+            assert owner.ok("stat", region=number)["sealed"] is False
+            assert owner.error("get", region=7, life=life, readonly=True, gpu=False) == "Gone"
+            owner.ok("delete", name="writable")
+
 
 class TestReadOnlyGrant:
     """Of memory files: the kernel keeps them, whatever the client tries."""

@@ -162,8 +162,21 @@ static void slots_run_out_and_are_used_again(void)
 		CHECK_EQ(gdr_arena_close(i), 0);
 }
 
-static void *waited_for;
+static void *current, *waited_for, *current_while_waiting;
 static uint64_t used_while_waiting;
+
+static int note_push(void *context)
+{
+	current = context;
+	return 0;
+}
+
+static int note_pop(void **context)
+{
+	*context = current;
+	current = NULL;
+	return 0;
+}
 
 static int note_wait(void *stream)
 {
@@ -172,18 +185,23 @@ static int note_wait(void *stream)
 	gdr_arena_usage(0, &usage);
 	used_while_waiting = usage.used;
 	waited_for = stream;
+	current_while_waiting = current;
 	return 0;
 }
 
 static void library_that_frees_a_block_has_its_stream_waited_for_first(void)
 {
-	int stream, slot = gdr_arena_open(START, 4 * UNIT, 2, note_wait);
+	int context, stream;
+	const struct gdr_arena_driver driver = {&context, note_push, note_wait, note_pop};
+	int slot = gdr_arena_open(START, 4 * UNIT, 2, &driver);
 	void *block = gdrpy_arena_alloc_0(UNIT, 2, &stream);
 
 	CHECK_EQ((uintptr_t)block, START);
 	CHECK(!waited_for);
 	gdrpy_arena_free_0(block, UNIT, 2, &stream);
 	CHECK(waited_for == &stream);
+	CHECK(current_while_waiting == &context);
+	CHECK(!current);
 	CHECK_EQ(used_while_waiting, UNIT);
 	check_usage(0, 0, 4 * UNIT);
 	CHECK_EQ(gdr_arena_close(slot), 0);

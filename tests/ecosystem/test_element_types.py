@@ -80,6 +80,14 @@ class TestTorchTensor:
         region.array((2, 3), "F32").write(weights.detach())
         assert np.array_equal(region.array((2, 3), "F32").numpy(), weights.detach().numpy())
 
+    def test_that_is_a_negated_view_is_to_be_resolved(self, region):
+        negated = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+        array = region.array(2, "F32")
+        with pytest.raises(BufferError, match=r"resolve_neg\(\)"):
+            array.write(negated)
+        array.write(negated.resolve_neg())
+        assert array.read().tolist() == [-2, -4]
+
     def test_is_made_by_as_tensor_without_a_copy(self, region):
         array = region.array((2, 3), "BF16", 64)
         assert torch.as_tensor(array).data_ptr() == array.ptr

@@ -118,6 +118,11 @@ class TestJaxArrayInARegion:
                 view[0] = 1
             with pytest.raises(gdrpy.ReadOnly, match="the library that made the array"):
                 mapped.write(np.zeros(16, np.float32))
+            flag = mapped.flag(4)
+            region.flag(4).set(7)
+            assert flag.get() == 7
+            with pytest.raises(gdrpy.ReadOnly):
+                flag.set(8)
         # jax lets go of memory when the collector asks it to.
         del array, mapped, view
         gc.collect()

@@ -30,6 +30,16 @@ def copied(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
+class TestRegionThatCameByAnEngine:
+    def test_is_found_by_the_tensors_in_it(self, region: gdrpy.BrokerRegion) -> None:
+        attach, (*fields, _) = region.__reduce__()
+        with attach(*fields, (("ray", "node"),)) as came:
+            assert repr(came).startswith("<BrokerRegion 'kv'")
+            with gdrpy.from_tensor(came.array(16, "F32", 512)) as mapped:
+                assert mapped.region is came
+                assert mapped.offset == 512
+
+
 class TestPickledPartOfABrokersRegion:
     def test_is_of_the_same_memory(self, region: gdrpy.BrokerRegion) -> None:
         array = copied(region.array(5, "U8", 4096))

@@ -16,7 +16,7 @@ struct block {
 struct arena {
 	bool open;
 	int device;
-	gdr_arena_wait wait;
+	struct gdr_arena_driver driver;
 	uint64_t start, end;
 	struct block *blocks;
 	size_t count, room;
@@ -53,7 +53,8 @@ static struct arena *find(int slot)
 	return slot >= 0 && slot < GDR_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
 }
 
-int gdr_arena_open(uint64_t start, uint64_t nbytes, int device, gdr_arena_wait wait)
+int gdr_arena_open(uint64_t start, uint64_t nbytes, int device,
+		   const struct gdr_arena_driver *driver)
 {
 	int slot = 0;
 
@@ -64,7 +65,7 @@ int gdr_arena_open(uint64_t start, uint64_t nbytes, int device, gdr_arena_wait w
 		arenas[slot] = (struct arena){
 			.open = true,
 			.device = device,
-			.wait = wait,
+			.driver = driver ? *driver : (struct gdr_arena_driver){0},
 			.start = align_up(start),
 			.end = start + nbytes,
 		};
@@ -224,13 +225,24 @@ void *gdr_arena_allocate_for(int slot, int64_t nbytes, int device)
 	return (void *)(uintptr_t)start;
 }
 
+static void wait_for(const struct gdr_arena_driver *driver, void *stream)
+{
+	void *context;
+
+	/* The driver is ending, and its streams with it. */
+	if (driver->push(driver->context))
+		return;
+	driver->wait(stream);
+	driver->pop(&context);
+}
+
 /*
  * The next block there may be used by another stream. cudaFree would wait for the whole device,
  * which a resident kernel never lets go.
  */
 void gdr_arena_free_for(int slot, void *block, void *stream)
 {
-	gdr_arena_wait wait = NULL;
+	struct gdr_arena_driver driver = {0};
 	struct arena *arena;
 
 	if (!block)
@@ -238,10 +250,10 @@ void gdr_arena_free_for(int slot, void *block, void *stream)
 	lock_all();
 	arena = find(slot);
 	if (arena)
-		wait = arena->wait;
+		driver = arena->driver;
 	unlock_all();
-	if (wait)
-		wait(stream);
+	if (driver.wait)
+		wait_for(&driver, stream);
 	if (gdr_arena_free(slot, (uint64_t)(uintptr_t)block))
 		fprintf(stderr, "gdrpy: arena %d was given back %p, which is no block of it\n",
 			slot, block);

@@ -17,8 +17,17 @@
 
 #define GDR_ARENA_API __attribute__((visibility("default")))
 
-/* Waits for what is queued on a stream; cuStreamSynchronize is one. */
-typedef int (*gdr_arena_wait)(void *stream);
+/*
+ * The driver's functions by which a stream is waited for: cuCtxPushCurrent, cuStreamSynchronize,
+ * cuCtxPopCurrent. NULL is the default stream of the context that is current, which in the thread
+ * that frees a block may be another device's, or none.
+ */
+struct gdr_arena_driver {
+	void *context;
+	int (*push)(void *context);
+	int (*wait)(void *stream);
+	int (*pop)(void **context);
+};
 
 struct gdr_arena_usage {
 	uint64_t used; /* bytes, in blocks */
@@ -28,9 +37,10 @@ struct gdr_arena_usage {
 
 /*
  * A new arena over `nbytes` bytes at `start` on a device; its slot, or a negative errno: -EMFILE
- * where all are taken. `wait`, if not NULL, is what gdrpy_arena_free_N calls first.
+ * where all are taken. `driver`, if not NULL, is what gdrpy_arena_free_N waits by first.
  */
-GDR_ARENA_API int gdr_arena_open(uint64_t start, uint64_t nbytes, int device, gdr_arena_wait wait);
+GDR_ARENA_API int gdr_arena_open(uint64_t start, uint64_t nbytes, int device,
+				 const struct gdr_arena_driver *driver);
 
 /* 0, or -EBUSY while there are blocks. */
 GDR_ARENA_API int gdr_arena_close(int slot);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import RLock
 
+from gdrpy._regions import remember
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.errors import BrokerUnavailable, Gone
 
@@ -55,6 +56,8 @@ def _arrive(region: AwayRegion) -> None:
         object.__setattr__(region, "__class__", BrokerRegion)
         if region._cpu is not None:
             region._cpu._origin = region._origin(0)
+        if region._ptr is not None:
+            remember(region)
         del fields["_identity"], fields["_arriving"]
 
 

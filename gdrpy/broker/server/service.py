@@ -291,6 +291,8 @@ class Service:
     def _seal(self, session: Session, request: requests.Seal) -> list[Reply]:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
+        if request.copy_of is not None:
+            require_owner(session.identity, region, "seal")  # it is said to all of its owner's
         if not region.sealed:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:

@@ -403,6 +403,8 @@ class Region(Transferable, _mapping.Buffer):
 
         Whoever holds it can open the region, read and write, as long as it is open; it keeps the
         memory alive. It is not inherited over exec.
+
+        Raises MissingView for a region that was opened by a fabric handle.
         """
         with self._lock:
             self._check("Region.export")

@@ -45,6 +45,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         for name, value in _ENVIRONMENT.items():
             patch.setenv(name, value)
+        patch.setenv("DASK_TEMPORARY_DIRECTORY", str(tmp_path_factory.mktemp("dask")))
         try:
             machine = Machine(tmp_path_factory.mktemp("machine"))
         except PermissionError as error:

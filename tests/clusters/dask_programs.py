@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 import sys
-import time
 from typing import Any
 
 import cloudpickle
@@ -14,6 +13,7 @@ import numpy as np
 from distributed import get_worker
 
 import gdrpy
+from leases import await_holders, held, used
 
 _WAIT = 60
 
@@ -244,28 +244,9 @@ def share_weights() -> tuple[list[float], int, int, int]:
         sums = [run(name, work, region) for name in "aabb"]
         for name in "ab":
             run(name, hold, region)
-        more, holders = used(), held("weights")
+        more, holders = used(broker), held(broker, "weights")
         for name in "ab":
             run(name, let_go)
-        after = await_holders("weights", 1)
+        after = await_holders(broker, "weights", 1)
         region.delete()
     return sums, more, holders, after
-
-
-def used() -> int:
-    """Bytes that the broker keeps."""
-    return sum(broker.status()["used"].values())
-
-
-def held(name: str) -> int:
-    """How many leases there are on a region."""
-    info = broker.stat(name)
-    return info.readers + info.writers
-
-
-def await_holders(name: str, count: int) -> int:
-    """How many leases there are, when they are so few, or at the end of a long time."""
-    deadline = time.monotonic() + _WAIT
-    while held(name) > count and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return held(name)

@@ -9,6 +9,7 @@ import numpy as np
 import ray
 
 import gdrpy
+from leases import await_holders, held, used
 
 #: The least that Ray takes.
 STORE_BYTES = 75 << 20
@@ -219,20 +220,15 @@ def share_weights() -> tuple[list[float], int, int, int, int]:
     region = broker.put_tensors("weights", {"layer.weight": weight}, seal=True)
     actors = [actor(region, there=False) for _ in range(4)]
     sums = [get(holder.weights.remote()) for holder in actors]
-    more, holders = used(), held("weights")
+    more, holders = used(broker), held(broker, "weights")
     ray.kill(actors.pop())
-    without_one = await_holders("weights", holders - 1)
+    without_one = await_holders(broker, "weights", holders - 1)
     for holder in actors:
         ray.kill(holder)
     region.close()
-    without_all = await_holders("weights", 0)
+    without_all = await_holders(broker, "weights", 0)
     broker.delete("weights")
     return sums, more, holders, without_one, without_all
-
-
-def used() -> int:
-    """Bytes that the broker keeps."""
-    return sum(broker.status()["used"].values())
 
 
 def await_regions(count: int) -> None:
@@ -240,17 +236,3 @@ def await_regions(count: int) -> None:
     deadline = time.monotonic() + _WAIT
     while broker.status()["regions"] > count and time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def held(name: str) -> int:
-    """How many leases there are on a region."""
-    info = broker.stat(name)
-    return info.readers + info.writers
-
-
-def await_holders(name: str, count: int) -> int:
-    """How many leases there are, when they are so few, or at the end of a long time."""
-    deadline = time.monotonic() + _WAIT
-    while held(name) > count and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return held(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -43,6 +42,12 @@ def block(nothing_leaks):
         block = int(cuda.call("cuMemAlloc", MIB))
         yield block
         cuda.call("cuMemFree", block)
+
+
+@pytest.fixture
+def jax():
+    """Imported when its tests run: once it is, it warns of every fork."""
+    return pytest.importorskip("jax")
 
 
 class TestTorchTensorInARegion:
@@ -106,7 +111,7 @@ class TestTorchTensorInARegion:
 
 
 class TestJaxArrayInARegion:
-    def test_is_read_only(self, region):
+    def test_is_read_only(self, region, jax):
         region.array((16,), "F32").write(np.arange(16, dtype=np.float32))
         array = jax.dlpack.from_dlpack(region.array((16,), "F32"), copy=False)
         assert array.unsafe_buffer_pointer() == region.ptr
@@ -199,16 +204,19 @@ class TestArrayElsewhere:
         assert len(gc.get_referrers(array)) < kept
 
 
+def refuses_as_host_memory(array):
+    name = type(array).__name__
+    with pytest.raises(TypeError, match=f"from_tensor: this {name} is no array in GPU memory"):
+        gdrpy.from_tensor(array)
+
+
 class TestRefusals:
-    @pytest.mark.parametrize(
-        "array",
-        [np.zeros(4), torch.zeros(4), jax.numpy.zeros(4), [1, 2]],
-        ids=lambda a: str(type(a)),
-    )
+    @pytest.mark.parametrize("array", [np.zeros(4), torch.zeros(4), [1, 2]], ids=type)
     def test_of_what_lies_on_the_host(self, nothing_leaks, array):
-        name = type(array).__name__
-        with pytest.raises(TypeError, match=f"from_tensor: this {name} is no array in GPU memory"):
-            gdrpy.from_tensor(array)
+        refuses_as_host_memory(array)
+
+    def test_of_what_jax_has_on_the_host(self, nothing_leaks, jax):
+        refuses_as_host_memory(jax.numpy.zeros(4))
 
     def test_of_no_elements(self, region):
         with pytest.raises(ValueError, match=r"from_tensor: an array of shape \(0,\) has no"):

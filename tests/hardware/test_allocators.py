@@ -20,17 +20,15 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def torch(backend):
-    module = pytest.importorskip("torch")
-    module.zeros(1, device="cuda")
-    return module
-
-
-@pytest.fixture
 def cupy(backend):
     module = pytest.importorskip("cupy")
     yield module
     module.get_default_memory_pool().free_all_blocks()
+
+
+@pytest.fixture
+def numba_cuda(backend):
+    return pytest.importorskip("numba.cuda")
 
 
 @pytest.fixture
@@ -404,8 +402,7 @@ class TestFromTensor:
             with pytest.raises(gdrpy.ReadOnly):
                 mapped.write(np.zeros(1000, mapped.read().dtype))
 
-    def test_of_numba_is_pinned(self, backend):
-        numba_cuda = pytest.importorskip("numba.cuda")
+    def test_of_numba_is_pinned(self, numba_cuda):
         array = numba_cuda.to_device(np.arange(10, dtype=np.float32))
         with gdrpy.from_tensor(array) as mapped:
             assert mapped.read().tolist() == list(range(10))

@@ -18,13 +18,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def torch(backend):
-    module = pytest.importorskip("torch")
-    module.zeros(1, device="cuda")
-    return module
-
-
-@pytest.fixture
 def region(torch):
     with gdrpy.alloc(8 * MIB) as region:
         yield region

@@ -18,6 +18,7 @@ import pytest
 from brokers import BROKER_UID, Broker, await_descriptors, await_end, descriptors
 from gdrpy import _unix
 from gdrpy.broker.server import keeper
+from gdrpy.broker.server.store import KeeperStore
 
 MANY = 1000
 
@@ -206,6 +207,21 @@ def as_user() -> None:
 
 class TestBrokersKeeper:
     """What a broker does about its keeper."""
+
+    def test_that_is_killed_before_it_answers_is_replaced(self, kept: KeeperProcess) -> None:
+        with kept.connect() as broker:
+            assert given(broker) == {}  # it listens
+        os.kill(kept.process.pid, signal.SIGSTOP)
+        store = KeeperStore(kept.path, 60)
+        kept.process.kill()
+        kept.wait()
+        assert store.recover() == {}
+        with tempfile.TemporaryFile() as file:
+            store.hold("r1", file.fileno())
+        again = store.recover()
+        assert list(again) == ["r1"]
+        os.close(again["r1"])
+        store.end()
 
     def test_that_is_killed_is_replaced_by_one_that_holds_everything(self, broker: Broker) -> None:
         with broker.client() as client:

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+#: Seconds that a broker that ends gives CUDA to begin: a thread cut off in it may hold locks.
+_BEGIN_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             options.notifier.tell("READY=1")
             loop.run()
             options.notifier.tell("STOPPING=1")
+        begin.join(_BEGIN_PATIENCE)
 
 
 @contextmanager

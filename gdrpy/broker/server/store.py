@@ -135,6 +135,17 @@ class KeeperStore(Store):
         self._keeper = self._start()
 
     def recover(self) -> dict[str, int]:
+        try:
+            return self._recover()
+        except ConnectionError:
+            if _unix.is_live(self._path):
+                raise
+        # It was killed just now, and its socket still took the connection.
+        self._keeper.close()
+        self._keeper = self._start()
+        return {}
+
+    def _recover(self) -> dict[str, int]:
         self._keeper.send(keeper.GIVE)
         found: dict[str, int] = {}
         while True:

@@ -109,6 +109,7 @@ class TestSentRegion:
 
     def test_that_cannot_be_opened_leaves_nothing(self, region: gdrpy.Region, monkeypatch) -> None:
         sent(region).close()
+        gc.collect()
         before = len(open_descriptors())
         monkeypatch.setattr(gdrpy.Region, "_open", None)
         with pytest.raises(TypeError):

@@ -102,6 +102,15 @@ class Arena(Resource):
             )
         return address
 
+    def require_current(self, call: str) -> None:
+        """Raise ValueError unless the region's device is the current one, as libraries expect."""
+        current = int(cuda.call("cuCtxGetDevice"))
+        if current != self.region.device:
+            raise ValueError(
+                f"{call}: the current device is {current}, and the region lies on "
+                f"{self.region.device}: make that one current first"
+            )
+
     def free(self, ptr: int, stream: Any = None) -> None:
         """Give back the block at a GPU address. The next one there may be handed out at once.
 

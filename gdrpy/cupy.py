@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
 from gdrpy.arena import Arena
-from gdrpy.errors import OutOfMemory
+from gdrpy.errors import Forked, OutOfMemory
 
 if TYPE_CHECKING:
     from gdrpy.region import Region
@@ -26,12 +27,13 @@ def allocator(memory: Region | Arena) -> Callable[[int], Any]:
     ``free_all_blocks()``. An array keeps the region open. Where there is no room cupy raises its
     own out-of-memory error.
 
-    Raises as :class:`Arena`.
+    Raises as :class:`Arena`; the allocator ValueError where another device is current.
     """
     arena = Arena.of(memory)
     device = arena.region.device
 
     def allocate(nbytes: int) -> Any:
+        arena.require_current("allocator")
         block = _Block(arena, nbytes)
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.ptr, nbytes, block, device), 0)
 
@@ -46,14 +48,16 @@ class _Block:
     """A block of an arena, freed with the last array in it."""
 
     def __init__(self, arena: Arena, nbytes: int) -> None:
+        self._arena = arena
+        stream = cupy.cuda.get_current_stream()
         try:
             self.ptr = arena.allocate(max(nbytes, 1))
         except OutOfMemory as error:
             # A pool of cupy's frees what it keeps, and tries again, for this error alone.
             raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
-        self._arena = arena
-        self._stream = cupy.cuda.get_current_stream()
+        self._stream = stream
 
     def __del__(self) -> None:
         if hasattr(self, "_stream") and not sys.is_finalizing():
-            self._arena.free(self.ptr, self._stream)
+            with suppress(Forked):  # the memory is the parent's
+                self._arena.free(self.ptr, self._stream)

@@ -21,11 +21,12 @@ def resource(memory: Region | Arena) -> Any:
     waits for its stream. Where there is no room MemoryError is raised. Every allocation calls
     Python, which takes microseconds: use a pool above it for many small ones.
 
-    Raises as :class:`Arena`.
+    Raises as :class:`Arena`; allocating raises ValueError where another device is current.
     """
     arena = Arena.of(memory)
 
     def allocate(nbytes: int, _stream: Any) -> int:
+        arena.require_current("resource")
         return arena.allocate(max(nbytes, 1))
 
     def free(ptr: int, _nbytes: int, stream: Any) -> None:

@@ -32,7 +32,8 @@ class Pool(Resource):
     torch.OutOfMemoryError where the region has no room for one.
 
     A tensor keeps the memory, also when the pool is dropped. :meth:`close` raises BufferError while
-    there are tensors of it. Threads may share a pool.
+    there are tensors of it; an arena of the caller's is left open, with them. Threads may share a
+    pool.
 
     Raises BackendUnavailable where torch has no CUDA, and on the simulated GPU.
     """

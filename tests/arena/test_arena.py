@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -237,3 +239,27 @@ class TestMaking:
                 os._exit(0)
             os._exit(1)
         assert os.waitpid(child, 0) == (child, 0)
+
+
+class TestCurrentDevice:
+    def test_may_be_the_regions_alone(self):
+        code = (
+            "import gdrpy\n"
+            "from gdrpy import cuda\n"
+            "with gdrpy.alloc(4096, 1) as region, gdrpy.Arena(region) as arena:\n"
+            "    with cuda.context(1):\n"
+            "        arena.require_current('allocator')\n"
+            "    with cuda.context(0):\n"
+            "        arena.require_current('allocator')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SIM_DEVICES": "2"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr.splitlines()[-1] == (
+            "ValueError: allocator: the current device is 0, and the region lies on 1: make that "
+            "one current first"
+        )

@@ -80,7 +80,7 @@ def _holder(node: Any, place: str, identity: Identity) -> Any:
     for workers in ([place], None):
         if workers != [_CLIENT]:
             for address, reply in _wait(node, identity, look, workers).items():
-                if _result(reply):
+                if reply["status"] == "OK" and _result(reply):
                     return address
     raise BrokerUnavailable(
         f"copying {identity}: no Dask worker reaches that broker, nor the process that it came "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -38,17 +39,23 @@ class Library:
         """A new array that holds these bytes, of the current stream."""
         return np.frombuffer(bytearray(data), np.uint8)
 
+
+class StreamLibrary(Library, ABC):
+    """One whose work is queued on streams of a GPU."""
+
+    streams = True
+
+    @abstractmethod
     def stream(self) -> Any:
         """A new stream that waits for no other."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Work in the block is queued on the stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clone(self, array: Any) -> Any:
         """A copy, by work on the current stream."""
-        raise NotImplementedError
 
 
 class Numpy(Library):
@@ -72,9 +79,8 @@ class Torch(Library):
         return self.module.tensor(list(data), dtype=self.module.uint8, device=self.device)
 
 
-class TorchOnGpu(Torch):
+class TorchOnGpu(Torch, StreamLibrary):
     device = "cuda"
-    streams = True
 
     def stream(self) -> Any:
         return self.module.cuda.Stream()
@@ -101,9 +107,8 @@ class Jax(Library):
         return self.module.numpy.asarray(np.frombuffer(data, np.uint8)).block_until_ready()
 
 
-class Cupy(Library):
+class Cupy(StreamLibrary):
     module_name = "cupy"
-    streams = True
 
     def address(self, array: Any) -> int:
         return array.data.ptr
@@ -124,9 +129,8 @@ class Cupy(Library):
         return array.copy()
 
 
-class Numba(Library):
+class Numba(StreamLibrary):
     module_name = "numba.cuda"
-    streams = True
     _current: Any = 0
 
     def address(self, array: Any) -> int:

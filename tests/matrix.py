@@ -45,7 +45,7 @@ def is_shared(way: Way) -> bool:
 
 
 def is_mutable(way: Way) -> bool:
-    return is_shared(way) and way.library.mutable
+    return is_shared(way) and way.taker.mutable
 
 
 def is_counted(way: Way) -> bool:
@@ -57,7 +57,7 @@ def is_held(way: Way) -> bool:
 
 
 def has_streams(way: Way) -> bool:
-    return way.memory == GPU and way.library.streams
+    return way.memory == GPU and way.taker.streams
 
 
 def parametrize(
@@ -80,7 +80,7 @@ def names_of(sources: list[str]) -> list[str]:
 def library(request: pytest.FixtureRequest) -> Library:
     """The library of a way, or that arrays come from. Skips where it is not installed."""
     names = request.fixturenames
-    kind = request.getfixturevalue("way").library if "way" in names else None
+    kind = request.getfixturevalue("way").taker if "way" in names else None
     kind = kind or request.getfixturevalue("source")
     pytest.importorskip(kind.module_name)
     return kind()

@@ -35,7 +35,7 @@ class Way(NamedTuple):
     ``shown`` is an ``array`` or a ``mapping``.
     """
 
-    library: type[Library]
+    taker: type[Library]
     name: str
     shown: str
     by: str

@@ -1,4 +1,7 @@
-"""Memory shown to other array libraries by DLPack."""
+"""Memory shown to other array libraries by DLPack.
+
+What they drop last is given back when the GPU has done what was queued by then: see _reclaim.py.
+"""
 
 from __future__ import annotations
 

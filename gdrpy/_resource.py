@@ -191,8 +191,8 @@ class Owner(Resource):
         """One user less; the last one of a closed owner gives it back."""
         with self._lock:
             self._held -= 1
-            if self._closed:
-                self._release()
+            if self._closed and not self._held and not self._forked():
+                self._drop()
 
     @property
     def users(self) -> int:
@@ -207,7 +207,14 @@ class Owner(Resource):
         if self._undo is not None:
             self._undo.close()
 
+    def _drop(self) -> None:
+        """Give it back because nobody refers to it any more."""
+        self._give_back()
+
     def __del__(self) -> None:
         # At interpreter exit the process gives everything back, and CUDA may be gone already.
-        if not self._closed and not sys.is_finalizing():
-            self.close()
+        if self._closed or sys.is_finalizing():
+            return
+        self._closed = True
+        if not self._held and not self._forked():
+            self._drop()

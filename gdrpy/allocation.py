@@ -16,6 +16,9 @@ class Allocation(Owner):
     bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view. It
     keeps ``source`` alive. ``fabric`` is its fabric handle, if it was made to have one, or came by
     one: then it has no descriptor.
+
+    ``close()`` takes the GPU view away at once; that of a dropped one stays until the GPU work that
+    was queued by then is done.
     """
 
     source: object = None
@@ -43,6 +46,16 @@ class Allocation(Owner):
             fd = duplicate(fd)
             undo.callback(os.close, fd)
             return cls(undo.pop_all(), fd, size, None, None)
+
+    def _drop(self) -> None:
+        if self.ptr is None:
+            self._give_back()
+            return
+        from gdrpy import _reclaim
+
+        assert self.device is not None
+        assert self._undo is not None
+        _reclaim.give_back(self.device, self._undo, self.source)
 
     @property
     def location(self) -> str:

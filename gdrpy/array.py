@@ -166,8 +166,7 @@ class Array(_mapping.Buffer):
 
         gdrpy queues no GPU work, so nothing is waited for on ``stream``. With ``copy=True``, and
         where ``dl_device`` does not see the memory unless ``copy`` is False, it is a copy: on a GPU
-        made after what is queued on ``stream``, and in either case done on return. Wait for
-        GPU work that uses such a copy before dropping the last array of it.
+        made after what is queued on ``stream``, and in either case done on return.
 
         Raises BufferError for what cannot be had, ValueError for an impossible stream.
         """

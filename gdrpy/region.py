@@ -89,7 +89,8 @@ class Region(Transferable, _mapping.Buffer):
     for host memory; ``location`` says in words where the memory lies. Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
-    its memory alive when only the Region object is dropped.
+    its memory alive when only the Region object is dropped, and dropped GPU memory stays until the
+    work that was queued by then is done.
     """
 
     _held: Allocation | Memfd | None = None

@@ -6,7 +6,7 @@ import functools
 import os
 from typing import Any
 
-from gdrpy import cuda
+from gdrpy import _reclaim, cuda
 from gdrpy import fabric as fabrics
 from gdrpy._arguments import as_size
 from gdrpy._fd import describe, duplicate
@@ -71,6 +71,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocatio
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
     """
     size = rounded_size(nbytes, device)
+    _reclaim.reclaim(device)
     with Undo() as undo:
         handle = fabrics.import_handle(call, name, device)
         undo.callback(cuda.call, "cuMemRelease", handle)
@@ -100,9 +101,12 @@ def create_export(nbytes: int, device: int = 0) -> int:
 
 def _create(size: int, device: int, fabric: bool = False) -> Any:
     """The handle of a new allocation."""
+    _reclaim.reclaim(device)
     try:
         return cuda.call("cuMemCreate", size, _properties(device, fabric), 0)
     except OutOfMemory as error:
+        if _reclaim.reclaim(device, wait=True):
+            return _create(size, device, fabric)
         raise OutOfMemory(
             f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
         ) from error
@@ -123,6 +127,7 @@ def import_fd(fd: int, size: int) -> Allocation:
         handle = import_handle(fd)
         undo.callback(cuda.call, "cuMemRelease", handle)
         device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
+        _reclaim.reclaim(device)
         ptr = _map(undo, handle, size, device)
         return Allocation(undo.pop_all(), fd, size, device, ptr)
 

@@ -118,6 +118,45 @@ assert region.read(5) == b"child"
         assert (done.returncode, done.stderr) == (0, "")
 
 
+#: A region, a DLPack capsule of it, and work on the GPU that waits.
+QUEUE_WORK = """
+import gdrpy, os
+from gdrpy import cuda
+region, word = gdrpy.alloc(1 << 20), gdrpy.pinned(4096)
+capsule = region.__dlpack__()
+cuda.call("cuCtxSetCurrent", cuda.primary_context(0))
+stream = cuda.call("cuStreamCreate", 1)
+word.flag().set(0)
+word.flag().stream_wait(stream, 1)
+"""
+
+
+class TestMemoryDroppedUnderWork:
+    def test_is_left_alone_by_a_forked_child(self):
+        done = run(
+            QUEUE_WORK
+            + """
+spare = gdrpy.alloc(4)
+del spare
+if os.fork() == 0:
+    del region, capsule
+    try:
+        gdrpy.alloc(4)
+    except gdrpy.Forked:
+        os._exit(0)
+    os._exit(1)
+assert os.wait()[1] == 0
+region.write(b"parent")
+word.flag().set(1)
+"""
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+    def test_is_left_at_interpreter_exit(self):
+        done = run(QUEUE_WORK + "del region, capsule; word.flag().set(1)")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 class TestUnreferencedObject:
     @pytest.fixture(autouse=True)
     def _(self, backend, nothing_leaks):

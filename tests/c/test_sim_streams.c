@@ -121,6 +121,44 @@ static void events_carry_order_from_one_stream_to_another(void)
 	end();
 }
 
+static void an_event_of_a_context_waits_for_all_its_streams(void)
+{
+	CUstream first, second, third;
+	CUcontext context;
+	CUevent event;
+
+	begin();
+	OK(cuCtxGetCurrent(&context));
+	first = new_stream(CU_STREAM_NON_BLOCKING);
+	second = new_stream(0);
+	third = new_stream(CU_STREAM_NON_BLOCKING);
+	OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	OK(cuCtxRecordEvent(context, event));
+	OK(cuEventQuery(event));
+	OK(cuStreamWaitValue32_v2(first, at(0), 1, CU_STREAM_WAIT_VALUE_EQ));
+	OK(cuStreamWaitValue32_v2(second, at(1), 1, CU_STREAM_WAIT_VALUE_EQ));
+	OK(cuCtxRecordEvent(context, event));
+	OK(cuStreamWaitEvent(third, event, 0));
+	OK(cuStreamWriteValue32_v2(third, at(2), 1, 0));
+	set(0, 1);
+	OK(cuStreamSynchronize(first));
+	CHECK_EQ(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+	CHECK_EQ(get(2), 0);
+	OK(cuStreamWaitValue32_v2(first, at(3), 1, CU_STREAM_WAIT_VALUE_EQ));
+	set(1, 1);
+	OK(cuEventSynchronize(event));
+	OK(cuEventQuery(event));
+	OK(cuStreamSynchronize(third));
+	CHECK_EQ(get(2), 1);
+	CHECK_EQ(cuStreamQuery(first), CUDA_ERROR_NOT_READY);
+	set(3, 1);
+	OK(cuEventDestroy_v2(event));
+	OK(cuStreamDestroy_v2(first));
+	OK(cuStreamDestroy_v2(second));
+	OK(cuStreamDestroy_v2(third));
+	end();
+}
+
 static void the_null_stream_waits_for_blocking_streams_only(void)
 {
 	CUstream blocking, other;
@@ -328,6 +366,7 @@ static void a_batch_with_one_bad_operation_does_nothing(void)
 CHECK_MAIN(TEST(work_behind_a_wait_starts_when_the_cpu_writes_the_word),
 	   TEST(waits_compare_as_their_flags_say),
 	   TEST(events_carry_order_from_one_stream_to_another),
+	   TEST(an_event_of_a_context_waits_for_all_its_streams),
 	   TEST(the_null_stream_waits_for_blocking_streams_only),
 	   TEST(blocking_streams_wait_for_the_null_stream),
 	   TEST(a_stream_with_a_wait_that_never_ends_can_be_destroyed),

@@ -844,6 +844,17 @@ class TestEvents:
         cuda("cuStreamSynchronize", stream)
         assert cuda.error("cuEventElapsedTime", start, end) == "INVALID_HANDLE"
 
+    def test_one_of_a_context_is_refused_in_another(self, cuda: Cuda) -> None:
+        here, event = cuda("cuCtxGetCurrent"), cuda.event()
+        cuda("cuCtxRecordEvent", here, event)
+        cuda("cuEventSynchronize", event)
+        other = cuda("cuCtxCreate", None, 0, cuda("cuCtxGetDevice"))
+        try:
+            assert cuda.error("cuCtxRecordEvent", other, event) == "INVALID_HANDLE"
+            assert cuda.error("cuCtxRecordEvent", here, 0) == "INVALID_HANDLE"
+        finally:
+            cuda("cuCtxDestroy", other)
+
     def test_wrong_flags_are_refused(self, cuda: Cuda) -> None:
         assert cuda.error("cuEventCreate", 8) == "INVALID_VALUE"
         assert cuda.error("cuEventCreate", 4) == "INVALID_VALUE"
@@ -882,6 +893,22 @@ class TestWordsInStreams:
         assert pending == "NOT_READY"
         assert cuda.read(word + 8, 4) == b"\5\0\0\0"
         cuda("cuEventQuery", event)
+
+    def test_an_event_of_the_context_waits_for_every_stream(self, cuda: Cuda, word: int) -> None:
+        first, second, third, event = cuda.stream(), cuda.stream(0), cuda.stream(), cuda.event(2)
+        context = cuda("cuCtxGetCurrent")
+        cuda("cuStreamWaitValue32", first, word, 1, 0)
+        cuda("cuStreamWaitValue32", second, word, 1, 0)
+        cuda("cuCtxRecordEvent", context, event)
+        cuda("cuStreamWaitEvent", second, event, 0)
+        cuda("cuStreamWriteValue32", second, word + 8, 5, 0)
+        pending = cuda.error("cuEventQuery", event)
+        cuda("cuStreamWriteValue32", third, word, 1, 0)
+        cuda("cuEventSynchronize", event)
+        cuda("cuEventQuery", event)
+        cuda("cuStreamSynchronize", second)
+        assert pending == "NOT_READY"
+        assert cuda.read(word + 8, 4) == b"\5\0\0\0"
 
     def test_the_null_stream_waits_for_blocking_streams(self, cuda: Cuda, word: int) -> None:
         blocking, other, event = cuda.stream(0), cuda.stream(), cuda.event()

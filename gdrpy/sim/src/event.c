@@ -118,20 +118,14 @@ CUresult cuEventDestroy_v2(CUevent event)
 	return result;
 }
 
-static CUresult event_record(CUevent event, CUstream handle)
+static CUresult record_in(struct stream *stream, struct event *event)
 {
 	struct record_operation *operation;
 	struct record *record;
-	struct stream *stream;
-	CUresult result = event_use(event);
+	CUresult result;
 
-	if (result == CUDA_SUCCESS)
-		result = stream_use(handle, &stream);
-	if (result != CUDA_SUCCESS)
-		return result;
 	if (stream->context != event->context)
 		return CUDA_ERROR_INVALID_HANDLE;
-
 	record = calloc(1, sizeof(*record));
 	operation = calloc(1, sizeof(*operation));
 	if (!record || !operation) {
@@ -153,6 +147,39 @@ static CUresult event_record(CUevent event, CUstream handle)
 	record_put(event->record);
 	event->record = record;
 	return CUDA_SUCCESS;
+}
+
+static CUresult event_record(CUevent event, CUstream handle)
+{
+	struct stream *stream;
+	CUresult result = event_use(event);
+
+	if (result == CUDA_SUCCESS)
+		result = stream_use(handle, &stream);
+	return result == CUDA_SUCCESS ? record_in(stream, event) : result;
+}
+
+/* In a stream of its own, which comes after all others and goes away with the recording. */
+CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
+{
+	struct context *context;
+	struct stream *stream;
+	CUresult result;
+
+	API(cuCtxRecordEvent, NEEDS_INIT);
+
+	result = context_use(handle, &context);
+	if (result == CUDA_SUCCESS)
+		result = event_use(event);
+	if (result != CUDA_SUCCESS)
+		return result;
+	stream = stream_new(context, CU_STREAM_NON_BLOCKING, STREAM_LEAST_PRIORITY);
+	if (!stream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	stream->last_of_all = true;
+	result = record_in(stream, event);
+	stream_close(stream);
+	return result;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream)

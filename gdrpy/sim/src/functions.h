@@ -217,6 +217,7 @@ SIM_FUNCTION(cuEventDestroy_v2, cuEventDestroy, 4000, (CUevent event))
 SIM_FUNCTION(cuEventRecord, cuEventRecord, 2000, (CUevent event, CUstream stream))
 SIM_FUNCTION(cuEventRecordWithFlags, cuEventRecordWithFlags, 11010,
 	     (CUevent event, CUstream stream, unsigned int flags))
+SIM_FUNCTION(cuCtxRecordEvent, cuCtxRecordEvent, 12050, (CUcontext context, CUevent event))
 SIM_FUNCTION(cuEventQuery, cuEventQuery, 2000, (CUevent event))
 SIM_FUNCTION(cuEventSynchronize, cuEventSynchronize, 2000, (CUevent event))
 SIM_FUNCTION(cuEventElapsedTime, cuEventElapsedTime, 2000,

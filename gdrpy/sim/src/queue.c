@@ -39,6 +39,8 @@ static bool comes_after(const struct stream *stream, const struct stream *other)
 {
 	if (other == stream || other->context != stream->context || !outstanding(other))
 		return false;
+	if (stream->last_of_all)
+		return true;
 	return is_null_stream(stream)
 		       ? !(other->flags & CU_STREAM_NON_BLOCKING)
 		       : is_null_stream(other) && !(stream->flags & CU_STREAM_NON_BLOCKING);

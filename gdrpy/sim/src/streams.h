@@ -16,9 +16,10 @@ struct stream {
 	int priority;
 	uint64_t thread; /* whose per-thread stream it is, or 0 */
 	unsigned int references;
-	bool open;	/* until it is destroyed; what it has been given is done all the same */
-	bool cancelled; /* its context ended: operations end at once, doing nothing more */
-	bool worker;	/* a thread serves the queue */
+	bool open;	  /* until it is destroyed; what it has been given is done all the same */
+	bool cancelled;	  /* its context ended: operations end at once, doing nothing more */
+	bool worker;	  /* a thread serves the queue */
+	bool last_of_all; /* operations come after all that the context was given before */
 	uint64_t submitted;
 	uint64_t completed;
 	struct operation *first;

@@ -1,0 +1,236 @@
+"""GPU memory that is dropped while work that uses it is queued on the GPU."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+import gdrpy
+from gdrpy import cuda
+
+SIZE = 32 << 20
+
+
+def free() -> int:
+    """Bytes of GPU memory that nobody has."""
+    with cuda.context(0):
+        return int(cuda.call("cuMemGetInfo")[0])
+
+
+@pytest.fixture
+def stream(contract: None, driver):
+    stream = cuda.call("cuStreamCreate", driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    yield stream
+    cuda.call("cuStreamDestroy", stream)
+
+
+@pytest.fixture
+def target(contract: None):
+    """Where queued copies go to."""
+    with gdrpy.alloc(SIZE) as target:
+        yield target
+
+
+@pytest.fixture
+def end(stream):
+    """Let the stream's work go on, and wait for the GPU; at the latest when the test ends."""
+    with gdrpy.pinned(4096) as word:
+        go = word.flag()
+        go.set(0)
+        go.stream_wait(stream, 1)
+
+        def end() -> None:
+            go.set(1)
+            cuda.call("cuCtxSynchronize")
+
+        yield end
+        end()
+        gdrpy.alloc(4).close()
+
+
+@pytest.fixture
+def in_use(stream, target, end) -> Callable[..., gdrpy.Region]:
+    """Makes a region full of sevens that queued work copies to ``target``, but not yet."""
+
+    def make(nbytes: int = SIZE) -> gdrpy.Region:
+        region = gdrpy.alloc(nbytes, cpu=False)
+        region.fill(7, nbytes=SIZE)
+        cuda.call("cuMemcpyAsync", target.ptr, region.ptr, SIZE, stream)
+        return region
+
+    return make
+
+
+@pytest.fixture
+def calls(monkeypatch) -> SimpleNamespace:
+    """The names of the driver calls from here on; ``waiting`` is set when one waits for an event.
+
+    ``version`` is what the driver answers as its own, if it is set.
+    """
+    seen = SimpleNamespace(names=[], waiting=threading.Event(), version=None)
+    call = cuda.call
+
+    def record(name: str, *args: object) -> object:
+        seen.names.append(name)
+        if name == "cuEventSynchronize":
+            seen.waiting.set()
+        if name == "cuDriverGetVersion" and seen.version:
+            return seen.version
+        return call(name, *args)
+
+    monkeypatch.setattr(cuda, "call", record)
+    return seen
+
+
+class TestMemoryInUse:
+    def test_stays_until_the_work_is_done(self, in_use, target, end):
+        region = in_use()
+        before = free()
+        del region
+        assert free() == before
+        end()
+        assert target.read() == bytes([7]) * SIZE
+
+    def test_is_given_back_by_the_next_allocation(self, in_use, end):
+        region = in_use()
+        before = free()
+        del region
+        end()
+        assert free() == before
+        gdrpy.alloc(4).close()
+        assert free() == before + SIZE
+
+    def test_is_given_back_when_a_region_is_opened(self, in_use, target, end):
+        region, fd = in_use(), target.export()
+        before = free()
+        del region
+        end()
+        gdrpy.Region.from_fd(fd).close()
+        os.close(fd)
+        assert free() == before + SIZE
+
+    def test_is_given_back_when_more_is_dropped(self, in_use, end):
+        first, second, third = in_use(), in_use(), in_use()
+        before = free()
+        del first, second
+        assert free() == before
+        end()
+        del third
+        assert free() == before + 3 * SIZE
+
+    def test_stays_when_the_last_array_of_it_is_dropped(self, in_use, end):
+        region = in_use()
+        capsule, gone = region.__dlpack__(), weakref.ref(region)
+        before = free()
+        del region
+        assert gone() is None
+        del capsule
+        assert free() == before
+        end()
+        gdrpy.alloc(4).close()
+        assert free() == before + SIZE
+
+    def test_stays_when_the_garbage_collector_drops_it(self, in_use, end):
+        garbage = [in_use()]
+        garbage.append((garbage, garbage[0].__dlpack__()))
+        before = free()
+        del garbage
+        gc.collect()
+        assert free() == before
+        end()
+        gdrpy.alloc(4).close()
+        assert free() == before + SIZE
+
+    def test_keeps_what_it_is_made_of(self, in_use, end):
+        class Lease:
+            pass
+
+        region, lease = in_use(), Lease()
+        region._allocation.source, gone = lease, weakref.ref(lease)
+        del region, lease
+        assert gone() is not None
+        end()
+        gdrpy.alloc(4).close()
+        assert gone() is None
+
+    def test_is_closed_at_once(self, stream, end):
+        region = gdrpy.alloc(SIZE)
+        before = free()
+        region.close()
+        assert free() == before + SIZE
+
+    def test_is_waited_for_where_the_gpu_has_no_other(self, in_use, target, end, calls):
+        size = free() // 2 + (64 << 20)
+        region = in_use(size)
+        del region
+        assert free() < size
+        with ThreadPoolExecutor(1) as pool:
+            allocated = pool.submit(gdrpy.alloc, size, cpu=False)
+            try:
+                assert calls.waiting.wait(60)
+                assert not allocated.done()
+            finally:
+                end()
+            allocated.result(60).close()
+        assert target.read() == bytes([7]) * SIZE
+
+
+class TestIdleMemory:
+    def test_is_given_back_at_once(self, contract):
+        region = gdrpy.alloc(SIZE)
+        before = free()
+        del region
+        assert free() == before + SIZE
+
+    def test_waits_for_the_context_where_that_has_no_events(self, contract, calls):
+        calls.version = 12040
+        region = gdrpy.alloc(SIZE)
+        before = free()
+        del region
+        assert free() == before + SIZE
+        assert calls.names.count("cuCtxSynchronize") == 1
+        assert "cuCtxRecordEvent" not in calls.names
+
+    def test_is_given_back_in_silence_where_the_context_has_failed(self, contract, monkeypatch):
+        call, told = cuda.call, []
+
+        def failing(name: str, *args: object) -> object:
+            answer = call(name, *args)
+            if name in ("cuCtxRecordEvent", "cuMemUnmap"):
+                raise gdrpy.CudaError(name, "CUDA_ERROR_ILLEGAL_ADDRESS", "failing")
+            return answer
+
+        before = free()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", told.append)
+            patch.setattr(cuda, "call", failing)
+            region = gdrpy.alloc(SIZE)
+            del region
+        assert free() == before
+        assert told == []
+
+    @pytest.mark.parametrize("reason", ["STREAM_CAPTURE_UNSUPPORTED", "NOT_PERMITTED"])
+    def test_is_given_back_later_where_cuda_may_not_be_asked(self, contract, monkeypatch, reason):
+        call = cuda.call
+
+        def refusing(name: str, *args: object) -> object:
+            if name == "cuCtxRecordEvent":
+                raise gdrpy.CudaError(name, f"CUDA_ERROR_{reason}", "refusing")
+            return call(name, *args)
+
+        region = gdrpy.alloc(SIZE)
+        before = free()
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "call", refusing)
+            del region
+            assert free() == before
+        gdrpy.alloc(4).close()
+        assert free() == before + SIZE

@@ -97,9 +97,6 @@ def _state(options: Options) -> Iterator[State]:
         if not state.table.regions:
             state.end()
         raise
-    held = len(state.table.regions)
-    if held:
-        log.info("gave back %d region%s", held, "s" * (held > 1))
     state.end()
 
 

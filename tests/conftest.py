@@ -41,8 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests that nothing but real hardware can run are not even collected elsewhere."""
-    if collection_path.name == "hardware" and not on_real_gpu(config):
+    """Tests that nothing but real hardware can run are not even collected elsewhere; nor there
+    those of Ray's and Dask's clusters, which a GPU changes nothing for.
+    """
+    if collection_path.name == ("clusters" if on_real_gpu(config) else "hardware"):
         return True
     return None
 

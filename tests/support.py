@@ -1,7 +1,9 @@
 """What several tests need and no fixture gives."""
 
 import ctypes
+import gc
 import os
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,15 @@ def open_descriptors() -> dict[str, str]:
         except FileNotFoundError:
             continue
     return found
+
+
+def settled_descriptors() -> int:
+    """How many are open when multiprocessing's thread that sends them has ended: it closes its own
+    only after they have arrived.
+    """
+    resource_sharer.stop()
+    gc.collect()
+    return len(open_descriptors())
 
 
 def gpu_mappings() -> int:

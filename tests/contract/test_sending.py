@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 import gdrpy
-from support import open_descriptors
+from support import open_descriptors, settled_descriptors
 
 REMEDY = (
     r"a Region or Pin cannot be copied or pickled: send it by multiprocessing, through a Queue, a "
@@ -55,13 +54,6 @@ def through_queue(thing: Any) -> Any:
 
 def sent(thing: Any) -> Any:
     return ForkingPickler.loads(ForkingPickler.dumps(thing))
-
-
-def settled_descriptors() -> int:
-    """How many are open when the thread that hands them out has ended: it closes its own late."""
-    resource_sharer.stop()
-    gc.collect()
-    return len(open_descriptors())
 
 
 class TestSentRegion:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gdrpy
-from support import open_descriptors
+from support import settled_descriptors
 
 
 def echo(inbox: Any, outbox: Any) -> None:
@@ -69,7 +69,7 @@ def make(word: bytes, device: int | str = 0) -> gdrpy.Region:
 
 def descriptors(*_things: Any) -> int:
     """How many this process has open, the things it was sent among them."""
-    return len(open_descriptors())
+    return settled_descriptors()
 
 
 def write(thing: Any, word: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from typing import Any
 
@@ -10,7 +9,7 @@ import children
 import pytest
 
 import gdrpy
-from support import gpu_mappings, open_descriptors
+from support import gpu_mappings, settled_descriptors
 
 
 class TestRegionThroughAQueue:
@@ -87,8 +86,7 @@ class TestPartsThroughAQueue:
 class TestDescriptors:
     def test_are_as_many_as_before_on_both_sides(self, worker: Any) -> None:
         def here() -> tuple[int, int]:
-            gc.collect()
-            return len(open_descriptors()), gpu_mappings()
+            return settled_descriptors(), gpu_mappings()
 
         def round_trips() -> None:
             with gdrpy.alloc(4096) as region, gdrpy.alloc(4096, "cpu") as host:

@@ -289,19 +289,27 @@ class Stream:
         assert region.read(NBYTES, OFFSET) == b"\x05" * NBYTES
 
     @of(lambda kind: kind.streams)
-    def test_of_a_source_is_waited_for(self, source, library, region):
-        """Its array is written by work that a flag holds up, which another thread sets."""
+    def test_of_a_source_is_waited_for(self, source, library, region, monkeypatch):
+        """Its array is written by work that a flag holds up, which is set when gdrpy waits."""
         bell = region.flag()
         bell.set(0)
+        call = cuda.call
+
+        def ring(name: str, *args: object) -> object:
+            if name == "cuStreamSynchronize":
+                bell.set(1)
+            return call(name, *args)
+
         stream = library.stream()
         target = region.array(NBYTES, "U8", OFFSET)
         with library.on(stream):
             theirs = library.make(bytes(NBYTES))
             settle_after(library.fill(theirs, 8), region)
             bell.stream_wait(stream, 1)
-            ringing = threading.Timer(0.2, bell.set, (1,))
-            ringing.start()
             library.fill(theirs, 9)
-            target.write(theirs)
-            ringing.join()
+            monkeypatch.setattr(cuda, "call", ring)
+            try:
+                target.write(theirs)
+            finally:
+                bell.set(1)
         assert region.read(NBYTES, OFFSET) == b"\x09" * NBYTES

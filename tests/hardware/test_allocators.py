@@ -413,19 +413,15 @@ import torch
 import gdrpy
 
 tensor = torch.zeros(1 << 20, device="cuda")
-try:
-    mapped = gdrpy.from_tensor(tensor)
-except gdrpy.InvalidHandle as error:
-    print("refused:", error)
-else:
-    mapped.numpy()[-1] = 3
-    mapped.mapping.flush()
-    print("mapped:", float(tensor[-1]))
+mapped = gdrpy.from_tensor(tensor)
+mapped.numpy()[-1] = 3
+mapped.mapping.flush()
+print(mapped.region, float(tensor[-1]))
 """
 
 
 class TestFromTensorInExpandableSegments:
-    def test_is_mapped_or_refused_with_the_reason(self, torch):
+    def test_is_mapped(self, torch):
         done = subprocess.run(
             [sys.executable, "-c", EXPANDABLE],
             env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -433,7 +429,7 @@ class TestFromTensorInExpandableSegments:
             text=True,
             check=True,
         )
-        assert done.stdout == "mapped: 3.0\n" or "cannot be exported" in done.stdout
+        assert done.stdout == "None 3.0\n"
 
     def test_pool_serves_tensors_beside_them(self, torch):
         program = """

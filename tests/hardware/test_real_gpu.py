@@ -84,19 +84,14 @@ class TestTorch:
             assert region.read(1, 5) == b"\x2a"
             del tensor
 
-    def test_tensor_in_expandable_segments_is_pinned_or_refused_with_the_reason(self, backend):
+    def test_tensor_in_expandable_segments_is_pinned(self, backend):
         pytest.importorskip("torch")
         code = """
 import torch, gdrpy
 tensor = torch.full((1 << 20,), 5, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
-with gdrpy.open() as gdr:
-    try:
-        with gdr.pin(tensor) as pin, pin.map() as mapping:
-            assert mapping.read(100, 1000) == bytes([5]) * 100
-            print("pinned")
-    except gdrpy.InvalidHandle as error:
-        print("refused:", error)
+with gdrpy.open() as gdr, gdr.pin(tensor) as pin, pin.map() as mapping:
+    print(mapping.read(4, 1000))
 """
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -105,7 +100,7 @@ with gdrpy.open() as gdr:
             text=True,
             check=False,
         )
-        assert done.stdout.startswith(("pinned", "refused: ")), done.stderr
+        assert done.stdout == "b'\\x05\\x05\\x05\\x05'\n", done.stderr
 
 
 class TestMemoryWithoutHandle:

@@ -25,17 +25,25 @@ fetch_trixie_programs() {
 	ln -s mawk "$1/root/usr/bin/awk"
 }
 
-fetch_nvidia_proprietary() {
-	fetch_nvidia "$1" bookworm-security/non-free nvidia-kernel-dkms
+fetch_nvidia_535_open() {
+	fetch_nvidia "$1" bookworm/contrib nvidia-open-kernel-dkms bookworm-security/contrib
 }
 
-fetch_nvidia_open() {
+fetch_nvidia_535_proprietary() {
+	fetch_nvidia "$1" bookworm/non-free nvidia-kernel-dkms bookworm-security/non-free
+}
+
+fetch_nvidia_550_open() {
 	fetch_nvidia "$1" trixie/contrib nvidia-open-kernel-dkms
+}
+
+fetch_nvidia_550_proprietary() {
+	fetch_nvidia "$1" trixie/non-free nvidia-kernel-dkms
 }
 
 fetch_nvidia() {
 	echo "tests/vm/setup: fetching sources of NVIDIA's driver (Debian package $3)"
-	use_suites "$1" amd64 "$2"
+	use_suites "$1" amd64 "$2" "${@:4}"
 	(cd "$1" && apt-get -qq "${apt_options[@]}" download "$3")
 	dpkg -x "$1"/*.deb "$1/root"
 }

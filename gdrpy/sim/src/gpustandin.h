@@ -42,6 +42,13 @@ enum gpustandin_fault {
 	GPUSTANDIN_SLEEP_IN_ATOMIC,
 };
 
+/* When the memory of the next revocable get is freed while that is under way. */
+enum gpustandin_free_in_get {
+	GPUSTANDIN_NOT_IN_GET,
+	GPUSTANDIN_BEFORE_CALLBACK, /* pinned, but its callback is not known yet */
+	GPUSTANDIN_AFTER_CALLBACK,
+};
+
 struct gpustandin_pte {
 	__u64 address;	/* of the caller's */
 	__u64 physical; /* the rest is answered; nothing mapped is -EFAULT */
@@ -60,8 +67,10 @@ struct gpustandin_stats {
 	__u64 held_callbacks; /* that wait to be let go */
 	__u64 waiting_calls;  /* of the peer-to-peer interface, for the lock */
 	__u64 callbacks;      /* made */
-	__u64 late_puts;      /* of pages that a callback had taken away */
+	__u64 late_puts;      /* that found no such pin of the calling process */
 	__u64 forced_bar1_pins;
+	__u64 gets;	   /* that reached the resource manager */
+	__u64 lost_tables; /* freed before the callback was known: nv-p2p.c leaks their tables */
 };
 
 /* A fresh block, zeroed, for a file that is nothing yet; a second view of another file's block. */
@@ -84,5 +93,7 @@ struct gpustandin_stats {
 #define GPUSTANDIN_STATS _IOR('G', 19, struct gpustandin_stats)
 /* Does wrong, enum gpustandin_fault says how, so that a bed can be seen to notice. */
 #define GPUSTANDIN_FAULT _IOW('G', 20, __u32)
+/* enum gpustandin_free_in_get */
+#define GPUSTANDIN_FREE_IN_GET _IOW('G', 21, __u32)
 
 #endif

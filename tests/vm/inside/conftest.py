@@ -42,6 +42,8 @@ def set_parameter() -> Iterator[Callable[[str, str], None]]:
     before: dict[str, str] = {}
 
     def set_it(name: str, value: str) -> None:
+        if standin.GENUINE:
+            pytest.skip(f"NVIDIA's own code has no parameter {name}")
         before.setdefault(name, (PARAMETERS / name).read_text())
         (PARAMETERS / name).write_text(value)
 
@@ -72,7 +74,7 @@ def modinfo(module: Path, field: str) -> str:
 def module() -> Path:
     """The file that the bed loaded the module from."""
     loaded = (os.uname().release, Path("/sys/module/gdrdrv/srcversion").read_text().strip())
-    for module in BUILT.glob("*/driver/gdrdrv.ko"):
+    for module in BUILT.glob("*/driver*/gdrdrv.ko"):
         if (modinfo(module, "vermagic").split()[0], modinfo(module, "srcversion")) == loaded:
             return module
     raise FileNotFoundError(f"no gdrdrv.ko in {BUILT} is for Linux {loaded[0]}, {loaded[1]}")

@@ -9,9 +9,13 @@ import os
 import time
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from typing import Self
 
 PAGE = 65536
+#: NVIDIA's own nv-p2p.c has none of our p2p.c's parameters.
+GENUINE = not Path("/sys/module/gpustandin/parameters/table_version").exists()
+HAS_KASAN = " kasan_report" in Path("/proc/kallsyms").read_text()
 WRITE, READ = 1, 2
 
 
@@ -48,6 +52,8 @@ class Stats(ctypes.Structure):
             "callbacks",
             "late_puts",
             "forced_bar1_pins",
+            "gets",
+            "lost_tables",
         )
     ]
 
@@ -93,12 +99,15 @@ HOLD_CALLBACKS = _command("G", WRITE, 17, 4)
 PTE = _command("G", READ | WRITE, 18, ctypes.sizeof(Pte))
 STATS = _command("G", READ, 19, ctypes.sizeof(Stats))
 FAULT = _command("G", WRITE, 20, 4)
+FREE_IN_GET = _command("G", WRITE, 21, 4)
 GET = _command("P", READ | WRITE, 1, ctypes.sizeof(Get))
 PUT = _command("P", 0, 2)
 CALLBACKS = _command("P", 0, 3)
+FORGET = _command("P", 0, 4)
 
 SCATTERED = 1
 PERSISTENT, PUT_IN_CALLBACK = 1, 2
+BEFORE_CALLBACK, AFTER_CALLBACK = 1, 2
 
 
 class Node:
@@ -158,6 +167,10 @@ class Probe(Node):
     def put(self) -> None:
         fcntl.ioctl(self.fd, PUT)
 
+    def forget(self) -> None:
+        """Has the pin neither put nor used again."""
+        fcntl.ioctl(self.fd, FORGET)
+
     @property
     def callbacks(self) -> int:
         return fcntl.ioctl(self.fd, CALLBACKS)
@@ -179,6 +192,12 @@ def live() -> tuple[int, int, int, int]:
 def fail_next_get(error: int) -> None:
     with Node() as node:
         fcntl.ioctl(node.fd, FAIL_GET, ctypes.c_int32(error))
+
+
+def free_in_next_get(when: int) -> None:
+    """Frees the memory of the next revocable pin while it is being pinned."""
+    with Node() as node:
+        fcntl.ioctl(node.fd, FREE_IN_GET, ctypes.c_uint32(when))
 
 
 def hold_callbacks(hold: bool) -> None:

@@ -16,7 +16,9 @@
 
 struct gpustandin_stats stats;
 
-static DEFINE_MUTEX(lock);
+/* The driver's lock is a semaphore, which lockdep cannot see; so these stand for it. */
+static DECLARE_RWSEM(api_lock);
+static DEFINE_MUTEX(gpu_lock);
 static struct task_struct *lock_owner;
 static atomic_t waiting;
 static LIST_HEAD(registrations);
@@ -32,7 +34,8 @@ bool standin_lock(void)
 	if (WARN(READ_ONCE(lock_owner) == current, "called from a free callback"))
 		return false;
 	atomic_inc(&waiting);
-	mutex_lock(&lock);
+	down_write(&api_lock);
+	mutex_lock(&gpu_lock);
 	atomic_dec(&waiting);
 	WRITE_ONCE(lock_owner, current);
 	return true;
@@ -41,10 +44,11 @@ bool standin_lock(void)
 void standin_unlock(void)
 {
 	WRITE_ONCE(lock_owner, NULL);
-	mutex_unlock(&lock);
+	mutex_unlock(&gpu_lock);
+	up_write(&api_lock);
 }
 
-struct registration *registration_find(u64 address, u64 length)
+struct registration *registration_find(u64 token, u64 address, u64 length)
 {
 	struct registration *found;
 
@@ -52,8 +56,19 @@ struct registration *registration_find(u64 address, u64 length)
 		u64 size = (u64)found->block->count * GPUSTANDIN_PAGE;
 		u64 offset = address - found->address;
 
-		if (found->process == task_tgid(current) && address >= found->address &&
-		    offset < size && length <= size - offset)
+		if ((token ? found->block->id == token : found->process == task_tgid(current)) &&
+		    address >= found->address && offset < size && length <= size - offset)
+			return found;
+	}
+	return NULL;
+}
+
+struct registration *registration_of_token(u64 token)
+{
+	struct registration *found;
+
+	list_for_each_entry(found, &registrations, all) {
+		if (found->block->id == token)
 			return found;
 	}
 	return NULL;
@@ -61,7 +76,7 @@ struct registration *registration_find(u64 address, u64 length)
 
 static void registration_end(struct registration *registration)
 {
-	p2p_revoke(registration);
+	rm_revoke(registration);
 	list_del(&registration->all);
 	list_del(&registration->view);
 	stats.registrations--;
@@ -158,6 +173,7 @@ union argument {
 	u64 address;
 	s32 number;
 	u32 hold;
+	u32 when;
 	u32 fault;
 	struct gpustandin_pte pte;
 	struct gpustandin_stats stats;
@@ -177,8 +193,9 @@ static long view_ioctl_locked(struct view *view, unsigned int command, union arg
 	case GPUSTANDIN_UNREGISTER:
 		return view_unregister(view, argument->address);
 	case GPUSTANDIN_FAIL_GET:
-		p2p_fail_next(argument->number);
-		return 0;
+		return rm_fail_next_get(argument->number);
+	case GPUSTANDIN_FREE_IN_GET:
+		return rm_free_in_next_get(argument->when);
 	default:
 		return -ENOTTY;
 	}
@@ -191,7 +208,7 @@ static long view_ioctl(struct view *view, unsigned int command, union argument *
 
 	switch (command) {
 	case GPUSTANDIN_HOLD_CALLBACKS:
-		return p2p_hold_callbacks(argument->hold);
+		return rm_hold_callbacks(argument->hold);
 	case GPUSTANDIN_PTE:
 		return pte_query(&argument->pte);
 	case GPUSTANDIN_STATS:
@@ -333,11 +350,16 @@ static int standin_probe(struct pci_dev *pci, const struct pci_device_id *id)
 	ret = block_init(pci_resource_start(pci, BAR), pci_resource_len(pci, BAR));
 	if (ret)
 		goto disable_device;
-	ret = misc_register(&standin_device);
+	ret = p2p_init();
 	if (ret)
 		goto exit_blocks;
+	ret = misc_register(&standin_device);
+	if (ret)
+		goto exit_p2p;
 	return 0;
 
+exit_p2p:
+	p2p_exit();
 exit_blocks:
 	block_exit();
 disable_device:
@@ -349,6 +371,9 @@ static void standin_remove(struct pci_dev *pci)
 {
 	misc_deregister(&standin_device);
 	WARN(stats.pins || stats.persistent_pins, "pins leaked");
+	rm_exit();
+	table_memory_exit();
+	p2p_exit();
 	block_exit();
 	pci_disable_device(pci);
 }

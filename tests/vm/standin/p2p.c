@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The peer-to-peer interface of nvidia.ko, with its rules. */
+/*
+ * The peer-to-peer interface of the drivers that no Debian package has: page tables of version 2.0,
+ * cacheable memory, forced BAR1 mappings. It goes by the steps of NVIDIA's nv-p2p.c, in their
+ * order, over the same resource manager.
+ */
 #include <linux/export.h>
 #include <linux/module.h>
 #include <linux/slab.h>
-#include <linux/wait.h>
+#include <linux/vmalloc.h>
 
 #include "nv_p2p.h"
 #include "standin.h"
@@ -24,241 +28,186 @@ static bool force_bar1 = true;
 module_param(force_bar1, bool, 0644);
 MODULE_PARM_DESC(force_bar1, "know FORCE_BAR1_MAPPING, as drivers from 570 on");
 
-struct pin {
-	struct list_head list;
-	const struct registration *registration; /* NULL: persistent */
-	struct block *block;
-	u64 address;
-	struct nvidia_p2p_page_table *table;
+static bool fail_put;
+module_param(fail_put, bool, 0644);
+MODULE_PARM_DESC(fail_put, "puts have no memory, as the driver's may");
+
+/* What a table belongs to. */
+struct mem_info {
 	void (*callback)(void *data);
 	void *data;
+	struct nvidia_p2p_page_table table; /* last: before version 2.0 it ends before the flags */
 };
-
-static LIST_HEAD(pins);
-static int next_error;
-static u32 hold;
-static DECLARE_WAIT_QUEUE_HEAD(let_go);
-
-void p2p_fail_next(int error)
-{
-	next_error = error;
-}
-
-int p2p_hold_callbacks(u32 wanted)
-{
-	if (wanted > 1)
-		return -EINVAL;
-	WRITE_ONCE(hold, wanted);
-	wake_up_all(&let_go);
-	return 0;
-}
 
 static void table_free(struct nvidia_p2p_page_table *table)
 {
 	kfree(table->gpu_uuid);
 	kvfree(table->pages);
-	kfree(table);
+	table_memory_free(container_of(table, struct mem_info, table));
 }
 
-/* Before version 2.0 the table ends where the flags would be. */
-static struct nvidia_p2p_page_table *table_new(const struct block *block, u32 first, u32 count)
+int p2p_init(void)
 {
-	size_t size = table_version >= VERSION_WITH_FLAGS
-			      ? sizeof(struct nvidia_p2p_page_table)
-			      : offsetof(struct nvidia_p2p_page_table, flags);
-	struct nvidia_p2p_page_table *table = kzalloc(size, GFP_KERNEL);
+	return 0;
+}
+
+void p2p_exit(void)
+{
+}
+
+void p2p_free_lost(void *key)
+{
+	table_free(key);
+}
+
+static struct nvidia_p2p_page_table *table_alloc(void)
+{
+	size_t size = offsetof(struct mem_info, table) +
+		      (table_version >= VERSION_WITH_FLAGS
+			       ? sizeof(struct nvidia_p2p_page_table)
+			       : offsetof(struct nvidia_p2p_page_table, flags));
+	struct mem_info *info = table_memory_alloc(size);
+
+	if (!info)
+		return NULL;
+	memset(info, 0, size);
+	return &info->table;
+}
+
+static u32 table_fill(struct nvidia_p2p_page_table *table, const u64 *physical, u32 count,
+		      u32 ordinal)
+{
 	struct nvidia_p2p_page *pages;
 	u32 i;
 
-	if (!table)
-		return NULL;
 	table->gpu_uuid = kzalloc(UUID_SIZE, GFP_KERNEL);
 	/* The pages lie behind the pointers to them. */
 	table->pages = kvzalloc(array_size(count, sizeof(*pages) + sizeof(pages)), GFP_KERNEL);
-	if (!table->gpu_uuid || !table->pages) {
-		table_free(table);
-		return NULL;
-	}
+	if (!table->gpu_uuid || !table->pages)
+		return NV_ERR_NO_MEMORY;
+
+	table->gpu_uuid[0] = ordinal;
 	table->version = table_version;
 	table->page_size = NVIDIA_P2P_PAGE_SIZE_64KB;
 	table->entries = count;
-	table->gpu_uuid[0] = block->ordinal;
 	if (table_version >= VERSION_WITH_FLAGS)
 		table->flags = table_flags;
 	pages = (void *)&table->pages[count];
 	for (i = 0; i < count; i++) {
-		pages[i].physical_address = block_physical(block, first + i);
+		pages[i].physical_address = physical[i];
 		table->pages[i] = &pages[i];
 	}
-	return table;
+	return NV_OK;
 }
 
-static void count_pin(const struct pin *pin, int sign)
+/* A pin that the resource manager does not know any more was called back for, or never will be. */
+static u32 put(u64 token, struct nvidia_p2p_page_table *table, bool persistent)
 {
-	stats.pinned_pages += sign * (int)pin->table->entries;
-	if (pin->registration)
-		stats.pins += sign;
+	u32 status = persistent ? rm_put_pages_persistent(table) : rm_put_pages(token, table);
+
+	if (status == NV_OK)
+		table_free(table);
+	else if (!persistent && status == NV_ERR_OBJECT_NOT_FOUND)
+		status = NV_OK;
 	else
-		stats.persistent_pins += sign;
+		WARN(1, "put of a page table that is none");
+	return status;
 }
 
-static void pin_free(struct pin *pin)
+static void called_back(void *data)
 {
-	list_del(&pin->list);
-	count_pin(pin, -1);
-	table_free(pin->table);
-	block_put(pin->block);
-	kfree(pin);
+	struct mem_info *info = data;
+
+	info->callback(info->data);
+	table_free(&info->table);
 }
 
-static int pin_new(u64 address, u64 length, bool persistent, struct pin **result)
+/* As the genuine one it allocates by the length asked for before it looks at the address. */
+static int get(struct rm_get *get, struct nvidia_p2p_page_table **table,
+	       void (*callback)(void *data), void *data)
 {
-	struct registration *registration;
-	struct pin *pin;
-	u32 first;
+	u64 count = get->length / GPUSTANDIN_PAGE;
+	u32 ordinal, status;
+	u64 *physical;
 
-	if (!length || address % GPUSTANDIN_PAGE || length % GPUSTANDIN_PAGE)
+	if (get->address % GPUSTANDIN_PAGE || get->length % GPUSTANDIN_PAGE)
 		return -EINVAL;
-	if (next_error) {
-		int error = -next_error;
-
-		next_error = 0;
-		return error;
+	*table = table_alloc();
+	physical = __vmalloc(array_size(count, 2 * sizeof(*physical)) ?: 1, GFP_KERNEL);
+	status = *table && physical ? NV_OK : NV_ERR_NO_MEMORY;
+	get->key = *table;
+	if (status == NV_OK)
+		status = rm_find(get->address, get->length, &ordinal);
+	if (status == NV_OK)
+		status = rm_get_pages(get, physical);
+	if (status != NV_OK) {
+		if (*table)
+			table_free(*table);
+		goto free_physical;
 	}
-	registration = registration_find(address, length);
-	if (!registration)
-		return -EINVAL;
-	pin = kzalloc(sizeof(*pin), GFP_KERNEL);
-	if (!pin)
-		return -ENOMEM;
-	first = (address - registration->address) / GPUSTANDIN_PAGE;
-	pin->table = table_new(registration->block, first, length / GPUSTANDIN_PAGE);
-	if (!pin->table) {
-		kfree(pin);
-		return -ENOMEM;
-	}
-	pin->block = registration->block;
-	pin->block->references++;
-	pin->address = address;
-	pin->registration = persistent ? NULL : registration;
-	list_add(&pin->list, &pins);
-	count_pin(pin, 1);
-	*result = pin;
-	return 0;
-}
 
-/* The driver's lock is held, as the real one's is, from before the callback to after the release.
- */
-void p2p_revoke(const struct registration *registration)
-{
-	struct pin *pin, *next;
+	status = table_fill(*table, physical, count, ordinal);
+	if (status == NV_OK && callback) {
+		struct mem_info *info = container_of(*table, struct mem_info, table);
 
-	list_for_each_entry_safe(pin, next, &pins, list) {
-		if (pin->registration != registration)
-			continue;
-		stats.held_callbacks++;
-		WARN(!wait_event_timeout(let_go, !READ_ONCE(hold), 30 * HZ), "nobody let go");
-		stats.held_callbacks--;
-		pin->callback(pin->data);
-		stats.callbacks++;
-		pin_free(pin);
+		info->callback = callback;
+		info->data = data;
+		status = rm_register_callback(*table, called_back, info);
 	}
+	if (status != NV_OK)
+		put(get->token, *table, get->persistent);
+
+free_physical:
+	vfree(physical);
+	return rm_error(status);
 }
 
 int nvidia_p2p_get_pages(u64 p2p_token, u32 va_space, u64 address, u64 length,
 			 struct nvidia_p2p_page_table **table, void (*callback)(void *), void *data)
 {
-	struct pin *pin;
-	int ret;
+	struct rm_get wanted = {.token = p2p_token, .address = address, .length = length};
 
-	if (!table || !callback)
-		return -EINVAL;
-	if (!standin_lock())
-		return -EDEADLK;
-	ret = pin_new(address, length, false, &pin);
-	if (!ret) {
-		pin->callback = callback;
-		pin->data = data;
-		*table = pin->table;
-	}
-	standin_unlock();
-	return ret;
+	return callback ? get(&wanted, table, callback, data) : -EINVAL;
 }
 EXPORT_SYMBOL(nvidia_p2p_get_pages);
 
 int nvidia_p2p_get_pages_persistent(u64 address, u64 length, struct nvidia_p2p_page_table **table,
 				    u32 flags)
 {
-	struct pin *pin;
+	struct rm_get wanted = {.address = address, .length = length, .persistent = true};
 	int ret;
 
-	if (!table || flags & ~(force_bar1 ? FORCE_BAR1 : 0))
+	if (flags & ~(force_bar1 ? FORCE_BAR1 : 0))
 		return -EINVAL;
-	if (!standin_lock())
-		return -EDEADLK;
-	ret = pin_new(address, length, true, &pin);
-	if (!ret) {
+	ret = get(&wanted, table, NULL, NULL);
+	if (!ret)
 		stats.forced_bar1_pins += flags & FORCE_BAR1;
-		*table = pin->table;
-	}
-	standin_unlock();
 	return ret;
 }
 EXPORT_SYMBOL(nvidia_p2p_get_pages_persistent);
 
-/* -ENOENT: there is no such table. */
-static int put(u64 address, const struct nvidia_p2p_page_table *table, bool persistent)
-{
-	struct pin *pin;
-
-	list_for_each_entry(pin, &pins, list) {
-		if (pin->table != table)
-			continue;
-		if (pin->address != address || persistent == !!pin->registration)
-			return -EINVAL;
-		pin_free(pin);
-		return 0;
-	}
-	return -ENOENT;
-}
-
-/* Pages that a callback has taken away are no longer there to put, which is no error. */
 int nvidia_p2p_put_pages(u64 p2p_token, u32 va_space, u64 address,
 			 struct nvidia_p2p_page_table *table)
 {
-	int ret;
-
 	if (!table)
-		return -EINVAL;
-	if (!standin_lock())
-		return -EDEADLK;
-	ret = put(address, table, false);
-	if (ret == -ENOENT) {
-		stats.late_puts++;
-		ret = 0;
-	}
-	standin_unlock();
-	return ret;
+		return 0;
+	if (fail_put)
+		return -ENOMEM;
+	return rm_error(put(p2p_token, table, false));
 }
 EXPORT_SYMBOL(nvidia_p2p_put_pages);
 
 int nvidia_p2p_put_pages_persistent(u64 address, struct nvidia_p2p_page_table *table, u32 flags)
 {
-	int ret;
-
-	if (!table || flags)
+	if (flags)
 		return -EINVAL;
-	if (!standin_lock())
-		return -EDEADLK;
-	ret = put(address, table, true);
-	standin_unlock();
-	return ret == -ENOENT ? -EINVAL : ret;
+	return table ? rm_error(put(0, table, true)) : 0;
 }
 EXPORT_SYMBOL(nvidia_p2p_put_pages_persistent);
 
 /* A table goes with its pages: nothing is left to do here. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *table)
 {
-	return table ? 0 : -EINVAL;
+	return 0;
 }
 EXPORT_SYMBOL(nvidia_p2p_free_page_table);

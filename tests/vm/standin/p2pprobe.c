@@ -33,19 +33,21 @@ static void called_back(void *data)
 
 static long get(struct probe *probe, struct p2pprobe_get *args)
 {
+	struct nvidia_p2p_page_table *table;
 	int ret;
 
 	if (probe->table)
 		return -EBUSY;
 	probe->put_in_callback = args->flags & P2PPROBE_PUT_IN_CALLBACK;
 	if (args->flags & P2PPROBE_PERSISTENT)
-		ret = nvidia_p2p_get_pages_persistent(args->address, args->size, &probe->table,
+		ret = nvidia_p2p_get_pages_persistent(args->address, args->size, &table,
 						      args->driver_flags);
 	else
-		ret = nvidia_p2p_get_pages(0, 0, args->address, args->size, &probe->table,
-					   called_back, probe);
+		ret = nvidia_p2p_get_pages(0, 0, args->address, args->size, &table, called_back,
+					   probe);
 	if (ret)
 		return ret;
+	probe->table = table;
 	probe->address = args->address;
 	probe->persistent = args->flags & P2PPROBE_PERSISTENT;
 	args->version = probe->table->version;
@@ -94,6 +96,11 @@ static long probe_ioctl(struct file *file, unsigned int command, unsigned long u
 		ret = put(probe);
 		mutex_unlock(&probe->lock);
 		return ret;
+	case P2PPROBE_FORGET:
+		mutex_lock(&probe->lock);
+		probe->table = NULL;
+		mutex_unlock(&probe->lock);
+		return 0;
 	case P2PPROBE_CALLBACKS:
 		return atomic_read(&probe->callbacks);
 	default:

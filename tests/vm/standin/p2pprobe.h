@@ -26,5 +26,6 @@ struct p2pprobe_get {
 #define P2PPROBE_GET _IOWR('P', 1, struct p2pprobe_get)
 #define P2PPROBE_PUT _IO('P', 2)
 #define P2PPROBE_CALLBACKS _IO('P', 3) /* returns how many were made */
+#define P2PPROBE_FORGET _IO('P', 4)    /* does not put what it has got */
 
 #endif

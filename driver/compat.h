@@ -9,6 +9,7 @@
 #include <linux/fs.h>
 #include <linux/io.h>
 #include <linux/mm.h>
+#include <linux/pci.h>
 #include <linux/timex.h>
 #include <linux/version.h>
 #ifdef CONFIG_X86
@@ -26,10 +27,10 @@ static inline void gdrdrv_vma_change_flags(struct vm_area_struct *vma, unsigned 
 {
 	unsigned long flags = (vma->vm_flags & ~clear) | set;
 
-#if GDRDRV_KERNEL_BEFORE(6, 3)
-	vma->vm_flags = flags;
-#else
+#ifdef GDRDRV_HAS_VM_FLAGS_INIT
 	vm_flags_init(vma, flags);
+#else
+	vma->vm_flags = flags;
 #endif
 }
 
@@ -79,7 +80,31 @@ static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
 			cachemode2protval(_PAGE_CACHE_MODE_WC));
 }
 
+/*
+ * Whether the kernel maps a page write-combined, by the entry of a mapping of its own: what asks
+ * for that type gets uncached, without an error, where another driver has the range on record so.
+ */
+static inline bool gdrdrv_is_wc(phys_addr_t phys)
+{
+	void __iomem *probe = ioremap_wc(phys, PAGE_SIZE);
+	unsigned long addr = (unsigned long)probe;
+	pmd_t *pmd;
+	pte_t pte;
+
+	if (!probe)
+		return false;
+	pmd = pmd_offset(pud_offset(p4d_offset(pgd_offset(current->mm, addr), addr), addr), addr);
+	pte = *pte_offset_kernel(pmd, addr);
+	iounmap(probe);
+	return (pte_flags(pte) & _PAGE_CACHE_MASK) == cachemode2protval(_PAGE_CACHE_MODE_WC);
+}
+
 #else
+
+static inline bool gdrdrv_is_wc(phys_addr_t phys)
+{
+	return true;
+}
 
 static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
 {
@@ -107,6 +132,25 @@ static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
 	return pgprot_device(prot);
 }
 
+/* Memory that the kernel has a cached mapping of; page_is_ram() is GPL-only. */
+static inline bool gdrdrv_is_ram(unsigned long pfn)
+{
+	return pfn_valid(pfn);
+}
+
+/* On a host with BlueField-3's root complex a write-combined mapping of a GPU does not work. */
+static inline bool gdrdrv_must_use_device_type(void)
+{
+	static const u16 root_complexes[] = {0xa2da, 0xa2db};
+	struct pci_dev *device = NULL;
+	unsigned int i;
+
+	for (i = 0; !device && i < ARRAY_SIZE(root_complexes); i++)
+		device = pci_get_device(PCI_VENDOR_ID_MELLANOX, root_complexes[i], NULL);
+	pci_dev_put(device);
+	return device;
+}
+
 #else
 
 #define GDRDRV_HAS_DEVICE_TYPE false
@@ -114,6 +158,16 @@ static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
 static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
 {
 	return pgprot_noncached(prot);
+}
+
+static inline bool gdrdrv_is_ram(unsigned long pfn)
+{
+	return false;
+}
+
+static inline bool gdrdrv_must_use_device_type(void)
+{
+	return false;
 }
 
 #endif

@@ -105,7 +105,7 @@ ssize_t gdrdrv_events_read(struct file *filp, char __user *to, size_t size, loff
 	struct gdrdrv_events *events = &gfile->events;
 	ssize_t ret;
 
-	if (!gdrdrv_is_owner(gfile))
+	if (!gdrdrv_is_current(&gfile->owner))
 		return -EACCES;
 	if (size < sizeof(struct gdrdrv_event))
 		return -EINVAL;
@@ -125,7 +125,7 @@ __poll_t gdrdrv_events_poll(struct file *filp, poll_table *wait)
 {
 	struct gdrdrv_file *gfile = filp->private_data;
 
-	if (!gdrdrv_is_owner(gfile))
+	if (!gdrdrv_is_current(&gfile->owner))
 		return EPOLLERR;
 	poll_wait(filp, &gfile->events.wait, wait);
 	return gdrdrv_events_pending(&gfile->events) ? EPOLLIN | EPOLLRDNORM : 0;

@@ -19,6 +19,12 @@
 #include "nv_p2p.h"
 #include "uapi/gdrdrv.h"
 
+#define GDRDRV_VERSION_STRING "2.6"
+
+/* More than a machine has; and a bound on what nvidia.ko allocates before it looks at an address.
+ */
+#define GDRDRV_MAX_PIN_BYTES (1ull << 40)
+
 /* A power of two; the ring is part of the open file. */
 #define GDRDRV_EVENT_ROOM 128
 
@@ -61,15 +67,13 @@ struct gdrdrv_run {
 struct gdrdrv_pages {
 	u64 va;
 	u64 length;
-	u64 token;
-	u32 va_space;
 	u32 p2p_flags;
 	bool persistent;
 	bool cacheable;
+	bool held; /* all runs are recorded as write-combined */
 	struct nvidia_p2p_page_table *table;
 	struct gdrdrv_run *runs;
 	unsigned int nr_runs;
-	unsigned int nr_held; /* of the runs, recorded as write-combined */
 };
 
 enum gdrdrv_pin_state {
@@ -82,7 +86,9 @@ struct gdrdrv_user;
 
 /*
  * A pin lives as long as its file, an anonymous one that is also its read-write share fd. The file
- * brings the address space that all mappings of the pin are in, and nothing else.
+ * brings the address space that all mappings of the pin are in, and nothing else. While nvidia.ko
+ * has the pages registered, it holds a reference: it may call back at any time, even after the pin
+ * has ended.
  */
 struct gdrdrv_pin {
 	struct file *file;
@@ -90,7 +96,8 @@ struct gdrdrv_pin {
 	u32 offset; /* of the address asked for, in the first GPU page */
 	bool zero_after;
 	struct gdrdrv_process owner;
-	struct gdrdrv_user *user;
+	struct gdrdrv_user *user; /* charged while registered */
+	kuid_t uid;
 	u64 cycles; /* that nvidia.ko took */
 	struct gdrdrv_pages pages;
 	struct list_head live;
@@ -98,11 +105,12 @@ struct gdrdrv_pin {
 	bool zapped; /* no mapping shows the memory any more, nor will */
 
 	/*
-	 * Taken by the free callback, under nvidia.ko's own lock: never held across a call into
-	 * nvidia.ko.
+	 * Taken by the free callback, under nvidia.ko's own lock, for which all GPU calls wait: so
+	 * it is held neither across a call into nvidia.ko nor while memory is allocated.
 	 */
 	struct mutex lock;
 	enum gdrdrv_pin_state state;
+	bool registered;	   /* at nvidia.ko; pages.table and pages.held are the lock's too */
 	struct gdrdrv_file *gfile; /* who hears of a revocation; NULL from unpin on */
 	u32 type;		   /* enum gdrdrv_mapping_type */
 	unsigned int mappings;
@@ -112,15 +120,13 @@ struct gdrdrv_pin {
 struct gdrdrv_pin_request {
 	u64 addr;
 	u64 size;
-	u64 token;
-	u32 va_space;
 	bool persistent;
 	bool force_pcie;
 	bool zero_after;
 };
 
 /* main.c */
-bool gdrdrv_is_owner(const struct gdrdrv_file *gfile);
+bool gdrdrv_is_current(const struct gdrdrv_process *process);
 
 /* pin.c */
 struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
@@ -136,11 +142,13 @@ bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin);
 int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type);
 
 /* pages.c */
-int gdrdrv_pages_get(struct gdrdrv_pages *pages, void (*free_callback)(void *data), void *data);
-void gdrdrv_pages_put(struct gdrdrv_pages *pages);
-int gdrdrv_pages_decode(struct gdrdrv_pages *pages);
-void gdrdrv_pages_hold_type(struct gdrdrv_pages *pages);
-void gdrdrv_pages_release(struct gdrdrv_pages *pages);
+int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **table,
+		     void (*free_callback)(void *data), void *data);
+int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_table *table);
+int gdrdrv_pages_count_runs(const struct gdrdrv_pages *pages);
+void gdrdrv_pages_fill_runs(struct gdrdrv_pages *pages);
+bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages);
+void gdrdrv_pages_release_type(const struct gdrdrv_pages *pages);
 unsigned long gdrdrv_pages_pfn(const struct gdrdrv_pages *pages, u64 offset);
 bool gdrdrv_force_pcie_supported(void);
 
@@ -166,10 +174,11 @@ int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
 		      struct file **share);
 
 /* quota.c */
+void gdrdrv_quota_init(void);
 struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes);
 void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 bytes);
-kuid_t gdrdrv_quota_uid(const struct gdrdrv_user *user);
-void gdrdrv_quota_show(struct seq_file *seq);
+void gdrdrv_quota_show(struct seq_file *seq, const kuid_t *only);
+u64 gdrdrv_quota_pins(void);
 
 /* stats.c */
 enum gdrdrv_counter {

@@ -36,12 +36,14 @@ static int gdrdrv_ioctl_pin(struct gdrdrv_file *gfile, struct gdrdrv_pin_buffer 
 
 	if (copy_from_user(&args, arg, sizeof(args)))
 		return -EFAULT;
+	/* A put by token frees a table that is freed already: nvidia.ko answers that it is there.
+	 */
+	if (args.p2p_token || args.va_space)
+		return -EINVAL;
 
 	request = (struct gdrdrv_pin_request){
 		.addr = args.addr,
 		.size = args.size,
-		.token = args.p2p_token,
-		.va_space = args.va_space,
 		.persistent = gdrdrv_use_persistent_mapping,
 	};
 	pin = gdrdrv_pin_create(gfile, &request);
@@ -305,7 +307,7 @@ long gdrdrv_ioctl(struct file *filp, unsigned int cmd, unsigned long arg)
 
 	if (_IOC_TYPE(cmd) != GDRDRV_IOCTL_TYPE)
 		return -EINVAL;
-	if (!gdrdrv_is_owner(gfile))
+	if (!gdrdrv_is_current(&gfile->owner))
 		return -EACCES;
 
 	switch (cmd) {

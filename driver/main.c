@@ -19,11 +19,11 @@ static struct gdrdrv_process gdrdrv_current_process(void)
 	};
 }
 
-bool gdrdrv_is_owner(const struct gdrdrv_file *gfile)
+bool gdrdrv_is_current(const struct gdrdrv_process *process)
 {
 	struct gdrdrv_process now = gdrdrv_current_process();
 
-	return now.tgid == gfile->owner.tgid && now.start == gfile->owner.start;
+	return now.tgid == process->tgid && now.start == process->start;
 }
 
 static int gdrdrv_open(struct inode *inode, struct file *filp)
@@ -85,6 +85,7 @@ static int __init gdrdrv_init(void)
 	if (mode & ~0777)
 		return -EINVAL;
 
+	gdrdrv_quota_init();
 	ret = gdrdrv_stats_init();
 	if (ret)
 		return ret;
@@ -112,7 +113,7 @@ module_exit(gdrdrv_exit);
 
 MODULE_DESCRIPTION("CPU mappings of GPU memory");
 MODULE_LICENSE("Dual MIT/GPL");
-MODULE_VERSION("2.6");
+MODULE_VERSION(GDRDRV_VERSION_STRING);
 #ifdef GDRDRV_NVIDIA_DRIVER
 /* Whoever loads it builds it anew for another one. */
 MODULE_INFO(nvidia, GDRDRV_NVIDIA_DRIVER);

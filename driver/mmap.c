@@ -8,6 +8,8 @@
 #include <linux/sizes.h>
 #include <linux/slab.h>
 
+#include <asm/pgalloc.h>
+
 #include "gdrdrv.h"
 #include "trace.h"
 
@@ -19,7 +21,7 @@ struct gdrdrv_view {
 	refcount_t areas;
 	struct gdrdrv_pin *pin;
 	struct file *opener; /* the node, when mapped by handle: its close ends the pin */
-	struct page *zero;   /* what the view shows after its pin, if it asked for that */
+	struct page *zero;   /* what the view shows after its pin, if that asked for it */
 };
 
 static void gdrdrv_vma_open(struct vm_area_struct *vma)
@@ -56,18 +58,13 @@ static int gdrdrv_vma_may_split(struct vm_area_struct *vma, unsigned long addr)
 	return -EINVAL;
 }
 
-static vm_fault_t gdrdrv_fault_after_end(struct vm_fault *vmf, struct gdrdrv_view *view)
+/* Ordinary memory: not the caching of the area, which was chosen for the GPU's. */
+static vm_fault_t gdrdrv_fault_after_end(struct vm_fault *vmf, const struct gdrdrv_view *view)
 {
 	struct vm_area_struct *vma = vmf->vma;
 
 	if (!view->pin->zero_after)
 		return VM_FAULT_SIGBUS;
-	if (!view->zero)
-		view->zero = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
-	if (!view->zero)
-		return VM_FAULT_OOM;
-
-	/* Ordinary memory: not the caching of the area, which was chosen for the GPU's. */
 	return vmf_insert_pfn_prot(vma, vmf->address, page_to_pfn(view->zero),
 				   vm_get_page_prot(vma->vm_flags));
 }
@@ -101,6 +98,28 @@ static vm_fault_t gdrdrv_fault_live(struct vm_fault *vmf, const struct gdrdrv_pi
 	return ret;
 }
 
+/*
+ * The page table that the kernel has allocated for this fault is put in here: vmf_insert_pfn_prot()
+ * would allocate another one, under the pin's lock.
+ */
+static void gdrdrv_fault_use_page_table(struct vm_fault *vmf)
+{
+	struct mm_struct *mm = vmf->vma->vm_mm;
+	spinlock_t *lock;
+
+	if (!vmf->prealloc_pte)
+		return;
+	lock = pmd_lock(mm, vmf->pmd);
+	if (pmd_none(*vmf->pmd)) {
+		mm_inc_nr_ptes(mm);
+		/* The table is seen empty by a processor that sees it at all. */
+		smp_wmb();
+		pmd_populate(mm, vmf->pmd, vmf->prealloc_pte);
+		vmf->prealloc_pte = NULL;
+	}
+	spin_unlock(lock);
+}
+
 static vm_fault_t gdrdrv_vma_fault(struct vm_fault *vmf)
 {
 	struct gdrdrv_view *view = vmf->vma->vm_private_data;
@@ -108,6 +127,7 @@ static vm_fault_t gdrdrv_vma_fault(struct vm_fault *vmf)
 	vm_fault_t ret;
 
 	gdrdrv_count(GDRDRV_COUNT_FAULTS);
+	gdrdrv_fault_use_page_table(vmf);
 	mutex_lock(&pin->lock);
 	if (pin->state == GDRDRV_PIN_LIVE)
 		ret = gdrdrv_fault_live(vmf, pin);
@@ -178,11 +198,16 @@ static int gdrdrv_map(struct gdrdrv_pin *pin, struct vm_area_struct *vma, unsign
 	if (!view)
 		return -ENOMEM;
 
-	ret = gdrdrv_pin_enter_mapping(pin, opener, &type);
-	if (ret) {
-		kfree(view);
-		return ret;
+	ret = -ENOMEM;
+	if (pin->zero_after) {
+		view->zero = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+		if (!view->zero)
+			goto free_view;
 	}
+
+	ret = gdrdrv_pin_enter_mapping(pin, opener, &type);
+	if (ret)
+		goto free_zero;
 
 	refcount_set(&view->areas, 1);
 	view->pin = pin;
@@ -198,6 +223,13 @@ static int gdrdrv_map(struct gdrdrv_pin *pin, struct vm_area_struct *vma, unsign
 	gdrdrv_count(GDRDRV_COUNT_MAPPINGS);
 	trace_gdrdrv_map(pin, vma, type);
 	return 0;
+
+free_zero:
+	if (view->zero)
+		__free_page(view->zero);
+free_view:
+	kfree(view);
+	return ret;
 }
 
 /*
@@ -210,7 +242,7 @@ int gdrdrv_map_by_handle(struct file *filp, struct vm_area_struct *vma)
 	struct gdrdrv_pin *pin;
 	int ret;
 
-	if (!gdrdrv_is_owner(gfile))
+	if (!gdrdrv_is_current(&gfile->owner))
 		return -EACCES;
 
 	pin = gdrdrv_pin_get(gfile, vma->vm_pgoff);

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* The memory behind a pin: had from nvidia.ko, and recorded as write-combined. */
+#include <linux/delay.h>
 #include <linux/err.h>
 #include <linux/io.h>
-#include <linux/slab.h>
 
 #include "gdrdrv.h"
 
 /* nvidia.ko's own "not supported", which no user space knows. */
 #define NVIDIA_ENOTSUPP 524
+
+#define PUT_ATTEMPTS 50
+#define PUT_PAUSE_MS 10
 
 bool gdrdrv_force_pcie_supported(void)
 {
@@ -18,35 +21,51 @@ bool gdrdrv_force_pcie_supported(void)
 #endif
 }
 
-int gdrdrv_pages_get(struct gdrdrv_pages *pages, void (*free_callback)(void *data), void *data)
+/*
+ * The table has a variable of the caller's own: nvidia.ko writes to it before it succeeds, and also
+ * where it fails.
+ */
+int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **table,
+		     void (*free_callback)(void *data), void *data)
 {
 	int ret;
 
 	if (pages->persistent)
-		ret = nvidia_p2p_get_pages_persistent(pages->va, pages->length, &pages->table,
+		ret = nvidia_p2p_get_pages_persistent(pages->va, pages->length, table,
 						      pages->p2p_flags);
 	else
-		ret = nvidia_p2p_get_pages(pages->token, pages->va_space, pages->va, pages->length,
-					   &pages->table, free_callback, data);
+		ret = nvidia_p2p_get_pages(0, 0, pages->va, pages->length, table, free_callback,
+					   data);
 	return ret == -NVIDIA_ENOTSUPP ? -EOPNOTSUPP : ret;
 }
 
-/* Right also after the free callback: nvidia.ko finds nothing, and waits if it is still running. */
-void gdrdrv_pages_put(struct gdrdrv_pages *pages)
+/* It may have no memory to begin with; for a while the call is made again. */
+int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_table *table)
 {
-	if (pages->persistent)
-		nvidia_p2p_put_pages_persistent(pages->va, pages->table, 0);
-	else
-		nvidia_p2p_put_pages(pages->token, pages->va_space, pages->va, pages->table);
+	int attempt, ret = -ENOMEM;
+
+	for (attempt = 0; ret == -ENOMEM && attempt < PUT_ATTEMPTS; attempt++) {
+		if (attempt)
+			msleep(PUT_PAUSE_MS);
+		if (pages->persistent)
+			ret = nvidia_p2p_put_pages_persistent(pages->va, table, 0);
+		else
+			ret = nvidia_p2p_put_pages(0, 0, pages->va, table);
+	}
+	return ret;
 }
 
+/*
+ * Tables before version 1.3 do not tell. Coherent memory, as Grace has, is RAM to the kernel then,
+ * and cached in its own mapping, beside which no other type may be.
+ */
 static bool gdrdrv_table_is_cacheable(const struct nvidia_p2p_page_table *table)
 {
-#if defined(GDRDRV_NVIDIA_HEADER) && NVIDIA_P2P_PAGE_TABLE_VERSION < 0x00020000
-	return false;
-#else
-	return table->version >> 16 >= 2 && table->flags & GDRDRV_P2P_PAGE_TABLE_CPU_CACHEABLE;
+#if !defined(GDRDRV_NVIDIA_HEADER) || NVIDIA_P2P_PAGE_TABLE_VERSION >= 0x00010003
+	if (table->version >= 0x00010003)
+		return table->flags & GDRDRV_P2P_PAGE_TABLE_CPU_CACHEABLE;
 #endif
+	return gdrdrv_is_ram(table->pages[0]->physical_address >> PAGE_SHIFT);
 }
 
 /* How many bytes each entry stands for; 0 for a table that this module does not understand. */
@@ -66,19 +85,15 @@ static u64 gdrdrv_table_entry_size(const struct nvidia_p2p_page_table *table)
 	return sizes[table->page_size];
 }
 
-static bool gdrdrv_run_continues(const struct gdrdrv_run *run, phys_addr_t phys)
-{
-	return run->phys + run->length == phys;
-}
-
-/* Reads the table; for a revocable pin, only while its free callback cannot finish. */
-int gdrdrv_pages_decode(struct gdrdrv_pages *pages)
+/*
+ * How many physical runs the table tells of. This and filling them in: for a revocable pin, only
+ * while its free callback cannot finish, for the table goes with it.
+ */
+int gdrdrv_pages_count_runs(const struct gdrdrv_pages *pages)
 {
 	const struct nvidia_p2p_page_table *table = pages->table;
 	u64 entry_size = gdrdrv_table_entry_size(table);
-	struct gdrdrv_run *runs, *run = NULL;
-	unsigned int nr_runs = 0;
-	u64 at;
+	int nr_runs = 0;
 	u32 i;
 
 	if (!entry_size || entry_size % PAGE_SIZE)
@@ -87,63 +102,77 @@ int gdrdrv_pages_decode(struct gdrdrv_pages *pages)
 		return -EPROTO;
 
 	for (i = 0; i < table->entries; i++) {
-		phys_addr_t phys = table->pages[i]->physical_address;
+		u64 phys = table->pages[i]->physical_address;
 
 		if (phys % PAGE_SIZE)
 			return -EPROTO;
 		if (!i || table->pages[i - 1]->physical_address + entry_size != phys)
 			nr_runs++;
 	}
+	return nr_runs;
+}
 
-	runs = kvmalloc_array(nr_runs, sizeof(*runs), GFP_KERNEL_ACCOUNT);
-	if (!runs)
-		return -ENOMEM;
+void gdrdrv_pages_fill_runs(struct gdrdrv_pages *pages)
+{
+	const struct nvidia_p2p_page_table *table = pages->table;
+	u64 entry_size = gdrdrv_table_entry_size(table);
+	struct gdrdrv_run *run = NULL;
+	u64 at;
+	u32 i;
 
 	for (i = 0, at = 0; at < pages->length; i++, at += entry_size) {
 		phys_addr_t phys = table->pages[i]->physical_address;
 		u64 length = min(entry_size, pages->length - at);
 
-		if (run && gdrdrv_run_continues(run, phys)) {
+		if (run && run->phys + run->length == phys) {
 			run->length += length;
 			continue;
 		}
-		run = run ? run + 1 : runs;
+		run = run ? run + 1 : pages->runs;
 		*run = (struct gdrdrv_run){.start = at, .length = length, .phys = phys};
 	}
-
-	pages->runs = runs;
-	pages->nr_runs = run - runs + 1;
+	pages->nr_runs = run - pages->runs + 1;
 	pages->cacheable = gdrdrv_table_is_cacheable(table);
-	return 0;
+}
+
+static void gdrdrv_runs_release_type(const struct gdrdrv_run *runs, unsigned int nr_runs)
+{
+	while (nr_runs--)
+		arch_io_free_memtype_wc(runs[nr_runs].phys, runs[nr_runs].length);
 }
 
 /*
  * Without this the kernel takes for each page the type that is recorded for it, and nothing
- * recorded means uncached, whatever protection the mapping asks for. A refusal (somebody else holds
- * the range otherwise) costs speed only.
+ * recorded means uncached, whatever protection the mapping asks for. A refusal (another driver has
+ * a range on record otherwise) costs speed only: then all runs are mapped uncached.
  */
-void gdrdrv_pages_hold_type(struct gdrdrv_pages *pages)
+bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages)
 {
-	for (; pages->nr_held < pages->nr_runs; pages->nr_held++) {
-		const struct gdrdrv_run *run = &pages->runs[pages->nr_held];
+	unsigned int i;
 
-		if (arch_io_reserve_memtype_wc(run->phys, run->length)) {
-			gdrdrv_count(GDRDRV_COUNT_WC_REFUSED);
-			return;
+	if (pages->cacheable || gdrdrv_must_use_device_type())
+		return false;
+	for (i = 0; i < pages->nr_runs; i++) {
+		const struct gdrdrv_run *run = &pages->runs[i];
+
+		if (arch_io_reserve_memtype_wc(run->phys, run->length))
+			goto release;
+		if (!gdrdrv_is_wc(run->phys)) {
+			i++;
+			goto release;
 		}
 	}
+	return true;
+
+release:
+	gdrdrv_count(GDRDRV_COUNT_WC_REFUSED);
+	gdrdrv_runs_release_type(pages->runs, i);
+	return false;
 }
 
-void gdrdrv_pages_release(struct gdrdrv_pages *pages)
+void gdrdrv_pages_release_type(const struct gdrdrv_pages *pages)
 {
-	while (pages->nr_held) {
-		const struct gdrdrv_run *run = &pages->runs[--pages->nr_held];
-
-		arch_io_free_memtype_wc(run->phys, run->length);
-	}
-	kvfree(pages->runs);
-	pages->runs = NULL;
-	pages->nr_runs = 0;
+	gdrdrv_runs_release_type(pages->runs, pages->nr_runs);
 }
 
 unsigned long gdrdrv_pages_pfn(const struct gdrdrv_pages *pages, u64 offset)

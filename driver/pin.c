@@ -8,6 +8,14 @@
 #include "gdrdrv.h"
 #include "trace.h"
 
+/*
+ * Gets and puts are one at a time. A put finds its pages by the address of their table alone, which
+ * is soon another one's after the free callback: so between the look at whether that was made and
+ * the put, no pin gets pages. And nvidia.ko allocates by the length asked for, out of nobody's
+ * account, before it looks at the address: so one such allocation is there at a time.
+ */
+static DEFINE_MUTEX(gdrdrv_p2p_lock);
+
 /* Only once the state says that the fault handler must refuse. */
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 {
@@ -17,10 +25,40 @@ static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 	wake_up_interruptible_poll(&pin->wait, EPOLLHUP | EPOLLERR);
 }
 
+/* After the zap, and before nvidia.ko has the memory back. */
+static void gdrdrv_pin_release_type(struct gdrdrv_pin *pin)
+{
+	mutex_lock(&pin->lock);
+	if (pin->pages.held)
+		gdrdrv_pages_release_type(&pin->pages);
+	pin->pages.held = false;
+	mutex_unlock(&pin->lock);
+}
+
+/* Whether it was registered: whoever is told so has to end the registration. */
+static bool gdrdrv_pin_unregister(struct gdrdrv_pin *pin)
+{
+	bool was_registered;
+
+	mutex_lock(&pin->lock);
+	was_registered = pin->registered;
+	pin->registered = false;
+	pin->pages.table = NULL;
+	mutex_unlock(&pin->lock);
+	return was_registered;
+}
+
+/* nvidia.ko knows the pin no more. */
+static void gdrdrv_registration_end(struct gdrdrv_pin *pin)
+{
+	gdrdrv_quota_uncharge(pin->user, pin->pages.length);
+	gdrdrv_pin_put(pin);
+}
+
 /*
- * Called by nvidia.ko, with its lock held, before it takes the memory away. The zap is outside our
- * lock, since it calls MMU notifiers, nvidia-uvm's among them; and it is done even if an unpin is
- * under way, which may not have come to its own yet.
+ * Called by nvidia.ko, with its lock held, before it takes the memory away and frees the table. The
+ * zap is outside our lock, since it calls MMU notifiers, nvidia-uvm's among them; and it is done
+ * even if an unpin is under way, which may not have come to its own yet.
  */
 static void gdrdrv_pin_memory_freed(void *data)
 {
@@ -34,16 +72,73 @@ static void gdrdrv_pin_memory_freed(void *data)
 	mutex_unlock(&pin->lock);
 
 	gdrdrv_pin_zap(pin);
-	if (!was_live)
-		return;
+	gdrdrv_pin_release_type(pin);
+	if (was_live) {
+		gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
+		trace_gdrdrv_revoke(pin);
+	}
 
 	/* The event comes last: who reads it finds the mappings gone. */
-	gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
-	trace_gdrdrv_revoke(pin);
 	mutex_lock(&pin->lock);
-	if (pin->gfile)
+	if (was_live && pin->gfile)
 		gdrdrv_event_post(&pin->gfile->events, GDRDRV_EVENT_REVOKED, pin->handle);
 	mutex_unlock(&pin->lock);
+
+	if (gdrdrv_pin_unregister(pin))
+		gdrdrv_registration_end(pin);
+}
+
+static int gdrdrv_pin_register(struct gdrdrv_pin *pin)
+{
+	struct nvidia_p2p_page_table *table;
+	u64 start;
+	int ret;
+
+	ret = mutex_lock_killable(&gdrdrv_p2p_lock);
+	if (ret)
+		return ret;
+
+	get_file(pin->file);
+	pin->registered = true;
+	start = gdrdrv_cycles();
+	ret = gdrdrv_pages_get(&pin->pages, &table, gdrdrv_pin_memory_freed, pin);
+	pin->cycles = gdrdrv_cycles() - start;
+
+	mutex_lock(&pin->lock);
+	/* The callback may have been made, and the table be gone. */
+	if (!ret && pin->registered)
+		pin->pages.table = table;
+	if (ret)
+		pin->registered = false;
+	mutex_unlock(&pin->lock);
+	if (ret)
+		gdrdrv_pin_put(pin);
+	mutex_unlock(&gdrdrv_p2p_lock);
+	return ret;
+}
+
+/*
+ * A put of revocable pages by another process than the one that pinned them, which may be the last
+ * to close the node, is answered with success and does nothing. Then, and where a put fails, the
+ * registration stays until the callback ends it.
+ */
+static bool gdrdrv_pin_try_put(struct gdrdrv_pin *pin)
+{
+	struct nvidia_p2p_page_table *table;
+	int ret;
+
+	mutex_lock(&pin->lock);
+	table = pin->pages.table;
+	mutex_unlock(&pin->lock);
+	if (!table)
+		return false;
+	if (!pin->pages.persistent && !gdrdrv_is_current(&pin->owner))
+		return false;
+
+	ret = gdrdrv_pages_put(&pin->pages, table);
+	if (ret)
+		pr_warn("gdrdrv: nvidia.ko does not take pages back: error %d\n", -ret);
+	return !ret;
 }
 
 /* Ends a pin that has its pages, and gives up the caller's reference. */
@@ -56,9 +151,12 @@ static void gdrdrv_pin_end(struct gdrdrv_pin *pin)
 	mutex_unlock(&pin->lock);
 
 	gdrdrv_pin_zap(pin);
-	gdrdrv_pages_put(&pin->pages);
-	gdrdrv_pages_release(&pin->pages);
-	gdrdrv_quota_uncharge(pin->user, pin->pages.length);
+	gdrdrv_pin_release_type(pin);
+
+	mutex_lock(&gdrdrv_p2p_lock);
+	if (gdrdrv_pin_try_put(pin) && gdrdrv_pin_unregister(pin))
+		gdrdrv_registration_end(pin);
+	mutex_unlock(&gdrdrv_p2p_lock);
 	gdrdrv_pin_put(pin);
 }
 
@@ -75,8 +173,7 @@ static int gdrdrv_pin_set_range(struct gdrdrv_pin *pin, u64 addr, u64 size)
 	pin->offset = addr & mask;
 	pin->pages.va = addr & ~mask;
 	pin->pages.length = (end & ~mask) - pin->pages.va;
-	/* What an offset into a file can say. */
-	return pin->pages.length > MAX_LFS_FILESIZE ? -EINVAL : 0;
+	return pin->pages.length > GDRDRV_MAX_PIN_BYTES ? -EINVAL : 0;
 }
 
 static struct gdrdrv_pin *gdrdrv_pin_alloc(struct gdrdrv_file *gfile,
@@ -85,8 +182,6 @@ static struct gdrdrv_pin *gdrdrv_pin_alloc(struct gdrdrv_file *gfile,
 	struct gdrdrv_pin *pin;
 	int ret;
 
-	if (request->persistent && (request->token || request->va_space))
-		return ERR_PTR(-EINVAL);
 	if (request->force_pcie && !(request->persistent && gdrdrv_force_pcie_supported()))
 		return ERR_PTR(-EOPNOTSUPP);
 
@@ -102,10 +197,9 @@ static struct gdrdrv_pin *gdrdrv_pin_alloc(struct gdrdrv_file *gfile,
 	init_waitqueue_head(&pin->wait);
 	INIT_LIST_HEAD(&pin->live);
 	pin->owner = gfile->owner;
+	pin->uid = current_uid();
 	pin->gfile = gfile;
 	pin->zero_after = request->zero_after;
-	pin->pages.token = request->token;
-	pin->pages.va_space = request->va_space;
 	pin->pages.persistent = request->persistent;
 	pin->pages.p2p_flags = request->force_pcie ? GDRDRV_P2P_GET_PAGES_FORCE_BAR1 : 0;
 
@@ -123,19 +217,72 @@ free_pin:
 
 static u32 gdrdrv_pin_default_type(const struct gdrdrv_pin *pin)
 {
-	return pin->pages.cacheable ? GDRDRV_MAPPING_CACHED : GDRDRV_MAPPING_WC;
+	if (pin->pages.cacheable)
+		return GDRDRV_MAPPING_CACHED;
+	return pin->pages.held ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_DEVICE;
 }
 
-/* The lock keeps a free callback from finishing, and so the table from going away under us. */
-static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
+/* How many runs the pin's memory has; an error also if it was freed. */
+static int gdrdrv_pin_count_runs(struct gdrdrv_pin *pin)
 {
 	int ret = -EINVAL;
 
 	mutex_lock(&pin->lock);
-	if (pin->state == GDRDRV_PIN_LIVE)
-		ret = gdrdrv_pages_decode(&pin->pages);
+	if (pin->pages.table)
+		ret = gdrdrv_pages_count_runs(&pin->pages);
 	mutex_unlock(&pin->lock);
 	return ret;
+}
+
+static int gdrdrv_pin_fill_runs(struct gdrdrv_pin *pin)
+{
+	int ret = -EINVAL;
+
+	mutex_lock(&pin->lock);
+	if (pin->pages.table) {
+		gdrdrv_pages_fill_runs(&pin->pages);
+		ret = 0;
+	}
+	mutex_unlock(&pin->lock);
+	return ret;
+}
+
+/* Records the memory as write-combined, if that can be, unless it was freed. */
+static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin)
+{
+	bool held = gdrdrv_pages_hold_type(&pin->pages);
+	int ret = 0;
+
+	mutex_lock(&pin->lock);
+	if (pin->state == GDRDRV_PIN_LIVE) {
+		pin->pages.held = held;
+		pin->type = gdrdrv_pin_default_type(pin);
+	} else {
+		if (held)
+			gdrdrv_pages_release_type(&pin->pages);
+		ret = -EINVAL;
+	}
+	mutex_unlock(&pin->lock);
+	return ret;
+}
+
+/* What the memory consists of. The table is looked at twice, because nothing is allocated in
+ * between under the lock that keeps it.
+ */
+static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
+{
+	int nr_runs, ret;
+
+	nr_runs = gdrdrv_pin_count_runs(pin);
+	if (nr_runs < 0)
+		return nr_runs;
+
+	pin->pages.runs = kvmalloc_array(nr_runs, sizeof(*pin->pages.runs), GFP_KERNEL_ACCOUNT);
+	if (!pin->pages.runs)
+		return -ENOMEM;
+
+	ret = gdrdrv_pin_fill_runs(pin);
+	return ret ? ret : gdrdrv_pin_settle_type(pin);
 }
 
 /* The pin has its handle, but nobody finds it until it is published; else it is to be abandoned. */
@@ -143,7 +290,6 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 				     const struct gdrdrv_pin_request *request)
 {
 	struct gdrdrv_pin *pin;
-	u64 start;
 	int ret;
 
 	pin = gdrdrv_pin_alloc(gfile, request);
@@ -164,11 +310,9 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 	if (ret < 0)
 		goto uncharge;
 
-	start = gdrdrv_cycles();
-	ret = gdrdrv_pages_get(&pin->pages, gdrdrv_pin_memory_freed, pin);
+	ret = gdrdrv_pin_register(pin);
 	if (ret)
 		goto release_handle;
-	pin->cycles = gdrdrv_cycles() - start;
 
 	ret = gdrdrv_pin_decode(pin);
 	if (ret) {
@@ -176,10 +320,6 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 		gdrdrv_pin_abandon(gfile, pin);
 		return ERR_PTR(ret);
 	}
-
-	pin->type = gdrdrv_pin_default_type(pin);
-	if (!pin->pages.cacheable)
-		gdrdrv_pages_hold_type(&pin->pages);
 	return pin;
 
 release_handle:
@@ -286,10 +426,9 @@ bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin)
 /* Memory that is cached elsewhere too is mapped cached or not at all, and the other way round. */
 static bool gdrdrv_pin_may_be(const struct gdrdrv_pin *pin, u32 type)
 {
-	if (pin->pages.cacheable)
-		return type == GDRDRV_MAPPING_CACHED;
-	return type == GDRDRV_MAPPING_WC ||
-	       (type == GDRDRV_MAPPING_DEVICE && GDRDRV_HAS_DEVICE_TYPE);
+	if (type == GDRDRV_MAPPING_DEVICE && !pin->pages.cacheable && GDRDRV_HAS_DEVICE_TYPE)
+		return true;
+	return type == gdrdrv_pin_default_type(pin);
 }
 
 int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type)
@@ -298,11 +437,11 @@ int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type)
 
 	if (type > GDRDRV_MAPPING_DEVICE)
 		return -EINVAL;
+
+	mutex_lock(&pin->lock);
 	/* So gdr_map() of a libgdrapi that knows types asks for none in particular. */
 	if (type == GDRDRV_MAPPING_NONE)
 		type = gdrdrv_pin_default_type(pin);
-
-	mutex_lock(&pin->lock);
 	if (pin->state != GDRDRV_PIN_LIVE)
 		ret = -EINVAL;
 	else if (!gdrdrv_pin_may_be(pin, type))

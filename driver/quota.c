@@ -3,14 +3,23 @@
 #include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/err.h>
+#include <linux/mm.h>
 #include <linux/moduleparam.h>
 #include <linux/slab.h>
 
 #include "gdrdrv.h"
 
-static unsigned long max_pinned_mib;
+/* For each 64 KiB page that is pinned, nvidia.ko and this module keep so much of the machine's. */
+#define BYTES_FOR_A_PAGE 128
+/* What a user's pins take by default at the most: this part of the memory. */
+#define SHARE_OF_MEMORY 32
+#define DEFAULT_LIMIT ULONG_MAX
+
+static unsigned long max_pinned_mib = DEFAULT_LIMIT;
 module_param(max_pinned_mib, ulong, 0644);
-MODULE_PARM_DESC(max_pinned_mib, "MiB that a user may have pinned (default 0: no limit)");
+MODULE_PARM_DESC(
+	max_pinned_mib,
+	"MiB that a user may have pinned (default 16 times the machine's memory; 0: no limit)");
 
 struct gdrdrv_user {
 	struct list_head node;
@@ -20,23 +29,30 @@ struct gdrdrv_user {
 };
 
 static LIST_HEAD(gdrdrv_users);
+/* Taken by the free callback, as a pin's: nothing is allocated under it. */
 static DEFINE_MUTEX(gdrdrv_users_lock);
 
-static struct gdrdrv_user *gdrdrv_user_find(kuid_t uid)
+void gdrdrv_quota_init(void)
+{
+	u64 mib = (u64)totalram_pages() >> (20 - PAGE_SHIFT);
+
+	if (max_pinned_mib == DEFAULT_LIMIT)
+		max_pinned_mib = mib / SHARE_OF_MEMORY * (GDRDRV_GPU_PAGE_SIZE / BYTES_FOR_A_PAGE);
+}
+
+/* The one on the list that has the new one's number, or the new one itself, put there. */
+static struct gdrdrv_user *gdrdrv_user_find_or_add(struct gdrdrv_user *new)
 {
 	struct gdrdrv_user *user;
 
 	list_for_each_entry(user, &gdrdrv_users, node) {
-		if (uid_eq(user->uid, uid))
+		if (uid_eq(user->uid, new->uid)) {
+			kfree(new);
 			return user;
+		}
 	}
-
-	user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
-	if (!user)
-		return NULL;
-	user->uid = uid;
-	list_add_tail(&user->node, &gdrdrv_users);
-	return user;
+	list_add_tail(&new->node, &gdrdrv_users);
+	return new;
 }
 
 static void gdrdrv_user_drop_unused(struct gdrdrv_user *user)
@@ -47,25 +63,25 @@ static void gdrdrv_user_drop_unused(struct gdrdrv_user *user)
 	kfree(user);
 }
 
-static bool gdrdrv_user_may_pin(const struct gdrdrv_user *user, u64 bytes)
+static bool gdrdrv_user_has_room(const struct gdrdrv_user *user, u64 bytes)
 {
 	u64 limit = (u64)READ_ONCE(max_pinned_mib) << 20;
 
-	if (!limit || (bytes <= limit && user->bytes <= limit - bytes))
-		return true;
-	return capable(CAP_SYS_RESOURCE);
+	return !limit || (bytes <= limit && user->bytes <= limit - bytes);
 }
 
-/* Charges the calling user; the same bytes pinned twice count twice. */
-struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes)
+static struct gdrdrv_user *gdrdrv_quota_try(u64 bytes, bool is_limited)
 {
 	struct gdrdrv_user *user;
 
+	user = kzalloc(sizeof(*user), GFP_KERNEL_ACCOUNT);
+	if (!user)
+		return ERR_PTR(-ENOMEM);
+	user->uid = current_uid();
+
 	mutex_lock(&gdrdrv_users_lock);
-	user = gdrdrv_user_find(current_uid());
-	if (!user) {
-		user = ERR_PTR(-ENOMEM);
-	} else if (!gdrdrv_user_may_pin(user, bytes)) {
+	user = gdrdrv_user_find_or_add(user);
+	if (is_limited && !gdrdrv_user_has_room(user, bytes)) {
 		gdrdrv_user_drop_unused(user);
 		user = ERR_PTR(-EDQUOT);
 	} else {
@@ -73,6 +89,17 @@ struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes)
 		user->pins++;
 	}
 	mutex_unlock(&gdrdrv_users_lock);
+	return user;
+}
+
+/* Charges the calling user; the same bytes pinned twice count twice. */
+struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes)
+{
+	struct gdrdrv_user *user = gdrdrv_quota_try(bytes, true);
+
+	/* Asked outside the lock: a security module may allocate to log a refusal. */
+	if (user == ERR_PTR(-EDQUOT) && capable(CAP_SYS_RESOURCE))
+		user = gdrdrv_quota_try(bytes, false);
 	return user;
 }
 
@@ -85,18 +112,28 @@ void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 bytes)
 	mutex_unlock(&gdrdrv_users_lock);
 }
 
-kuid_t gdrdrv_quota_uid(const struct gdrdrv_user *user)
-{
-	return user->uid;
-}
-
-void gdrdrv_quota_show(struct seq_file *seq)
+/* Of all users, or of one. */
+void gdrdrv_quota_show(struct seq_file *seq, const kuid_t *only)
 {
 	struct gdrdrv_user *user;
 
 	mutex_lock(&gdrdrv_users_lock);
-	list_for_each_entry(user, &gdrdrv_users, node)
-		seq_printf(seq, "user %u: %u pins, %llu bytes\n", __kuid_val(user->uid), user->pins,
-			   user->bytes);
+	list_for_each_entry(user, &gdrdrv_users, node) {
+		if (!only || uid_eq(*only, user->uid))
+			seq_printf(seq, "user %u: %u pins, %llu bytes\n", __kuid_val(user->uid),
+				   user->pins, user->bytes);
+	}
 	mutex_unlock(&gdrdrv_users_lock);
+}
+
+u64 gdrdrv_quota_pins(void)
+{
+	struct gdrdrv_user *user;
+	u64 pins = 0;
+
+	mutex_lock(&gdrdrv_users_lock);
+	list_for_each_entry(user, &gdrdrv_users, node)
+		pins += user->pins;
+	mutex_unlock(&gdrdrv_users_lock);
+	return pins;
 }

@@ -51,10 +51,13 @@ static __poll_t gdrdrv_share_poll(struct file *filp, poll_table *wait)
 	return gdrdrv_pin_has_ended(pin) ? EPOLLHUP | EPOLLERR : 0;
 }
 
-/* Nobody has the pin any more: neither a table, nor a share fd, nor a mapping. */
+/* The last reference is gone: neither a table nor nvidia.ko, no share fd and no mapping has one. */
 static int gdrdrv_pin_release(struct inode *inode, struct file *filp)
 {
-	kfree(filp->private_data);
+	struct gdrdrv_pin *pin = filp->private_data;
+
+	kvfree(pin->pages.runs);
+	kfree(pin);
 	return 0;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* /proc/driver/gdrdrv: counters since the module was loaded, and the pins that live now. */
 #include <linux/atomic.h>
+#include <linux/capability.h>
+#include <linux/cred.h>
 #include <linux/proc_fs.h>
 
 #include "gdrdrv.h"
@@ -40,14 +42,37 @@ void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin)
 	mutex_unlock(&gdrdrv_live_pins_lock);
 }
 
+/* A user is shown what is theirs; root, everything. */
 static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 {
+	const kuid_t uid = current_uid();
 	int i;
 
+	if (!capable(CAP_SYS_ADMIN)) {
+		gdrdrv_quota_show(seq, &uid);
+		return 0;
+	}
 	for (i = 0; i < GDRDRV_COUNTERS; i++)
 		seq_printf(seq, "%s: %lld\n", gdrdrv_counter_names[i],
 			   atomic64_read(&gdrdrv_counters[i]));
-	gdrdrv_quota_show(seq);
+	gdrdrv_quota_show(seq, NULL);
+	return 0;
+}
+
+/* This and the next as NVIDIA's gdrdrv has them: its own tests read them. */
+static int gdrdrv_params_show(struct seq_file *seq, void *unused)
+{
+	seq_puts(seq, "Version: " GDRDRV_VERSION_STRING "\n");
+	seq_puts(seq, "Built for NVIDIA driver flavor: " GDRDRV_FLAVOR "\n");
+	seq_printf(seq, "Use persistent mapping: %s\n",
+		   gdrdrv_use_persistent_mapping ? "yes" : "no");
+	seq_puts(seq, "dbg_enabled: 0\ninfo_enabled: 0\n");
+	return 0;
+}
+
+static int gdrdrv_refcount_show(struct seq_file *seq, void *unused)
+{
+	seq_printf(seq, "%llu\n", gdrdrv_quota_pins());
 	return 0;
 }
 
@@ -66,11 +91,10 @@ static const char *gdrdrv_type_name(u32 type)
 static void gdrdrv_pin_show(struct seq_file *seq, struct gdrdrv_pin *pin)
 {
 	mutex_lock(&pin->lock);
-	seq_printf(seq, "%d %u %u %#llx %llu %s %s %u%s\n", pin->owner.tgid,
-		   __kuid_val(gdrdrv_quota_uid(pin->user)), pin->handle, pin->pages.va,
-		   pin->pages.length, pin->pages.persistent ? "persistent" : "revocable",
-		   gdrdrv_type_name(pin->type), pin->mappings,
-		   pin->state == GDRDRV_PIN_REVOKED ? " revoked" : "");
+	seq_printf(seq, "%d %u %u %#llx %llu %s %s %u%s\n", pin->owner.tgid, __kuid_val(pin->uid),
+		   pin->handle, pin->pages.va, pin->pages.length,
+		   pin->pages.persistent ? "persistent" : "revocable", gdrdrv_type_name(pin->type),
+		   pin->mappings, pin->state == GDRDRV_PIN_REVOKED ? " revoked" : "");
 	mutex_unlock(&pin->lock);
 }
 
@@ -94,6 +118,8 @@ int gdrdrv_stats_init(void)
 	if (!directory)
 		return -ENOMEM;
 	if (!proc_create_single("stats", 0444, directory, gdrdrv_stats_show) ||
+	    !proc_create_single("params", 0444, directory, gdrdrv_params_show) ||
+	    !proc_create_single("nv_get_pages_refcount", 0440, directory, gdrdrv_refcount_show) ||
 	    !proc_create_single("pins", 0400, directory, gdrdrv_pins_show)) {
 		gdrdrv_stats_exit();
 		return -ENOMEM;

@@ -43,7 +43,7 @@ const struct kind call_kinds[CALLS] = {
 	[CALL_GET_INFO] = {"get_info", .allowed = {EFAULT, EINVAL}},
 	[CALL_GET_INFO_V2] = {"get_info_v2", .allowed = {EFAULT, EINVAL}},
 	[CALL_GET_ATTR] = {"get_attr", .allowed = {EFAULT, EINVAL}},
-	[CALL_SET_TYPE] = {"set_type", .allowed = {EFAULT, EINVAL, EOPNOTSUPP}},
+	[CALL_SET_TYPE] = {"set_type", .allowed = {EFAULT, EINVAL, EBUSY, EOPNOTSUPP}},
 	[CALL_GET_VERSION] = {"get_version", .allowed = {EFAULT}},
 	[CALL_FEATURES] = {"features", .allowed = {EFAULT, EINVAL}},
 	[CALL_SHARE] = {"share", .allowed = {EFAULT, EINVAL}},

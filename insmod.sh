@@ -41,10 +41,10 @@ readonly FAILED=1 USAGE=2 NOT_ROOT=3 NO_BUILD=4 NO_DRIVER=5 UNSIGNED=6 ANOTHER=7
 
 # The tests' own machine lies elsewhere.
 root=${GDRPY_SYSROOT:-}
-[ -z "${KDIR:-}" ] || KDIR=$(realpath -ms "$KDIR")
-[ -z "${NVIDIA_SRC:-}" ] || NVIDIA_SRC=$(realpath -m "$NVIDIA_SRC")
-[ -z "${NVIDIA_SYMVERS:-}" ] || NVIDIA_SYMVERS=$(realpath -m "$NVIDIA_SYMVERS")
-[ -z "${GDRDRV_MODULE:-}" ] || GDRDRV_MODULE=$(realpath -m "$GDRDRV_MODULE")
+[[ ${KDIR:-/} = /* ]] || KDIR=$PWD/$KDIR
+[[ ${NVIDIA_SRC:-/} = /* ]] || NVIDIA_SRC=$PWD/$NVIDIA_SRC
+[[ ${NVIDIA_SYMVERS:-/} = /* ]] || NVIDIA_SYMVERS=$PWD/$NVIDIA_SYMVERS
+[[ ${GDRDRV_MODULE:-/} = /* ]] || GDRDRV_MODULE=$PWD/$GDRDRV_MODULE
 cd "$(dirname "$0")"
 PATH=$PATH:/usr/sbin:/sbin
 module=${GDRDRV_MODULE:-driver/gdrdrv.ko}

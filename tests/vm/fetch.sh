@@ -25,6 +25,16 @@ fetch_trixie_programs() {
 	ln -s mawk "$1/root/usr/bin/awk"
 }
 
+# What a guest with another processor has in /usr/bin: these are linked with nothing.
+fetch_arm64_programs() {
+	use_suites "$1" arm64 bookworm bookworm-security
+	download "$1" busybox-static:arm64 bash-static:arm64
+	local package
+	for package in "$1"/*.deb; do
+		dpkg -x "$package" "$1/root"
+	done
+}
+
 fetch_nvidia_535_open() {
 	fetch_nvidia "$1" bookworm/contrib nvidia-open-kernel-dkms bookworm-security/contrib
 }

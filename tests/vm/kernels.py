@@ -46,6 +46,10 @@ class Kernel:
         return "aarch64-linux-gnu-gcc" if self.arch == "arm64" else "gcc"
 
     @property
+    def emulator(self) -> str:
+        return "qemu-system-aarch64" if self.arch == "arm64" else "qemu-system-x86_64"
+
+    @property
     def image(self) -> Path:
         return self.folder / "vmlinuz"
 

@@ -26,16 +26,16 @@ def run(bed: Path) -> Run:
 
 
 @pytest.fixture
-def run_debug(run: Run) -> Run:
-    """A guest of the debug kernel; skips where nobody built that."""
+def run_on(run: Run) -> Run:
+    """A guest of a kernel by its name; skips where that was not built."""
 
-    def run_debug(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        ended = run("--kernel", "debug", *arguments)
+    def run_on(kernel: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        ended = run("--kernel", kernel, *arguments)
         if ended.returncode == NOT_SET_UP:
             pytest.skip(ended.stderr.strip())
         return ended
 
-    return run_debug
+    return run_on
 
 
 def in_guest(script: str) -> list[str]:
@@ -117,7 +117,7 @@ with Probe() as probe, View(1) as view:
 
 
 class TestCheckers:
-    """Of the debug kernel: one boot for each, since the first report may silence the others."""
+    """One boot for each, since the first report may silence the others."""
 
     @pytest.mark.parametrize(
         ("fault", "report", "culprit"),
@@ -130,9 +130,23 @@ class TestCheckers:
         ],
     )
     def test_fault_is_red_though_the_command_succeeds(
-        self, run_debug: Run, fault: str, report: str, culprit: str
+        self, run_on: Run, fault: str, report: str, culprit: str
     ) -> None:
-        ended = run_debug(*in_guest(f"from standin import *; make_fault(Fault.{fault})"))
+        script = f"from standin import *; make_fault(Fault.{fault})"
+        ended = run_on("debug", *in_guest(script))
         assert ended.returncode == BED_FAILED, ended.stderr
         assert report in ended.stderr
         assert f"{culprit}" in ended.stderr
+
+    def test_data_race_of_two_processes_is_red(self, run_on: Run) -> None:
+        script = """
+import os
+from standin import *
+child = os.fork()
+make_fault(Fault.DATA_RACE)
+if child:
+    os.wait()
+"""
+        ended = run_on("kcsan", *in_guest(script))
+        assert ended.returncode == BED_FAILED, ended.stderr
+        assert "BUG: KCSAN: data-race in racing_count [gpustandin]" in ended.stderr

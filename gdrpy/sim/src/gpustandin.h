@@ -40,6 +40,7 @@ enum gpustandin_fault {
 	GPUSTANDIN_LEAK,
 	GPUSTANDIN_LOCK_INVERSION,
 	GPUSTANDIN_SLEEP_IN_ATOMIC,
+	GPUSTANDIN_DATA_RACE, /* of two callers: each takes half a second */
 };
 
 /* When the memory of the next revocable get is freed while that is under way. */

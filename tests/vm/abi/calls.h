@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
@@ -13,7 +14,13 @@
 
 #include "abi.h"
 
-#define CPU_PAGE 4096
+#define CPU_PAGE ((size_t)sysconf(_SC_PAGESIZE))
+
+#ifdef __x86_64__
+#define ON_X86 true
+#else
+#define ON_X86 false
+#endif
 
 static inline int call(int node, unsigned int command, void *argument)
 {

@@ -55,14 +55,14 @@ static void fill(void *to, unsigned int number, uint64_t va, uint64_t handle)
 	}
 }
 
-/* A page with nothing behind it. */
+/* A page with nothing behind it, which stays so. */
 static unsigned char *lonely_page(void)
 {
 	unsigned char *pages = mmap(NULL, 2 * CPU_PAGE, PROT_READ | PROT_WRITE,
 				    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	CHECK(pages != MAP_FAILED);
-	CHECK_EQ(munmap(pages + CPU_PAGE, CPU_PAGE), 0);
+	CHECK_EQ(mprotect(pages + CPU_PAGE, CPU_PAGE, PROT_NONE), 0);
 	return pages;
 }
 

@@ -10,14 +10,19 @@ struct rig {
 	uint64_t handle;
 };
 
-static struct rig shared(void)
+static struct rig shared_pages(unsigned int pages)
 {
-	struct rig rig = {.gpu = gpu_alloc(4), .node = open_node()};
+	struct rig rig = {.gpu = gpu_alloc(pages), .node = open_node()};
 
 	CHECK_EQ(pin(rig.node, rig.gpu.va, rig.gpu.size, &rig.handle), 0);
 	CHECK_EQ(share(rig.node, rig.handle, 0, &rig.writable), 0);
 	CHECK_EQ(share(rig.node, rig.handle, ABI_READ_ONLY, &rig.readable), 0);
 	return rig;
+}
+
+static struct rig shared(void)
+{
+	return shared_pages(4);
 }
 
 static int map_readable(const struct rig *rig, size_t size, unsigned char **mapped)
@@ -45,7 +50,7 @@ static void any_range_of_cpu_pages_is_mapped(void)
 
 static void mappings_overlap_and_show_the_same_bytes(void)
 {
-	struct rig rig = shared();
+	struct rig rig = shared_pages(16); /* as many CPU pages at least */
 	unsigned char *mapped[8];
 
 	for (int i = 0; i < 8; i++)

@@ -82,7 +82,7 @@ class Mode(IntEnum):
 class Fault(IntEnum):
     """What the stand-in can do wrong."""
 
-    WARNING, USE_AFTER_FREE, LEAK, LOCK_INVERSION, SLEEP_IN_ATOMIC = range(5)
+    WARNING, USE_AFTER_FREE, LEAK, LOCK_INVERSION, SLEEP_IN_ATOMIC, DATA_RACE = range(6)
 
 
 def _command(kind: str, direction: int, number: int, size: int = 0) -> int:

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Faults on command, each of the kind that one checker of a debug kernel is there to find. */
 #include <linux/compiler.h>
+#include <linux/jiffies.h>
 #include <linux/mutex.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/spinlock.h>
 
@@ -60,6 +62,18 @@ static noinline int sleep_in_atomic(void)
 	return 0;
 }
 
+static noinline int racing_count(void)
+{
+	static u32 count;
+	unsigned long end = jiffies + HZ / 2;
+
+	while (time_before(jiffies, end)) {
+		count++;
+		cond_resched();
+	}
+	return 0;
+}
+
 int fault_make(u32 kind)
 {
 	switch (kind) {
@@ -74,6 +88,8 @@ int fault_make(u32 kind)
 		return lock_inversion();
 	case GPUSTANDIN_SLEEP_IN_ATOMIC:
 		return sleep_in_atomic();
+	case GPUSTANDIN_DATA_RACE:
+		return racing_count();
 	default:
 		return -EINVAL;
 	}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* What the page tables say about an address of the caller's: x86 only, as the bed is. */
+/* What the page tables say about an address of the caller's. */
+#include <linux/bitfield.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
 #include <linux/version.h>
@@ -48,6 +49,28 @@ static int read_entry(struct vm_area_struct *vma, u64 address, pgprot_t *protect
 
 #endif
 
+#ifdef CONFIG_ARM64
+
+/* By the table that the processor has of memory attributes. */
+static u32 cache_mode(pgprot_t protection)
+{
+	unsigned int index = FIELD_GET(PTE_ATTRINDX_MASK, pgprot_val(protection));
+
+	switch (read_sysreg(mair_el1) >> (index * 8) & 0xff) {
+	case MAIR_ATTR_NORMAL:
+		return GPUSTANDIN_WB;
+	case MAIR_ATTR_NORMAL_NC:
+		return GPUSTANDIN_WC;
+	case MAIR_ATTR_DEVICE_nGnRE:
+	case MAIR_ATTR_DEVICE_nGnRnE:
+		return GPUSTANDIN_UC;
+	default:
+		return GPUSTANDIN_OTHER;
+	}
+}
+
+#else
+
 /* By the table that Linux writes into the processor: PAT, PCD and PWT are the index. */
 static u32 cache_mode(pgprot_t protection)
 {
@@ -59,6 +82,8 @@ static u32 cache_mode(pgprot_t protection)
 
 	return modes[!!(bits & _PAGE_PWT) + 2 * !!(bits & _PAGE_PCD) + 4 * !!(bits & _PAGE_PAT)];
 }
+
+#endif
 
 int pte_query(struct gpustandin_pte *query)
 {

@@ -13,7 +13,7 @@
 #include "gdrdrv.h"
 #include "standin.h"
 
-#define CPU_PAGE 4096
+#define CPU_PAGE ((size_t)sysconf(_SC_PAGESIZE))
 #define PAGES_MAX 65536
 #define ROUNDS 15
 

@@ -25,7 +25,7 @@
 #define SHARES 8
 #define SLOTS 4 /* for mappings, of each thread */
 
-#define CPU_PAGE 4096
+#define CPU_PAGE ((size_t)sysconf(_SC_PAGESIZE))
 #define BLOCK_SIZE (BLOCK_PAGES * GDRDRV_GPU_PAGE_SIZE)
 
 /* Fixed numbers; a new descriptor takes the place of an old one in one step. */

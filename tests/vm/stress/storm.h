@@ -35,7 +35,7 @@
 #define PEER_SHARES 2
 #define PEER_SLOTS 2
 
-#define CPU_PAGE 4096
+#define CPU_PAGE ((size_t)sysconf(_SC_PAGESIZE))
 #define BLOCK_PAGES 4 /* at most, of the GPU's */
 #define BLOCK_ROOM (BLOCK_PAGES * GDRDRV_GPU_PAGE_SIZE)
 

@@ -19,13 +19,21 @@ usage() {
 	TEXT
 }
 
-# nvidia.ko as this kernel would load it, which Debian gives another name.
+# nvidia.ko as this kernel would load it, which Debian gives another name. Both flavours may be
+# installed: then it is the one that is loaded, if this is the kernel that runs.
 module() {
-	local name
+	local name path first='' loaded=
+	[ "$release" != "$(uname -r)" ] ||
+		loaded=$(cat "$root/sys/module/nvidia/srcversion" 2> /dev/null) || true
 	for name in nvidia nvidia-current nvidia-current-open nvidia-open; do
-		modinfo -b "$root/" -k "$release" -n "$name" 2> /dev/null && return
+		path=$(modinfo -b "$root/" -k "$release" -n "$name" 2> /dev/null) || continue
+		first=${first:-$path}
+		if [ -n "$loaded" ] && [ "$(modinfo -F srcversion "$path")" = "$loaded" ]; then
+			echo "$path"
+			return
+		fi
 	done
-	return 0
+	[ -z "$first" ] || echo "$first"
 }
 
 # What is loaded counts, if this is the kernel that runs.

@@ -62,6 +62,21 @@ def _want_simulated() -> bool:
     return False
 
 
+#: Where to look when cuInit fails: its own words, "unknown error" among them, do not tell.
+_ADVICE = {
+    "CUDA_ERROR_UNKNOWN": "the driver is there, but starts no GPU: look at nvidia-smi, at the "
+    "lines with NVRM in dmesg, and whether /dev/nvidia-uvm exists (sudo nvidia-modprobe -u)",
+    "CUDA_ERROR_NO_DEVICE": "look at CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda.so.1 and the NVIDIA kernel driver are of "
+    "different releases: reboot after an upgrade; in a container, take the host's libcuda",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "look whether nvidia-fabricmanager runs",
+}
+
+
+def _advice(name: str) -> str:
+    return f"; {_ADVICE[name]}" if name in _ADVICE else ""
+
+
 def _load() -> Any:
     """``cuda.bindings.driver``, initialized."""
     if _want_simulated():
@@ -76,7 +91,7 @@ def _load() -> Any:
             "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU",
         ) from None
     if result != driver.CUresult.CUDA_SUCCESS:
-        raise CudaError("cuInit", result.name, _explain(driver, result))
+        raise CudaError("cuInit", result.name, _explain(driver, result) + _advice(result.name))
     return driver
 
 

@@ -157,9 +157,9 @@ class TestErrors:
         done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert (
-            done.stderr
-            == "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n"
+        assert done.stderr == (
+            "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; look at "
+            "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU\n"
         )
 
     def test_of_cuda_in_the_middle_of_it_end_with_1(self, gdrpy_command):
@@ -334,6 +334,20 @@ class TestInfo:
             remedies["sim"] == remedies["dmabuf"] == "see CUDA driver above (cuda_problem in JSON)"
         )
         assert "gdrpy info" not in done.stdout.partition('"backends"')[2]
+
+    @pytest.mark.parametrize(
+        ("result", "look_at"),
+        [
+            (999, ["nvidia-smi", "NVRM in dmesg", "/dev/nvidia-uvm"]),
+            (100, ["CUDA_VISIBLE_DEVICES", "nvidia-smi"]),
+            (803, ["libcuda.so.1", "reboot"]),
+            (802, ["nvidia-fabricmanager"]),
+        ],
+    )
+    def test_tells_where_to_look_when_cuda_does_not_start(self, gdrpy_command, result, look_at):
+        done = gdrpy_command("info", "--json", GDRPY_SIM_FAULT=f"cuInit:1:{result}")
+        problem = json.loads(done.stdout)["cuda_problem"]
+        assert [words for words in look_at if words not in problem] == []
 
     def test_json_names_the_copy_routines(self, json_of):
         status, result = json_of("info")

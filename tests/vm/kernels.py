@@ -102,3 +102,59 @@ class Kernel:
                 f"{sources} does not build for {self.release}:\n{made.stdout}{made.stderr}"
             )
         return folder
+
+
+@dataclass(frozen=True)
+class Genuine:
+    """NVIDIA's own module, built by setup: a release and flavour, and the kernel it is for."""
+
+    release: str
+    flavour: str
+    kernel: Kernel
+
+    @classmethod
+    def of(cls, name: str) -> Genuine:
+        """By the name that setup knows it by, without what it begins with: 535-open-debian."""
+        release, flavour, kernel = name.split("-")
+        return cls(release, flavour, Kernel(kernel))
+
+    def __str__(self) -> str:
+        return f"{self.release}-{self.flavour}-{self.kernel.name}"
+
+    @property
+    def folder(self) -> Path:
+        return KERNELS / f"genuine-{self}"
+
+    @property
+    def built(self) -> bool:
+        return self.module.exists()
+
+    @property
+    def module(self) -> Path:
+        return self.folder / "nvidia.ko"
+
+    @property
+    def other_flavour(self) -> Genuine:
+        flavour = "proprietary" if self.flavour == "open" else "open"
+        return Genuine(self.release, flavour, self.kernel)
+
+    @property
+    def name(self) -> str:
+        """The module's, where Debian's packages have installed it: nvidia-current-open."""
+        return self.sources.name.rpartition("-")[0]
+
+    @property
+    def sources(self) -> Path:
+        """What Debian's package puts into /usr/src."""
+        (path,) = (KERNELS / f"nvidia-{self.release}-{self.flavour}/root/usr/src").iterdir()
+        return path
+
+    @property
+    def version(self) -> str:
+        """As find-nvidia.sh tells it: 535.261.03-open."""
+        return f"{self.sources.name.rpartition('-')[2]}-{self.flavour}"
+
+    @property
+    def symbols(self) -> Path:
+        """What the module exports, with checksums."""
+        return self.folder / "source/Module.symvers"

@@ -32,12 +32,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def install(root: Path, release: str) -> Path:
-    """nvidia.ko for the kernel of this release."""
-    path = root / f"lib/modules/{release}/updates/dkms/nvidia.ko"
-    path.parent.mkdir(parents=True)
+def install(root: Path, release: str, name: str = "nvidia", about: str = "") -> Path:
+    """nvidia.ko for the kernel of this release, with more that it says about itself."""
+    path = root / f"lib/modules/{release}/updates/dkms/{name}.ko"
+    path.parent.mkdir(parents=True, exist_ok=True)
     assembler = ["gcc", "-x", "assembler", "-c", "-o", path, "-"]
-    subprocess.run(assembler, input=MODULE, text=True, check=True)
+    subprocess.run(assembler, input=MODULE + about, text=True, check=True)
     subprocess.run(["/sbin/depmod", "-b", root, release], check=True, capture_output=True)
     return path
 
@@ -120,6 +120,36 @@ class TestSymvers:
 
     def test_without_a_driver_there_are_none(self, root: Path, tmp_path: Path) -> None:
         assert find(root, "symvers", RELEASE, tmp_path / "symvers") == ""
+
+
+class TestInstalled:
+    @pytest.fixture
+    def both(self, root: Path) -> None:
+        """Both flavours, as Debian's packages install them for the kernel that runs."""
+        licences = {"nvidia-current": "NVIDIA", "nvidia-current-open": "Dual MIT/GPL"}
+        for name, licence in licences.items():
+            about = f"""
+                .section .modinfo, "a"
+                .asciz "license={licence}"
+                .asciz "srcversion={name.upper()}"
+            """
+            install(root, RUNNING, name, about)
+
+    @pytest.mark.parametrize(
+        ("loaded", "flavour"),
+        [("NVIDIA-CURRENT", "proprietary"), ("NVIDIA-CURRENT-OPEN", "open")],
+    )
+    def test_of_two_is_the_one_that_is_loaded(
+        self, root: Path, both: None, loaded: str, flavour: str
+    ) -> None:
+        path = root / "sys/module/nvidia/srcversion"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{loaded}\n")
+        assert find(root, "installed", RUNNING) == f"{VERSION}-{flavour}\n"
+
+    def test_is_told_where_another_one_is_loaded(self, root: Path, both: None, loaded: str) -> None:
+        (root / "sys/module/nvidia/srcversion").write_text("REPLACED\n")
+        assert find(root, "installed", RUNNING) == f"{VERSION}-proprietary\n"
 
 
 class TestMakefile:

@@ -109,6 +109,7 @@ static inline bool test_passes(const struct check_test *test)
 	kill(-child, SIGKILL);
 	while (waitpid(-1, NULL, 0) > 0)
 		;
+	gpu_hold_callbacks(0);
 	restore_parameters();
 	if (WIFSIGNALED(status))
 		fprintf(stderr, "%s: ended by signal %d\n", test->name, WTERMSIG(status));

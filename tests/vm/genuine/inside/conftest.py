@@ -1,0 +1,50 @@
+"""Runs in the guest, as root, on a layer in memory over the host's files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+VM = Path(__file__).parents[2]
+sys.path[:0] = [str(VM), str(VM / "inside")]
+
+from kernels import Genuine  # noqa: E402
+
+from machine import RELEASE, Machine, copy_checkout, done, install, install_kernel  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """With both flavours installed, where the other one was built too; neither is loaded."""
+    driver = Genuine.of(os.environ["GENUINE"])
+    install_kernel(driver)
+    for flavour in (driver, driver.other_flavour):
+        if flavour.built:
+            install(flavour)
+    subprocess.run(["depmod", RELEASE], check=True)
+    folder = tmp_path_factory.mktemp("checkout")
+    copy_checkout(folder)
+    machine = Machine(driver, folder)
+    yield machine
+    machine.unload()
+
+
+@pytest.fixture
+def driver(machine: Machine) -> Machine:
+    """With NVIDIA's module loaded alone."""
+    done(machine.insmod("--unload"))
+    machine.load_driver()
+    return machine
+
+
+@pytest.fixture
+def loaded(machine: Machine) -> Machine:
+    """With gdrdrv loaded beside it."""
+    machine.load_driver()
+    done(machine.insmod())
+    return machine

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The memory of the BAR, handed out in pages. */
+/* The memory of the BAR, or of the kernel's own, handed out in pages. */
 #include <linux/bitmap.h>
 #include <linux/err.h>
+#include <linux/gfp.h>
 #include <linux/io.h>
+#include <linux/module.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 
 #include "standin.h"
 
 #define CLEARED_AT_ONCE 256u
+#define RAM_SIZE SZ_4M
+
+static bool ram;
+module_param(ram, bool, 0444);
+MODULE_PARM_DESC(ram, "hand out RAM instead of the BAR, as a GPU does whose memory the CPU caches");
 
 static struct {
 	phys_addr_t start;
@@ -18,9 +26,20 @@ static struct {
 
 int block_init(phys_addr_t start, u64 size)
 {
+	if (ram) {
+		void *memory = alloc_pages_exact(RAM_SIZE, GFP_KERNEL);
+
+		if (!memory)
+			return -ENOMEM;
+		start = virt_to_phys(memory);
+		size = RAM_SIZE;
+	}
 	bar.used = bitmap_zalloc(size / GPUSTANDIN_PAGE, GFP_KERNEL);
-	if (!bar.used)
+	if (!bar.used) {
+		if (ram)
+			free_pages_exact(phys_to_virt(start), RAM_SIZE);
 		return -ENOMEM;
+	}
 	bar.start = start;
 	bar.count = size / GPUSTANDIN_PAGE;
 	return 0;
@@ -30,6 +49,8 @@ void block_exit(void)
 {
 	WARN(!bitmap_empty(bar.used, bar.count), "GPU memory leaked");
 	bitmap_free(bar.used);
+	if (ram)
+		free_pages_exact(phys_to_virt(bar.start), RAM_SIZE);
 }
 
 static phys_addr_t page_physical(u32 page)
@@ -45,11 +66,17 @@ phys_addr_t block_physical(const struct block *block, u32 page)
 /* Mapped for this moment only: which memory type others map the pages with is theirs to say. */
 static int clear_run(u32 page, u32 count)
 {
-	void __iomem *memory = ioremap_wc(page_physical(page), (size_t)count * GPUSTANDIN_PAGE);
+	size_t size = (size_t)count * GPUSTANDIN_PAGE;
+	void __iomem *memory;
 
+	if (ram) {
+		memset(phys_to_virt(page_physical(page)), 0, size);
+		return 0;
+	}
+	memory = ioremap_wc(page_physical(page), size);
 	if (!memory)
 		return -ENOMEM;
-	memset_io(memory, 0, (size_t)count * GPUSTANDIN_PAGE);
+	memset_io(memory, 0, size);
 	iounmap(memory);
 	return 0;
 }

@@ -17,9 +17,8 @@
 
 static unsigned long max_pinned_mib = DEFAULT_LIMIT;
 module_param(max_pinned_mib, ulong, 0644);
-MODULE_PARM_DESC(
-	max_pinned_mib,
-	"MiB that a user may have pinned (default 16 times the machine's memory; 0: no limit)");
+MODULE_PARM_DESC(max_pinned_mib,
+		 "MiB that a user may pin (default 16 times the memory; 0: no limit)");
 
 struct gdrdrv_user {
 	struct list_head node;

@@ -87,7 +87,7 @@ static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
 static inline bool gdrdrv_is_wc(phys_addr_t phys)
 {
 	void __iomem *probe = ioremap_wc(phys, PAGE_SIZE);
-	unsigned long addr = (unsigned long)probe;
+	unsigned long addr = (unsigned long __force)probe;
 	pmd_t *pmd;
 	pte_t pte;
 

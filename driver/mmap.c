@@ -105,7 +105,7 @@ static vm_fault_t gdrdrv_fault_live(struct vm_fault *vmf, const struct gdrdrv_pi
 static void gdrdrv_fault_use_page_table(struct vm_fault *vmf)
 {
 	struct mm_struct *mm = vmf->vma->vm_mm;
-	spinlock_t *lock;
+	spinlock_t *lock; /* the page tables' */
 
 	if (!vmf->prealloc_pte)
 		return;

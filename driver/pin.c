@@ -9,10 +9,10 @@
 #include "trace.h"
 
 /*
- * Gets and puts are one at a time. A put finds its pages by the address of their table alone, which
- * is soon another one's after the free callback: so between the look at whether that was made and
- * the put, no pin gets pages. And nvidia.ko allocates by the length asked for, out of nobody's
- * account, before it looks at the address: so one such allocation is there at a time.
+ * Gets and puts run one at a time. A put finds its pages by the address of their table alone, which
+ * is another pin's soon after the free callback: no pin may get pages between the check for that
+ * callback and the put. And nvidia.ko allocates by the length asked for, without charging the user,
+ * before it looks at the address: there is one such allocation at a time.
  */
 static DEFINE_MUTEX(gdrdrv_p2p_lock);
 
@@ -55,6 +55,17 @@ static void gdrdrv_registration_end(struct gdrdrv_pin *pin)
 	gdrdrv_pin_put(pin);
 }
 
+/* The event comes last: its reader finds the mappings gone. */
+static void gdrdrv_pin_tell_revocation(struct gdrdrv_pin *pin)
+{
+	gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
+	trace_gdrdrv_revoke(pin);
+	mutex_lock(&pin->lock);
+	if (pin->gfile)
+		gdrdrv_event_post(&pin->gfile->events, GDRDRV_EVENT_REVOKED, pin->handle);
+	mutex_unlock(&pin->lock);
+}
+
 /*
  * Called by nvidia.ko, with its lock held, before it takes the memory away and frees the table. The
  * zap is outside our lock, since it calls MMU notifiers, nvidia-uvm's among them; and it is done
@@ -73,17 +84,8 @@ static void gdrdrv_pin_memory_freed(void *data)
 
 	gdrdrv_pin_zap(pin);
 	gdrdrv_pin_release_type(pin);
-	if (was_live) {
-		gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
-		trace_gdrdrv_revoke(pin);
-	}
-
-	/* The event comes last: who reads it finds the mappings gone. */
-	mutex_lock(&pin->lock);
-	if (was_live && pin->gfile)
-		gdrdrv_event_post(&pin->gfile->events, GDRDRV_EVENT_REVOKED, pin->handle);
-	mutex_unlock(&pin->lock);
-
+	if (was_live)
+		gdrdrv_pin_tell_revocation(pin);
 	if (gdrdrv_pin_unregister(pin))
 		gdrdrv_registration_end(pin);
 }
@@ -137,7 +139,7 @@ static bool gdrdrv_pin_try_put(struct gdrdrv_pin *pin)
 
 	ret = gdrdrv_pages_put(&pin->pages, table);
 	if (ret)
-		pr_warn("gdrdrv: nvidia.ko does not take pages back: error %d\n", -ret);
+		pr_warn_ratelimited("gdrdrv: nvidia.ko does not take pages back: error %d\n", -ret);
 	return !ret;
 }
 
@@ -266,9 +268,7 @@ static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin)
 	return ret;
 }
 
-/* What the memory consists of. The table is looked at twice, because nothing is allocated in
- * between under the lock that keeps it.
- */
+/* Counts, allocates, then fills in: under the lock that keeps the table, nothing is allocated. */
 static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
 {
 	int nr_runs, ret;

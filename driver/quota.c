@@ -9,17 +9,16 @@
 
 #include "gdrdrv.h"
 
-/* For each 64 KiB page that is pinned, nvidia.ko and this module keep so much of the machine's. */
+/* What nvidia.ko and this module keep in the machine's memory for a pinned page of 64 KiB. */
 #define BYTES_FOR_A_PAGE 128
-/* What a user's pins take by default at the most: this part of the memory. */
+/* By default one user's pins keep at most this part of the memory. */
 #define SHARE_OF_MEMORY 32
 #define DEFAULT_LIMIT ULONG_MAX
 
 static unsigned long max_pinned_mib = DEFAULT_LIMIT;
 module_param(max_pinned_mib, ulong, 0644);
-MODULE_PARM_DESC(
-	max_pinned_mib,
-	"MiB that a user may have pinned (default 16 times the machine's memory; 0: no limit)");
+MODULE_PARM_DESC(max_pinned_mib,
+		 "MiB that a user may pin (default 16 times the memory; 0: no limit)");
 
 struct gdrdrv_user {
 	struct list_head node;
@@ -37,7 +36,7 @@ void gdrdrv_quota_init(void)
 	u64 mib = (u64)totalram_pages() >> (20 - PAGE_SHIFT);
 
 	if (max_pinned_mib == DEFAULT_LIMIT)
-		max_pinned_mib = mib / SHARE_OF_MEMORY * (GDRDRV_GPU_PAGE_SIZE / BYTES_FOR_A_PAGE);
+		max_pinned_mib = mib * (GDRDRV_GPU_PAGE_SIZE / BYTES_FOR_A_PAGE) / SHARE_OF_MEMORY;
 }
 
 /* The one on the list that has the new one's number, or the new one itself, put there. */

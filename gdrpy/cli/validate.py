@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy.cli import checks, hostmemory, options
+from gdrpy.cli import checks, firstrun, hostmemory, options
 from gdrpy.cli.checks import Check, Result, Settings, Verdict
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import Header, gpu_header, gpu_words
@@ -19,6 +19,7 @@ from gdrpy.cli.sizes import format_size, parse_size
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
 
+_SIZE = 1 << 20
 _MARKS = {
     Verdict.PASSED: ("pass", "green"),
     Verdict.FAILED: ("FAIL", "bold red"),
@@ -38,25 +39,30 @@ def add_parser(commands: Commands) -> None:
             "the driver's own copies, the GPU itself, another process) and reads them back by\n"
             "another: regions, parts of them, flags, and pins of memory made by cuMemAlloc.\n"
             "A failed check tells the first byte that differs. Regions above 16 MiB are sampled.\n"
-            "\nchecks:\n" + "\n".join(map(_help_line, checks.ALL))
+            "\nchecks:\n" + "\n".join(map(_help_line, checks.ALL)) + "\n\n"
+            "--module is for the first run of the kernel module beside a GPU. As root it loads\n"
+            "gdrdrv by insmod.sh if it is not loaded, goes through the steps below, looks into\n"
+            "the kernel's log after each, stops at the first doubt, and unloads what it loaded.\n"
+            "\nsteps:\n" + "\n".join(f"  {step.name:16} {step.shows}" for step in firstrun.ALL)
         ),
         examples=(
             "gdrpy validate\n"
             "gdrpy validate --size 1G --backend nvrm\n"
             "gdrpy validate --check flags-32 --check second-process\n"
             "gdrpy validate --seed 1234        the same bytes again\n"
-            "GDRPY_SIM=1 gdrpy validate        on the simulated GPU"
+            "GDRPY_SIM=1 gdrpy validate        on the simulated GPU\n"
+            "sudo .venv/bin/gdrpy validate --module"
         ),
         exit_status=(
-            "0  every check passed, or was skipped for the reason shown\n"
-            "1  a check failed\n"
-            "2  wrong usage, or no backend can be used here"
+            "0  every check passed, or was skipped for the reason shown; every step passed\n"
+            "1  a check failed; a step met a doubt\n"
+            "2  wrong usage, or no backend can be used here; no step could be run"
         ),
     )
     options.add_backend(parser)
     options.add_device(parser)
     parser.add_argument(
-        "--size", type=parse_size, default=1 << 20, help="size of the regions (default: 1M)"
+        "--size", type=parse_size, default=_SIZE, help="size of the regions (default: 1M)"
     )
     parser.add_argument(
         "--seed",
@@ -71,6 +77,9 @@ def add_parser(commands: Commands) -> None:
         metavar="NAME",
         help="run this check only; may be given several times",
     )
+    parser.add_argument(
+        "--module", action="store_true", help="the kernel module's first run beside a GPU, as root"
+    )
 
 
 def _help_line(check: Check) -> str:
@@ -79,8 +88,12 @@ def _help_line(check: Check) -> str:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Run the checks; FAILED if one did."""
+    """Run the checks, or the module's steps; FAILED if one did."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
+    if args.module:
+        if args.backend or args.check or args.size != _SIZE:
+            args.parser.error("--module goes with --device, --seed and --json only")
+        return firstrun.run(args.command_line, args.device, seed, output)
     settings = Settings(args.device, args.backend, args.size, seed)
     with gdrpy.alloc(args.size, args.device, backend=args.backend) as region:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)

@@ -7,16 +7,24 @@ our noise, writes its own, and prints what it found as JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import gdrpy
 from gdrpy import Region
 from gdrpy.cli.checks.difference import Difference, difference
 from gdrpy.cli.checks.sample import Noise, windows
 
 #: Last seed of what the first process writes, and of what this one does.
 OURS, THEIRS = 1, 2
+
+
+def environment() -> dict[str, str]:
+    """The environment of a second process, which finds this very package."""
+    paths = [str(Path(gdrpy.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def exchange(region: Region, seeds: tuple[int, ...]) -> Difference | None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import gdrpy
@@ -78,13 +77,11 @@ def _ask_peer(rig: Rig, region: gdrpy.Region) -> dict[str, Any]:
     fd = region.export()
     rig.stack.callback(os.close, fd)
     words = [str(number) for number in (fd, region.nbytes, *rig.seeds)]
-    package_root = str(Path(gdrpy.__file__).parents[1])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
         done = subprocess.run(
             [sys.executable, "-m", peer.__name__, *words],
             pass_fds=[fd],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=peer.environment(),
             capture_output=True,
             text=True,
             timeout=PEER_TIMEOUT,

@@ -95,4 +95,4 @@ def test_default_limit_is_16_times_the_machines_memory() -> None:
     found = re.search(r"MemTotal: +(\d+) kB", Path("/proc/meminfo").read_text())
     assert found is not None
     memory_mib = int(found[1]) // 1024
-    assert int(DEFAULT_LIMIT.read_text()) == memory_mib // 32 * 512
+    assert int(DEFAULT_LIMIT.read_text()) == memory_mib * 16

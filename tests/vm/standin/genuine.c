@@ -19,8 +19,6 @@ void *nvidia_stack_t_cache;
 struct semaphore nv_linux_devices_lock;
 void *nv_linux_devices;
 
-void nv_p2p_free_platform_data(void *data);
-
 int p2p_init(void)
 {
 	nvidia_p2p_page_t_cache =
@@ -145,16 +143,17 @@ u32 rm_p2p_put_pages_persistent(void *stack, void *private, void *key)
 }
 
 /* What gdrdrv asks nothing of: DMA to peers, and POWER's coherent memory. */
-#define NOT_CALLED(name)                                                                           \
-	u32 name(void)                                                                             \
-	{                                                                                          \
-		WARN_ONCE(1, #name " was called");                                                 \
-		return NV_ERR_NOT_SUPPORTED;                                                       \
-	}
-NOT_CALLED(nv_dma_unmap_alloc)
-NOT_CALLED(nv_dma_unmap_peer)
-NOT_CALLED(nv_get_ibmnpu_chip_id)
-NOT_CALLED(nv_get_ibmnpu_genreg_info)
-NOT_CALLED(nv_register_rsync_driver)
-NOT_CALLED(nv_unregister_rsync_driver)
-NOT_CALLED(rm_p2p_dma_map_pages)
+u32 not_called(void)
+{
+	WARN_ONCE(1, "DMA of a peer was asked for");
+	return NV_ERR_NOT_SUPPORTED;
+}
+
+#define NOT_CALLED(name) __alias(not_called) u32 name(void)
+NOT_CALLED(nv_dma_unmap_alloc);
+NOT_CALLED(nv_dma_unmap_peer);
+NOT_CALLED(nv_get_ibmnpu_chip_id);
+NOT_CALLED(nv_get_ibmnpu_genreg_info);
+NOT_CALLED(nv_register_rsync_driver);
+NOT_CALLED(nv_unregister_rsync_driver);
+NOT_CALLED(rm_p2p_dma_map_pages);

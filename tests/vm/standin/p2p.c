@@ -110,7 +110,7 @@ static u32 put(u64 token, struct nvidia_p2p_page_table *table, bool persistent)
 	else if (!persistent && status == NV_ERR_OBJECT_NOT_FOUND)
 		status = NV_OK;
 	else
-		WARN(1, "put of a page table that is none");
+		WARN(1, "no such page table");
 	return status;
 }
 

@@ -94,5 +94,6 @@ void table_memory_exit(void);
 int p2p_init(void);
 void p2p_exit(void);
 void p2p_free_lost(void *key);
+void nv_p2p_free_platform_data(void *data); /* NVIDIA's */
 
 #endif

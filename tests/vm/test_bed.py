@@ -138,6 +138,7 @@ class TestCheckers:
         assert report in ended.stderr
         assert f"{culprit}" in ended.stderr
 
+    @pytest.mark.timeout(600)
     def test_data_race_of_two_processes_is_red(self, run_on: Run) -> None:
         script = """
 import os

@@ -14,7 +14,8 @@ LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/incl
 	gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] driver/uapi/*.h)
 C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] \
-	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/broker/*.c tests/packaging/*.c examples/*.c)
+	tests/vm/abi/*.[ch] tests/vm/stress/*.[ch] tests/vm/genuine/fakegpu/*.c tests/broker/*.c \
+	tests/packaging/*.c examples/*.c)
 BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
 	gdrpy/_core/gdrapi/gdrapi.pc.in $(LIBRARY_SOURCES)
 

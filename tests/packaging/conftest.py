@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from machine_copy import Machines
 
 Need = Callable[..., None]
 
@@ -101,3 +102,21 @@ def site(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
     subprocess.run([*pip, dist.x86_64], check=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def deb(driver: Path, need: Need, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("dpkg-dev", "debhelper", "dh-dkms")
+    folder = tmp_path_factory.mktemp("deb")
+    subprocess.run([driver / "packaging/build", "deb", folder], check=True, capture_output=True)
+    (package,) = folder.iterdir()
+    return package
+
+
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    if os.geteuid():
+        pytest.skip("needs root, to mount a copy of this machine")
+    machines = Machines(tmp_path_factory.mktemp("machines"))
+    yield machines
+    machines.close()

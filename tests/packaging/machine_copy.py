@@ -79,3 +79,8 @@ class Machine:
         """Copies a file there; its path."""
         self.machines.inside("cp", file, self.root / "root")
         return f"/root/{file.name}"
+
+
+def built_for(machine: Machine, kernel: str) -> str:
+    """The driver that the installed module was built for."""
+    return machine.run("modinfo", "-k", kernel, "-F", "nvidia", "gdrdrv").strip()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machine_copy import Machine, Machines
+from machine_copy import Machine, Machines, built_for
 
 Need = Callable[..., None]
 
@@ -32,15 +31,6 @@ def output(*command: str | Path) -> str:
 
 def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def deb(driver: Path, need: Need, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need("dpkg-dev", "debhelper", "dh-dkms")
-    folder = tmp_path_factory.mktemp("deb")
-    output(driver / "packaging/build", "deb", folder)
-    (package,) = folder.iterdir()
-    return package
 
 
 @pytest.fixture(scope="module")
@@ -189,15 +179,6 @@ def kernel(need: Need) -> str:
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    if os.geteuid():
-        pytest.skip("needs root, to mount a copy of this machine")
-    machines = Machines(tmp_path_factory.mktemp("machines"))
-    yield machines
-    machines.close()
-
-
-@pytest.fixture(scope="module")
 def installed(machines: Machines, kernel: str, deb: Path) -> Machine:
     """A copy of this machine that the package is installed on, to make copies of."""
     machine = machines.copy()
@@ -214,11 +195,6 @@ def with_driver(
     package = nvidia_package(tmp_path_factory.mktemp("nvidia"), "550.54.14", "NVIDIA")
     machine.run("dpkg", "-i", machine.put(package))
     return machine
-
-
-def built_for(machine: Machine, kernel: str) -> str:
-    """The driver that the installed module was built for."""
-    return machine.run("modinfo", "-k", kernel, "-F", "nvidia", "gdrdrv").strip()
 
 
 class TestInstalled:

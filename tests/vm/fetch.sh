@@ -54,8 +54,9 @@ fetch_nvidia_550_proprietary() {
 fetch_nvidia() {
 	echo "tests/vm/setup: fetching sources of NVIDIA's driver (Debian package $3)"
 	use_suites "$1" amd64 "$2" "${@:4}"
-	(cd "$1" && apt-get -qq "${apt_options[@]}" download "$3")
-	dpkg -x "$1"/*.deb "$1/root"
+	mkdir -p "$1/package"
+	(cd "$1/package" && apt-get -qq "${apt_options[@]}" download "$3")
+	dpkg -x "$1"/package/*.deb "$1/root"
 }
 
 # No package smaller than a kernel's sources has checkpatch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,29 +23,30 @@ WITH_CHECKERS = Genuine.of("535-open-debug")
 TIMEOUT_S = 1200
 
 
-def gdrdrv_for(driver: Genuine, symbols: Path, **variables: str) -> Path:
-    """gdrdrv, built here for a driver that exports these."""
+def gdrdrv_for(driver: Genuine, **variables: str) -> Path:
+    """gdrdrv, built here with what a driver exports, and these variables of make's."""
     words = [f"{name}={value}" for name, value in variables.items()]
-    folder = driver.kernel.build(
-        CHECKOUT / "driver",
-        f"KBUILD_EXTRA_SYMBOLS={symbols}",
-        *words,
-        name=f"driver-beside-{driver}{''.join(variables)}",
-    )
-    return folder / "gdrdrv.ko"
+    name = f"driver-beside-{driver}-{'-'.join(filter(None, variables.values()))}"
+    symbols = f"KBUILD_EXTRA_SYMBOLS={driver.symbols}"
+    return driver.kernel.build(CHECKOUT / "driver", symbols, *words, name=name) / "gdrdrv.ko"
 
 
-def bed_command(driver: Genuine, *arguments: str) -> list[str | Path]:
-    """What boots a guest, and has it run the tests with these arguments of pytest's."""
+def bed_command(driver: Genuine, *arguments: str, build: bool) -> list[str | Path]:
+    """What boots a guest, and has it run the tests with these arguments of pytest's.
+
+    Without ``build`` the guest gets gdrdrv ready-built: its own compiler is emulated.
+    """
     other = driver.other_flavour
     given = {
         "GENUINE": driver,
         "GDRPY_VM_KERNELS": KERNELS,
-        "GENUINE_OTHERS_GDRDRV": gdrdrv_for(driver, driver.symbols, NVIDIA_DRIVER=other.version),
+        "GENUINE_OTHERS_GDRDRV": gdrdrv_for(driver, NVIDIA_DRIVER=other.version),
         # Without a word about the driver that it is for, so that the kernel has to refuse it.
-        "GENUINE_GPL_GDRDRV": gdrdrv_for(driver, driver.symbols, TRACEPOINTS="1"),
+        "GENUINE_GPL_GDRDRV": gdrdrv_for(driver, NVIDIA_DRIVER="", TRACEPOINTS="1"),
     }
-    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600"]
+    if not build:
+        given["GENUINE_GDRDRV"] = gdrdrv_for(driver, NVIDIA_DRIVER=driver.version)
+    pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=900"]
     return [
         *(HERE / "run", "--fake-gpu", "--kernel", driver.kernel.name),
         *("--timeout", str(TIMEOUT_S), "--", "env", "-u", "GDRPY_SIM"),
@@ -55,6 +55,6 @@ def bed_command(driver: Genuine, *arguments: str) -> list[str | Path]:
     ]
 
 
-def run(driver: Genuine, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = bed_command(driver, *arguments)
-    return subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT, env=os.environ)
+def run(driver: Genuine, *arguments: str, build: bool = False) -> subprocess.CompletedProcess[str]:
+    command = bed_command(driver, *arguments, build=build)
+    return subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)

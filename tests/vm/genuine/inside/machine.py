@@ -14,11 +14,13 @@ MODULES = Path("/lib/modules", RELEASE)
 
 
 class Machine:
-    """``driver`` is NVIDIA's that the tests are about."""
+    """``driver`` is NVIDIA's; ``built`` is gdrdrv for it, if it is not to be built here."""
 
-    def __init__(self, driver: Genuine, checkout: Path) -> None:
+    def __init__(self, driver: Genuine, checkout: Path, built: Path | None) -> None:
         self.driver = driver
         self.checkout = checkout
+        self.module = checkout / "driver/gdrdrv.ko"
+        self.built = built
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -35,6 +37,11 @@ class Machine:
     def load_driver(self) -> None:
         if not Path("/sys/module/nvidia").exists():
             done(self.run("modprobe", self.driver.name))
+
+    def load_gdrdrv(self) -> list[str]:
+        if self.built and not self.module.exists():
+            shutil.copy(self.built, self.module)
+        return done(self.insmod())
 
     def unload(self) -> None:
         """Both modules."""

@@ -58,7 +58,7 @@ class TestStatus:
         assert found["next"] == "no NVIDIA driver is loaded: sudo modprobe nvidia"
 
     def test_beside_the_driver_tells_what_loading_would_do(self, driver: Machine) -> None:
-        (driver.checkout / "driver/gdrdrv.ko").unlink(missing_ok=True)
+        driver.module.unlink(missing_ok=True)
         found = driver.status()
         assert found["NVIDIA"] == f"nvidia {driver.driver.version}"
         assert found["kernel"] == f"Linux {RELEASE}, headers in /lib/modules/{RELEASE}/build"
@@ -74,16 +74,19 @@ class TestLoading:
         text = Path("/proc/driver/nvidia/gpus/0001:00:00.0/information").read_text()
         assert "Bus Location: \t 0001:00:00.0" in text
 
+    @pytest.mark.skipif(
+        "GENUINE_GDRDRV" in os.environ, reason="gdrdrv was built on the host, which is faster"
+    )
     def test_insmod_builds_and_loads(self, driver: Machine) -> None:
-        (driver.checkout / "driver/gdrdrv.ko").unlink(missing_ok=True)
+        driver.module.unlink(missing_ok=True)
         *first, last = done(driver.insmod())
         assert first == ["building: driver/gdrdrv.ko is missing"]
         assert last.startswith("gdrdrv is loaded: ")
         assert driver.status()["next"] == "none: gdrdrv is ready"
 
     def test_module_tells_which_driver_it_was_built_for(self, loaded: Machine) -> None:
-        module = loaded.checkout / "driver/gdrdrv.ko"
-        assert done(loaded.run("modinfo", "-F", "nvidia", module)) == [loaded.driver.version]
+        told = done(loaded.run("modinfo", "-F", "nvidia", loaded.module))
+        assert told == [loaded.driver.version]
 
     def test_node_answers(self, loaded: Machine) -> None:
         with Gdrdrv() as node, pytest.raises(OSError, match="Invalid argument") as caught:
@@ -108,7 +111,8 @@ class TestFlavours:
         module = os.environ["GENUINE_GPL_GDRDRV"]
         ended = driver.insmod(GDRDRV_MODULE=module)
         if driver.driver.flavour == "open":
-            assert ended.returncode == 0, ended.stderr
+            assert done(ended)[0].startswith("gdrdrv is loaded: ")
+            done(driver.insmod("--unload"))
             return
         code, reason = refusal(ended)
         assert code == NO_DRIVER

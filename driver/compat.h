@@ -12,6 +12,8 @@
 #include <linux/pci.h>
 #include <linux/timex.h>
 #include <linux/version.h>
+
+#include <asm/pgalloc.h>
 #ifdef CONFIG_X86
 #include <asm/tsc.h>
 #endif
@@ -51,6 +53,19 @@ static inline void gdrdrv_vma_set_file(struct vm_area_struct *vma, struct file *
 #else
 #define gdrdrv_may_split may_split
 #endif
+
+/* Where VM_BUG_ON() is compiled in, arm64's pmd_populate() needs a symbol that is not exported. */
+static inline void gdrdrv_pmd_populate(struct mm_struct *mm, pmd_t *pmd, pgtable_t table)
+{
+#if defined(CONFIG_ARM64) && defined(CONFIG_DEBUG_VM)
+#ifndef PMD_TABLE_AF
+#define PMD_TABLE_AF 0
+#endif
+	__pmd_populate(pmd, page_to_phys(table), PMD_TYPE_TABLE | PMD_TABLE_AF | PMD_TABLE_PXN);
+#else
+	pmd_populate(mm, pmd, table);
+#endif
+}
 
 /* What the ABI tells in time stamp counts: 0 where there are none, or only GPL-only ones. */
 static inline u64 gdrdrv_cycles(void)

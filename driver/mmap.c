@@ -8,8 +8,6 @@
 #include <linux/sizes.h>
 #include <linux/slab.h>
 
-#include <asm/pgalloc.h>
-
 #include "gdrdrv.h"
 #include "trace.h"
 
@@ -114,7 +112,7 @@ static void gdrdrv_fault_use_page_table(struct vm_fault *vmf)
 		mm_inc_nr_ptes(mm);
 		/* The table is seen empty by a processor that sees it at all. */
 		smp_wmb();
-		pmd_populate(mm, vmf->pmd, vmf->prealloc_pte);
+		gdrdrv_pmd_populate(mm, vmf->pmd, vmf->prealloc_pte);
 		vmf->prealloc_pte = NULL;
 	}
 	spin_unlock(lock);

@@ -1,4 +1,4 @@
-"""Short runs of the storm and the fuzzer, as tests/vm/stress/README.md describes them."""
+"""Short runs of the programs that tests/vm/stress/README.md describes."""
 
 from __future__ import annotations
 
@@ -88,3 +88,50 @@ class TestFuzzer:
     def test_nothing_is_left(self, fuzz: dict[str, Any]) -> None:
         assert fuzz["pinned_pages_left"] == 0
         assert standin.live() == (0, 0, 0, 0)
+
+
+#: What shows that the node was closed in the target's way.
+SIGNS = {
+    "fork": "outlived_owner",
+    "rights": "outlived_owner",
+    "uring": "outlived_owner",
+    "proc": "read_owner",
+    "kill": "kill",
+    "unload": "load",
+}
+
+
+@pytest.fixture(scope="module", params=list(SIGNS))
+def closes(
+    request: pytest.FixtureRequest, programs: Path, module: Path
+) -> tuple[str, dict[str, Any]]:
+    """A target and what its run found."""
+    name = request.param
+    options = ["--target", name, "--operations", "3000", "--module", str(module)]
+    result = run(programs / "closes", *options)["targets"][name]
+    if result["skipped"]:
+        pytest.skip("this kernel has no io_uring")
+    return name, result
+
+
+class TestCloses:
+    def test_the_node_was_closed_in_this_way(self, closes: tuple[str, dict[str, Any]]) -> None:
+        name, result = closes
+        assert result["operations"] >= 3000
+        assert result["events"][SIGNS[name]]["ok"] > 0
+
+    def test_each_witness_saw_the_last_close(self, closes: tuple[str, dict[str, Any]]) -> None:
+        _, result = closes
+        assert result["events"]["last_close"].keys() == {"ok"}
+        assert result["results"]["touch_after"].keys() == {"SIGBUS"}
+
+    def test_nothing_is_left(self, closes: tuple[str, dict[str, Any]]) -> None:
+        _, result = closes
+        assert result["pinned_pages_left"] == 0
+        assert result["pins_left"] == 0
+        assert standin.live() == (0, 0, 0, 0)
+
+    def test_without_a_target_is_refused(self, programs: Path) -> None:
+        ended = subprocess.run([programs / "closes"], capture_output=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(b"usage: closes")

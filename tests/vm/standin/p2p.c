@@ -133,7 +133,8 @@ static int get(struct rm_get *get, struct nvidia_p2p_page_table **table,
 	if (get->address % GPUSTANDIN_PAGE || get->length % GPUSTANDIN_PAGE)
 		return -EINVAL;
 	*table = table_alloc();
-	physical = __vmalloc(array_size(count, 2 * sizeof(*physical)) ?: 1, GFP_KERNEL);
+	physical =
+		__vmalloc(array_size(count, 2 * sizeof(*physical)) ?: 1, GFP_KERNEL | __GFP_NOWARN);
 	status = *table && physical ? NV_OK : NV_ERR_NO_MEMORY;
 	get->key = *table;
 	if (status == NV_OK)

@@ -39,7 +39,7 @@ void *table_memory_alloc(size_t size)
 
 	if (!memory) {
 		if (size > KMALLOC_LIMIT)
-			memory = __vmalloc(sizeof(*memory) + size, GFP_KERNEL);
+			memory = __vmalloc(sizeof(*memory) + size, GFP_KERNEL | __GFP_NOWARN);
 		else
 			memory = kmalloc(sizeof(*memory) + size, GFP_KERNEL);
 	}

@@ -349,10 +349,11 @@ int main(int argc, char **argv)
 	       (unsigned long long)left.callbacks);
 	if (json) {
 		printf("{\"seed\": %llu, \"phases\": %u, \"threads\": %u, \"calls\": %llu, "
-		       "\"seconds\": %.1f, \"pinned_pages_left\": %llu, \"results\": ",
+		       "\"seconds\": %.1f, \"pinned_pages_left\": %llu, \"lost_tables\": %llu, "
+		       "\"results\": ",
 		       seed, phases, threads,
 		       (unsigned long long)(fuzz->own.total + fuzz->strangers.total), seconds,
-		       (unsigned long long)left.pinned_pages);
+		       (unsigned long long)left.pinned_pages, (unsigned long long)left.lost_tables);
 		tally_print_json(&fuzz->own, call_kinds, CALLS);
 		printf(", \"strangers\": ");
 		tally_print_json(&fuzz->strangers, stranger_kinds, CALLS);

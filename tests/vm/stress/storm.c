@@ -319,11 +319,11 @@ static void report(const struct gpustandin_stats *left, double seconds)
 		return;
 	printf("{\"seed\": %llu, \"workers\": %u, \"threads\": %u, \"faults\": %s, "
 	       "\"operations\": %llu, \"seconds\": %.1f, \"pinned_pages_left\": %llu, "
-	       "\"callbacks\": %llu, \"late_puts\": %llu, \"results\": ",
+	       "\"callbacks\": %llu, \"late_puts\": %llu, \"lost_tables\": %llu, \"results\": ",
 	       (unsigned long long)options->seed, options->workers, options->threads,
 	       options->faults ? "true" : "false", (unsigned long long)storm->tally.total, seconds,
 	       (unsigned long long)left->pinned_pages, (unsigned long long)left->callbacks,
-	       (unsigned long long)left->late_puts);
+	       (unsigned long long)left->late_puts, (unsigned long long)left->lost_tables);
 	tally_print_json(&storm->tally, operation_kinds, OPERATIONS);
 	printf("}\n");
 }

@@ -17,13 +17,12 @@ from machine_copy import Machine, Machines, built_for
 VM = Path(__file__).parents[1] / "vm"
 
 #: For DKMS: nvidia.ko alone of the five modules, and what 535 lacks for later kernels.
-OVERRIDE = r"""
-BUILT_MODULE_NAME=(nvidia) DEST_MODULE_NAME=("$PACKAGE_NAME") DEST_MODULE_LOCATION=(/updates/dkms)
-MAKE[0]="make -j$(nproc) modules CC=gcc KERNEL_UNAME=$kernelver NV_KERNEL_MODULES=nvidia"
-if grep -qs "[( ]pci_resize_resource(.* size,$" \
-	"/usr/src/linux-headers-${kernelver%-amd64}-common/include/linux/pci.h"; then
-	export NVIDIA_CFLAGS="-include /root/shim.h"
-fi
+MAKE = r"""
+shim=$(grep -qs "[( ]pci_resize_resource(.* size,$" \
+	"/usr/src/linux-headers-${kernelver%-amd64}-common/include/linux/pci.h" &&
+	echo "-include /root/shim.h") || true
+MAKE[0]="env NVIDIA_CFLAGS='$shim' make -j$(nproc) modules CC=gcc KERNEL_UNAME=$kernelver \
+	NV_KERNEL_MODULES=nvidia"
 """
 
 
@@ -78,11 +77,13 @@ def machine(
     machine.run("sh", "-c", f"cd /root && apt-get -qq download {' '.join(headers(newer))}")
     machine.run("sh", "-c", f"dpkg -i /root/linux-headers-{older.removesuffix('amd64')}*.deb")
     machine.put(VM / "genuine/shim.h")
-    for name in ("nvidia-current", "nvidia-current-open"):
-        machine.run("sh", "-c", f"cat > /etc/dkms/{name}.conf <<'END'\n{OVERRIDE}END\n")
     # Firmware and the choice among drivers, which they depend on, tell nothing here.
-    for package in [*packages, deb]:
-        machine.run("dpkg", "-i", "--force-depends", machine.put(package))
+    for package in packages:
+        machine.run("dpkg", "--unpack", "--force-depends", machine.put(package))
+    change = f"sed -i '/\\[[1-4]\\]=/d' $conf; cat >> $conf <<'END'\n{MAKE}END\n"
+    machine.run("sh", "-c", f"for conf in /usr/src/nvidia-*/dkms.conf; do {change}done")
+    machine.run("dpkg", "--configure", "--force-depends", "--pending")
+    machine.run("dpkg", "-i", machine.put(deb))
     return machine
 
 

@@ -13,8 +13,7 @@ from kernels import Genuine
 BUILT_IN_THE_GUEST = ("535-open-debian", "550-proprietary-backports")
 #: CI builds all, but for the kernel with checkers, which takes longer than all that is here.
 WANTED = guests.DRIVERS if os.environ.get("CI") == "true" else ()
-ALL = (*guests.DRIVERS, guests.WITH_CHECKERS)
-HERE = [driver for driver in ALL if driver in WANTED or driver.built]
+HERE = [driver for driver in guests.ALL if driver in WANTED or driver.built]
 
 
 @pytest.mark.skipif(

@@ -20,6 +20,7 @@ DRIVERS = tuple(
     )
 )
 WITH_CHECKERS = Genuine.of("535-open-debug")
+ALL = (*DRIVERS, WITH_CHECKERS)
 TIMEOUT_S = 1200
 
 

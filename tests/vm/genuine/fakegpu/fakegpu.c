@@ -135,8 +135,12 @@ static int put_registers(void)
 
 static void remove_bus(void)
 {
+	struct pci_host_bridge *bridge = to_pci_host_bridge(bus->bridge);
+
 	pci_stop_root_bus(bus);
 	pci_remove_root_bus(bus);
+	/* It came with the bus, and does not go with it. */
+	pci_free_host_bridge(bridge);
 }
 
 static int add_bus(void)

@@ -67,6 +67,7 @@ def install(driver: Genuine) -> None:
 def install_kernel(driver: Genuine) -> None:
     """What there is of it in /lib/modules: the build tree, and modules that NVIDIA's needs."""
     fetched = driver.kernel.folder / "root/lib/modules" / RELEASE
+    shutil.rmtree(MODULES, ignore_errors=True)  # of a machine that has the same kernel's headers
     MODULES.mkdir(parents=True)
     (MODULES / "build").symlink_to((driver.kernel.folder / "build").resolve())
     for name in ("modules.order", "modules.builtin", "modules.builtin.modinfo"):

@@ -71,8 +71,10 @@ class TestStatus:
 
 class TestLoading:
     def test_driver_binds_to_the_gpu(self, driver: Machine) -> None:
-        text = Path("/proc/driver/nvidia/gpus/0001:00:00.0/information").read_text()
-        assert "Bus Location: \t 0001:00:00.0" in text
+        # Not by /proc/driver/nvidia/gpus: NVIDIA's code returns from its open() with a lock held,
+        # upon which lockdep, where there is one, reports no more.
+        bound = Path("/sys/bus/pci/devices/0001:00:00.0/driver").resolve()
+        assert bound.name == "nvidia"
 
     @pytest.mark.skipif(
         "GENUINE_GDRDRV" in os.environ, reason="gdrdrv was built on the host, which is faster"

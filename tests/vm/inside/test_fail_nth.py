@@ -230,7 +230,7 @@ SCENARIOS: dict[Callable[[Injection], None], tuple[int, set[int]]] = {
     mapping_by_handle: (10, {MEMORY}),
     mapping_a_share: (10, {MEMORY}),
     touching: (1, set()),
-    touching_what_was_revoked: (1, set()),
+    touching_what_was_revoked: (0, set()),
     unmapping: (1, {MEMORY}),
     revoking: (1, {COPY}),
     reading_events: (1, {COPY}),

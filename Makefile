@@ -76,7 +76,7 @@ test-c:
 # The copy engine for arm64, under emulation. Root gets what is missing installed, and is told.
 test-arm64:
 	@echo "== C tests of the copy engine for arm64, under emulation"
-	@command -v aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || { [ "$$(id -u)" = 0 ] && \
+	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } > /dev/null || { [ "$$(id -u)" = 0 ] && \
 		echo "installing $(ARM64_PACKAGES) (Debian packages)" && apt-get -qq update && \
 		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $(ARM64_PACKAGES) > /dev/null; } || true
 	@$(MAKE) --no-print-directory -C tests/c check-arm64

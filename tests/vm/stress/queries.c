@@ -78,6 +78,9 @@ int op_get_info(struct thread *thread)
 
 	if (ioctl(NODE_FD + name.node, GDRDRV_IOC_GET_INFO_V2, &info))
 		return result_of(-1);
+	/* A pin is mapped uncached if an allocation failed that would have recorded its memory. */
+	if (info.mapping_type == GDRDRV_MAPPING_DEVICE && storm->options.faults)
+		info.mapping_type = GDRDRV_MAPPING_WC;
 	if (info.handle != name.handle || info.va % GDRDRV_GPU_PAGE_SIZE || !info.mapped_size ||
 	    info.mapped_size % GDRDRV_GPU_PAGE_SIZE || info.page_size != GDRDRV_GPU_PAGE_SIZE ||
 	    info.mapping_type > GDRDRV_MAPPING_WC)

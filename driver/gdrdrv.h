@@ -19,8 +19,6 @@
 #include "nv_p2p.h"
 #include "uapi/gdrdrv.h"
 
-#define GDRDRV_VERSION_STRING "2.6"
-
 /* More than a machine has; and a bound on what nvidia.ko allocates before it looks at an address.
  */
 #define GDRDRV_MAX_PIN_BYTES (1ull << 40)

@@ -113,7 +113,7 @@ module_exit(gdrdrv_exit);
 
 MODULE_DESCRIPTION("CPU mappings of GPU memory");
 MODULE_LICENSE("Dual MIT/GPL");
-MODULE_VERSION(GDRDRV_VERSION_STRING);
+MODULE_VERSION("2.6");
 #ifdef GDRDRV_NVIDIA_DRIVER
 /* Whoever loads it builds it anew for another one. */
 MODULE_INFO(nvidia, GDRDRV_NVIDIA_DRIVER);

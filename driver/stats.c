@@ -62,7 +62,7 @@ static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 /* This and the next as NVIDIA's gdrdrv has them: its own tests read them. */
 static int gdrdrv_params_show(struct seq_file *seq, void *unused)
 {
-	seq_puts(seq, "Version: " GDRDRV_VERSION_STRING "\n");
+	seq_printf(seq, "Version: %u.%u\n", GDRDRV_ABI_VERSION >> 16, GDRDRV_ABI_VERSION & 0xffff);
 	seq_puts(seq, "Built for NVIDIA driver flavor: " GDRDRV_FLAVOR "\n");
 	seq_printf(seq, "Use persistent mapping: %s\n",
 		   gdrdrv_use_persistent_mapping ? "yes" : "no");

@@ -19,6 +19,11 @@ from machine_copy import Machines
 
 Need = Callable[..., None]
 
+#: DKMS builds NVIDIA's drivers there, for minutes: only where that is asked for.
+collect_ignore = (
+    [] if os.environ.get("GDRPY_DKMS_BESIDE_NVIDIA") else ["test_dkms_beside_nvidia.py"]
+)
+
 
 class Dist(NamedTuple):
     """What ``make dist`` makes."""

@@ -26,12 +26,6 @@ MAKE[0]="env NVIDIA_CFLAGS='$shim' make -j$(nproc) modules CC=gcc KERNEL_UNAME=$
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def asked_for() -> None:
-    if os.environ.get("GDRPY_DKMS_BESIDE_NVIDIA") != "1":
-        pytest.skip("GDRPY_DKMS_BESIDE_NVIDIA=1 has DKMS build NVIDIA's drivers, for 5 minutes")
-
-
 @pytest.fixture(scope="module")
 def packages() -> list[Path]:
     """Debian's, of both flavours, as tests/vm/setup fetches them."""

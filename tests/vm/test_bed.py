@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kernels import Kernel
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent.parent
@@ -137,6 +138,12 @@ class TestCheckers:
         assert ended.returncode == BED_FAILED, ended.stderr
         assert report in ended.stderr
         assert f"{culprit}" in ended.stderr
+
+
+class TestKernelWithRaces:
+    """Where it was built: that takes long, and is not asked of CI."""
+
+    __test__ = Kernel("kcsan").fetched
 
     @pytest.mark.timeout(600)
     def test_data_race_of_two_processes_is_red(self, run_on: Run) -> None:

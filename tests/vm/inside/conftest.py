@@ -42,8 +42,6 @@ def set_parameter() -> Iterator[Callable[[str, str], None]]:
     before: dict[str, str] = {}
 
     def set_it(name: str, value: str) -> None:
-        if standin.GENUINE:
-            pytest.skip(f"NVIDIA's own code has no parameter {name}")
         before.setdefault(name, (PARAMETERS / name).read_text())
         (PARAMETERS / name).write_text(value)
 

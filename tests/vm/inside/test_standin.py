@@ -184,7 +184,7 @@ class TestPersistentPin:
         probe.put()
         assert standin.live() == (0, 0, 0, 0)
 
-    @pytest.mark.skipif(standin.GENUINE, reason="this driver knows no forced BAR1 mappings")
+    @pytest.mark.newer_driver
     def test_forced_bar1_is_known(self, view: View, probe: Probe) -> None:
         before = standin.stats().forced_bar1_pins
         probe.get(view.address, PAGE, PERSISTENT, driver_flags=1)
@@ -195,6 +195,7 @@ class TestPersistentPin:
             probe.get(view.address, PAGE, PERSISTENT, driver_flags=2)
 
 
+@pytest.mark.newer_driver
 class TestOlderDriver:
     def test_page_table_of_version_1_2(
         self, view: View, probe: Probe, set_parameter: Callable[[str, str], None]

@@ -1,4 +1,4 @@
-"""What a first run knows from before it began, and what it must give back."""
+"""The state of a first run: what it found before, and what it must give back."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class FirstRun:
         )
 
     def kernel_lines(self) -> list[str]:
-        """What the kernel said of the module and the driver since the last call."""
+        """The kernel's lines about the module and the driver since the last call."""
         lines, self._lines = self._lines, []
         return lines
 

@@ -1,4 +1,4 @@
-"""What the machine tells of itself: its kernel's log, the modules, and gdrdrv's own counts."""
+"""The machine's state: the kernel log, the modules, and gdrdrv's own counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BAR1_USED = re.compile(r"BAR1 Memory Usage\s+Total\s*:.*\s+Used\s*:\s*(\d+) MiB
 
 
 class KernelLog:
-    """What the kernel says from now on. Raises OSError where it may not be read."""
+    """The kernel log from now on. Raises OSError if the caller may not read it."""
 
     def __init__(self) -> None:
         self._fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -71,7 +71,7 @@ class KernelLog:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run leaves as it found it, but for what loading a module does to ``taint``."""
+    """The state that a run restores, except for the taint of a loaded module."""
 
     modules: frozenset[str]
     has_node: bool
@@ -145,7 +145,7 @@ def module_is_ours() -> bool:
 
 
 def parameters() -> str:
-    """Those of the loaded module."""
+    """The parameters of the loaded module."""
     files = sorted((SYS / "module/gdrdrv/parameters").iterdir())
     values = {file.name: file.read_text().strip() for file in files}
     if "mode" in values:
@@ -154,7 +154,7 @@ def parameters() -> str:
 
 
 def node_problem() -> str | None:
-    """What is wrong with the node of the loaded module, if anything is."""
+    """Describe a fault of the loaded module's node; None if it is right."""
     try:
         found = NODE.stat()
     except OSError as error:

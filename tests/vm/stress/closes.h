@@ -178,6 +178,7 @@ void world_close(int fd, enum operation operation);
 void world_close_nodes(void);
 void world_close_shares(void);
 void world_close_views(void);
+void world_fill_holes(void);
 void world_as_stranger(struct random *random);
 
 /* rounds.c */

@@ -75,6 +75,7 @@ static void __attribute__((noreturn)) child_main(int stage, unsigned int number)
 {
 	struct random random = {world.random.state + number};
 
+	world_fill_holes();
 	world_as_stranger(&random);
 	await_go(stage);
 	linger(&random);

@@ -368,6 +368,16 @@ void world_close_views(void)
 		world_close(world.view_fd + i, CLOSE_MEMORY);
 }
 
+/*
+ * In a child of the owner. The parent's mappings were not copied, and left holes: a mapping in one
+ * of them could reach over the end of a slot, and would not let the slot be emptied alone.
+ */
+void world_fill_holes(void)
+{
+	for (int i = 0; i < SLOTS; i++)
+		unmap(slots + i * BLOCK_ROOM);
+}
+
 /* In a child of the owner: only shares work. */
 void world_as_stranger(struct random *random)
 {

@@ -360,7 +360,8 @@ unload() {
 	if ! message=$(rmmod gdrdrv 2>&1); then
 		users=$(holders)
 		[ -z "$users" ] || fail $IN_USE "gdrdrv is in use by $users: end them first"
-		fail $IN_USE "${message##*rmmod: }"
+		fail $IN_USE "${message##*rmmod: }, by no process: gdrdrv stays loaded until the next" \
+			"reboot after a user has unpinned a revocable pin"
 	fi
 	# Its number may be another device's next.
 	rm -f "$node"

@@ -108,6 +108,7 @@ static inline bool gdrdrv_is_wc(phys_addr_t phys)
 
 	if (!probe)
 		return false;
+	/* Any process's tables show the kernel's part; init_mm is not exported. */
 	pmd = pmd_offset(pud_offset(p4d_offset(pgd_offset(current->mm, addr), addr), addr), addr);
 	pte = *pte_offset_kernel(pmd, addr);
 	iounmap(probe);
@@ -147,10 +148,17 @@ static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
 	return pgprot_device(prot);
 }
 
-/* Memory that the kernel has a cached mapping of; page_is_ram() is GPL-only. */
+/*
+ * Memory that the kernel has a cached mapping of; page_is_ram() is GPL-only. pfn_valid() is true
+ * for whole sections from 5.14 on, in which a BAR may lie too.
+ */
 static inline bool gdrdrv_is_ram(unsigned long pfn)
 {
+#if GDRDRV_KERNEL_BEFORE(5, 14)
 	return pfn_valid(pfn);
+#else
+	return pfn_is_map_memory(pfn);
+#endif
 }
 
 /* On a host with BlueField-3's root complex a write-combined mapping of a GPU does not work. */

@@ -22,6 +22,8 @@
 /* More than a machine has; and a bound on what nvidia.ko allocates before it looks at an address.
  */
 #define GDRDRV_MAX_PIN_BYTES (1ull << 40)
+/* Of a pin: all GPU calls wait while the free callback zaps them. */
+#define GDRDRV_MAX_MAPPINGS 16384
 
 /* A power of two; the ring is part of the open file. */
 #define GDRDRV_EVENT_ROOM 128
@@ -84,9 +86,8 @@ struct gdrdrv_user;
 
 /*
  * A pin lives as long as its file, an anonymous one that is also its read-write share fd. The file
- * brings the address space that all mappings of the pin are in, and nothing else. While nvidia.ko
- * has the pages registered, it holds a reference: it may call back at any time, even after the pin
- * has ended.
+ * brings the address space that all mappings of the pin are in, and nothing else. Its registration
+ * at nvidia.ko holds a reference: the free callback may come after the pin has ended.
  */
 struct gdrdrv_pin {
 	struct file *file;
@@ -108,9 +109,9 @@ struct gdrdrv_pin {
 	 */
 	struct mutex lock;
 	enum gdrdrv_pin_state state;
-	bool registered;	   /* at nvidia.ko; pages.table and pages.held are the lock's too */
-	struct gdrdrv_file *gfile; /* who hears of a revocation; NULL from unpin on */
-	u32 type;		   /* enum gdrdrv_mapping_type */
+	unsigned long registration; /* at nvidia.ko, 0: none; pages.table and .held go with it */
+	struct gdrdrv_file *gfile;  /* who hears of a revocation: NULL from unpin on */
+	u32 type;		    /* enum gdrdrv_mapping_type */
 	unsigned int mappings;
 	bool mapped_by_handle;
 };
@@ -173,8 +174,8 @@ int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
 
 /* quota.c */
 void gdrdrv_quota_init(void);
-struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes);
-void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 bytes);
+struct gdrdrv_user *gdrdrv_quota_charge(u64 length);
+void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 length);
 void gdrdrv_quota_show(struct seq_file *seq, const kuid_t *only);
 u64 gdrdrv_quota_pins(void);
 

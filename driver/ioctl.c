@@ -11,11 +11,15 @@ module_param_named(use_persistent_mapping, gdrdrv_use_persistent_mapping, bool, 
 MODULE_PARM_DESC(use_persistent_mapping,
 		 "Pins outlive the freeing of the GPU memory unless asked otherwise (default Y)");
 
-/* Nobody finds the pin before its handle has reached user space. */
-static int gdrdrv_pin_finish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin, u64 __user *handle)
+/* The pin cannot be found before its handle has reached user space. */
+static int gdrdrv_pin_for_user(struct gdrdrv_file *gfile, const struct gdrdrv_pin_request *request,
+			       u64 __user *handle)
 {
+	struct gdrdrv_pin *pin = gdrdrv_pin_create(gfile, request);
 	int ret = -EFAULT;
 
+	if (IS_ERR(pin))
+		return PTR_ERR(pin);
 	if (put_user((u64)pin->handle, handle))
 		goto abandon;
 	ret = gdrdrv_pin_publish(gfile, pin);
@@ -32,12 +36,10 @@ static int gdrdrv_ioctl_pin(struct gdrdrv_file *gfile, struct gdrdrv_pin_buffer 
 {
 	struct gdrdrv_pin_buffer args;
 	struct gdrdrv_pin_request request;
-	struct gdrdrv_pin *pin;
 
 	if (copy_from_user(&args, arg, sizeof(args)))
 		return -EFAULT;
-	/* A put by token frees a table that is freed already: nvidia.ko answers that it is there.
-	 */
+	/* By token nvidia.ko would free a table again that went with the free callback. */
 	if (args.p2p_token || args.va_space)
 		return -EINVAL;
 
@@ -46,17 +48,13 @@ static int gdrdrv_ioctl_pin(struct gdrdrv_file *gfile, struct gdrdrv_pin_buffer 
 		.size = args.size,
 		.persistent = gdrdrv_use_persistent_mapping,
 	};
-	pin = gdrdrv_pin_create(gfile, &request);
-	if (IS_ERR(pin))
-		return PTR_ERR(pin);
-	return gdrdrv_pin_finish(gfile, pin, &arg->handle);
+	return gdrdrv_pin_for_user(gfile, &request, &arg->handle);
 }
 
 static int gdrdrv_ioctl_pin_v2(struct gdrdrv_file *gfile, struct gdrdrv_pin_buffer_v2 __user *arg)
 {
 	struct gdrdrv_pin_buffer_v2 args;
 	struct gdrdrv_pin_request request;
-	struct gdrdrv_pin *pin;
 
 	if (copy_from_user(&args, arg, sizeof(args)))
 		return -EFAULT;
@@ -69,10 +67,7 @@ static int gdrdrv_ioctl_pin_v2(struct gdrdrv_file *gfile, struct gdrdrv_pin_buff
 		.persistent = gdrdrv_use_persistent_mapping,
 		.force_pcie = args.flags & GDRDRV_PIN_FLAG_FORCE_PCIE,
 	};
-	pin = gdrdrv_pin_create(gfile, &request);
-	if (IS_ERR(pin))
-		return PTR_ERR(pin);
-	return gdrdrv_pin_finish(gfile, pin, &arg->handle);
+	return gdrdrv_pin_for_user(gfile, &request, &arg->handle);
 }
 
 static int gdrdrv_ioctl_pin_v3(struct gdrdrv_file *gfile, struct gdrdrv_pin_v3 __user *arg)
@@ -81,7 +76,6 @@ static int gdrdrv_ioctl_pin_v3(struct gdrdrv_file *gfile, struct gdrdrv_pin_v3 _
 	const u32 known = lifetimes | GDRDRV_PIN_V3_ZERO_AFTER | GDRDRV_PIN_V3_FORCE_PCIE;
 	struct gdrdrv_pin_v3 args;
 	struct gdrdrv_pin_request request;
-	struct gdrdrv_pin *pin;
 
 	if (copy_from_user(&args, arg, sizeof(args)))
 		return -EFAULT;
@@ -97,10 +91,7 @@ static int gdrdrv_ioctl_pin_v3(struct gdrdrv_file *gfile, struct gdrdrv_pin_v3 _
 		.force_pcie = args.flags & GDRDRV_PIN_V3_FORCE_PCIE,
 		.zero_after = args.flags & GDRDRV_PIN_V3_ZERO_AFTER,
 	};
-	pin = gdrdrv_pin_create(gfile, &request);
-	if (IS_ERR(pin))
-		return PTR_ERR(pin);
-	return gdrdrv_pin_finish(gfile, pin, &arg->handle);
+	return gdrdrv_pin_for_user(gfile, &request, &arg->handle);
 }
 
 static int gdrdrv_ioctl_unpin(struct gdrdrv_file *gfile, struct gdrdrv_unpin_buffer __user *arg)

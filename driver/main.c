@@ -31,7 +31,7 @@ static int gdrdrv_open(struct inode *inode, struct file *filp)
 	struct gdrdrv_file *gfile;
 	int ret;
 
-	gfile = kzalloc(sizeof(*gfile), GFP_KERNEL);
+	gfile = kzalloc(sizeof(*gfile), GFP_KERNEL_ACCOUNT);
 	if (!gfile)
 		return -ENOMEM;
 

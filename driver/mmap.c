@@ -170,6 +170,8 @@ static int gdrdrv_pin_enter_mapping(struct gdrdrv_pin *pin, bool by_handle, u32 
 	mutex_lock(&pin->lock);
 	if (pin->state != GDRDRV_PIN_LIVE || (by_handle && pin->mapped_by_handle)) {
 		ret = -EINVAL;
+	} else if (pin->mappings >= GDRDRV_MAX_MAPPINGS) {
+		ret = -ENOSPC;
 	} else {
 		pin->mappings++;
 		if (by_handle)

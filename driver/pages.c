@@ -56,8 +56,9 @@ int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_ta
 }
 
 /*
- * Tables before version 1.3 do not tell. Coherent memory, as Grace has, is RAM to the kernel then,
- * and cached in its own mapping, beside which no other type may be.
+ * Tables of version 1.2 do not tell; NVIDIA's gdrdrv believes those from 1.3 on, drivers go
+ * from 1.2 to 2.0. Coherent memory, as Grace has, is RAM to the kernel then, and cached in its own
+ * mapping, beside which no other type may be.
  */
 static bool gdrdrv_table_is_cacheable(const struct nvidia_p2p_page_table *table)
 {
@@ -141,6 +142,16 @@ static void gdrdrv_runs_release_type(const struct gdrdrv_run *runs, unsigned int
 		arch_io_free_memtype_wc(runs[nr_runs].phys, runs[nr_runs].length);
 }
 
+static bool gdrdrv_run_hold_wc(const struct gdrdrv_run *run)
+{
+	if (arch_io_reserve_memtype_wc(run->phys, run->length))
+		return false;
+	if (gdrdrv_is_wc(run->phys))
+		return true;
+	arch_io_free_memtype_wc(run->phys, run->length);
+	return false;
+}
+
 /*
  * Without this the kernel takes for each page the type that is recorded for it, and nothing
  * recorded means uncached, whatever protection the mapping asks for. A refusal (another driver has
@@ -153,14 +164,8 @@ bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages)
 	if (pages->cacheable || gdrdrv_must_use_device_type())
 		return false;
 	for (i = 0; i < pages->nr_runs; i++) {
-		const struct gdrdrv_run *run = &pages->runs[i];
-
-		if (arch_io_reserve_memtype_wc(run->phys, run->length))
+		if (!gdrdrv_run_hold_wc(&pages->runs[i]))
 			goto release;
-		if (!gdrdrv_is_wc(run->phys)) {
-			i++;
-			goto release;
-		}
 	}
 	return true;
 

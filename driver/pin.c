@@ -1,20 +1,44 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Pins: made, found, revoked, ended. */
+#include <linux/capability.h>
 #include <linux/err.h>
+#include <linux/module.h>
 #include <linux/overflow.h>
 #include <linux/sched.h>
 #include <linux/slab.h>
+#include <linux/xarray.h>
 
 #include "gdrdrv.h"
 #include "trace.h"
 
 /*
  * Gets and puts run one at a time. A put finds its pages by the address of their table alone, which
- * is another pin's soon after the free callback: no pin may get pages between the check for that
- * callback and the put. And nvidia.ko allocates by the length asked for, without charging the user,
- * before it looks at the address: there is one such allocation at a time.
+ * is another pin's soon after the free callback: no pin of this module may get pages between the
+ * check for that callback and the put. And nvidia.ko allocates by the length asked for, without
+ * charging the user, before it looks at the address: there is one such allocation at a time.
  */
 static DEFINE_MUTEX(gdrdrv_p2p_lock);
+
+/*
+ * The pins that nvidia.ko has registered, by numbers that are never used again. nvidia.ko knows a
+ * pin by its number alone: a process can have it answer a put with success and call back later all
+ * the same, by leaving the GPU memory's list of processes before the put.
+ */
+static DEFINE_XARRAY(gdrdrv_registrations);
+static unsigned long gdrdrv_last_registration;
+
+/* The pin of a registration, with a reference, or NULL. */
+static struct gdrdrv_pin *gdrdrv_registration_get(unsigned long number)
+{
+	struct gdrdrv_pin *pin;
+
+	xa_lock(&gdrdrv_registrations);
+	pin = xa_load(&gdrdrv_registrations, number);
+	if (pin)
+		get_file(pin->file);
+	xa_unlock(&gdrdrv_registrations);
+	return pin;
+}
 
 /* Only once the state says that the fault handler must refuse. */
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
@@ -35,27 +59,24 @@ static void gdrdrv_pin_release_type(struct gdrdrv_pin *pin)
 	mutex_unlock(&pin->lock);
 }
 
-/* Whether it was registered: whoever is told so has to end the registration. */
-static bool gdrdrv_pin_unregister(struct gdrdrv_pin *pin)
+/* Called by both the callback and the put; the first one ends the registration. */
+static void gdrdrv_pin_unregister(struct gdrdrv_pin *pin)
 {
-	bool was_registered;
+	unsigned long number;
 
 	mutex_lock(&pin->lock);
-	was_registered = pin->registered;
-	pin->registered = false;
+	number = pin->registration;
+	pin->registration = 0;
 	pin->pages.table = NULL;
 	mutex_unlock(&pin->lock);
-	return was_registered;
-}
-
-/* nvidia.ko knows the pin no more. */
-static void gdrdrv_registration_end(struct gdrdrv_pin *pin)
-{
+	if (!number)
+		return;
+	xa_erase(&gdrdrv_registrations, number);
 	gdrdrv_quota_uncharge(pin->user, pin->pages.length);
 	gdrdrv_pin_put(pin);
 }
 
-/* The event comes last: its reader finds the mappings gone. */
+/* The event comes last: its reader finds the mappings gone, and the user's limit free. */
 static void gdrdrv_pin_tell_revocation(struct gdrdrv_pin *pin)
 {
 	gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
@@ -73,8 +94,11 @@ static void gdrdrv_pin_tell_revocation(struct gdrdrv_pin *pin)
  */
 static void gdrdrv_pin_memory_freed(void *data)
 {
-	struct gdrdrv_pin *pin = data;
+	struct gdrdrv_pin *pin = gdrdrv_registration_get((unsigned long)data);
 	bool was_live;
+
+	if (!pin)
+		return;
 
 	mutex_lock(&pin->lock);
 	was_live = pin->state == GDRDRV_PIN_LIVE;
@@ -84,15 +108,16 @@ static void gdrdrv_pin_memory_freed(void *data)
 
 	gdrdrv_pin_zap(pin);
 	gdrdrv_pin_release_type(pin);
+	gdrdrv_pin_unregister(pin);
 	if (was_live)
 		gdrdrv_pin_tell_revocation(pin);
-	if (gdrdrv_pin_unregister(pin))
-		gdrdrv_registration_end(pin);
+	gdrdrv_pin_put(pin);
 }
 
 static int gdrdrv_pin_register(struct gdrdrv_pin *pin)
 {
 	struct nvidia_p2p_page_table *table;
+	unsigned long number;
 	u64 start;
 	int ret;
 
@@ -100,23 +125,46 @@ static int gdrdrv_pin_register(struct gdrdrv_pin *pin)
 	if (ret)
 		return ret;
 
+	number = ++gdrdrv_last_registration;
+	ret = xa_insert(&gdrdrv_registrations, number, pin, GFP_KERNEL_ACCOUNT);
+	if (ret)
+		goto unlock;
+
 	get_file(pin->file);
-	pin->registered = true;
+	pin->registration = number;
 	start = gdrdrv_cycles();
-	ret = gdrdrv_pages_get(&pin->pages, &table, gdrdrv_pin_memory_freed, pin);
+	ret = gdrdrv_pages_get(&pin->pages, &table, gdrdrv_pin_memory_freed, (void *)number);
 	pin->cycles = gdrdrv_cycles() - start;
+	if (ret) {
+		xa_erase(&gdrdrv_registrations, number);
+		pin->registration = 0;
+		gdrdrv_pin_put(pin);
+		goto unlock;
+	}
 
 	mutex_lock(&pin->lock);
 	/* The callback may have been made, and the table be gone. */
-	if (!ret && pin->registered)
+	if (pin->registration)
 		pin->pages.table = table;
-	if (ret)
-		pin->registered = false;
 	mutex_unlock(&pin->lock);
-	if (ret)
-		gdrdrv_pin_put(pin);
+
+unlock:
 	mutex_unlock(&gdrdrv_p2p_lock);
 	return ret;
+}
+
+/*
+ * A callback that comes although the pages were put needs this module's code. A process that may
+ * unload modules is trusted not to bring that about.
+ */
+static void gdrdrv_stay_loaded(void)
+{
+	static bool stays; /* gdrdrv_p2p_lock */
+
+	if (stays || ns_capable_noaudit(&init_user_ns, CAP_SYS_MODULE))
+		return;
+	__module_get(THIS_MODULE);
+	stays = true;
 }
 
 /*
@@ -140,6 +188,8 @@ static bool gdrdrv_pin_try_put(struct gdrdrv_pin *pin)
 	ret = gdrdrv_pages_put(&pin->pages, table);
 	if (ret)
 		pr_warn_ratelimited("gdrdrv: nvidia.ko does not take pages back: error %d\n", -ret);
+	else if (!pin->pages.persistent)
+		gdrdrv_stay_loaded();
 	return !ret;
 }
 
@@ -156,8 +206,8 @@ static void gdrdrv_pin_end(struct gdrdrv_pin *pin)
 	gdrdrv_pin_release_type(pin);
 
 	mutex_lock(&gdrdrv_p2p_lock);
-	if (gdrdrv_pin_try_put(pin) && gdrdrv_pin_unregister(pin))
-		gdrdrv_registration_end(pin);
+	if (gdrdrv_pin_try_put(pin))
+		gdrdrv_pin_unregister(pin);
 	mutex_unlock(&gdrdrv_p2p_lock);
 	gdrdrv_pin_put(pin);
 }
@@ -200,7 +250,6 @@ static struct gdrdrv_pin *gdrdrv_pin_alloc(struct gdrdrv_file *gfile,
 	INIT_LIST_HEAD(&pin->live);
 	pin->owner = gfile->owner;
 	pin->uid = current_uid();
-	pin->gfile = gfile;
 	pin->zero_after = request->zero_after;
 	pin->pages.persistent = request->persistent;
 	pin->pages.p2p_flags = request->force_pcie ? GDRDRV_P2P_GET_PAGES_FORCE_BAR1 : 0;
@@ -249,8 +298,11 @@ static int gdrdrv_pin_fill_runs(struct gdrdrv_pin *pin)
 	return ret;
 }
 
-/* Records the memory as write-combined, if that can be, unless it was freed. */
-static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin)
+/*
+ * Records the memory as write-combined, if that can be, unless it was freed. From here on a
+ * revocation is told.
+ */
+static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin, struct gdrdrv_file *gfile)
 {
 	bool held = gdrdrv_pages_hold_type(&pin->pages);
 	int ret = 0;
@@ -259,6 +311,7 @@ static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin)
 	if (pin->state == GDRDRV_PIN_LIVE) {
 		pin->pages.held = held;
 		pin->type = gdrdrv_pin_default_type(pin);
+		pin->gfile = gfile;
 	} else {
 		if (held)
 			gdrdrv_pages_release_type(&pin->pages);
@@ -269,7 +322,7 @@ static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin)
 }
 
 /* Counts, allocates, then fills in: under the lock that keeps the table, nothing is allocated. */
-static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
+static int gdrdrv_pin_decode(struct gdrdrv_pin *pin, struct gdrdrv_file *gfile)
 {
 	int nr_runs, ret;
 
@@ -282,7 +335,7 @@ static int gdrdrv_pin_decode(struct gdrdrv_pin *pin)
 		return -ENOMEM;
 
 	ret = gdrdrv_pin_fill_runs(pin);
-	return ret ? ret : gdrdrv_pin_settle_type(pin);
+	return ret ? ret : gdrdrv_pin_settle_type(pin, gfile);
 }
 
 /* The pin has its handle, but nobody finds it until it is published; else it is to be abandoned. */
@@ -314,7 +367,7 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 	if (ret)
 		goto release_handle;
 
-	ret = gdrdrv_pin_decode(pin);
+	ret = gdrdrv_pin_decode(pin, gfile);
 	if (ret) {
 		gdrdrv_count(GDRDRV_COUNT_PINS_REFUSED);
 		gdrdrv_pin_abandon(gfile, pin);

@@ -5,12 +5,15 @@
 #include <linux/err.h>
 #include <linux/mm.h>
 #include <linux/moduleparam.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 
 #include "gdrdrv.h"
 
 /* What nvidia.ko and this module keep in the machine's memory for a pinned page of 64 KiB. */
 #define BYTES_FOR_A_PAGE 128
+/* A pin counts as that many bytes at least: it takes as much of the memory as their pages. */
+#define LEAST_CHARGE SZ_1M
 /* By default one user's pins keep at most this part of the memory. */
 #define SHARE_OF_MEMORY 32
 #define DEFAULT_LIMIT ULONG_MAX
@@ -64,9 +67,9 @@ static void gdrdrv_user_drop_unused(struct gdrdrv_user *user)
 
 static bool gdrdrv_user_has_room(const struct gdrdrv_user *user, u64 bytes)
 {
-	u64 limit = (u64)READ_ONCE(max_pinned_mib) << 20;
+	u64 mib = READ_ONCE(max_pinned_mib), limit = mib << 20;
 
-	return !limit || (bytes <= limit && user->bytes <= limit - bytes);
+	return !mib || limit >> 20 != mib || (bytes <= limit && user->bytes <= limit - bytes);
 }
 
 static struct gdrdrv_user *gdrdrv_quota_try(u64 bytes, bool is_limited)
@@ -92,8 +95,9 @@ static struct gdrdrv_user *gdrdrv_quota_try(u64 bytes, bool is_limited)
 }
 
 /* Charges the calling user; the same bytes pinned twice count twice. */
-struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes)
+struct gdrdrv_user *gdrdrv_quota_charge(u64 length)
 {
+	u64 bytes = max_t(u64, length, LEAST_CHARGE);
 	struct gdrdrv_user *user = gdrdrv_quota_try(bytes, true);
 
 	/* Asked outside the lock: a security module may allocate to log a refusal. */
@@ -102,10 +106,10 @@ struct gdrdrv_user *gdrdrv_quota_charge(u64 bytes)
 	return user;
 }
 
-void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 bytes)
+void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 length)
 {
 	mutex_lock(&gdrdrv_users_lock);
-	user->bytes -= bytes;
+	user->bytes -= max_t(u64, length, LEAST_CHARGE);
 	user->pins--;
 	gdrdrv_user_drop_unused(user);
 	mutex_unlock(&gdrdrv_users_lock);

@@ -42,14 +42,13 @@ void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin)
 	mutex_unlock(&gdrdrv_live_pins_lock);
 }
 
-/* A user is shown what is theirs; root, everything. */
+/* The user who opened the file is shown what is theirs; root, everything. */
 static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 {
-	const kuid_t uid = current_uid();
 	int i;
 
-	if (!capable(CAP_SYS_ADMIN)) {
-		gdrdrv_quota_show(seq, &uid);
+	if (!file_ns_capable(seq->file, &init_user_ns, CAP_SYS_ADMIN)) {
+		gdrdrv_quota_show(seq, &seq->file->f_cred->uid);
 		return 0;
 	}
 	for (i = 0; i < GDRDRV_COUNTERS; i++)

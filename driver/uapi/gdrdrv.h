@@ -142,11 +142,12 @@ struct gdrdrv_pin_v3 {
 };
 
 /*
- * A share fd: whoever holds it may map the pin, as often as it likes and any range of whole CPU
- * pages; the offset to mmap is in bytes from info's va, so a range includes whatever else lies in
- * the pin's first and last GPU page. It polls as POLLHUP once the pin has ended: the GPU memory was
- * freed, the pin unpinned, or the file that made it closed. RDONLY: not even mprotect makes it
- * writable. fstat() tells the pin's size in bytes; fstatfs() the magic number, as f_type.
+ * A share fd: whoever holds it may map the pin, any range of whole CPU pages, and as often as it
+ * likes, up to 16384 mappings of the pin in all (then ENOSPC). The offset to mmap is in bytes from
+ * info's va, so a range includes whatever else lies in the pin's first and last GPU page. It polls
+ * as POLLHUP once the pin has ended: the GPU memory was freed, the pin unpinned, or the file that
+ * made it closed. RDONLY: not even mprotect makes it writable. fstat() tells the pin's size in
+ * bytes; fstatfs() the magic number, as f_type.
  */
 #define GDRDRV_SHARE_RDONLY (1u << 0)
 #define GDRDRV_SHARE_MAGIC 0x67647264 /* "gdrd" */

@@ -117,6 +117,29 @@ with Probe() as probe, View(1) as view:
         assert "is no kernel module" in ended.stderr
 
 
+class TestModuleThatStays:
+    def unpinned(self, user: int) -> list[str]:
+        return in_guest(
+            f"""
+import os
+from gdrdrv import REVOCABLE, Gdrdrv
+from standin import View
+os.setuid({user})
+with View(1) as view, Gdrdrv() as node:
+    node.unpin(node.pin(view.address, view.size, REVOCABLE))
+"""
+        )
+
+    def test_cannot_be_unloaded_after_a_users_revocable_pin(self, run: Run) -> None:
+        ended = run(*self.unpinned(65534))
+        assert ended.returncode == BED_FAILED
+        assert "gdrdrv stays loaded until the next reboot" in ended.stderr
+
+    def test_can_be_unloaded_after_roots(self, run: Run) -> None:
+        ended = run(*self.unpinned(0))
+        assert ended.returncode == 0, ended.stderr
+
+
 class TestCheckers:
     """One boot for each, since the first report may silence the others."""
 

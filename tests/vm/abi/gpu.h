@@ -52,6 +52,12 @@ static inline void gpu_free(const struct gpu *gpu)
 	CHECK_EQ(call(gpu->fd, GPUSTANDIN_UNREGISTER, (void *)&gpu->va), 0);
 }
 
+/* The memory stays, but puts by this process find none of its pins. */
+static inline void gpu_forget(const struct gpu *gpu)
+{
+	CHECK_EQ(call(gpu->fd, GPUSTANDIN_FORGET, (void *)&gpu->va), 0);
+}
+
 /* Asks the stand-in something that is not about a block. */
 static inline int gpu_ask(unsigned long command, void *argument)
 {

@@ -156,6 +156,7 @@ static void memory_freed_before_its_get_returns_is_not_pinned(void)
 	gpu_free_in_next_get(GPUSTANDIN_AFTER_CALLBACK);
 	CHECK_EQ(pin_v3(node, gpu.va, GPU_PAGE, ABI_V3_REVOCABLE, &handle), EINVAL);
 	CHECK_EQ(registered(), 0);
+	CHECK(!is_ready(node, POLLIN)); /* the handle was not given out */
 	CHECK_EQ(pin_v3(node, gpu.va, GPU_PAGE, ABI_V3_REVOCABLE, &handle), 0);
 	CHECK_EQ(gpu_pins(), 1);
 }
@@ -186,6 +187,23 @@ static void a_put_that_fails_leaves_the_pin_to_its_callback(void)
 	gpu_free(&gpu);
 	CHECK_EQ(gpu_stats().callbacks, before + 1);
 	CHECK_EQ(registered(), 0);
+}
+
+/* nvidia.ko says that it has the pages back, and has not: it calls back for a pin that is gone. */
+static void a_callback_after_a_put_finds_no_pin(void)
+{
+	uint64_t before = gpu_stats().callbacks, handle;
+	int node = open_node();
+	struct gpu gpu = revocable(node, &handle);
+
+	gpu_forget(&gpu);
+	CHECK_EQ(unpin(node, handle), 0);
+	CHECK_EQ(registered(), 0);
+	CHECK_EQ(gpu_pins(), 1);
+	gpu_free(&gpu);
+	CHECK_EQ(gpu_stats().callbacks, before + 1);
+	CHECK_EQ(gpu_pins(), 0);
+	CHECK(!is_ready(node, POLLIN));
 }
 
 /* Before nvidia.ko is asked, which would allocate by the length. */
@@ -235,6 +253,61 @@ static void a_pin_left_to_its_callback_counts_against_the_limit(void)
 	gpu_free(&gpu);
 	gpu_register(&gpu);
 	CHECK_EQ(pin(node, gpu.va, 1, &handle), 0);
+}
+
+/* A small one takes more of the machine's memory than its bytes tell. */
+static void a_pin_counts_as_a_mebibyte_at_least(void)
+{
+	struct gpu gpu = gpu_alloc(1);
+	uint64_t handles[5];
+	int node = open_node();
+
+	set_parameter("gdrdrv", "max_pinned_mib", "4");
+	CHECK_EQ(setuid(1000), 0);
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(pin(node, gpu.va, 1, &handles[i]), 0);
+	CHECK_EQ(pin(node, gpu.va, 1, &handles[4]), EDQUOT);
+	CHECK_EQ(unpin(node, handles[0]), 0);
+	CHECK_EQ(pin(node, gpu.va, 1, &handles[4]), 0);
+}
+
+static void a_pin_has_16384_mappings_at_most(void)
+{
+	enum {
+		PROCESSES = 64,
+		EACH = 16384 / PROCESSES
+	};
+	struct gpu gpu = gpu_alloc(1);
+	int node = open_node(), fd, mapped[2], end[2];
+	unsigned char *bytes;
+	char byte = 0;
+	uint64_t handle;
+
+	if (!access("/sys/kernel/debug/kmemleak", F_OK)) {
+		printf("%s: not tested, a kernel with all its checks is slow\n", check_current);
+		return;
+	}
+	CHECK_EQ(pin(node, gpu.va, GPU_PAGE, &handle), 0);
+	CHECK_EQ(share(node, handle, 0, &fd), 0);
+	CHECK_EQ(pipe(mapped), 0);
+	CHECK_EQ(pipe(end), 0);
+	for (int i = 0; i < PROCESSES; i++) {
+		if (fork())
+			continue;
+		close(end[1]);
+		for (int map = 0; map < EACH; map++)
+			CHECK_EQ(map_share(fd, 0, CPU_PAGE, &bytes), 0);
+		CHECK_EQ(write(mapped[1], &byte, 1), 1);
+		CHECK_EQ(read(end[0], &byte, 1), 0);
+		_exit(0);
+	}
+	for (int i = 0; i < PROCESSES; i++)
+		CHECK_EQ(read(mapped[0], &byte, 1), 1);
+	CHECK_EQ(map_share(fd, 0, CPU_PAGE, &bytes), ENOSPC);
+	close(end[1]);
+	while (wait(NULL) > 0)
+		;
+	CHECK_EQ(map_share(fd, 0, CPU_PAGE, &bytes), 0);
 }
 
 static uint64_t physical(const void *address)
@@ -389,9 +462,11 @@ RIG_MAIN(TEST(a_last_close_by_a_child_leaves_the_pin_to_its_callback),
 	 TEST(memory_freed_before_its_get_returns_is_not_pinned),
 	 TEST(memory_freed_before_its_callback_is_known_is_not_pinned),
 	 TEST(a_put_that_fails_leaves_the_pin_to_its_callback),
+	 TEST(a_callback_after_a_put_finds_no_pin),
 	 TEST(a_pin_of_more_than_a_tebibyte_is_not_asked_for),
 	 TEST(what_is_over_the_users_limit_is_not_asked_for),
 	 TEST(a_pin_left_to_its_callback_counts_against_the_limit),
+	 TEST(a_pin_counts_as_a_mebibyte_at_least), TEST(a_pin_has_16384_mappings_at_most),
 	 TEST(a_callback_takes_the_memory_off_the_record),
 	 TEST(an_unpin_takes_the_memory_off_the_record_before_the_put),
 	 TEST(a_pin_that_cannot_be_write_combined_is_uncached_and_says_so))

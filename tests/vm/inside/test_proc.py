@@ -59,7 +59,7 @@ class TestStats:
         os.close(writing)
         assert os.waitpid(child, 0)[1] == 0
         with os.fdopen(reading) as pipe:
-            assert pipe.read() == f"user {NOBODY}: 1 pins, 131072 bytes\n"
+            assert pipe.read() == f"user {NOBODY}: 1 pins, 1048576 bytes\n"
 
 
 class TestRegistrations:

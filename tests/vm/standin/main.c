@@ -102,17 +102,36 @@ static int view_register(struct view *view, u64 address)
 	return 0;
 }
 
-static int view_unregister(struct view *view, u64 address)
+static struct registration *view_find(const struct view *view, u64 address)
 {
 	struct registration *registration;
 
 	list_for_each_entry(registration, &view->registrations, view) {
-		if (registration->address == address) {
-			registration_end(registration);
-			return 0;
-		}
+		if (registration->address == address)
+			return registration;
 	}
-	return -EINVAL;
+	return NULL;
+}
+
+static int view_unregister(struct view *view, u64 address)
+{
+	struct registration *registration = view_find(view, address);
+
+	if (!registration)
+		return -EINVAL;
+	registration_end(registration);
+	return 0;
+}
+
+static int view_forget(struct view *view, u64 address)
+{
+	struct registration *registration = view_find(view, address);
+
+	if (!registration)
+		return -EINVAL;
+	put_pid(registration->process);
+	registration->process = NULL;
+	return 0;
 }
 
 static int view_create(struct view *view, struct gpustandin_block *wanted)
@@ -192,6 +211,8 @@ static long view_ioctl_locked(struct view *view, unsigned int command, union arg
 		return view_register(view, argument->address);
 	case GPUSTANDIN_UNREGISTER:
 		return view_unregister(view, argument->address);
+	case GPUSTANDIN_FORGET:
+		return view_forget(view, argument->address);
 	case GPUSTANDIN_FAIL_GET:
 		return rm_fail_next_get(argument->number);
 	case GPUSTANDIN_FREE_IN_GET:

@@ -11,7 +11,6 @@ import pytest
 import standin
 
 PARAMETERS = Path("/sys/module/gpustandin/parameters")
-BUILT = Path(__file__).parents[3] / ".vm"
 
 #: Only the debug kernel can make calls fail.
 collect_ignore = [] if Path("/proc/self/fail-nth").exists() else ["test_fail_nth.py"]
@@ -63,19 +62,10 @@ def bar_start(bar_folder: Path) -> int:
     return int((bar_folder / "resource").read_text().splitlines()[2].split()[0], 16)
 
 
-def modinfo(module: Path, field: str) -> str:
-    command = ["modinfo", "-F", field, module]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 @pytest.fixture(scope="session")
 def module() -> Path:
     """The file that the bed loaded the module from."""
-    loaded = (os.uname().release, Path("/sys/module/gdrdrv/srcversion").read_text().strip())
-    for module in BUILT.glob("*/driver*/gdrdrv.ko"):
-        if (modinfo(module, "vermagic").split()[0], modinfo(module, "srcversion")) == loaded:
-            return module
-    raise FileNotFoundError(f"no gdrdrv.ko in {BUILT} is for Linux {loaded[0]}, {loaded[1]}")
+    return Path(os.environ["GDRPY_VM_MODULE"])
 
 
 def reload(module: Path, *parameters: str) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from gdrdrv import REVOCABLE, Gdrdrv
+from gdrdrv import PERSISTENT, REVOCABLE, Gdrdrv
 from standin import View
 
 PROC = Path("/proc/driver/gdrdrv")
@@ -53,7 +53,7 @@ class TestStats:
         if child == 0:
             os.setuid(NOBODY)
             with View(2) as view, Gdrdrv() as node:
-                node.pin(view.address, view.size)
+                node.pin(view.address, view.size, PERSISTENT)
                 os.write(writing, (PROC / "stats").read_bytes())
             os._exit(0)
         os.close(writing)

@@ -23,7 +23,7 @@ struct block {
 struct registration {
 	struct list_head all;
 	struct list_head view; /* of the open file that it goes away with */
-	struct pid *process; /* NULL: it has left */
+	struct pid *process;   /* NULL: it has left */
 	u64 address;
 	struct block *block;
 };

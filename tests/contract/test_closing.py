@@ -115,10 +115,8 @@ class TestThreads:
             views = []
             raised = at_once(region.close, lambda one=region, to=views: to.append(one.numpy()))
             assert {type(error) for error in raised} <= {gdrpy.Closed, BufferError}
-            for view in views:
-                view[0] = 1
-            del view
-            views.clear()
+            while views:
+                views.pop()[0] = 1
             region.close()
 
     @pytest.mark.parametrize("copy", ["write", "readinto"])

@@ -161,7 +161,7 @@ static void gdrdrv_stay_loaded(void)
 {
 	static bool stays; /* gdrdrv_p2p_lock */
 
-	if (stays || ns_capable_noaudit(&init_user_ns, CAP_SYS_MODULE))
+	if (stays || capable(CAP_SYS_MODULE))
 		return;
 	__module_get(THIS_MODULE);
 	stays = true;

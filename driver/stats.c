@@ -45,10 +45,11 @@ void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin)
 /* The user who opened the file is shown what is theirs; root, everything. */
 static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 {
+	const kuid_t *opener = &seq->file->f_cred->uid;
 	int i;
 
-	if (!file_ns_capable(seq->file, &init_user_ns, CAP_SYS_ADMIN)) {
-		gdrdrv_quota_show(seq, &seq->file->f_cred->uid);
+	if (!uid_eq(*opener, GLOBAL_ROOT_UID) || !capable(CAP_SYS_ADMIN)) {
+		gdrdrv_quota_show(seq, opener);
 		return 0;
 	}
 	for (i = 0; i < GDRDRV_COUNTERS; i++)

@@ -360,8 +360,10 @@ unload() {
 	if ! message=$(rmmod gdrdrv 2>&1); then
 		users=$(holders)
 		[ -z "$users" ] || fail $IN_USE "gdrdrv is in use by $users: end them first"
-		fail $IN_USE "${message##*rmmod: }, by no process: gdrdrv stays loaded until the next" \
-			"reboot after a user has unpinned a revocable pin"
+		message=${message##*rmmod: }
+		[[ $message = *" is in use" ]] || fail $IN_USE "$message"
+		fail $IN_USE "$message, by no process:" \
+			"gdrdrv stays loaded until the next reboot after a user has unpinned a revocable pin"
 	fi
 	# Its number may be another device's next.
 	rm -f "$node"

@@ -14,7 +14,7 @@
 #define BYTES_FOR_A_PAGE 128
 /* A pin counts as that many bytes at least: it takes as much of the memory as their pages. */
 #define LEAST_CHARGE SZ_1M
-/* By default one user's pins keep at most this part of the memory. */
+/* The default limit is that of pages which keep this part of the memory. */
 #define SHARE_OF_MEMORY 32
 #define DEFAULT_LIMIT ULONG_MAX
 
@@ -67,9 +67,9 @@ static void gdrdrv_user_drop_unused(struct gdrdrv_user *user)
 
 static bool gdrdrv_user_has_room(const struct gdrdrv_user *user, u64 bytes)
 {
-	u64 mib = READ_ONCE(max_pinned_mib), limit = mib << 20;
+	u64 limit = min_t(u64, READ_ONCE(max_pinned_mib), U64_MAX >> 20) << 20;
 
-	return !mib || limit >> 20 != mib || (bytes <= limit && user->bytes <= limit - bytes);
+	return !limit || (bytes <= limit && user->bytes <= limit - bytes);
 }
 
 static struct gdrdrv_user *gdrdrv_quota_try(u64 bytes, bool is_limited)

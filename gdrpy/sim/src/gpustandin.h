@@ -94,13 +94,13 @@ struct gpustandin_stats {
 #define GPUSTANDIN_STATS _IOR('G', 19, struct gpustandin_stats)
 /* Does wrong, enum gpustandin_fault says how, so that a bed can be seen to notice. */
 #define GPUSTANDIN_FAULT _IOW('G', 20, __u32)
+/* enum gpustandin_free_in_get */
+#define GPUSTANDIN_FREE_IN_GET _IOW('G', 21, __u32)
 /*
  * The process of a REGISTER at an address leaves the memory's list of processes: the memory is
  * there, but a put by the process finds none of its pins. In nvidia.ko a process joins another
  * one's list by an RM client of its own, and leaves it when that client is freed.
  */
 #define GPUSTANDIN_FORGET _IOW('G', 22, __u64)
-/* enum gpustandin_free_in_get */
-#define GPUSTANDIN_FREE_IN_GET _IOW('G', 21, __u32)
 
 #endif

@@ -278,7 +278,7 @@ static void a_pin_has_16384_mappings_at_most(void)
 		EACH = 16384 / PROCESSES
 	};
 	struct gpu gpu = gpu_alloc(1);
-	int node = open_node(), fd, mapped[2], end[2];
+	int node = open_node(), fd, mapped[2], end[2], status;
 	unsigned char *bytes;
 	char byte = 0;
 	uint64_t handle;
@@ -305,8 +305,8 @@ static void a_pin_has_16384_mappings_at_most(void)
 		CHECK_EQ(read(mapped[0], &byte, 1), 1);
 	CHECK_EQ(map_share(fd, 0, CPU_PAGE, &bytes), ENOSPC);
 	close(end[1]);
-	while (wait(NULL) > 0)
-		;
+	while (wait(&status) > 0)
+		CHECK_EQ(status, 0);
 	CHECK_EQ(map_share(fd, 0, CPU_PAGE, &bytes), 0);
 }
 

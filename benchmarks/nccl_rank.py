@@ -6,6 +6,7 @@ each gets one line of JSON in answer.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import resource
@@ -74,15 +75,14 @@ def iterate(count: int) -> int:
 
 
 def forever() -> None:
-    """All-reduce until somebody dies, after saying so; there is no answer."""
+    """All-reduce until the other rank dies. The only answer comes after the first ten."""
     ones = torch.ones(16384, device="cuda")
-    dist.all_reduce(ones)
-    torch.cuda.synchronize()
-    answer("going")
-    while True:
+    for batch in itertools.count():
         for _ in range(10):
             dist.all_reduce(ones)
         torch.cuda.synchronize()
+        if batch == 0:
+            answer("going")
 
 
 def mappings() -> dict[str, Any]:

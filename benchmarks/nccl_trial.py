@@ -133,7 +133,6 @@ class Trial:
                 self._pairs[way].close()
             session.step("killing a rank")
             self._pairs[WITH].ask("forever")
-            time.sleep(1)
             how = self._pairs[WITH].kill_one()
             crashed = any(name in how for name in _CRASHES)
             what = "rank 1 killed by SIGKILL while it iterates"

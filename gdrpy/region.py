@@ -21,7 +21,7 @@ from gdrpy.transfer import Transferable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from typing import Any, Literal, Self
+    from typing import Any, Self
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def alloc(
     nbytes: int,
-    device: int | Literal["cpu"] = 0,
+    device: int | str = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
@@ -42,6 +42,9 @@ def alloc(
     fabric: bool = False,
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
+
+    A device is named by its CUDA ordinal, which may differ from process to process, by its UUID
+    ("GPU-...") or by its PCI address ("0000:3b:00.0").
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
     CPU view. ``backend`` forces the way in which the CPU view is made. ``fabric`` gives it a handle
@@ -58,10 +61,10 @@ def alloc(
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         return _alloc_on_host(size, cpu)
-    ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
-    from gdrpy import vmm
+    from gdrpy import cuda, vmm
 
+    ordinal = cuda.ordinal("alloc", device)
     with Undo() as undo:
         allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric)))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
@@ -176,7 +179,7 @@ class Region(Transferable, _mapping.Buffer):
         return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: int = 0) -> Self:
+    def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
         """Open ``nbytes`` bytes of a region of which :meth:`export_fabric` gave the handle.
 
         It may be of another node of the NVLink network. It has a GPU view, of a ``device`` of this
@@ -187,13 +190,14 @@ class Region(Transferable, _mapping.Buffer):
         """
         call = "Region.from_fabric"
         name = bytes(memoryview(handle))
-        size, ordinal = as_size(call, nbytes), as_int(call, "device", device)
-        from gdrpy import fabric, vmm
+        size = as_size(call, nbytes)
+        from gdrpy import cuda, fabric, vmm
 
         if len(name) != fabric.NBYTES:
             raise ValueError(
                 f"{call}: a handle has {fabric.NBYTES} bytes, and this one {len(name)}"
             )
+        ordinal = cuda.ordinal(call, device)
         with Undo() as undo:
             allocation = undo.keep(vmm.import_fabric(call, name, size, ordinal))
             region = cls(allocation, None, size, cpu=False, readonly=False, backend=None)

@@ -35,16 +35,18 @@ def _properties(device: int, fabric: bool = False) -> Any:
 
 
 @functools.cache
-def granularity(device: int = 0) -> int:
+def granularity(device: int | str = 0) -> int:
     """The bytes of which every allocation's size is a multiple. Raises NotFound."""
-    cuda.device(device)
+    ordinal = cuda.ordinal("granularity", device)
+    cuda.device(ordinal)
     minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    return int(cuda.call("cuMemGetAllocationGranularity", _properties(device), minimum))
+    return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
 
 
-def rounded_size(nbytes: int, device: int = 0) -> int:
+def rounded_size(nbytes: int, device: int | str = 0) -> int:
     """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
-    size, unit = as_size("rounded_size", nbytes), granularity(device)
+    size = as_size("rounded_size", nbytes)
+    unit = granularity(cuda.ordinal("rounded_size", device))
     return -(-size // unit) * unit
 
 

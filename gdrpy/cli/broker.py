@@ -128,7 +128,7 @@ def user_words(uid: int) -> str:
 
 
 def _device(text: str) -> int | str:
-    return "cpu" if text == "cpu" else options.whole_number(text)
+    return "cpu" if text == "cpu" else options.device_name(text)
 
 
 def published(region: RegionInfo) -> str:

@@ -47,6 +47,22 @@ def as_device(call: str, device: Any) -> int | str:
     return pci_name(*(int(number or "0", 16) for number in address.groups()))
 
 
+def as_viewer(call: str, device: Any, gpu: bool) -> int | None:
+    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
+
+    Raises TypeError, ValueError, NotFound.
+    """
+    if device is None:
+        return None
+    if not gpu:
+        raise ValueError(
+            f"{call}: device={device!r} chooses the GPU of the GPU view, which gpu=False leaves out"
+        )
+    from gdrpy import cuda
+
+    return cuda.ordinal(call, device)
+
+
 def as_size(call: str, value: Any) -> int:
     """A number of bytes to allocate or show. Raises TypeError, ValueError."""
     nbytes = as_int(call, "nbytes", value)

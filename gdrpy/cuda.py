@@ -266,6 +266,12 @@ def primary_context(ordinal: int) -> Any:
     return call("cuDevicePrimaryCtxRetain", device(ordinal))
 
 
+def has_context(ordinal: int) -> bool:
+    """Whether the device's primary context is there, be it another library's."""
+    _, active = call("cuDevicePrimaryCtxGetState", device(ordinal))
+    return bool(active)
+
+
 @contextmanager
 def context(ordinal: int) -> Iterator[None]:
     """Run CUDA calls in the device's primary context, and leave the caller's as it was."""

@@ -7,7 +7,7 @@ import sys
 from _weakref import ref
 from errno import EACCES
 
-from gdrpy._arguments import as_int, as_size
+from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._reduction import Parcel, open_region
@@ -88,8 +88,9 @@ class Region(Transferable, _mapping.Buffer):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
-    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view and
-    for host memory; ``location`` says in words where the memory lies. Threads may share a region.
+    through :attr:`cpu`. ``device`` is the CUDA ordinal of the GPU that views it, None in a process
+    without the GPU view and for host memory; ``location`` says in words where the memory lies.
+    Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped, and dropped GPU memory stays until the
@@ -162,6 +163,7 @@ class Region(Transferable, _mapping.Buffer):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
+        device: int | str | None = None,
     ) -> Self:
         """Open a region that :meth:`export` gave a descriptor of, in this or another process.
 
@@ -170,21 +172,36 @@ class Region(Transferable, _mapping.Buffer):
         CPU view read-only; a GPU view is always writable, since CUDA has no read-only import. Host
         memory has no GPU view, whatever ``gpu`` says.
 
-        Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
+        The GPU view is of the GPU that the memory lies on, or of another ``device``, named as for
+        :func:`gdrpy.alloc`, that reaches it, as over NVLink: its copies and kernels use the memory
+        there. Both GPUs may use the address.
+
+        Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
+        NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
+        reach it).
         """
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
         _check_views(call, gpu, cpu)
-        return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
+        return cls._open(
+            call,
+            fd,
+            wanted,
+            gpu=gpu,
+            cpu=cpu,
+            readonly=readonly,
+            backend=backend,
+            viewer=as_viewer(call, device, gpu),
+        )
 
     @classmethod
     def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
         """Open ``nbytes`` bytes of a region of which :meth:`export_fabric` gave the handle.
 
-        It may be of another node of the NVLink network. It has a GPU view, of a ``device`` of this
-        process, and no CPU view, nor a descriptor; :meth:`write` and :meth:`read` go by DMA. Its
-        owner is to keep it until it has been opened.
+        It may be of another node of the NVLink network, or of another GPU of this one. It has a GPU
+        view, of a ``device`` of this process, and no CPU view, nor a descriptor; :meth:`write` and
+        :meth:`read` go by DMA. Its owner is to keep it until it has been opened.
 
         Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.
         """
@@ -216,6 +233,7 @@ class Region(Transferable, _mapping.Buffer):
         readonly: bool,
         backend: str | None,
         source: object = None,
+        viewer: int | None = None,
     ) -> Self:
         """What :meth:`from_fd` does, and that the memory in this process keeps ``source``."""
         with Undo() as undo:
@@ -225,7 +243,7 @@ class Region(Transferable, _mapping.Buffer):
                 raise SizeMismatch(
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            allocation = _holder(memory, fd, gpu)
+            allocation = _holder(call, memory, fd, gpu, viewer)
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
@@ -252,6 +270,7 @@ class Region(Transferable, _mapping.Buffer):
         readonly: bool,
         backend: str | None = None,
         source: object = None,
+        viewer: int | None = None,
     ) -> Self:
         """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
 
@@ -288,6 +307,7 @@ class Region(Transferable, _mapping.Buffer):
                 readonly=readonly,
                 backend=backend,
                 source=source,
+                viewer=viewer,
             )
         finally:
             os.close(fd)
@@ -465,7 +485,9 @@ class Region(Transferable, _mapping.Buffer):
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
 
 
-def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
+def _holder(
+    call: str, memory: Memory, fd: int, gpu: bool, viewer: int | None
+) -> Allocation | Memfd:
     """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
     if isinstance(memory, Memfd):
         if memory.on_host or not gpu:
@@ -479,7 +501,7 @@ def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
     if gpu:
         from gdrpy import vmm
 
-        return vmm.import_fd(fd, memory.nbytes)
+        return vmm.import_fd(call, fd, memory.nbytes, viewer)
     from gdrpy.allocation import Allocation
 
     return Allocation.keep_fd(fd, memory.nbytes)

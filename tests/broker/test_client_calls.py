@@ -21,7 +21,7 @@ class Recorder:
         self.asked.append({**request, "id": len(self.asked) + 1})
         return self._answers.pop(0), [3]
 
-    def _region(self, grant, fds, gpu, cpu):
+    def _region(self, grant, fds, gpu, cpu, viewer=None):
         return grant
 
 
@@ -124,7 +124,7 @@ class TestManyNames:
                 self.asked.append(encode(request))
                 return {"grants": [{} for _ in request["names"]]}, []
 
-            def _region(self, grant, fds, gpu, cpu):
+            def _region(self, grant, fds, gpu, cpu, viewer=None):
                 return ClosedAlready()
 
         class ClosedAlready:

@@ -56,8 +56,9 @@ def add_making(parser: argparse.ArgumentParser) -> None:
         "--device",
         type=_device,
         default=0,
-        metavar="N|cpu",
-        help="CUDA device ordinal, or cpu for host memory (default: 0)",
+        metavar="N|UUID|PCI|cpu",
+        help="the GPU: its UUID (GPU-...), its PCI address or its CUDA ordinal in the broker; or "
+        "cpu for host memory (default: 0)",
     )
     parser.add_argument(
         "--mode",

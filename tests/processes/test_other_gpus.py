@@ -209,6 +209,33 @@ for how in ({"device": 1, "gpu": False}, {"device": "cpu"}, {"device": 1.5}, {"d
 
 
 class TestBroker:
+    def test_makes_regions_on_a_gpu_by_its_uuid_and_tells_it(self) -> None:
+        code = """
+from gdrpy.broker import temporary
+with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
+    for device in (cuda.uuid(1), "02:00.0"):
+        with broker.allocate("there", 4096, device) as region:
+            told = region.info()
+            print(region.device, told.device, told.uuid == cuda.uuid(1))
+    print(broker.rounded_size(1, cuda.uuid(1)), broker.status()["uuids"]["1"] == cuda.uuid(1))
+    (listed,) = broker.list()
+    print(listed.uuid == cuda.uuid(1), broker.put("host", b"x", "cpu").info().uuid)
+    refusal(lambda: broker.allocate("there", 4096, cuda.uuid(0)))
+    refusal(lambda: broker.allocate("else", 4096, "GPU-00000000-0000-0000-0000-000000000007"))
+    refusal(lambda: broker.allocate("else", 4096, "GPU-7"))
+"""
+        said = run(code)
+        assert said[:4] == ["1 1 True", "1 1 True", f"{2 << 20} True", "True None"]
+        assert [line for line in said[4:] if line != "left behind: 0 0"] == [
+            "SizeMismatch allocate: region 'there' is there with 4096 bytes on GPU 1, and 4096 "
+            "bytes on GPU 0 were asked for: delete it first, or take another name",
+            "NotFound allocate: the broker sees no GPU GPU-00000000-0000-0000-0000-000000000007, "
+            "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "
+            "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",
+            "ValueError allocate: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as "
+            "nvidia-smi -L lists it) or its PCI address ('0000:3b:00.0'), and is 'GPU-7'",
+        ]
+
     def test_grants_are_opened_on_the_gpu_that_was_named(self) -> None:
         code = """
 import asyncio

@@ -100,11 +100,12 @@ async def allocate(
 ) -> R:
     """The region of this name, made if there is none; with a name of None one that only you hold.
 
-    It has ``nbytes`` bytes (in memory: rounded up) on a CUDA device, or with ``device="cpu"`` in
-    host memory. ``mode`` are permission bits as a file's, and ``metadata`` is msgpack's dict of up
-    to 4096 bytes; where the region is found, both are as they were. ``gpu`` and ``cpu`` say which
-    views this process gets; ``gpu=False`` needs no CUDA, and host memory has no GPU view. ``wait``
-    is for how many seconds to wait for memory.
+    It has ``nbytes`` bytes (in memory: rounded up) on a GPU, or with ``device="cpu"`` in host
+    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA
+    ordinal in the broker, which may differ from the one here. ``mode`` are permission bits as a
+    file's, and ``metadata`` is msgpack's dict of up to 4096 bytes; where the region is found, both
+    are as they were. ``gpu`` and ``cpu`` say which views this process gets; ``gpu=False`` needs no
+    CUDA, and host memory has no GPU view. ``wait`` is for how many seconds to wait for memory.
 
     Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
     PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.

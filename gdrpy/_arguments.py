@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import index
 
+from gdrpy._pci import pci_name
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -20,6 +22,45 @@ def as_int(call: str, name: str, value: Any) -> int:
         except TypeError:
             pass
     raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
+
+
+def as_device(call: str, device: Any) -> int | str:
+    """A GPU as a caller names it: its ordinal, its UUID, or its PCI address as pci_name() has it.
+
+    Raises TypeError, ValueError.
+    """
+    if not isinstance(device, str):
+        return as_int(call, "device", device)
+    import re
+
+    hexadecimal = device.lower()
+    if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
+        return "GPU-" + hexadecimal[4:]
+    address = re.fullmatch(
+        r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.0)?", hexadecimal
+    )
+    if address is None:
+        raise ValueError(
+            f"{call}: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L "
+            f"lists it) or its PCI address ('0000:3b:00.0'), and is {device!r}"
+        )
+    return pci_name(*(int(number or "0", 16) for number in address.groups()))
+
+
+def as_viewer(call: str, device: Any, gpu: bool) -> int | None:
+    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
+
+    Raises TypeError, ValueError, NotFound.
+    """
+    if device is None:
+        return None
+    if not gpu:
+        raise ValueError(
+            f"{call}: device={device!r} chooses the GPU of the GPU view, which gpu=False leaves out"
+        )
+    from gdrpy import cuda
+
+    return cuda.ordinal(call, device)
 
 
 def as_size(call: str, value: Any) -> int:

@@ -77,7 +77,7 @@ def _copy_from_gpu(call: str, source: DeviceArray, region: Region, offset: int) 
     region._check_gpu_may_write(call)
     if not source.nbytes:
         return
-    if region._ptr is not None and region.device == source.device:
+    if region._ptr is not None and source.device in region._allocation.devices:
         hold = Hold(region._allocation)
         dma.copy(source.device, region.ptr + offset, source.address, source.nbytes)
         del hold

@@ -28,35 +28,41 @@ _NOT_OVER = (
 class _Kept:
     """Dropped memory, and what it keeps."""
 
-    def __init__(self, device: int, undo: Undo, source: object) -> None:
-        self._device = device
+    def __init__(self, devices: tuple[int, ...], undo: Undo, source: object) -> None:
+        self._devices = devices
         self._undo = undo
         self._source = source
-        self._event: Any = None
+        self._events: list[Any] | None = None
 
     def is_over(self, function: str) -> bool:
         """Whether the work is done that was queued when this was first asked.
 
-        ``function`` asks the event: cuEventQuery, or cuEventSynchronize, which waits.
+        ``function`` asks an event: cuEventQuery, or cuEventSynchronize, which waits.
         """
         try:
-            if self._event is None:
-                self._event = self._record()
-            cuda.call(function, self._event)
+            if self._events is None:
+                self._events = [
+                    self._record(device)
+                    for device in self._devices
+                    # Of the last one it is ours; another has no work without its context.
+                    if device == self._devices[-1] or cuda.has_context(device)
+                ]
+            for event in self._events:
+                cuda.call(function, event)
         except OutOfMemory:
             return False
         except CudaError as error:
             return error.name not in _NOT_OVER
         return True
 
-    def _record(self) -> Any:
-        """An event of all that is queued in the device's primary context by now."""
+    def _record(self, device: int) -> Any:
+        """An event of all that is queued in a device's primary context by now."""
         flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
-        with cuda.context(self._device):
+        with cuda.context(device):
             event = cuda.call("cuEventCreate", flags)
             self._undo.callback(cuda.call, "cuEventDestroy", event)
             if cuda.call("cuDriverGetVersion") >= _HAS_CONTEXT_EVENTS:
-                cuda.call("cuCtxRecordEvent", cuda.primary_context(self._device), event)
+                cuda.call("cuCtxRecordEvent", cuda.primary_context(device), event)
             else:
                 cuda.call("cuCtxSynchronize")
         return event
@@ -72,12 +78,13 @@ class _Kept:
 _kept: dict[int, deque[_Kept]] = {}
 
 
-def give_back(device: int, undo: Undo, source: object) -> None:
-    """Run ``undo`` when what is queued on a device by now is done; ``source`` is kept until then.
+def give_back(devices: tuple[int, ...], undo: Undo, source: object) -> None:
+    """Run ``undo`` when what is queued by now on the devices that reach the memory is done.
 
+    ``source`` is kept until then. The memory is the first one's; this process works on the last.
     Where it is not done yet, a later call here or of :func:`reclaim` gives the memory back.
     """
-    dropped = _Kept(device, undo, source)
+    device, dropped = devices[0], _Kept(devices, undo, source)
     if dropped.is_over("cuEventQuery"):
         dropped.give_back()
     else:

@@ -248,8 +248,15 @@ class Broker(BrokerBase):
         self._check("Broker.watch")
         return Watch(self._separate(), prefix, timeout)
 
-    def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, fds, gpu, cpu)
+    def _region(
+        self,
+        grant: Message,
+        fds: Descriptors,
+        gpu: bool,
+        cpu: bool,
+        viewer: int | None = None,
+    ) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
 
     def _release(self) -> None:
         self._connection.close()

@@ -13,9 +13,10 @@ class Allocation(Owner):
     """Physical GPU memory, its file descriptor and, if asked for, its GPU address.
 
     Made by :mod:`gdrpy.vmm` and, where no CUDA is wanted, :meth:`keep_fd`. Its ``size`` is in
-    bytes, a multiple of the granularity; ``device`` and ``ptr`` are None without the GPU view. It
-    keeps ``source`` alive. ``fabric`` is its fabric handle, if it was made to have one, or came by
-    one: then it has no descriptor.
+    bytes, a multiple of the granularity; ``ptr`` is None without the GPU view, which is of
+    ``device``. ``home`` is the device that the memory lies on, None where this process does not
+    know it. It keeps ``source`` alive. ``fabric`` is its fabric handle, if it was made to have one,
+    or came by one: then it has no descriptor.
 
     ``close()`` takes the GPU view away at once; that of a dropped one stays until the GPU work that
     was queued by then is done.
@@ -31,10 +32,13 @@ class Allocation(Owner):
         device: int | None,
         ptr: int | None,
         fabric: bytes | None = None,
+        *,
+        home: int | None = None,
     ) -> None:
         super().__init__(undo)
         self._fd = fd
         self.device = device
+        self.home = home
         self.size = size
         self.ptr = ptr
         self.fabric = fabric
@@ -53,18 +57,23 @@ class Allocation(Owner):
             return
         from gdrpy import _reclaim
 
-        assert self.device is not None
         assert self._undo is not None
-        _reclaim.give_back(self.device, self._undo, self.source)
+        _reclaim.give_back(self.devices, self._undo, self.source)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Those that reach it at ``ptr``: the one that it lies on, and last the one of the view."""
+        known = [one for one in (self.home, self.device) if one is not None]
+        return tuple(dict.fromkeys(known))
 
     @property
     def location(self) -> str:
         """On which GPU it lies, in words."""
-        if self.device is None:
+        if self.home is None:
             return "an unknown GPU"
         from gdrpy import cuda
 
-        return cuda.location(self.device)
+        return cuda.location(self.home)
 
     @property
     def fd(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gdrpy import cuda
 from gdrpy._arguments import as_int
 from gdrpy._core import _mapping
 from gdrpy._resource import Undo, close_after
@@ -69,7 +70,9 @@ class Channel(_Closing, _mapping.Channel):
 
     _reader: weakref.ref[ChannelReader] | None = None
 
-    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: int = 0) -> None:
+    def __init__(
+        self, record_nbytes: int = 64, capacity: int = 4096, device: int | str = 0
+    ) -> None:
         size = as_int("Channel", "record_nbytes", record_nbytes)
         if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
             raise ValueError(
@@ -81,7 +84,7 @@ class Channel(_Closing, _mapping.Channel):
             raise ValueError(
                 f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, and is {count}"
             )
-        ordinal = as_int("Channel", "device", device)
+        ordinal = cuda.ordinal("Channel", device)
         with Undo() as undo:
             region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
             host = undo.keep(pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import sim
-from gdrpy._arguments import as_int
+from gdrpy._arguments import as_device, as_int
 from gdrpy._core._mapping import fork_generation
 from gdrpy._pci import pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
@@ -166,6 +166,31 @@ def device(ordinal: int) -> Any:
     return call("cuDeviceGet", ordinal)
 
 
+def ordinal(call: str, device: int | str) -> int:
+    """The ordinal of the GPU that a caller names: by it, by UUID or by PCI address.
+
+    An ordinal need not be a device's. Raises TypeError, ValueError, NotFound.
+    """
+    named = as_device(call, device)
+    if isinstance(named, int):
+        return named
+    seen = [(uuid(number), pci_name(*pci_address(number))) for number in range(device_count())]
+    for number, names in enumerate(seen):
+        if named in names:
+            return number
+    known = "; ".join(f"{number}: {' at '.join(names)}" for number, names in enumerate(seen))
+    raise NotFound(
+        f"{call}: there is no GPU {named} among those that this process sees ({known}): look at "
+        f"CUDA_VISIBLE_DEVICES, and at the GPUs given to the container"
+    )
+
+
+def uuid(ordinal: int) -> str:
+    """A device's UUID, as nvidia-smi writes it."""
+    digits = bytes(call("cuDeviceGetUuid", device(ordinal)).bytes).hex()
+    return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
 def attribute(ordinal: int, name: str) -> int:
     """A device attribute by its name without the common prefix; 0 where the driver lacks it."""
     key = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
@@ -184,6 +209,7 @@ class DeviceInfo:
     ordinal: int
     name: str
     simulated: bool
+    uuid: str
     pci: str
     memory: int
     bar1: int | None
@@ -223,6 +249,7 @@ def device_info(ordinal: int) -> DeviceInfo:
         ordinal=ordinal,
         name=name.split(b"\0")[0].decode(),
         simulated=simulated(),
+        uuid=uuid(ordinal),
         pci=pci,
         memory=int(call("cuDeviceTotalMem", handle)),
         bar1=None if simulated() else bar1_size(pci),
@@ -237,6 +264,12 @@ def device_info(ordinal: int) -> DeviceInfo:
 def primary_context(ordinal: int) -> Any:
     """The device's primary context, retained until the process ends: others share it."""
     return call("cuDevicePrimaryCtxRetain", device(ordinal))
+
+
+def has_context(ordinal: int) -> bool:
+    """Whether the device's primary context is there, be it another library's."""
+    _, active = call("cuDevicePrimaryCtxGetState", device(ordinal))
+    return bool(active)
 
 
 @contextmanager

@@ -90,7 +90,7 @@ class MissingView(Error, ValueError):
 
 
 class NotFound(Error, KeyError):
-    """There is no device of this number, or no region of this name."""
+    """There is no such device, this process does not see it, or no region has this name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -28,8 +28,8 @@ def status(device: int) -> Status:
         return Status(
             False,
             f"GPU {device} reports them, but this process may use no IMEX channel",
-            f"have nvidia-imex run and a channel made that the process may open: "
-            f"nvidia-modprobe -c 0 makes {_CHANNELS}/channel0",
+            f"have root make one that the process may open: nvidia-modprobe -i 0:1 makes "
+            f"{_CHANNELS}/channel0; across nodes nvidia-imex must run too",
         )
     if cuda.simulated():
         return Status(True, "simulated: good on this machine, for processes of the same user")

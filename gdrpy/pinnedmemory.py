@@ -6,18 +6,19 @@ import functools
 import sys
 
 from gdrpy import cuda
-from gdrpy._arguments import as_int, as_size
+from gdrpy._arguments import as_size
 from gdrpy._resource import Undo
 from gdrpy.mapping import Mapping
 from gdrpy.mappingtype import MappingType
 
 
-def pinned(nbytes: int, device: int = 0) -> Mapping:
+def pinned(nbytes: int, device: int | str = 0) -> Mapping:
     """Allocate ``nbytes`` bytes of page-locked host memory that a device reaches over the bus.
 
     A flag in it is the quickest way for a GPU to answer, since the CPU waits on its own cached
     memory; copies by DMA to and from it are faster than those of ordinary memory. ``ptr`` is its
-    address for GPU code on any device. Do not rely on what it holds at first.
+    address for GPU code on any device. ``device`` is named as for :func:`gdrpy.alloc`. Do not rely
+    on what the memory holds at first.
 
     It is freed when the mapping is closed, or the mapping and the last array of it are gone. CUDA
     waits for all kernels that run then: keep it while one waits for the CPU.
@@ -25,7 +26,7 @@ def pinned(nbytes: int, device: int = 0) -> Mapping:
     Raises ValueError, NotFound (no such device), OutOfMemory, CudaError.
     """
     size = as_size("pinned", nbytes)
-    ordinal = as_int("pinned", "device", device)
+    ordinal = cuda.ordinal("pinned", device)
     with cuda.context(ordinal), Undo() as undo:
         driver = cuda.driver()
         flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP

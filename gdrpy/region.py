@@ -7,7 +7,7 @@ import sys
 from _weakref import ref
 from errno import EACCES
 
-from gdrpy._arguments import as_int, as_size
+from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
 from gdrpy._fd import duplicate, is_writable
 from gdrpy._reduction import Parcel, open_region
@@ -21,7 +21,7 @@ from gdrpy.transfer import Transferable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from typing import Any, Literal, Self
+    from typing import Any, Self
 
     import numpy as np
     from numpy.typing import DTypeLike
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def alloc(
     nbytes: int,
-    device: int | Literal["cpu"] = 0,
+    device: int | str = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
@@ -42,6 +42,9 @@ def alloc(
     fabric: bool = False,
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
+
+    A device is named by its CUDA ordinal, which may differ from process to process, by its UUID
+    ("GPU-...") or by its PCI address ("0000:3b:00.0").
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
     CPU view. ``backend`` forces the way in which the CPU view is made. ``fabric`` gives it a handle
@@ -58,10 +61,10 @@ def alloc(
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         return _alloc_on_host(size, cpu)
-    ordinal = as_int("alloc", "device", device)
     _check_views("alloc", gpu, cpu)
-    from gdrpy import vmm
+    from gdrpy import cuda, vmm
 
+    ordinal = cuda.ordinal("alloc", device)
     with Undo() as undo:
         allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric)))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
@@ -85,8 +88,9 @@ class Region(Transferable, _mapping.Buffer):
     """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
 
     ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
-    through :attr:`cpu`. ``device`` is the CUDA ordinal, None in a process without the GPU view and
-    for host memory; ``location`` says in words where the memory lies. Threads may share a region.
+    through :attr:`cpu`. ``device`` is the CUDA ordinal of the GPU that views it, None in a process
+    without the GPU view and for host memory; ``location`` says in words where the memory lies.
+    Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped, and dropped GPU memory stays until the
@@ -159,6 +163,7 @@ class Region(Transferable, _mapping.Buffer):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
+        device: int | str | None = None,
     ) -> Self:
         """Open a region that :meth:`export` gave a descriptor of, in this or another process.
 
@@ -167,33 +172,49 @@ class Region(Transferable, _mapping.Buffer):
         CPU view read-only; a GPU view is always writable, since CUDA has no read-only import. Host
         memory has no GPU view, whatever ``gpu`` says.
 
-        Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError.
+        The GPU view is of the GPU that the memory lies on, or of another ``device``, named as for
+        :func:`gdrpy.alloc`, that reaches it, as over NVLink: its copies and kernels use the memory
+        there. Both GPUs may use the address.
+
+        Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
+        NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
+        reach it).
         """
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
         _check_views(call, gpu, cpu)
-        return cls._open(call, fd, wanted, gpu=gpu, cpu=cpu, readonly=readonly, backend=backend)
+        return cls._open(
+            call,
+            fd,
+            wanted,
+            gpu=gpu,
+            cpu=cpu,
+            readonly=readonly,
+            backend=backend,
+            viewer=as_viewer(call, device, gpu),
+        )
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: int = 0) -> Self:
+    def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
         """Open ``nbytes`` bytes of a region of which :meth:`export_fabric` gave the handle.
 
-        It may be of another node of the NVLink network. It has a GPU view, of a ``device`` of this
-        process, and no CPU view, nor a descriptor; :meth:`write` and :meth:`read` go by DMA. Its
-        owner is to keep it until it has been opened.
+        It may be of another node of the NVLink network, or of another GPU of this one. It has a GPU
+        view, of a ``device`` of this process, and no CPU view, nor a descriptor; :meth:`write` and
+        :meth:`read` go by DMA. Its owner is to keep it until it has been opened.
 
         Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.
         """
         call = "Region.from_fabric"
         name = bytes(memoryview(handle))
-        size, ordinal = as_size(call, nbytes), as_int(call, "device", device)
-        from gdrpy import fabric, vmm
+        size = as_size(call, nbytes)
+        from gdrpy import cuda, fabric, vmm
 
         if len(name) != fabric.NBYTES:
             raise ValueError(
                 f"{call}: a handle has {fabric.NBYTES} bytes, and this one {len(name)}"
             )
+        ordinal = cuda.ordinal(call, device)
         with Undo() as undo:
             allocation = undo.keep(vmm.import_fabric(call, name, size, ordinal))
             region = cls(allocation, None, size, cpu=False, readonly=False, backend=None)
@@ -212,6 +233,7 @@ class Region(Transferable, _mapping.Buffer):
         readonly: bool,
         backend: str | None,
         source: object = None,
+        viewer: int | None = None,
     ) -> Self:
         """What :meth:`from_fd` does, and that the memory in this process keeps ``source``."""
         with Undo() as undo:
@@ -221,7 +243,7 @@ class Region(Transferable, _mapping.Buffer):
                 raise SizeMismatch(
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            allocation = _holder(memory, fd, gpu)
+            allocation = _holder(call, memory, fd, gpu, viewer)
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
@@ -248,6 +270,7 @@ class Region(Transferable, _mapping.Buffer):
         readonly: bool,
         backend: str | None = None,
         source: object = None,
+        viewer: int | None = None,
     ) -> Self:
         """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
 
@@ -284,6 +307,7 @@ class Region(Transferable, _mapping.Buffer):
                 readonly=readonly,
                 backend=backend,
                 source=source,
+                viewer=viewer,
             )
         finally:
             os.close(fd)
@@ -461,7 +485,9 @@ class Region(Transferable, _mapping.Buffer):
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
 
 
-def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
+def _holder(
+    call: str, memory: Memory, fd: int, gpu: bool, viewer: int | None
+) -> Allocation | Memfd:
     """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
     if isinstance(memory, Memfd):
         if memory.on_host or not gpu:
@@ -475,7 +501,7 @@ def _holder(memory: Memory, fd: int, gpu: bool) -> Allocation | Memfd:
     if gpu:
         from gdrpy import vmm
 
-        return vmm.import_fd(fd, memory.nbytes)
+        return vmm.import_fd(call, fd, memory.nbytes, viewer)
     from gdrpy.allocation import Allocation
 
     return Allocation.keep_fd(fd, memory.nbytes)

@@ -116,7 +116,7 @@ def share(
     broker: gdrpy.Broker,
     name: str,
     tensors: torch.nn.Module | Mapping[str, torch.Tensor],
-    device: int | None = None,
+    device: int | str | None = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """Publish a copy of a module's state, or of tensors by name, and give back the shared tensors.
@@ -138,7 +138,8 @@ def share(
             )
     packed = {key: tensor.detach().contiguous() for key, tensor in state.items()}
     if device is None:
-        device = next((one.device.index or 0 for one in packed.values() if one.is_cuda), 0)
+        on_gpu = (one.device.index or 0 for one in packed.values() if one.is_cuda)
+        device = next(map(cuda.uuid, on_gpu), 0)
     return _tensors(broker.put_tensors(name, packed, device, **options))
 
 

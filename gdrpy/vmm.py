@@ -12,7 +12,14 @@ from gdrpy._arguments import as_size
 from gdrpy._fd import describe, duplicate
 from gdrpy._resource import Undo
 from gdrpy.allocation import Allocation
-from gdrpy.errors import CudaError, InvalidHandle, OutOfMemory, SizeMismatch
+from gdrpy.errors import (
+    BackendUnavailable,
+    CudaError,
+    InvalidHandle,
+    NotFound,
+    OutOfMemory,
+    SizeMismatch,
+)
 
 
 @functools.cache
@@ -35,16 +42,18 @@ def _properties(device: int, fabric: bool = False) -> Any:
 
 
 @functools.cache
-def granularity(device: int = 0) -> int:
+def granularity(device: int | str = 0) -> int:
     """The bytes of which every allocation's size is a multiple. Raises NotFound."""
-    cuda.device(device)
+    ordinal = cuda.ordinal("granularity", device)
+    cuda.device(ordinal)
     minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    return int(cuda.call("cuMemGetAllocationGranularity", _properties(device), minimum))
+    return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
 
 
-def rounded_size(nbytes: int, device: int = 0) -> int:
+def rounded_size(nbytes: int, device: int | str = 0) -> int:
     """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
-    size, unit = as_size("rounded_size", nbytes), granularity(device)
+    size = as_size("rounded_size", nbytes)
+    unit = granularity(cuda.ordinal("rounded_size", device))
     return -(-size // unit) * unit
 
 
@@ -60,9 +69,9 @@ def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = Fal
         undo.callback(cuda.call, "cuMemRelease", handle)
         fd = export(handle)
         undo.callback(os.close, fd)
-        ptr = _map(undo, handle, size, device) if gpu else None
+        ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
-        return Allocation(undo.pop_all(), fd, size, device, ptr, name)
+        return Allocation(undo.pop_all(), fd, size, device, ptr, name, home=device)
 
 
 def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocation:
@@ -75,8 +84,9 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocatio
     with Undo() as undo:
         handle = fabrics.import_handle(call, name, device)
         undo.callback(cuda.call, "cuMemRelease", handle)
+        home = _home(handle)
         try:
-            ptr = _map(undo, handle, size, device)
+            ptr = _map(undo, handle, size, _reaching(call, device, home))
         except CudaError as error:
             if error.call != "cuMemMap":
                 raise
@@ -84,7 +94,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocatio
                 f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
                 f"{nbytes} take ({error.name}): pass the region's own nbytes"
             ) from error
-        return Allocation(undo.pop_all(), None, size, device, ptr, name)
+        return Allocation(undo.pop_all(), None, size, device, ptr, name, home=home)
 
 
 def create_export(nbytes: int, device: int = 0) -> int:
@@ -116,20 +126,26 @@ def _create(size: int, device: int, fabric: bool = False) -> Any:
         raise fabrics.unavailable("cuMemCreate", device, error) from error
 
 
-def import_fd(fd: int, size: int) -> Allocation:
-    """Import an exported allocation of ``size`` bytes and map it for the GPU it lies on.
+def import_fd(call: str, fd: int, size: int, viewer: int | None = None) -> Allocation:
+    """Import an exported allocation of ``size`` bytes and map it for a GPU, None: where it lies.
 
-    ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
+    ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
     with Undo() as undo:
         fd = duplicate(fd)
         undo.callback(os.close, fd)
         handle = import_handle(fd)
         undo.callback(cuda.call, "cuMemRelease", handle)
-        device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
-        _reclaim.reclaim(device)
-        ptr = _map(undo, handle, size, device)
-        return Allocation(undo.pop_all(), fd, size, device, ptr)
+        home = _home(handle)
+        if home is None:
+            raise NotFound(
+                f"{call}: the memory lies on a GPU that this process does not see: have it be one "
+                f"of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with gpu=False"
+            )
+        device = home if viewer is None else viewer
+        _reclaim.reclaim(home)
+        ptr = _map(undo, handle, size, _reaching(call, device, home))
+        return Allocation(undo.pop_all(), fd, size, device, ptr, home=home)
 
 
 def export(handle: Any) -> int:
@@ -152,19 +168,48 @@ def import_handle(fd: int) -> Any:
         ) from error
 
 
-def _map(undo: Undo, handle: Any, size: int, device: int) -> int:
-    """Map an allocation at a fresh GPU address that its device may read and write."""
+def _home(handle: Any) -> int | None:
+    """The device that an allocation lies on; None for one that this process does not see."""
+    ordinal = int(cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id)
+    return ordinal if ordinal >= 0 else None
+
+
+def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
+    """The devices that a view of memory is for: its own, and that of the memory.
+
+    Libraries ask CUDA whose an address is, and may be told that it is the memory's device. Raises
+    NotFound, BackendUnavailable where there is no way from one to the other.
+    """
+    if home is None or device == home:
+        return (device,)
+    if not cuda.call("cuDeviceCanAccessPeer", cuda.device(device), cuda.device(home)):
+        raise BackendUnavailable(
+            f"{call}: GPU {device} cannot reach the memory of GPU {home}, where this memory lies "
+            f"(cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the ways): open it on "
+            f"GPU {home}, or copy it"
+        )
+    return device, home
+
+
+def _map(undo: Undo, handle: Any, size: int, devices: tuple[int, ...]) -> int:
+    """Map an allocation at a fresh GPU address that devices may read and write.
+
+    The first one's context is made; others may have none, and do not get one.
+    """
     driver = cuda.driver()
-    cuda.primary_context(device)
+    cuda.primary_context(devices[0])
 
     address = cuda.call("cuMemAddressReserve", size, 0, 0, 0)
     undo.callback(cuda.call, "cuMemAddressFree", address, size)
     cuda.call("cuMemMap", address, size, 0, handle, 0)
     undo.callback(cuda.call, "cuMemUnmap", address, size)
 
-    access = driver.CUmemAccessDesc()
-    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = device
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    cuda.call("cuMemSetAccess", address, size, [access], 1)
+    accesses = []
+    for device in devices:
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = device
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        accesses.append(access)
+    cuda.call("cuMemSetAccess", address, size, accesses, len(accesses))
     return int(address)

@@ -93,14 +93,14 @@ def take_allocation(allocation: Allocation, backend: str | None = None) -> Memor
     from gdrpy.backends.corememory import take
     from gdrpy.backends.node import own_node
 
-    assert allocation.device is not None
+    assert allocation.home is not None
     memory = take(
         forced,
         own_node.get,
         ptr=allocation.ptr or 0,
         nbytes=allocation.size,
         fd=allocation.fd,
-        device=allocation.device,
+        device=allocation.home,
     )
     memory.source = allocation
     return memory

@@ -30,6 +30,7 @@ class Memfd(Memory):
 
     ptr: int | None = None
     device: int | None = None
+    devices: tuple[int, ...] = ()
 
     def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
         """``size`` is what sealed_size() says of ``fd``, which is its own from here on."""

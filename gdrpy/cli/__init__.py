@@ -107,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_: output.warn(str(message))
         try:
             check_environment()
+            options.find_device(args)
             return int(args.run(args, output))
         except KeyboardInterrupt:
             output.error("interrupted")

@@ -65,5 +65,10 @@ def _device(number: int, limit: int) -> dict[str, Any]:
         info = cuda.device_info(number)
         memory = info.memory
         name = gpu_words(info.name, info.simulated)
-        about = {"device": number, "name": f"GPU {number}, {name}", "simulated": info.simulated}
+        about = {
+            "device": number,
+            "uuid": info.uuid,
+            "name": f"GPU {number}, {name}",
+            "simulated": info.simulated,
+        }
     return {**about, "memory": memory, "limit": limit}

@@ -56,8 +56,9 @@ def add_making(parser: argparse.ArgumentParser) -> None:
         "--device",
         type=_device,
         default=0,
-        metavar="N|cpu",
-        help="CUDA device ordinal, or cpu for host memory (default: 0)",
+        metavar="N|UUID|PCI|cpu",
+        help="the GPU: its UUID (GPU-...), its PCI address or its CUDA ordinal in the broker; or "
+        "cpu for host memory (default: 0)",
     )
     parser.add_argument(
         "--mode",
@@ -128,7 +129,7 @@ def user_words(uid: int) -> str:
 
 
 def _device(text: str) -> int | str:
-    return "cpu" if text == "cpu" else options.whole_number(text)
+    return "cpu" if text == "cpu" else options.device_name(text)
 
 
 def published(region: RegionInfo) -> str:

@@ -136,13 +136,13 @@ def _without_cuda(name: str) -> BackendState:
 
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
     table = Table(title="Devices", title_justify="left")
-    for column in ("device", "name", "PCI", "memory", "BAR1", "compute"):
+    for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
         table.add_column(column)
     for device in devices:
         table.add_row(
             str(device.ordinal),
             gpu_words(device.name, device.simulated),
-            device.pci,
+            f"{device.pci}\n{device.uuid}",
             approximate_size(device.memory),
             "unknown" if device.bar1 is None else approximate_size(device.bar1),
             "{}.{}".format(*device.compute_capability),

@@ -6,6 +6,8 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gdrpy import cuda
+from gdrpy._arguments import as_device
 from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE
 from gdrpy.cli.output import Output
@@ -79,14 +81,31 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """``--device``."""
+    """``--device`` of this process, which :func:`find_device` finds."""
     parser.add_argument(
         "--device",
-        type=whole_number,
+        type=device_name,
         default=0,
-        metavar="N",
-        help="CUDA device ordinal (default: 0)",
+        metavar="N|UUID|PCI",
+        help="the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address (default: 0)",
     )
+    parser.set_defaults(device_is_here=True)
+
+
+def find_device(args: argparse.Namespace) -> None:
+    """Have ``--device`` be the ordinal of the GPU that it names. Raises Error."""
+    if "device_is_here" in args:
+        args.device = cuda.ordinal("--device", args.device)
+
+
+def device_name(text: str) -> int | str:
+    """A GPU's ordinal, UUID or PCI address."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        return as_device("the command line", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def whole_number(text: str) -> int:

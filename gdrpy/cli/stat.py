@@ -49,12 +49,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _lines(region: RegionInfo) -> list[tuple[str, str]]:
+    place = broker.device_words(region.device)
+    if region.uuid:
+        place += f" ({region.uuid})"
     owner = f"{broker.user_words(region.uid)} ({region.uid}), group {region.gid}"
     lines = [
         ("name", str(region.name)),
         ("version", f"{region.version}, region {region.region}"),
         ("size", f"{format_size(region.nbytes)}, takes {format_size(region.size)}"),
-        ("on", broker.device_words(region.device)),
+        ("on", place),
         ("owner", owner),
         ("rights", f"{broker.mode_words(region.mode)} ({region.mode:04o})"),
         ("sealed", "yes" if region.sealed else "no"),

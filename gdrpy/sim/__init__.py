@@ -9,6 +9,7 @@ by ``cuInit``:
 ``GDRPY_SIM_MEMORY``      bytes of each, with a suffix K, M, G or T if wanted; default ``16G``
 ``GDRPY_SIM_FABRIC``      fabric handles: ``0`` (default) none, ``1`` good on this machine,
                           ``no-channel`` as where no IMEX channel may be used
+``GDRPY_SIM_PEERS``       whether devices reach each other's memory: ``1`` (default), ``0``
 ``GDRPY_SIM_FAULT``       calls that shall fail, as in :func:`fault`
 ========================= ======================================================================
 """
@@ -101,6 +102,9 @@ def _check_values() -> None:
     fabric = os.environ.get("GDRPY_SIM_FABRIC")
     if fabric not in (None, "0", "1", "no-channel"):
         raise BadEnvironment(f"GDRPY_SIM_FABRIC={fabric!r} is not 0, 1 or no-channel")
+    peers = os.environ.get("GDRPY_SIM_PEERS")
+    if peers not in (None, "0", "1"):
+        raise BadEnvironment(f"GDRPY_SIM_PEERS={peers!r} is not 0 or 1")
 
 
 def _check_faults() -> None:

@@ -21,7 +21,7 @@ class Recorder:
         self.asked.append({**request, "id": len(self.asked) + 1})
         return self._answers.pop(0), [3]
 
-    def _region(self, grant, fds, gpu, cpu):
+    def _region(self, grant, fds, gpu, cpu, viewer=None):
         return grant
 
 
@@ -68,6 +68,11 @@ class TestCall:
 
     def test_create(self):
         assert asked(calls.create, "grant", "a", 4096, 1, gpu=False) == REQUESTS["create"][1]
+
+    def test_create_on_a_gpu_by_its_uuid(self):
+        uuid = "gpu-67647270-7920-7369-6D75-6c6174656400"
+        frame = asked(calls.create, "grant", "a", 4096, uuid, gpu=False)
+        assert frame == REQUESTS["create on a GPU by its UUID"][1]
 
     def test_get(self):
         assert asked(calls.get, "grant", "a", gpu=False) == REQUESTS["get"][1]
@@ -124,7 +129,7 @@ class TestManyNames:
                 self.asked.append(encode(request))
                 return {"grants": [{} for _ in request["names"]]}, []
 
-            def _region(self, grant, fds, gpu, cpu):
+            def _region(self, grant, fds, gpu, cpu, viewer=None):
                 return ClosedAlready()
 
         class ClosedAlready:
@@ -201,6 +206,7 @@ class TestRecord:
 
         (info,) = run(calls.list_regions(Recorder("list")))
         assert repr(info).startswith("RegionInfo(region=7, name='a', nbytes=4096, ")
+        assert info.uuid == "GPU-67647270-7920-7369-6d75-6c6174656400"
         assert info == copy.deepcopy(info) == pickle.loads(pickle.dumps(info))
         assert len({info, copy.copy(info)}) == 1
         assert info != run(calls.stat(Recorder("stat"), "a"))

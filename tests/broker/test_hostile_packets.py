@@ -83,6 +83,8 @@ INVALID: dict[str, dict[str, Any]] = {
     "too many bytes": {"op": "allocate", **allocation("a", protocol.REGION_LIMIT + 1)},
     "bytes by a float": {"op": "allocate", **allocation("a") | {"nbytes": 4096.0}},
     "device before the host": {"op": "allocate", **allocation("a", device=-2)},
+    "device that names no GPU": {"op": "allocate", **allocation("a", device="GPU-7")},
+    "device of 41 letters": {"op": "allocate", **allocation("a", device="G" * 41)},
     "device of 17 bits": {"op": "allocate", **allocation("a", device=1 << 16)},
     "mode with an x bit": {"op": "allocate", **allocation("a", mode=0o755)},
     "metadata too long": {

@@ -27,6 +27,7 @@ NUMBERS = {
     "used": {"0": 4096, "-1": 0},
     "limits": {"0": 1 << 30, "-1": 1 << 20},
     "users": {"0/1000": 4096},
+    "uuids": {"0": "GPU-00"},
     "requests": {"hello": 4, "get": 70},
 }
 
@@ -67,11 +68,11 @@ class TestText:
             "connections": 4,
             "sessions": 5,
             "leases": 6,
-            'used_bytes{device="0"}': 4096,
+            'used_bytes{device="0",uuid="GPU-00"}': 4096,
             'used_bytes{device="cpu"}': 0,
-            'limit_bytes{device="0"}': 1 << 30,
+            'limit_bytes{device="0",uuid="GPU-00"}': 1 << 30,
             'limit_bytes{device="cpu"}': 1 << 20,
-            'user_bytes{device="0",uid="1000"}': 4096,
+            'user_bytes{device="0",uuid="GPU-00",uid="1000"}': 4096,
             'requests_total{op="get"}': 70,
             'requests_total{op="hello"}': 4,
         }
@@ -123,7 +124,8 @@ class TestBroker:
         with gdrpy.connect(broker.socket) as client, client.allocate("x", 100, gpu=False):
             found = values(scrape(broker.ready["metrics"]))
         assert found["regions"] == found["names"] == found["leases"] == found["connections"] == 1
-        assert found['used_bytes{device="0"}'] == 2 << 20
+        uuid = "GPU-67647270-7920-7369-6d75-6c6174656400"
+        assert found[f'used_bytes{{device="0",uuid="{uuid}"}}'] == 2 << 20
         assert found['requests_total{op="allocate"}'] == 1
 
     def test_serves_clients_while_a_scraper_stalls(self, broker: BrokerProcess):

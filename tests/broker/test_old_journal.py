@@ -1,6 +1,6 @@
-"""What a broker of the first version left with its keeper is taken up by the broker of today.
+"""What a broker left with its keeper is taken up by the broker of today.
 
-The journal is as that version wrote it. Whoever changes a record so that this fails has every
+One journal is as the first version wrote it. Whoever changes a record so that this fails has every
 upgrade lose its regions.
 """
 
@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import gdrpy
-from gdrpy import _unix
-from gdrpy.broker.server import keeper
+from gdrpy import _unix, cuda
+from gdrpy.broker.server import keeper, records
+from gdrpy.broker.server.journal import Journal
 from serving import BrokerProcess
 
 #: Every kind of record: a region published, changed, sealed and digested, and one that is gone.
@@ -41,27 +43,35 @@ def hold(keeping: socket.socket, key: str, fd: int) -> None:
     os.close(fd)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that finds a keeper, which has the journal and the memory of its region 1."""
-    broker = BrokerProcess(tmp_path, [], {})
+@contextmanager
+def taken_up(folder: Path, journal: bytes, region: gdrpy.Region) -> Iterator[BrokerProcess]:
+    """A broker on two GPUs that finds a keeper, which has a journal and the memory of region 1."""
+    broker = BrokerProcess(folder, [], {"GDRPY_SIM_DEVICES": "2"})
     path = f"{broker.socket}.keeper"
     with _unix.listen(path, 0o600, backlog=4) as listener:
         words = [sys.executable, "-m", keeper.__name__, str(listener.fileno()), "60"]
         keeping = subprocess.Popen(words, pass_fds=[listener.fileno()])
-    journal = os.memfd_create("gdrpy-journal")
-    os.pwrite(journal, JOURNAL, 0)
-    os.ftruncate(journal, JOURNAL_SIZE)
+    held = os.memfd_create("gdrpy-journal")
+    os.pwrite(held, journal, 0)
+    os.ftruncate(held, JOURNAL_SIZE)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as old:
         old.connect(path)
-        hold(old, "j7", journal)
-        with gdrpy.alloc(4096, device="cpu") as region:
-            region.write(b"of old")
-            hold(old, "r1", region.export())
+        hold(old, "j7", held)
+        hold(old, "r1", region.export())
+    region.close()
     broker.start()
     yield broker
     broker.finish()
     assert keeping.wait(20) == 0
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that takes up what one of the first version left."""
+    region = gdrpy.alloc(4096, device="cpu")
+    region.write(b"of old")
+    with taken_up(tmp_path, JOURNAL, region) as broker:
+        yield broker
 
 
 class TestJournalOfTheFirstVersion:
@@ -75,3 +85,42 @@ class TestJournalOfTheFirstVersion:
         assert (region.name, told.version, told.uid, told.mode) == ("table", 1, 54321, 0o600)
         assert told.metadata == {"by": "an old one"}
         assert told.holders == ()
+
+
+class TestBrokerThatSeesTheGpusInAnotherOrder:
+    @pytest.fixture
+    def broker(self, tmp_path: Path) -> Iterator[BrokerProcess]:
+        """A broker that takes up a region of GPU 0, which was number 1 to the broker before."""
+        region = gdrpy.alloc(4096, gpu=False)
+        number, size, owner = 1, region.allocation_size, (os.getuid(), os.getgid())
+        written = Journal.begin(
+            7,
+            [
+                records.encode(records.Life("00" * 16, 9)),
+                records.encode(
+                    records.Made(
+                        *(number, "kept", 4096, size, 1, *owner, 0o600, b""),
+                        uuid=cuda.uuid(0),
+                    )
+                ),
+                records.encode(records.Published(number, 1)),
+            ],
+        )
+        journal = os.pread(written.fd, JOURNAL_SIZE, 0)
+        written.close()
+        with taken_up(tmp_path, journal, region) as broker:
+            yield broker
+
+    def test_counts_and_finds_a_region_on_the_gpu_that_it_lies_on(
+        self, broker: BrokerProcess
+    ) -> None:
+        with gdrpy.connect(broker.socket) as client:
+            status, uuid = client.status(), cuda.uuid(0)
+            assert status["used"] == {"0": 2 << 20, "1": 0, "-1": 0}
+            assert status["users"] == {f"0/{os.getuid()}": 2 << 20}
+            assert status["uuids"]["0"] == uuid
+            told = client.stat("kept")
+            assert (told.device, told.uuid) == (0, uuid)
+            client.allocate("kept", 4096, uuid).close()
+            client.delete("kept")
+            assert client.status()["used"] == {"0": 0, "1": 0, "-1": 0}

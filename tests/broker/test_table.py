@@ -25,6 +25,7 @@ def described(table: Table) -> dict[str, Any]:
                 region.digest,
                 {number: (lease.writable, lease.gpu) for number, lease in region.leases.items()},
                 region.copy_of,
+                region.uuid,
             )
             for region in table.regions.values()
         },
@@ -99,7 +100,9 @@ class TableMachine(RuleBasedStateMachine):
         who = session.identity
         self.table.commit(
             records.Made(
-                number, name, nbytes, size, device, who.uid, who.gid, 0o640, b"m" * (nbytes % 9)
+                *(number, name, nbytes, size, device, who.uid, who.gid, 0o640),
+                b"m" * (nbytes % 9),
+                uuid="" if device < 0 else f"GPU-{device}",
             )
         )
         if name is not None and not draft and name not in self.table.names:

@@ -352,7 +352,7 @@ class TestRefusal:
                 gdrpy.Channel(wrong)
             with pytest.raises(TypeError, match="capacity must be an int"):
                 gdrpy.Channel(64, wrong)
-        with pytest.raises(TypeError, match="device must be an int, and is 'cpu'"):
+        with pytest.raises(ValueError, match="device must be a CUDA ordinal, .*, and is 'cpu'"):
             gdrpy.Channel(64, 8, "cpu")
 
     def test_of_a_device_that_is_not_there(self, memory):

@@ -39,8 +39,11 @@ class TestValidate:
         assert status == 0
         assert result["counts"] == {"passed": 5, "failed": 0, "skipped": 0}
 
-    def test_passes_on_a_second_device(self, gdrpy_command):
-        done = gdrpy_command("validate", "--device", "1", GDRPY_SIM_DEVICES="2")
+    @pytest.mark.parametrize(
+        "device", ["1", "GPU-67647270-7920-7369-6d75-6c6174656401", "0000:02:00.0"]
+    )
+    def test_passes_on_a_second_device(self, gdrpy_command, device):
+        done = gdrpy_command("validate", "--device", device, GDRPY_SIM_DEVICES="2")
         assert done.returncode == 0
         assert "simulated GPU, device 1" in done.stdout
 

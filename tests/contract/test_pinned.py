@@ -90,7 +90,7 @@ class TestRefusal:
     def test_of_what_is_no_size_or_device(self, contract):
         with pytest.raises(TypeError, match="pinned: nbytes must be an int, and is '64'"):
             gdrpy.pinned("64")
-        with pytest.raises(TypeError, match="pinned: device must be an int, and is 'cpu'"):
+        with pytest.raises(ValueError, match="pinned: device must be a CUDA ordinal, .* is 'cpu'"):
             gdrpy.pinned(64, "cpu")
 
     def test_of_a_device_that_is_not_there(self, contract):

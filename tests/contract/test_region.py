@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -255,6 +256,29 @@ class TestWrongDescriptor:
         assert isinstance(caught.value, ValueError)
 
 
+class TestNamedGpu:
+    @pytest.fixture(params=["uuid", "UUID", "PCI", "long PCI", "short PCI"])
+    def name(self, driver, request):
+        uuid = f"GPU-{UUID(bytes=bytes(cuda.call('cuDeviceGetUuid', 0).bytes))}"
+        pci = cuda.call("cuDeviceGetPCIBusId", 13, 0).decode().rstrip("\0")
+        return {
+            "uuid": uuid,
+            "UUID": uuid.upper(),
+            "PCI": pci,
+            "long PCI": f"0000{pci.upper()}",
+            "short PCI": pci.removeprefix("0000:").removesuffix(".0"),
+        }[request.param]
+
+    def test_is_taken_wherever_an_ordinal_is(self, contract, name):
+        with gdrpy.alloc(4096, name) as region:
+            assert region.device == 0
+        with gdrpy.pinned(4096, name) as memory:
+            assert memory.device == 0
+        with gdrpy.Channel(device=name) as channel:
+            assert channel.device == 0
+        assert gdrpy.rounded_size(1, name) == gdrpy.granularity(name) == gdrpy.granularity(0)
+
+
 class TestWrongArguments:
     @pytest.mark.parametrize("nbytes", [0, -1, 1 << 62, -(1 << 70)])
     def test_size_out_of_range_is_refused(self, backend, nbytes):
@@ -276,6 +300,18 @@ class TestWrongArguments:
         with pytest.raises(gdrpy.NotFound, match=f"there is no CUDA device {device}: ") as caught:
             gdrpy.alloc(4096, device)
         assert isinstance(caught.value, KeyError)
+
+    @pytest.mark.parametrize("device", ["0", "gpu", "GPU-0000", "3b", "0000:3b:00.1", ""])
+    def test_text_that_names_no_gpu_is_refused(self, backend, device):
+        words = r"alloc: device must be a CUDA ordinal, a GPU's UUID .* or its PCI address"
+        with pytest.raises(ValueError, match=f"{words} .*, and is {device!r}$"):
+            gdrpy.alloc(4096, device)
+
+    @pytest.mark.parametrize("device", [f"GPU-{UUID(int=7)}", "0000:fe:1f.0"])
+    def test_gpu_that_this_process_does_not_see_is_not_found(self, backend, device):
+        words = f"alloc: there is no GPU {device} among those that this process sees .0: GPU-"
+        with pytest.raises(gdrpy.NotFound, match=words):
+            gdrpy.alloc(4096, device)
 
     def test_no_view_at_all_is_refused(self, region):
         with pytest.raises(ValueError, match="no view"):

@@ -149,3 +149,90 @@ class TestSeveralGpus:
                     assert mapping.read(100, 99_900) == bytes([device + 5]) * 100
                 with cuda.context(device):
                     cuda.call("cuMemFree", pointer)
+
+    def test_see_each_others_regions(self, backend):
+        with gdrpy.alloc(1 << 20, 0) as region:
+            fd = region.export()
+            with gdrpy.Region.from_fd(fd, device=1) as other:
+                assert (other.device, other.location) == (1, region.location)
+                region.write(b"hello")
+                assert other.read(5, via="dma") == b"hello"
+                other.write(b"world", via="dma")
+                assert region.cpu.read(5) == b"world"
+                for device in range(2):  # both may use the address
+                    found = bytearray(5)
+                    with cuda.context(device):
+                        cuda.call("cuMemcpyDtoH", found, other.ptr, 5)
+                    assert found == b"world"
+            os.close(fd)
+
+    def test_run_kernels_on_each_others_regions(self, backend):
+        torch = pytest.importorskip("torch")
+        with gdrpy.alloc(1 << 20, 0) as region:
+            fd = region.export()
+            other = gdrpy.Region.from_fd(fd, device=1)
+            os.close(fd)
+            away = torch.from_dlpack(other)
+            assert away.device == torch.device("cuda", 1)
+            away.fill_(5)
+            torch.cuda.synchronize(1)
+            assert int(torch.from_dlpack(region).sum()) == 5 << 20
+            shown = torch.as_tensor(other, device="cuda")  # of whichever GPU CUDA says
+            assert int(shown.sum()) == 5 << 20
+            other.array(1 << 20, "U8").write(torch.full((1 << 20,), 6, dtype=torch.uint8).cuda(0))
+            assert int(away.sum()) == 6 << 20
+            del away, shown
+            other.close()
+
+    @staticmethod
+    def run(code: str, visible: str, *arguments: object, fds: tuple[int, ...] = ()) -> list[str]:
+        """The lines that a program prints that sees some of the GPUs, in some order."""
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": visible},
+            pass_fds=fds,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def test_are_found_by_uuid_and_address_in_any_order(self, backend):
+        code = """
+import sys, gdrpy
+for name in sys.argv[1:]:
+    with gdrpy.alloc(4096, name) as region:
+        print(region.device, region.location)
+"""
+        address = cuda.location(1)
+        assert self.run(code, "1,0", cuda.uuid(1), address) == [f"0 {address}"] * 2
+
+    def test_that_are_not_seen_are_told_with_the_remedy(self, backend):
+        code = """
+import sys, gdrpy
+try:
+    gdrpy.Region.from_fd(int(sys.argv[1]))
+except gdrpy.NotFound as error:
+    print(error)
+print(gdrpy.Region.from_fd(int(sys.argv[1]), gpu=False).read(5))
+"""
+        with gdrpy.alloc(4096, 1) as region:
+            region.write(b"hello")
+            fd = region.export()
+            error, found = self.run(code, "0", fd, fds=(fd,))
+            os.close(fd)
+        assert "the memory lies on a GPU that this process does not see" in error
+        assert found == "b'hello'"
+
+    def test_have_tensors_shared_where_they_are_whatever_the_broker_calls_it(self):
+        pytest.importorskip("torch")
+        code = """
+import sys, gdrpy, torch
+with gdrpy.connect(sys.argv[1]) as broker:
+    tensors = gdrpy.torch.share(broker, "shared", {"one": torch.ones(10, device="cuda:0")})
+    told = broker.stat("shared")
+    print(told.device, told.uuid, tensors["one"].device, float(tensors["one"].sum()))
+"""
+        with gdrpy.broker.temporary() as path:
+            assert self.run(code, "1,0", path) == [f"1 {cuda.uuid(1)} cuda:0 10.0"]

@@ -53,6 +53,8 @@ MALFORMED = pytest.mark.parametrize(
         ("GDRPY_SIM_FABRIC", ""),
         ("GDRPY_SIM_FABRIC", "2"),
         ("GDRPY_SIM_FABRIC", "no channel"),
+        ("GDRPY_SIM_PEERS", ""),
+        ("GDRPY_SIM_PEERS", "2"),
         ("GDRPY_SIM_FAULT", "cuMemCreate"),
         ("GDRPY_SIM_FAULT", "cuNothing:1"),
     ],
@@ -114,18 +116,18 @@ cuda("cuCtxSetCurrent", second)
 """
 
     @pytest.fixture
-    def run(self, fresh_process: Run) -> Callable[[str], list[str]]:
+    def run(self, fresh_process: Run) -> Callable[..., list[str]]:
         from pathlib import Path
 
-        def run(code: str) -> list[str]:
+        def run(code: str, **environment: str) -> list[str]:
             preamble = self.PREAMBLE.format(folder=str(Path(__file__).parent))
-            done = fresh_process(preamble + code, GDRPY_SIM_DEVICES="2")
+            done = fresh_process(preamble + code, GDRPY_SIM_DEVICES="2", **environment)
             assert done.returncode == 0, done.stderr
             return done.stdout.splitlines()
 
         return run
 
-    def test_each_has_a_name_to_tell_it_by(self, run: Callable[[str], list[str]]) -> None:
+    def test_each_has_a_name_to_tell_it_by(self, run: Callable[..., list[str]]) -> None:
         uuids, bus_ids = run("""
 print(len({str(cuda("cuDeviceGetUuid", i)) for i in range(2)}))
 print([cuda("cuDeviceGetPCIBusId", 13, i).rstrip(b"\\0").decode() for i in range(2)])
@@ -133,7 +135,7 @@ print([cuda("cuDeviceGetPCIBusId", 13, i).rstrip(b"\\0").decode() for i in range
         assert uuids == "2"
         assert bus_ids == "['0000:01:00.0', '0000:02:00.0']"
 
-    def test_memory_is_counted_by_device(self, run: Callable[[str], list[str]]) -> None:
+    def test_memory_is_counted_by_device(self, run: Callable[..., list[str]]) -> None:
         assert run("""
 pointer = cuda.allocate(4 << 20)
 handle = cuda.create(device=1)
@@ -145,7 +147,7 @@ print(free)
 print(cuda.pointer_attribute("DEVICE_ORDINAL", pointer))
 """) == [f"[0, {6 << 20}]", "1"]
 
-    def test_access_is_by_device(self, run: Callable[[str], list[str]]) -> None:
+    def test_access_is_by_device(self, run: Callable[..., list[str]]) -> None:
         assert run("""
 pointer = cuda.reserve()
 cuda("cuMemMap", pointer, GRANULE, 0, cuda.create(device=1), 0)
@@ -159,7 +161,7 @@ print(cuda.read(pointer, 4), cuda.error("cuMemcpyHtoD", pointer, b"abcd", 4))
 print(cuda("cuMemGetAccess", cuda.location(1), pointer))
 """) == ["INVALID_VALUE", "0", "b'abcd' INVALID_VALUE", "3"]
 
-    def test_copies_go_from_one_to_the_other(self, run: Callable[[str], list[str]]) -> None:
+    def test_copies_go_from_one_to_the_other(self, run: Callable[..., list[str]]) -> None:
         assert run("""
 source = cuda.allocate(16)
 cuda.write(source, b"sixteen bytes...")
@@ -169,7 +171,7 @@ cuda("cuMemcpyPeer", target, first, source, second, 16)
 print(cuda.read(target, 16))
 """) == ["b'sixteen bytes...'"]
 
-    def test_peer_access_is_enabled_once(self, run: Callable[[str], list[str]]) -> None:
+    def test_peer_access_is_enabled_once(self, run: Callable[..., list[str]]) -> None:
         assert run("""
 print(cuda("cuDeviceCanAccessPeer", 0, 1))
 print([cuda.error("cuCtxEnablePeerAccess", first, 0) for _ in range(2)])
@@ -181,3 +183,20 @@ print(cuda.error("cuCtxEnablePeerAccess", second, 0))
             "['CUDA_SUCCESS', 'PEER_ACCESS_NOT_ENABLED']",
             "INVALID_CONTEXT",
         ]
+
+    def test_one_that_cannot_reach_the_other_gets_no_access(
+        self, run: Callable[..., list[str]]
+    ) -> None:
+        assert run(
+            """
+print(cuda("cuDeviceCanAccessPeer", 0, 1), cuda.error("cuCtxEnablePeerAccess", first, 0))
+pointer = cuda.reserve()
+cuda("cuMemMap", pointer, GRANULE, 0, cuda.create(device=1), 0)
+for accesses in ([cuda.access(device=0)], [cuda.access(device=1), cuda.access(1, device=0)]):
+    print(cuda.error("cuMemSetAccess", pointer, GRANULE, accesses, len(accesses)))
+print([int(cuda("cuMemGetAccess", cuda.location(device), pointer)) for device in range(2)])
+accesses = [cuda.access(device=1), cuda.access(0, device=0)]
+print(cuda.error("cuMemSetAccess", pointer, GRANULE, accesses, 2))
+""",
+            GDRPY_SIM_PEERS="0",
+        ) == ["0 PEER_ACCESS_UNSUPPORTED", *["INVALID_DEVICE"] * 2, "[0, 0]", "CUDA_SUCCESS"]

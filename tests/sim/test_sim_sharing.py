@@ -116,11 +116,15 @@ class TestForgedDescriptor:
         assert cuda.error("cuMemImportFromShareableHandle", fd, cuda.fd_type) == "UNKNOWN"
         os.close(fd)
 
-    def test_a_block_of_a_device_that_is_not_there_is_refused(self, cuda: Cuda) -> None:
+    def test_a_block_of_a_device_that_is_not_seen_is_imported_but_not_mapped(
+        self, cuda: Cuda
+    ) -> None:
         fd = memory_file("gdrpy-sim-dev1")
-        error = cuda.error("cuMemImportFromShareableHandle", fd, cuda.fd_type)
-        assert error == "INVALID_DEVICE"
+        handle = cuda("cuMemImportFromShareableHandle", fd, cuda.fd_type)
         os.close(fd)
+        assert cuda("cuMemGetAllocationPropertiesFromHandle", handle).location.id == -2
+        assert cuda.error("cuMemMap", cuda.reserve(), GRANULE, 0, handle, 0) == "INVALID_DEVICE"
+        cuda("cuMemRelease", handle)
 
     def test_a_descriptor_to_read_is_refused(self, cuda: Cuda) -> None:
         block = memory_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gdrpy import _arguments
 from gdrpy._arguments import as_int
 from gdrpy.broker.protocol import CPU_DEVICE, NAME_LIMIT
 
@@ -34,13 +35,14 @@ def _text(call: str, what: str, value: Any, least: int) -> str:
     return value
 
 
-def as_device(call: str, device: Any) -> int:
-    """The number of a device as it travels. Raises TypeError, ValueError."""
+def as_device(call: str, device: Any) -> int | str:
+    """A device as it travels. Raises TypeError, ValueError."""
     if device == "cpu":
         return CPU_DEVICE
-    if isinstance(device, str) or as_int(call, "device", device) < 0:
-        raise ValueError(f"{call}: device must be a CUDA ordinal or 'cpu', and is {device!r}")
-    return as_int(call, "device", device)
+    named = _arguments.as_device(call, device)
+    if isinstance(named, int) and named < 0:
+        raise ValueError(f"{call}: device must be a CUDA ordinal from 0 up, and is {named}")
+    return named
 
 
 def as_mode(call: str, mode: Any) -> int:

@@ -68,12 +68,15 @@ class Broker(BrokerBase):
         cpu: bool = True,
         readonly: bool = False,
         wait: float | None = None,
+        device: int | str | None = None,
     ) -> BrokerRegion:
-        if wait is None:
+        if wait is None and device is None:
             reply = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))
             if reply is not None:
                 return BrokerRegion._granted(self, *reply, gpu, cpu)
-        return run(calls.get(self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait))
+        return run(
+            calls.get(self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device)
+        )
 
     get.__doc__ = calls.get.__doc__
 
@@ -97,8 +100,15 @@ class Broker(BrokerBase):
                 return reply
         return await super()._ask(request, lease)
 
-    def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, fds, gpu, cpu)
+    def _region(
+        self,
+        grant: Message,
+        fds: Descriptors,
+        gpu: bool,
+        cpu: bool,
+        viewer: int | None = None,
+    ) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
 
     def _release(self) -> None:
         run(self._connection.channel.alone(self._disconnect))

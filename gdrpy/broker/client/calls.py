@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from gdrpy._arguments import as_size
+from gdrpy._arguments import as_size, as_viewer
 from gdrpy._resource import Undo
 from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
@@ -44,7 +44,14 @@ if TYPE_CHECKING:
         def _separate(self) -> Connection:
             """A connection of its own, not connected yet."""
 
-        def _region(self, grant: Message, fds: Descriptors, gpu: bool, cpu: bool) -> R_co:
+        def _region(
+            self,
+            grant: Message,
+            fds: Descriptors,
+            gpu: bool,
+            cpu: bool,
+            viewer: int | None = None,
+        ) -> R_co:
             """The region of a grant, whose descriptor it takes out of ``fds``."""
 
 
@@ -93,11 +100,12 @@ async def allocate(
 ) -> R:
     """The region of this name, made if there is none; with a name of None one that only you hold.
 
-    It has ``nbytes`` bytes (in memory: rounded up) on a CUDA device, or with ``device="cpu"`` in
-    host memory. ``mode`` are permission bits as a file's, and ``metadata`` is msgpack's dict of up
-    to 4096 bytes; where the region is found, both are as they were. ``gpu`` and ``cpu`` say which
-    views this process gets; ``gpu=False`` needs no CUDA, and host memory has no GPU view. ``wait``
-    is for how many seconds to wait for memory.
+    It has ``nbytes`` bytes (in memory: rounded up) on a GPU, or with ``device="cpu"`` in host
+    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA
+    ordinal in the broker, which may differ from the one here. ``mode`` are permission bits as a
+    file's, and ``metadata`` is msgpack's dict of up to 4096 bytes; where the region is found, both
+    are as they were. ``gpu`` and ``cpu`` say which views this process gets; ``gpu=False`` needs no
+    CUDA, and host memory has no GPU view. ``wait`` is for how many seconds to wait for memory.
 
     Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
     PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
@@ -165,22 +173,28 @@ async def get(
     cpu: bool = True,
     readonly: bool = False,
     wait: float | None = None,
+    device: int | str | None = None,
 ) -> R:
     """The region of this name, with the views asked for.
+
+    The GPU view is of the GPU that the memory lies on, or of another ``device`` that this process
+    sees, as of :meth:`gdrpy.Region.from_fd`.
 
     It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
     user may only read it: its CPU view cannot be written then. ``region.enforced`` says whether
     more than gdrpy keeps this process from writing. ``wait`` is for how many seconds to wait for
     the name to appear.
 
-    Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable.
+    Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
+    cannot reach the memory).
     """
     request = request_to_get(name, gpu, cpu, readonly)
+    viewer = as_viewer("get", device, gpu)
     if wait is None:
         message, fds = await client._ask(request)
     else:
         message, fds = await _patiently(client, request, wait, NotFound, name)
-    return client._region(message, fds, gpu, cpu)
+    return client._region(message, fds, gpu, cpu, viewer)
 
 
 def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> Message:
@@ -210,6 +224,7 @@ async def get_many(
     gpu: bool = True,
     cpu: bool = True,
     readonly: bool = False,
+    device: int | str | None = None,
 ) -> list[R]:
     """The regions of these names, in their order, asked for at once.
 
@@ -220,6 +235,7 @@ async def get_many(
     if isinstance(names, str):
         raise TypeError(f"get_many: names must be several names, and is {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
+    viewer = as_viewer("get_many", device, gpu)
     regions: list[R] = []
     with Undo() as undo:
         for batch in _batches(wanted):
@@ -235,7 +251,7 @@ async def get_many(
             for grant in message["grants"]:
                 if "error" in grant:
                     raise error_of(grant)
-                regions.append(undo.keep(client._region(grant, fds, gpu, cpu)))
+                regions.append(undo.keep(client._region(grant, fds, gpu, cpu, viewer)))
         if len(regions) != len(wanted):
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.pop_all()

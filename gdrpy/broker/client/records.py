@@ -61,9 +61,11 @@ class Holder(Record):
 class RegionInfo(Record):
     """A region as the broker tells of it.
 
-    ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is a CUDA
-    ordinal or "cpu". ``version`` is 0 until it is published. ``readers`` and ``writers`` count the
-    leases. ``metadata`` and ``holders`` are None in a list, ``sha256`` until it was asked for.
+    ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is the
+    broker's CUDA ordinal of a GPU, which other processes may number otherwise, or "cpu"; ``uuid``
+    is the GPU's everywhere, None for the host. ``version`` is 0 until it is published. ``readers``
+    and ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256``
+    until it was asked for.
     ``linked`` says whether its name means it: not that of a draft, nor one replaced or deleted.
     """
 
@@ -83,6 +85,7 @@ class RegionInfo(Record):
     holders: tuple[Holder, ...] | None
     sha256: str | None
     linked: bool
+    uuid: str | None
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> RegionInfo:
@@ -98,7 +101,8 @@ class RegionInfo(Record):
         if entry["device"] == CPU_DEVICE:
             always[cls._fields.index("device")] = "cpu"
         unpacked = None if metadata is None else unpack_metadata(metadata)
-        return cls(*always, unpacked, holders, entry.get("sha256"), entry.get("linked", True))
+        digest, linked = entry.get("sha256"), entry.get("linked", True)
+        return cls(*always, unpacked, holders, digest, linked, entry.get("uuid"))
 
 
 class Event(Record):

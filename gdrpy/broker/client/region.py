@@ -67,9 +67,18 @@ class LeasedRegion(Region):
 
     @classmethod
     def _granted(
-        cls, broker: BrokerBase, grant: Message, fds: list[int], gpu: bool, cpu: bool
+        cls,
+        broker: BrokerBase,
+        grant: Message,
+        fds: list[int],
+        gpu: bool,
+        cpu: bool,
+        viewer: int | None = None,
     ) -> Self:
-        """The region of a grant, which takes the last of ``fds`` with it."""
+        """The region of a grant, which takes the last of ``fds`` with it.
+
+        ``viewer`` is the ordinal of the GPU that is to view it, None for the memory's own.
+        """
         lease = grant["lease"]
         try:
             if fds[-1] == NO_FD:
@@ -94,6 +103,7 @@ class LeasedRegion(Region):
                 cpu=cpu,
                 readonly=grant["readonly"],
                 source=lease,
+                viewer=viewer,
             )
         except BaseException:
             close_all(fds)

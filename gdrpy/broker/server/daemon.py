@@ -64,6 +64,8 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             options.limits.devices  # noqa: B018
         with _listening(options) as listener:
             loop = Server(listener, state, options.limits, server, options.strict)
+            if state.recovered:
+                threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
             for number in _ENDS:
                 signal.signal(number, loop.stop)
             # Else a signal that comes just before the loop waits would be seen when it has waited.
@@ -103,6 +105,13 @@ def _state(options: Options) -> Iterator[State]:
 def _begin_cuda(limits: Limits) -> None:
     with contextlib.suppress(Exception):  # whoever needs it is told
         limits.devices  # noqa: B018
+        limits.uuids  # noqa: B018
+
+
+def _recognize(begin: threading.Thread, loop: Server) -> None:
+    """When CUDA has begun, have an earlier broker's regions be told on the GPUs they lie on."""
+    begin.join()
+    loop.ask(loop.service.recognize)
 
 
 @contextmanager

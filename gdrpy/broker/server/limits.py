@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Table
-from gdrpy.errors import NotFound, QuotaExceeded
+from gdrpy.errors import InvalidRequest, NotFound, QuotaExceeded
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,23 @@ class Limits:
             device: capacity if self.device is None else min(self.device, capacity)
             for device, capacity in memory.capacities().items()
         }
+
+    @functools.cached_property
+    def uuids(self) -> dict[int, str]:
+        """The UUID of each GPU. Takes the time that CUDA takes to begin."""
+        return memory.uuids()
+
+    def number(self, call: str, device: str) -> int:
+        """The number of a GPU that a client names. Raises InvalidRequest, NotFound."""
+        try:
+            return cuda.ordinal(call, device)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        except NotFound:
+            seen = ", ".join(f"{uuid} (GPU {number})" for number, uuid in self.uuids.items())
+            raise NotFound(
+                f"{call}: the broker sees no GPU {device}, but {seen}: give it that GPU too"
+            ) from None
 
     def require_device(self, call: str, device: int) -> None:
         """Raise NotFound for a device that the machine does not have."""

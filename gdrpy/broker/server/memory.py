@@ -26,6 +26,11 @@ def capacities() -> dict[int, int]:
     return found
 
 
+def uuids() -> dict[int, str]:
+    """The UUID of each GPU. Raises BackendUnavailable, CudaError."""
+    return {ordinal: cuda.uuid(ordinal) for ordinal in range(cuda.device_count())}
+
+
 def rounded(nbytes: int, device: int) -> int:
     """Bytes that a region of ``nbytes`` takes on a device."""
     if device == CPU_DEVICE:

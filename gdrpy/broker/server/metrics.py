@@ -109,6 +109,12 @@ def _shut_down(request: socket.socket) -> None:
 
 
 def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[str]:
+    def labels(device: str) -> dict[str, str]:
+        """Of a device: the broker's number of it, and what it is called everywhere."""
+        if int(device) == CPU_DEVICE:
+            return {"device": "cpu"}
+        return {"device": device, "uuid": numbers["uuids"].get(device, "")}
+
     yield from _metric("info", "gauge", "The broker.", [(about, 1)])
     yield from _metric(
         "start_time_seconds", "gauge", "When the broker started, in Unix time.", [({}, began)]
@@ -125,20 +131,20 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
         "used_bytes",
         "gauge",
         "Bytes of a device that regions take.",
-        [({"device": _device(device)}, used) for device, used in numbers["used"].items()],
+        [(labels(device), used) for device, used in numbers["used"].items()],
     )
     yield from _metric(
         "limit_bytes",
         "gauge",
         "Bytes of a device that regions may take.",
-        [({"device": _device(device)}, limit) for device, limit in numbers["limits"].items()],
+        [(labels(device), limit) for device, limit in numbers["limits"].items()],
     )
     yield from _metric(
         "user_bytes",
         "gauge",
         "Bytes of a device that a user's regions take.",
         [
-            ({"device": _device(device), "uid": uid}, used)
+            ({**labels(device), "uid": uid}, used)
             for (device, _, uid), used in (
                 (key.partition("/"), used) for key, used in numbers["users"].items()
             )
@@ -164,7 +170,3 @@ def _metric(
 
 def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _device(number: str) -> str:
-    return "cpu" if int(number) == CPU_DEVICE else number

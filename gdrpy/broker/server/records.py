@@ -34,6 +34,8 @@ class Made(Record, tag=1):
     metadata: bytes
     #: Not 0 for one that was published and replaced before a snapshot.
     version: int = 0
+    #: The GPU's, since another broker may number the GPUs otherwise; empty for the host.
+    uuid: str = ""
 
 
 class Published(Record, tag=2):

@@ -35,9 +35,24 @@ class Service:
     strict: bool
     announce: Callable[[str, Region | None], None]
     counts: Counter[type] = field(default_factory=Counter)
+    #: Whether the GPUs of an earlier broker's regions have the numbers that they have here.
+    recognized: bool = False
 
     def __post_init__(self) -> None:
         self.table = self.state.table
+
+    def recognize(self) -> None:
+        """Have an earlier broker's regions be on the GPUs that they lie on. Raises Error."""
+        if not self.recognized:
+            self.table.renumber(self.limits.uuids)
+            self.recognized = True
+
+    def _number(self, call: str, device: int | str) -> int:
+        """The number of a device that a client names. Raises InvalidRequest, NotFound."""
+        if isinstance(device, int):
+            return device
+        self.recognize()
+        return self.limits.number(call, device)
 
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
         """A session for a connection that says hello. Raises ProtocolError."""
@@ -132,11 +147,12 @@ class Service:
         else:
             region = found
             require(session.identity, region, READ | WRITE, "allocate")
-            if (region.nbytes, region.device) != (request.nbytes, request.device):
+            device = self._number("allocate", request.device)
+            if (region.nbytes, region.device) != (request.nbytes, device):
                 raise errors.SizeMismatch(
                     f"allocate: {region} is there with {region.nbytes} bytes on "
                     f"{device_words(region.device)}, and {request.nbytes} bytes on "
-                    f"{device_words(request.device)} were asked for: delete it first, or take "
+                    f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
                 )
         reply, fds = self._grant(session, region, not region.sealed, request.gpu)
@@ -145,8 +161,9 @@ class Service:
 
     def _rounded_size(self, session: Session, request: requests.RoundedSize) -> list[Reply]:
         del session
-        self.limits.require_device("rounded_size", request.device)
-        return [({"size": memory.rounded(request.nbytes, request.device)}, [])]
+        device = self._number("rounded_size", request.device)
+        self.limits.require_device("rounded_size", device)
+        return [({"size": memory.rounded(request.nbytes, device)}, [])]
 
     def _create(self, session: Session, request: requests.Create) -> list[Reply]:
         _check_name("create", request.name)
@@ -158,8 +175,9 @@ class Service:
         self, call: str, session: Session, request: requests.Allocate | requests.Create
     ) -> Region:
         """A new region's memory, which a lease or a name must keep at once."""
-        who, device = session.identity, request.device
+        who, device = session.identity, self._number(call, request.device)
         self.limits.require_device(call, device)
+        self.recognize()
         size = memory.rounded(request.nbytes, device)
         self.limits.require_room(call, self.table, who, size, device)
         number = self.table.number()
@@ -181,6 +199,7 @@ class Service:
             who.gid,
             request.mode,
             request.metadata,
+            uuid=self.limits.uuids.get(device, ""),
         )
         try:
             return self.state.add(made, fd)
@@ -355,6 +374,7 @@ class Service:
 
     def numbers(self, who: Identity | None) -> Message:
         """What there is and was done; of users' bytes those that ``who`` may know, None: all."""
+        self.recognize()
         users = {
             f"{device}/{uid}": used
             for (device, uid), used in self.table.used_by.items()
@@ -367,6 +387,7 @@ class Service:
             "leases": sum(len(region.leases) for region in self.table.regions.values()),
             "used": {str(device): self.table.used[device] for device in self.limits.devices},
             "limits": {str(device): limit for device, limit in self.limits.devices.items()},
+            "uuids": {str(device): uuid for device, uuid in self.limits.uuids.items()},
             "users": users,
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }

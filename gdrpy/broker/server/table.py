@@ -48,6 +48,7 @@ class Region:
         "sealed",
         "size",
         "uid",
+        "uuid",
         "version",
     )
 
@@ -57,6 +58,7 @@ class Region:
         self.nbytes = made.nbytes
         self.size = made.size
         self.device = made.device
+        self.uuid = made.uuid
         self.uid = made.uid
         self.gid = made.gid
         self.mode = made.mode
@@ -131,6 +133,26 @@ class Table:
         """Make the change that a record tells of."""
         _APPLY[type(record)](self, record)
 
+    def renumber(self, uuids: dict[int, str]) -> None:
+        """Give the GPUs of an earlier broker's regions the numbers that they have here.
+
+        One that is not here gets a number that none has.
+        """
+        numbers = {uuid: number for number, uuid in uuids.items()}
+        for region in self.regions.values():
+            if region.uuid:
+                self._use(region, -region.size)
+                region.device = numbers.setdefault(region.uuid, len(numbers))
+                self._use(region, region.size)
+
+    def _use(self, region: Region, nbytes: int) -> None:
+        """Count bytes more, or less, on a region's device."""
+        self.used[region.device] += nbytes
+        owned = (region.device, region.uid)
+        self.used_by[owned] += nbytes
+        if not self.used_by[owned]:
+            del self.used_by[owned]
+
     def _live(self, record: records.Life) -> None:
         self.life = record.life
         self._next = max(self._next, record.next_number)
@@ -139,8 +161,7 @@ class Table:
         region = Region(record)
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
-        self.used[region.device] += region.size
-        self.used_by[region.device, region.uid] += region.size
+        self._use(region, region.size)
         self.counted[region.uid] += 1
 
     def _publish(self, record: records.Published) -> None:
@@ -226,11 +247,7 @@ class Table:
         if region.linked or region.leases:
             return
         del self.regions[region.number]
-        self.used[region.device] -= region.size
-        owned = (region.device, region.uid)
-        self.used_by[owned] -= region.size
-        if not self.used_by[owned]:
-            del self.used_by[owned]
+        self._use(region, -region.size)
         self.counted[region.uid] -= 1
         self._freed(region)
 
@@ -269,6 +286,7 @@ def _snapshot_of(region: Region) -> Iterator[records.Record]:
         region.mode,
         region.metadata,
         region.version,
+        region.uuid,
     )
     if region.linked:
         yield records.Published(number, region.version)

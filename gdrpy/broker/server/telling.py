@@ -12,7 +12,7 @@ from gdrpy.broker.server.table import Region, Table
 Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
-_ENTRY_BYTES = 200
+_ENTRY_BYTES = 250
 #: What an entry that the asker may not see counts for, so that a page's work is bounded.
 _HIDDEN_BYTES = 8
 
@@ -26,6 +26,7 @@ def entry(region: Region) -> Message:
         "nbytes": region.nbytes,
         "size": region.size,
         "device": region.device,
+        "uuid": region.uuid or None,
         "mode": region.mode,
         "uid": region.uid,
         "gid": region.gid,

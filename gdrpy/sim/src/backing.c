@@ -37,13 +37,7 @@ CUresult backing_create(struct backing *backing, int ordinal, uint64_t size)
 
 CUresult backing_import(struct backing *backing, int fd)
 {
-	CUresult result = kind()->import(backing, fd);
-
-	if (result == CUDA_SUCCESS && !device_get(backing->ordinal)) {
-		close(backing->fd);
-		return CUDA_ERROR_INVALID_DEVICE;
-	}
-	return result;
+	return kind()->import(backing, fd);
 }
 
 int backing_export(const struct backing *backing)

@@ -8,7 +8,7 @@
 
 struct block {
 	struct backing backing;
-	struct device *device;
+	struct device *device; /* NULL where this process does not see it: then it is imported */
 	bool imported;
 	unsigned int references;
 	uint64_t address;   /* where cuMemAlloc mapped it, 0 for a block of the VMM functions */

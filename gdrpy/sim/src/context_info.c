@@ -123,6 +123,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 		return result;
 	if (peer->device == api_context->device)
 		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!sim.peers)
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 	bit = (uint32_t)1 << peer->device->ordinal;
 	if (api_context->peers & bit)
 		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;

@@ -185,6 +185,6 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_get(device) || !device_get(peer))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*can = device != peer;
+	*can = sim.peers && device != peer;
 	return CUDA_SUCCESS;
 }

@@ -15,6 +15,8 @@ static const struct {
 	ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
 	ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
 	ERROR(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
+	ERROR(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+	      "peer access is not supported between these two devices"),
 	ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
 	ERROR(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
 	ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),

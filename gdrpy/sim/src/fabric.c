@@ -70,7 +70,7 @@ CUresult fabric_import(const CUmemFabricHandle *handle, struct block **block)
 		return CUDA_ERROR_INVALID_VALUE;
 	/* It may be another one, which took the number since. */
 	found = words_of(*block, words.pid, words.fd);
-	if (memcmp(&words, &found, sizeof(words))) {
+	if (memcmp(&words, &found, sizeof(words)) || !(*block)->device) {
 		block_put(*block);
 		return CUDA_ERROR_INVALID_VALUE;
 	}

@@ -79,7 +79,7 @@ static CUresult import_block(const struct ipc_handle *words, struct block **bloc
 	close(fd);
 	if (result != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((*block)->backing.inode != words->inode ||
+	if ((*block)->backing.inode != words->inode || !(*block)->device ||
 	    (*block)->backing.size / SIM_GRANULARITY != (block_size - 1) / SIM_GRANULARITY + 1) {
 		block_put(*block);
 		return CUDA_ERROR_INVALID_VALUE;

@@ -23,6 +23,8 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 	allocation = allocation_get(handle);
 	if (!pointer || !size || flags || !allocation)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (!allocation->block->device)
+		return CUDA_ERROR_INVALID_DEVICE;
 	/* A driver maps an allocation as a whole or not at all. */
 	if (offset || size != allocation->block->backing.size)
 		return CUDA_ERROR_NOT_SUPPORTED;
@@ -125,6 +127,16 @@ static bool valid_access(const CUmemAccessDesc *access)
 		access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
+/* Whether every device that is given access has a way to the memory. */
+static bool reach(const struct range *range, const CUmemAccessDesc *accesses, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (accesses[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+		    accesses[i].location.id != range->block->device->ordinal && !sim.peers)
+			return false;
+	return true;
+}
+
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *accesses,
 			size_t count)
 {
@@ -141,6 +153,11 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
 	if (!covers_whole_mappings(pointer, size))
 		return CUDA_ERROR_INVALID_VALUE;
 
+	for (uint64_t at = pointer; at < pointer + size; at = range_end(range)) {
+		range = range_at(at);
+		if (!reach(range, accesses, count))
+			return CUDA_ERROR_INVALID_DEVICE;
+	}
 	for (uint64_t at = pointer; at < pointer + size; at = range_end(range)) {
 		range = range_at(at);
 		for (size_t i = 0; i < count; i++)

@@ -69,7 +69,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	result = import_block(shareable, type, &block);
 	if (result != CUDA_SUCCESS)
 		return result;
-	properties.location.id = block->device->ordinal;
+	properties.location.id = block->device ? block->device->ordinal : CU_DEVICE_INVALID;
 	allocation = allocation_new(block, &properties);
 	if (!allocation) {
 		block_put(block);

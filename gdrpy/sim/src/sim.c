@@ -76,6 +76,7 @@ static bool configure(void)
 	const char *memory = getenv("GDRPY_SIM_MEMORY");
 	const char *devices = getenv("GDRPY_SIM_DEVICES");
 	const char *fabric = getenv("GDRPY_SIM_FABRIC");
+	const char *peers = getenv("GDRPY_SIM_PEERS");
 	const char *fault = getenv("GDRPY_SIM_FAULT");
 	uint64_t bytes = DEFAULT_MEMORY;
 	long count = 1;
@@ -92,12 +93,15 @@ static bool configure(void)
 	}
 	if (fabric && !configure_fabric(fabric))
 		return refuse("GDRPY_SIM_FABRIC", fabric, "0, 1 or no-channel");
+	if (peers && strcmp(peers, "0") && strcmp(peers, "1"))
+		return refuse("GDRPY_SIM_PEERS", peers, "0 or 1");
 	if (fault && !fault_set(fault))
 		return refuse(
 			"GDRPY_SIM_FAULT", fault,
 			"a list of FUNCTION:CALL or FUNCTION:CALL:CURESULT of known functions");
 
 	sim.device_count = (int)count;
+	sim.peers = !peers || !strcmp(peers, "1");
 	for (int i = 0; i < count; i++)
 		sim.devices[i] = (struct device){.ordinal = i, .total = bytes};
 	return true;

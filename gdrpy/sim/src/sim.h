@@ -33,6 +33,7 @@ extern struct sim {
 	bool forked; /* of an initialized process: nothing works in the child */
 	int device_count;
 	enum fabric fabric;
+	bool peers; /* each device reaches the memory of the others */
 	struct device devices[SIM_MAX_DEVICES];
 } sim;
 

@@ -175,7 +175,8 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size);
  * on its way to the GPU when the function returns, and seen there before whatever is copied or
  * stored next. Neither waits for work of the GPU's. They take no lock. Size 0 does nothing.
  *
- * EINVAL: the pin is not mapped, or the range leaves its mapping.
+ * EINVAL: the pin is not mapped, the range leaves its mapping, or the host memory lies in the
+ * mapping too and overlaps it.
  */
 int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size);
 int gdr_copy_from_mapping(gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, size_t size);

@@ -29,8 +29,9 @@ enum device_attribute {
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
 #define NOT_INITIALIZED 3	/* CUresult */
-#define OPERATING_SYSTEM 304	/* CUresult: it refused, for want of descriptors for one */
-#define CAPTURE_MODE_RELAXED 2	/* CUstreamCaptureMode */
+#define NOT_SUPPORTED 801
+#define OPERATING_SYSTEM 304   /* CUresult: it refused, for want of descriptors for one */
+#define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
 int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_pointer *pointer,
 		     struct gdr_error *error)
@@ -226,8 +227,10 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 						     force_pcie ? DMA_BUF_THROUGH_PCIE : 0);
 	gdr_context_leave(cuda, &context);
 	if (result)
-		return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				"the driver gives no dma-buf for %llu bytes at %#llx (%s)",
+		return gdr_fail(error,
+				force_pcie && result == NOT_SUPPORTED ? GDR_FAILED_UNAVAILABLE
+								      : GDR_FAILED_HANDLE,
+				EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
 				(unsigned long long)nbytes, (unsigned long long)pointer->ptr,
 				gdr_cuda_error_name(cuda, result));
 	fcntl(*fd, F_SETFD, FD_CLOEXEC);

@@ -134,8 +134,9 @@ int gdr_close(gdr_t g);
  * allocation. The pin is rounded out to whole pages, so it may include neighbours.
  *
  * EINVAL: what is at addr is no GPU memory of this process, or cannot be mapped; the range runs
- * past the allocation; a flag that is not known or not supported. ENOMEM: the GPU's BAR1, a quota
- * or this process has no room left. The tokens are a relic, and are ignored.
+ * past the allocation; a flag that is not known, or not to the module. 524, the kernel's ENOTSUPP:
+ * PCIe cannot be forced here, pin without the flag. ENOMEM: the GPU's BAR1, a quota or this process
+ * has no room left. The tokens are a relic, and are ignored.
  */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);

@@ -150,9 +150,7 @@ bool gdr_pins_persist(const struct gdr *session)
 
 bool gdr_can_force_pcie(const struct gdr *session)
 {
-	if (session->backend == &gdr_backend_gdrdrv)
-		return gdr_node_forces_pcie(&session->node);
-	return session->backend == &gdr_backend_dmabuf;
+	return session->backend != &gdr_backend_gdrdrv || gdr_node_forces_pcie(&session->node);
 }
 
 /* Whether another backend may be able to do what one could not. */

@@ -168,7 +168,7 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 	}
 }
 
-int gdr_device_export(const struct gdr_cuda *cuda, int device)
+int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes)
 {
 	const struct gdr_cuda_allocation smallest = {
 		.type = PINNED,
@@ -177,11 +177,10 @@ int gdr_device_export(const struct gdr_cuda *cuda, int device)
 		.location_id = device,
 	};
 	uint64_t handle;
-	size_t nbytes;
 	int fd = -1;
 
-	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(&nbytes, &smallest, 0) ||
-	    cuda->cuMemCreate(&handle, nbytes, &smallest, 0))
+	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(nbytes, &smallest, 0) ||
+	    cuda->cuMemCreate(&handle, *nbytes, &smallest, 0))
 		return -1;
 	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
@@ -251,6 +250,18 @@ static int device_attribute(const struct gdr_cuda *cuda, int device, int attribu
 			       cuda->cuDeviceGetAttribute(value, attribute, handle)
 		       ? -1
 		       : 0;
+}
+
+int gdr_device_current(const struct gdr_cuda *cuda, void **context)
+{
+	int current, handle;
+
+	if (cuda->cuCtxGetCurrent(context) || !*context || cuda->cuCtxGetDevice(&current))
+		return -1;
+	for (int device = 0; !cuda->cuDeviceGet(&handle, device); device++)
+		if (handle == current)
+			return device;
+	return -1;
 }
 
 int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3])

@@ -55,10 +55,10 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 			struct gdr_error *error);
 
 /*
- * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive; -1
- * where there is no room for it.
+ * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive, and
+ * its bytes; -1 where there is no room for it.
  */
-int gdr_device_export(const struct gdr_cuda *cuda, int device);
+int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes);
 
 /*
  * The legacy IPC handle of a cuMemAlloc pointer. Such a handle lets any process of the machine map
@@ -74,6 +74,9 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 
 /* CUDA's number for the allocation behind a pointer, which no later one gets. -1 for none. */
 int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id);
+
+/* The current context of this thread, and its device's ordinal; -1 where none is current. */
+int gdr_device_current(const struct gdr_cuda *cuda, void **context);
 
 /* PCI domain, bus and slot of a device; -1 where the driver does not say. */
 int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3]);

@@ -122,9 +122,10 @@ typedef struct gdr_info_v2 {
 typedef gdr_info_v2_t gdr_info_t;
 
 /*
- * Begin and end. gdr_open() is NULL where no GPU memory can be mapped on this machine; the log says
- * why for each way of doing it. gdr_close() ends the pins that are left. In a child (fork) it gives
- * back the child's copies of what the gdr_t holds, and nothing of the parent's.
+ * Begin and end. gdr_open() is NULL where no GPU memory can be mapped on this machine, which it
+ * tries where CUDA is initialized; the log says why for each way of doing it. gdr_close() ends the
+ * pins that are left. In a child (fork) it gives back the child's copies of what the gdr_t holds,
+ * and nothing of the parent's.
  */
 gdr_t gdr_open(void);
 int gdr_close(gdr_t g);

@@ -20,6 +20,7 @@ enum device_attribute {
 	PCI_BUS_ID = 33,
 	PCI_DEVICE_ID = 34,
 	PCI_DOMAIN_ID = 50,
+	USES_HOST_PAGE_TABLES = 100,
 	DMA_BUF_MMAP_SUPPORTED = 152,
 };
 
@@ -278,6 +279,13 @@ bool gdr_device_maps_dmabuf(const struct gdr_cuda *cuda, int device)
 	int supported;
 
 	return !device_attribute(cuda, device, DMA_BUF_MMAP_SUPPORTED, &supported) && supported;
+}
+
+bool gdr_device_is_coherent(const struct gdr_cuda *cuda, int device)
+{
+	int coherent;
+
+	return !device_attribute(cuda, device, USES_HOST_PAGE_TABLES, &coherent) && coherent;
 }
 
 void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[40])

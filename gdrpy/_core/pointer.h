@@ -84,6 +84,9 @@ int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3]);
 /* Whether the CPU may map a dma-buf of the device. */
 bool gdr_device_maps_dmabuf(const struct gdr_cuda *cuda, int device);
 
+/* Whether it uses the CPU's page tables, as NVIDIA's library asks: its memory is cached there. */
+bool gdr_device_is_coherent(const struct gdr_cuda *cuda, int device);
+
 /* On which GPU memory lies, in words: a PCI address, or the simulated GPU's number. */
 void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[40]);
 

@@ -372,6 +372,56 @@ static void a_proof_is_made_once(void)
 	check_nothing_left();
 }
 
+static bool coherent;
+
+static int real_attribute(int *value, int attribute, int device)
+{
+	const int uses_host_page_tables = 100;
+
+	if (attribute != uses_host_page_tables)
+		return real.cuDeviceGetAttribute(value, attribute, device);
+	*value = coherent;
+	return 0;
+}
+
+static int export_without_flags(void *handle, uint64_t pointer, size_t nbytes, int type,
+				unsigned long long flags)
+{
+	(void)flags;
+	return real.cuMemGetHandleForAddressRange(handle, pointer, nbytes, type, 0);
+}
+
+/* As on a real GPU, whatever the CPU. */
+static void check_kind_of_dmabuf(bool force_pcie, enum gdr_mapping_kind kind)
+{
+	const struct gdr_request request = {.ptr = allocate(GRANULE),
+					    .nbytes = GRANULE,
+					    .fd = -1,
+					    .device = -1,
+					    .force_pcie = force_pcie};
+	struct gdr_memory *memory;
+	struct gdr_error error;
+	struct gdr_view view;
+
+	doctored.on_bar = NULL;
+	doctored.cuDeviceGetAttribute = real_attribute;
+	doctored.cuMemGetHandleForAddressRange = export_without_flags;
+	memory = gdr_take(&doctored, &gdr_backend_dmabuf, &request, &error);
+	CHECK(memory);
+	CHECK_EQ(gdr_memory_map(memory, 0, GRANULE, false, &view, &error), 0);
+	CHECK_EQ(view.kind, kind);
+	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	check_released(memory);
+}
+
+static void a_dmabuf_is_cached_where_the_gpu_is_coherent_and_pcie_not_forced(void)
+{
+	check_kind_of_dmabuf(false, GDR_MAPPING_WC);
+	coherent = true;
+	check_kind_of_dmabuf(false, GDR_MAPPING_CACHED);
+	check_kind_of_dmabuf(true, GDR_MAPPING_WC);
+}
+
 static void a_view_across_two_allocations_is_of_both(void)
 {
 	CUmemGenericAllocationHandle allocations[] = {create(GRANULE), create(GRANULE)};
@@ -434,6 +484,7 @@ static const struct check_test tests[] = {
 	TEST(an_export_of_another_size_is_found_out),
 	TEST(a_proof_in_a_context_is_of_its_handles_too),
 	TEST(a_proof_is_made_once),
+	TEST(a_dmabuf_is_cached_where_the_gpu_is_coherent_and_pcie_not_forced),
 	TEST(a_view_across_two_allocations_is_of_both),
 	TEST(a_range_past_the_end_is_refused),
 };

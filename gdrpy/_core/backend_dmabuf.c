@@ -29,15 +29,14 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 	}
 }
 
-/* Cached where CPU and GPU memory are coherent, as on Grace; else write-combined. */
-static enum gdr_mapping_kind kind_of(const struct gdr_cuda *cuda)
+/* Cached where CPU and GPU memory are coherent, as on Grace, unless it goes over PCIe all the same.
+ */
+static enum gdr_mapping_kind kind_of(const struct gdr_cuda *cuda, int device, bool force_pcie)
 {
-#if defined(__aarch64__)
-	(void)cuda;
-	return GDR_MAPPING_CACHED;
-#else
-	return gdr_cuda_simulated(cuda) ? GDR_MAPPING_CACHED : GDR_MAPPING_WC;
-#endif
+	bool cached =
+		gdr_cuda_simulated(cuda) || (!force_pcie && gdr_device_is_coherent(cuda, device));
+
+	return cached ? GDR_MAPPING_CACHED : GDR_MAPPING_WC;
 }
 
 /*
@@ -76,7 +75,7 @@ static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_req
 		return NULL;
 	memory->va = range.start;
 	memory->device = pointer.device;
-	memory->kind = kind_of(cuda);
+	memory->kind = kind_of(cuda, pointer.device, request->force_pcie);
 	gdr_device_location(cuda, pointer.device, memory->location);
 	part.offset = range.start - pages.start;
 	part.nbytes = range.end - range.start;

@@ -78,6 +78,7 @@ static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
 	bool exporting;
 	int export;   /* the descriptor */
+	bool proven;  /* its exports */
 	bool checked; /* its IPC handles */
 	struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES];
 	char problem[256]; /* found by the check, empty if none */
@@ -109,11 +110,13 @@ static void __attribute__((constructor)) watch_forks(void)
  */
 static void keep_exporting(const struct gdr_cuda *cuda, int device)
 {
+	size_t nbytes;
+
 	if (device < 0 || device >= MOST_DEVICES)
 		return;
 	pthread_mutex_lock(&device_lock);
 	if (!devices[device].exporting) {
-		devices[device].export = gdr_device_export(cuda, device);
+		devices[device].export = gdr_device_export(cuda, device, &nbytes);
 		devices[device].exporting = devices[device].export >= 0;
 	}
 	pthread_mutex_unlock(&device_lock);
@@ -203,6 +206,55 @@ static struct gdr_memory *take_pointer(const struct gdr_cuda *cuda,
 	return ret < 0 ? gdr_memory_undo(memory) : memory;
 }
 
+/* Whether an exported allocation is what the driver says of it, and can be mapped. */
+static int check_export(int fd, size_t nbytes, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = take_export(fd, 0, device, error);
+	struct gdr_view view;
+
+	if (!memory)
+		return -1;
+	if (memory->nbytes != nbytes) {
+		gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			 "the driver says %llu bytes of an exported allocation of %zu",
+			 (unsigned long long)memory->nbytes, nbytes);
+		goto undo;
+	}
+	if (gdr_memory_map(memory, 0, 1, true, &view, error) ||
+	    gdr_memory_unmap(memory, &view, error))
+		goto undo;
+	return gdr_memory_release(memory, error);
+undo:
+	gdr_memory_undo(memory);
+	return -1;
+}
+
+static int check_exports(const struct gdr_cuda *cuda, int device, struct gdr_error *error)
+{
+	size_t nbytes;
+	int ret = 0, fd;
+
+	pthread_mutex_lock(&device_lock);
+	fd = devices[device].proven ? -1 : gdr_device_export(cuda, device, &nbytes);
+	/* Without room for one nothing is found out. */
+	if (fd >= 0) {
+		ret = check_export(fd, nbytes, device, error);
+		devices[device].proven = !ret;
+		close(fd);
+	}
+	pthread_mutex_unlock(&device_lock);
+	return ret;
+}
+
+static int prove(const struct gdr_cuda *cuda, int device, void *context, struct gdr_error *error)
+{
+	const struct gdr_pointer near = {.context = context, .device = device};
+
+	if (device < MOST_DEVICES && check_exports(cuda, device, error))
+		return -1;
+	return context ? check_handles(cuda, &near, error) : 0;
+}
+
 static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_request *request,
 			       struct gdr_error *error)
 {
@@ -288,6 +340,7 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 const struct gdr_backend gdr_backend_nvrm = {
 	.name = "nvrm",
 	.status = status,
+	.prove = prove,
 	.take = take,
 	.take_export = take_export,
 };

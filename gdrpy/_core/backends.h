@@ -43,6 +43,13 @@ struct gdr_backend {
 	/* device is -1 where none is known; node as in a request. Makes no CUDA context. */
 	void (*status)(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
 		       struct gdr_status *status);
+	/*
+	 * Whether pins succeed on a device of CUDA, tried by memory of its own: without a context,
+	 * and in this thread's if that is one of the device (else NULL). 0, or -1 with *error
+	 * filled in. NULL if status() tells all.
+	 */
+	int (*prove)(const struct gdr_cuda *cuda, int device, void *context,
+		     struct gdr_error *error);
 	struct gdr_memory *(*take)(const struct gdr_cuda *cuda, const struct gdr_request *request,
 				   struct gdr_error *error);
 	/*

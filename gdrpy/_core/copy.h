@@ -13,6 +13,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* The numbers of gdrcopy's mapping types. */
 enum gdr_mapping_kind {
@@ -48,6 +49,18 @@ void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, 
 /* The routine that a copy of this size to or from write-combined memory takes, words aside. */
 const char *gdr_routine_to_wc(size_t nbytes);
 const char *gdr_routine_from_wc(size_t nbytes);
+
+/*
+ * Whether two ranges have a byte in common. A copy between such would find bytes that it has stored
+ * itself, or that still wait in the write-combining buffers: callers refuse it.
+ */
+static inline bool gdr_overlap(const void *one, size_t nbytes, const void *other,
+			       size_t other_nbytes)
+{
+	uintptr_t apart = (uintptr_t)one - (uintptr_t)other;
+
+	return nbytes && other_nbytes && apart + nbytes - 1 < nbytes + other_nbytes - 1;
+}
 
 /*
  * The GPU sees all stores before it ahead of any store after it. On x86 they have also left the

@@ -54,6 +54,8 @@ struct gdr_cuda_allocation {
 	X(cuDeviceGet, "cuDeviceGet", (int *device, int ordinal))                                  \
 	X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))   \
 	X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **context, int device))      \
+	X(cuCtxGetCurrent, "cuCtxGetCurrent", (void **context))                                    \
+	X(cuCtxGetDevice, "cuCtxGetDevice", (int *device))                                         \
 	X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", (void *context))                                \
 	X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", (void **context))                                 \
 	X(cuStreamCreate, "cuStreamCreate", (void **stream, unsigned int flags))                   \

@@ -20,6 +20,7 @@ enum device_attribute {
 	PCI_BUS_ID = 33,
 	PCI_DEVICE_ID = 34,
 	PCI_DOMAIN_ID = 50,
+	USES_HOST_PAGE_TABLES = 100,
 	DMA_BUF_MMAP_SUPPORTED = 152,
 };
 
@@ -29,8 +30,9 @@ enum device_attribute {
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
 #define NOT_INITIALIZED 3	/* CUresult */
-#define OPERATING_SYSTEM 304	/* CUresult: it refused, for want of descriptors for one */
-#define CAPTURE_MODE_RELAXED 2	/* CUstreamCaptureMode */
+#define NOT_SUPPORTED 801
+#define OPERATING_SYSTEM 304   /* CUresult: it refused, for want of descriptors for one */
+#define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
 int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_pointer *pointer,
 		     struct gdr_error *error)
@@ -167,7 +169,7 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 	}
 }
 
-int gdr_device_export(const struct gdr_cuda *cuda, int device)
+int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes)
 {
 	const struct gdr_cuda_allocation smallest = {
 		.type = PINNED,
@@ -176,11 +178,10 @@ int gdr_device_export(const struct gdr_cuda *cuda, int device)
 		.location_id = device,
 	};
 	uint64_t handle;
-	size_t nbytes;
 	int fd = -1;
 
-	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(&nbytes, &smallest, 0) ||
-	    cuda->cuMemCreate(&handle, nbytes, &smallest, 0))
+	if (!cuda->cuMemCreate || cuda->cuMemGetAllocationGranularity(nbytes, &smallest, 0) ||
+	    cuda->cuMemCreate(&handle, *nbytes, &smallest, 0))
 		return -1;
 	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
@@ -226,8 +227,10 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 						     force_pcie ? DMA_BUF_THROUGH_PCIE : 0);
 	gdr_context_leave(cuda, &context);
 	if (result)
-		return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				"the driver gives no dma-buf for %llu bytes at %#llx (%s)",
+		return gdr_fail(error,
+				force_pcie && result == NOT_SUPPORTED ? GDR_FAILED_UNAVAILABLE
+								      : GDR_FAILED_HANDLE,
+				EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
 				(unsigned long long)nbytes, (unsigned long long)pointer->ptr,
 				gdr_cuda_error_name(cuda, result));
 	fcntl(*fd, F_SETFD, FD_CLOEXEC);
@@ -250,6 +253,18 @@ static int device_attribute(const struct gdr_cuda *cuda, int device, int attribu
 		       : 0;
 }
 
+int gdr_device_current(const struct gdr_cuda *cuda, void **context)
+{
+	int current, handle;
+
+	if (cuda->cuCtxGetCurrent(context) || !*context || cuda->cuCtxGetDevice(&current))
+		return -1;
+	for (int device = 0; !cuda->cuDeviceGet(&handle, device); device++)
+		if (handle == current)
+			return device;
+	return -1;
+}
+
 int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3])
 {
 	return device_attribute(cuda, device, PCI_DOMAIN_ID, &pci[0]) ||
@@ -264,6 +279,13 @@ bool gdr_device_maps_dmabuf(const struct gdr_cuda *cuda, int device)
 	int supported;
 
 	return !device_attribute(cuda, device, DMA_BUF_MMAP_SUPPORTED, &supported) && supported;
+}
+
+bool gdr_device_is_coherent(const struct gdr_cuda *cuda, int device)
+{
+	int coherent;
+
+	return !device_attribute(cuda, device, USES_HOST_PAGE_TABLES, &coherent) && coherent;
 }
 
 void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[40])

@@ -55,10 +55,10 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 			struct gdr_error *error);
 
 /*
- * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive; -1
- * where there is no room for it.
+ * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive, and
+ * its bytes; -1 where there is no room for it.
  */
-int gdr_device_export(const struct gdr_cuda *cuda, int device);
+int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes);
 
 /*
  * The legacy IPC handle of a cuMemAlloc pointer. Such a handle lets any process of the machine map
@@ -75,11 +75,17 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 /* CUDA's number for the allocation behind a pointer, which no later one gets. -1 for none. */
 int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id);
 
+/* The current context of this thread, and its device's ordinal; -1 where none is current. */
+int gdr_device_current(const struct gdr_cuda *cuda, void **context);
+
 /* PCI domain, bus and slot of a device; -1 where the driver does not say. */
 int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3]);
 
 /* Whether the CPU may map a dma-buf of the device. */
 bool gdr_device_maps_dmabuf(const struct gdr_cuda *cuda, int device);
+
+/* Whether it uses the CPU's page tables, as NVIDIA's library asks: its memory is cached there. */
+bool gdr_device_is_coherent(const struct gdr_cuda *cuda, int device);
 
 /* On which GPU memory lies, in words: a PCI address, or the simulated GPU's number. */
 void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[40]);

@@ -122,9 +122,10 @@ typedef struct gdr_info_v2 {
 typedef gdr_info_v2_t gdr_info_t;
 
 /*
- * Begin and end. gdr_open() is NULL where no GPU memory can be mapped on this machine; the log says
- * why for each way of doing it. gdr_close() ends the pins that are left. In a child (fork) it gives
- * back the child's copies of what the gdr_t holds, and nothing of the parent's.
+ * Begin and end. gdr_open() is NULL where no GPU memory can be mapped on this machine, which it
+ * tries where CUDA is initialized; the log says why for each way of doing it. gdr_close() ends the
+ * pins that are left. In a child (fork) it gives back the child's copies of what the gdr_t holds,
+ * and nothing of the parent's.
  */
 gdr_t gdr_open(void);
 int gdr_close(gdr_t g);
@@ -134,8 +135,9 @@ int gdr_close(gdr_t g);
  * allocation. The pin is rounded out to whole pages, so it may include neighbours.
  *
  * EINVAL: what is at addr is no GPU memory of this process, or cannot be mapped; the range runs
- * past the allocation; a flag that is not known or not supported. ENOMEM: the GPU's BAR1, a quota
- * or this process has no room left. The tokens are a relic, and are ignored.
+ * past the allocation; a flag that is not known, or not to the module. 524, the kernel's ENOTSUPP:
+ * PCIe cannot be forced here, pin without the flag. ENOMEM: the GPU's BAR1, a quota or this process
+ * has no room left. The tokens are a relic, and are ignored.
  */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);
@@ -175,7 +177,8 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size);
  * on its way to the GPU when the function returns, and seen there before whatever is copied or
  * stored next. Neither waits for work of the GPU's. They take no lock. Size 0 does nothing.
  *
- * EINVAL: the pin is not mapped, or the range leaves its mapping.
+ * EINVAL: the pin is not mapped, the range leaves its mapping, or the host memory lies in the
+ * mapping too and overlaps it.
  */
 int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size);
 int gdr_copy_from_mapping(gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, size_t size);

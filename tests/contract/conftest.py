@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import gdrpy
+from gdrpy.backends.node import Node
 
 HERE = Path(__file__).parent
 
@@ -21,6 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def contract(nothing_leaks: None) -> None:
     """Every test of the contract also proves that nothing leaks."""
+
+
+@pytest.fixture
+def asking(backend: str) -> dict[str, bool]:
+    """What a pin must ask for: NVIDIA's module without persistent mappings makes no others."""
+    if backend != "gdrdrv":
+        return {}
+    node = Node()
+    lasting = node.full or node.struct.persistent
+    node.close()
+    return {} if lasting else {"revocable": True, "sigbus": True}
 
 
 @pytest.fixture

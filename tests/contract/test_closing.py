@@ -82,14 +82,14 @@ class TestGarbageCycle:
         saved.clear()
         gc.collect()
 
-    def test_of_regions_and_pins_is_collected_in_the_right_order(self, backend):
+    def test_of_regions_and_pins_is_collected_in_the_right_order(self, backend, asking):
         class Node:
             pass
 
         for _ in range(20):
             node = Node()
             node.me, node.region = node, gdrpy.alloc(4096)
-            node.pin = gdrpy.open().pin(node.region)
+            node.pin = gdrpy.open().pin(node.region, **asking)
             node.maps = [node.pin.map(), node.region.map(100)]
         del node
         gc.collect()
@@ -165,10 +165,10 @@ class TestFailingClose:
         del view
         region.close()
 
-    def test_of_a_gdr_with_a_busy_pin_closes_no_pin(self, backend):
+    def test_of_a_gdr_with_a_busy_pin_closes_no_pin(self, backend, asking):
         with gdrpy.alloc(4096) as region:
             gdr = gdrpy.open()
-            idle, busy = gdr.pin(region), gdr.pin(region)
+            idle, busy = gdr.pin(region, **asking), gdr.pin(region, **asking)
             mapping = busy.map()
             view = memoryview(mapping)
             with pytest.raises(BufferError, match="Pin.close: 1 views"):

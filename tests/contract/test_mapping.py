@@ -118,6 +118,65 @@ class TestCopies:
             mapping.write(np.zeros((4, 4))[:, 1])
 
 
+class TestOverlap:
+    """Bytes of a mapping that are copied over themselves: cached memory alone would forgive it."""
+
+    @pytest.mark.parametrize("apart", [-99, -1, 0, 1, 99])
+    @pytest.mark.parametrize(
+        "copy",
+        [
+            lambda region, view, offset: region.cpu.write(view, offset),
+            lambda region, view, offset: region.cpu.readinto(view, offset),
+            lambda region, view, offset: region.cpu.write_strided(view[::-1], 1, offset),
+            lambda region, view, offset: region.cpu.readinto_strided(view[::-1], 1, offset),
+            lambda region, view, offset: region.cpu.write_many([(offset, view)]),
+            lambda region, view, offset: region.cpu.write_many([(offset, b"."), (offset, view)]),
+            lambda region, view, offset: region.cpu.scatter([offset], view[None]),
+            lambda region, view, offset: region.write(view, offset),
+            lambda region, view, offset: region.readinto(view, offset),
+            lambda region, view, offset: region.write(view, offset, via="mapping"),
+            lambda region, view, offset: region.write(view, offset, via="dma"),
+            lambda region, view, offset: region.readinto(view, offset, via="dma"),
+            lambda region, view, offset: region.write_strided(view[::-1], 1, offset),
+            lambda region, view, offset: region.readinto_strided(view[::-1], 1, offset, via="dma"),
+        ],
+    )
+    def test_is_refused_and_changes_nothing(self, region, copy, apart):
+        before = random.Random(apart).randbytes(400)
+        region.cpu.write(before)
+        view = region.numpy(np.uint8)[150:250]
+        with pytest.raises(ValueError, match="overlaps the 100 bytes at offset"):
+            copy(region, view, 150 + apart)
+        assert region.cpu.read(400) == before
+
+    def test_of_pieces_with_those_that_others_fill_is_refused(self, mapping):
+        view = mapping.numpy(np.uint8)
+        pieces = [(0, b"ab"), (8, bytes(8)), (100, view[4:6])]
+        error = r"pieces\[2\]: data lies in .* itself and overlaps the 102 bytes at offset 0"
+        with pytest.raises(ValueError, match=error):
+            mapping.write_many(pieces)
+
+    @pytest.mark.parametrize("apart", [-100, 100, 1000])
+    def test_is_not_that_of_neighbours(self, region, apart):
+        data = random.Random(apart).randbytes(100)
+        view = region.numpy(np.uint8)[150:250]
+        offset = 150 + apart
+        for copy in (
+            lambda: region.cpu.write(view, offset),
+            lambda: region.cpu.write_strided(view, 1, offset),
+            lambda: region.cpu.write_many([(offset, view)]),
+            lambda: region.cpu.scatter([offset], view[None]),
+            lambda: region.write(view, offset),
+        ):
+            region.cpu.write(data, 150)
+            copy()
+            assert region.cpu.read(100, offset) == data
+            region.cpu.write(bytes(100), offset)
+        region.cpu.write(data, offset)
+        assert region.cpu.readinto(view, offset) == 100
+        assert region.cpu.read(100, 150) == data
+
+
 class TestWords:
     @pytest.mark.parametrize(("width", "value"), [(4, 0xFFFFFFFF), (8, (1 << 64) - 2)])
     def test_are_stored_and_loaded_whole(self, mapping, width, value):

@@ -38,78 +38,81 @@ def fill(pointer: int, byte: int, nbytes: int) -> None:
 
 class TestPinOfAllocatedMemory:
     @pytest.mark.parametrize("nbytes", [2 * MIB, 5 * MIB, 64 * MIB])
-    def test_large_is_read_and_written(self, gdr, allocate, gpu_read, nbytes):
+    def test_large_is_read_and_written(self, gdr, allocate, gpu_read, nbytes, asking):
         pointer = allocate(nbytes)
         fill(pointer, 0x5A, nbytes)
-        with gdr.pin(pointer, nbytes) as pin, pin.map() as mapping:
+        with gdr.pin(pointer, nbytes, **asking) as pin, pin.map() as mapping:
             assert mapping.read(1000, nbytes - 1000) == b"\x5a" * 1000
             mapping.write(b"the end", nbytes - 7)
         assert gpu_read(pointer + nbytes - 8, 8) == b"\x5athe end"
 
     @pytest.mark.any_pointer
-    def test_small_ones_sharing_a_block_are_told_apart(self, gdr, allocate, gpu_read):
+    def test_small_ones_sharing_a_block_are_told_apart(self, gdr, allocate, gpu_read, asking):
         sizes = (4, 100, 4096, 8192, 70000)
         pointers = [allocate(size) for size in sizes]
         for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True), 1):
             fill(pointer, number, size)
         for number, (pointer, size) in enumerate(zip(pointers, sizes, strict=True), 1):
-            with gdr.pin(pointer, size) as pin, pin.map() as mapping:
+            with gdr.pin(pointer, size, **asking) as pin, pin.map() as mapping:
                 assert mapping.read() == bytes([number]) * size
                 mapping.write(b"\xff", size - 1)
             assert gpu_read(pointer, size) == bytes([number]) * (size - 1) + b"\xff"
 
     @pytest.mark.any_pointer
-    def test_interior_pointer_begins_there(self, gdr, allocate, gpu_read):
+    def test_interior_pointer_begins_there(self, gdr, allocate, gpu_read, asking):
         pointer = allocate(8 * MIB)
         fill(pointer, 7, 8 * MIB)
         inside = pointer + 3 * MIB + 12345
-        with gdr.pin(inside, 1000) as pin, pin.map(10, 20) as mapping:
+        with gdr.pin(inside, 1000, **asking) as pin, pin.map(10, 20) as mapping:
             assert pin.ptr == inside
             assert mapping.ptr == inside + 10
             mapping.write(b"inside")
         assert gpu_read(inside + 9, 8) == b"\x07inside\x07"
 
     @pytest.mark.any_pointer
-    def test_of_a_region_shows_its_bytes(self, gdr):
-        with gdrpy.alloc(MIB) as region, gdr.pin(region.ptr + 4096, 100) as pin:
+    def test_of_a_region_shows_its_bytes(self, gdr, asking):
+        with gdrpy.alloc(MIB) as region, gdr.pin(region.ptr + 4096, 100, **asking) as pin:
             region.write(b"vmm memory", 4096)
             with pin.map() as mapping:
                 assert mapping.read(10) == b"vmm memory"
 
-    def test_of_a_cuda_array_needs_no_size(self, gdr):
-        with gdrpy.alloc(MIB) as region, gdr.pin(region) as pin:
+    def test_of_a_cuda_array_needs_no_size(self, gdr, asking):
+        with gdrpy.alloc(MIB) as region, gdr.pin(region, **asking) as pin:
             assert (pin.ptr, pin.nbytes) == (region.ptr, MIB)
             with pytest.raises(gdrpy.SizeMismatch, match="the array has 1048576"):
                 gdr.pin(region, MIB + 1)
 
-    def test_info_is_rounded_out_to_pages(self, gdr, allocate, backend):
+    def test_info_is_rounded_out_to_pages(self, gdr, allocate, backend, asking):
         page = 65536 if backend == "gdrdrv" else 4096
         pointer = allocate(2 * MIB)
-        with gdr.pin(pointer, page + 1) as pin:
+        with gdr.pin(pointer, page + 1, **asking) as pin:
             assert pin.info == gdrpy.PinInfo(pointer, 2 * page, page, False, None)
             with pin.map() as mapping:
                 assert pin.info == gdrpy.PinInfo(
                     pointer, 2 * page, page, True, mapping.mapping_type
                 )
             assert not pin.info.mapped
-            assert pin.attributes == gdrpy.Attributes(backend, True, page)
+            assert pin.attributes == gdrpy.Attributes(backend, not asking, page)
 
-    def test_two_pins_of_one_allocation_agree(self, gdr, allocate):
+    def test_two_pins_of_one_allocation_agree(self, gdr, allocate, asking):
         pointer = allocate(2 * MIB)
-        one, other = gdr.pin(pointer, MIB), gdr.pin(pointer, 2 * MIB)
+        one, other = gdr.pin(pointer, MIB, **asking), gdr.pin(pointer, 2 * MIB, **asking)
         with one.map() as first, other.map() as second:
             first.write(b"twice pinned", 1000)
             assert second.read(12, 1000) == b"twice pinned"
 
-    def test_outlives_the_allocation(self, gdr, driver, contract):
+    def test_outlives_the_allocation_or_is_revoked_as_it_asked(self, gdr, driver, contract, asking):
         pointer = cuda.call("cuMemAlloc", 32 * MIB)
         fill(pointer, 9, 32 * MIB)
-        with gdr.pin(int(pointer), 32 * MIB) as pin, pin.map() as mapping:
+        with gdr.pin(int(pointer), 32 * MIB, **asking) as pin:
+            mapping = None if asking else pin.map()
             cuda.call("cuMemFree", pointer)
-            assert mapping.read(100, 16 * MIB) == b"\x09" * 100
+            assert pin.revoked is bool(asking)
+            if mapping:
+                assert mapping.read(100, 16 * MIB) == b"\x09" * 100
 
-    def test_closing_the_gdr_closes_pins_and_mappings(self, gdr, allocate):
-        pin = gdr.pin(allocate(2 * MIB), MIB)
+    def test_closing_the_gdr_closes_pins_and_mappings(self, gdr, allocate, asking):
+        pin = gdr.pin(allocate(2 * MIB), MIB, **asking)
         mapping = pin.map()
         gdr.close()
         assert (pin.closed, mapping.closed) == (True, True)

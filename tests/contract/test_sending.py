@@ -193,10 +193,10 @@ class TestSentHostMemory:
 class TestSentPin:
     @pytest.mark.parametrize("part", [lambda pin: pin, lambda pin: pin.map()])
     def test_arrives_as_a_mapping_or_says_what_is_missing(
-        self, region: gdrpy.Region, backend: str, part: Callable[[gdrpy.Pin], Any]
+        self, region: gdrpy.Region, asking: dict[str, bool], part: Callable[[gdrpy.Pin], Any]
     ) -> None:
         region.write(b"hello")
-        with gdrpy.open() as gdr, gdr.pin(region.ptr, 4096) as pin:
+        with gdrpy.open() as gdr, gdr.pin(region.ptr, 4096, **asking) as pin:
             thing = part(pin)
             if not shareable(pin):
                 with pytest.raises(TypeError, match="multiprocessing cannot send this memory: "):
@@ -213,19 +213,23 @@ class TestWhatIsNotSent:
     @pytest.mark.parametrize(
         "part",
         [
-            lambda region: region,
-            lambda region: region.cpu,
-            lambda region: region.map(64),
-            lambda region: region.flag(),
-            lambda region: region.array(3, "F32"),
-            lambda region: gdrpy.open().pin(region.ptr, 4096),
+            lambda region, **_: region,
+            lambda region, **_: region.cpu,
+            lambda region, **_: region.map(64),
+            lambda region, **_: region.flag(),
+            lambda region, **_: region.array(3, "F32"),
+            lambda region, **asking: gdrpy.open().pin(region.ptr, 4096, **asking),
         ],
     )
     def test_by_any_other_pickler_it_is_refused_with_the_remedy(
-        self, region: gdrpy.Region, copied: Callable[[Any], Any], part: Callable[[Any], Any]
+        self,
+        region: gdrpy.Region,
+        asking: dict[str, bool],
+        copied: Callable[[Any], Any],
+        part: Callable[..., Any],
     ) -> None:
         with pytest.raises(TypeError, match=REMEDY):
-            copied(part(region))
+            copied(part(region, **asking))
 
     @pytest.mark.parametrize("send", [ForkingPickler.dumps, pickle.dumps])
     def test_page_locked_memory_is_of_its_process(

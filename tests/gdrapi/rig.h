@@ -19,6 +19,7 @@
 #include "gdrapi.h"
 
 #define GPU_PAGE ((size_t)65536)
+#define ENOTSUPP 524 /* the kernel's own, which NVIDIA's module passes on */
 
 static inline const char *backend(void)
 {
@@ -42,6 +43,12 @@ static inline gdr_mapping_type_t expected_type(void)
 {
 	return backend_is("sim") || backend_is("dmabuf") ? GDR_MAPPING_TYPE_CACHING
 							 : GDR_MAPPING_TYPE_WC;
+}
+
+/* The answer to GDR_PIN_FLAG_FORCE_PCIE: nothing here is coherent but what the module plays. */
+static inline int expected_of_forced_pcie(void)
+{
+	return backend_is("gdrdrv") ? 0 : ENOTSUPP;
 }
 
 static inline gdr_t opened(void)

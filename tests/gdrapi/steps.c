@@ -41,6 +41,17 @@ static int cuda(void)
 	return error ? error : allocate(&pointer, GRANULE);
 }
 
+static int init_cuda(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	int (*init)(unsigned int);
+
+	if (!library)
+		return -1;
+	*(void **)&init = dlsym(library, "cuInit");
+	return init(0);
+}
+
 static int load_cuda(void)
 {
 	return dlopen("libcuda.so.1", RTLD_NOW) ? 0 : -1;
@@ -125,6 +136,7 @@ static const struct step {
 	int (*take)(void);
 } steps[] = {
 	{"load-cuda", load_cuda},
+	{"init-cuda", init_cuda},
 	{"cuda", cuda},
 	{"open", open_library},
 	{"pin", pin},

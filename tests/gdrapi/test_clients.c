@@ -99,6 +99,43 @@ static void dpdk_unmaps_by_the_address_on_the_gpu(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* Its proxies deliver signals so: by read, change and write. */
+static void aws_ofi_falls_back_where_pcie_cannot_be_forced(void)
+{
+	CUdeviceptr pointer = allocate(GRANULE) + 5 * sizeof(uint64_t);
+	CUdeviceptr first = pointer & GPU_PAGE_MASK;
+	gdr_t gdr = opened();
+	int major, minor, error;
+	uint64_t signal = 0;
+	gdr_mh_t handle;
+	void *mapped;
+
+	gpu_write(pointer, &signal, sizeof(signal));
+	gdr_runtime_get_version(&major, &minor);
+	CHECK(major > 2 || (major == 2 && minor >= 5));
+	CHECK_EQ(gdr_driver_get_version(gdr, &major, &minor), 0);
+	CHECK(major > 2 || (major == 2 && minor >= 5));
+	error = gdr_pin_buffer_v2(gdr, first, GPU_PAGE, GDR_PIN_FLAG_FORCE_PCIE, &handle);
+	CHECK_EQ(error, expected_of_forced_pcie());
+	if (error)
+		CHECK_EQ(gdr_pin_buffer_v2(gdr, first, GPU_PAGE, GDR_PIN_FLAG_DEFAULT, &handle), 0);
+	CHECK_EQ(gdr_map(gdr, handle, &mapped, GPU_PAGE), 0);
+	mapped = (char *)mapped + (pointer - first);
+	for (uint64_t i = 0; i < 10; i++) {
+		CHECK_EQ(gdr_copy_from_mapping(handle, &signal, mapped, sizeof(signal)), 0);
+		CHECK_EQ(signal, i);
+		signal++;
+		CHECK_EQ(gdr_copy_to_mapping(handle, mapped, &signal, sizeof(signal)), 0);
+	}
+	gpu_read(pointer, &signal, sizeof(signal));
+	CHECK_EQ(signal, 10);
+	mapped = (char *)mapped - (pointer - first);
+	CHECK_EQ(gdr_unmap(gdr, handle, mapped, GPU_PAGE), 0);
+	CHECK_EQ(gdr_unpin_buffer(gdr, handle), 0);
+	OK(cuMemFree_v2(first));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 static void old_programs_pass_tokens(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
@@ -115,4 +152,5 @@ static void old_programs_pass_tokens(void)
 
 RIG_MAIN(TEST(nccl_allocates_more_than_it_pins), TEST(nvshmem_pins_whole_pages_and_maps_few_bytes),
 	 TEST(ucx_opens_once_more_and_unmaps_after_the_memory_is_freed),
-	 TEST(dpdk_unmaps_by_the_address_on_the_gpu), TEST(old_programs_pass_tokens))
+	 TEST(dpdk_unmaps_by_the_address_on_the_gpu),
+	 TEST(aws_ofi_falls_back_where_pcie_cannot_be_forced), TEST(old_programs_pass_tokens))

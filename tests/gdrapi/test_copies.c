@@ -173,6 +173,34 @@ static void a_copy_without_host_memory_is_refused(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
+/* Write-combined memory alone would show what a copy over itself does. */
+static void a_copy_over_itself_is_refused(void)
+{
+	static const ptrdiff_t apart[] = {-63, -1, 0, 1, 63};
+	CUdeviceptr pointer = allocate(GRANULE);
+	gdr_t gdr = opened();
+	struct view view = viewed(gdr, pointer, GPU_PAGE);
+	unsigned char *from = view.bytes + 1000, before[2000], after[2000];
+
+	fill_source();
+	CHECK_EQ(gdr_copy_to_mapping(view.handle, view.bytes, source, sizeof(before)), 0);
+	gpu_read(pointer, before, sizeof(before));
+	for (size_t i = 0; i < sizeof(apart) / sizeof(apart[0]); i++) {
+		CHECK_EQ(gdr_copy_to_mapping(view.handle, from + apart[i], from, 64), EINVAL);
+		CHECK_EQ(gdr_copy_from_mapping(view.handle, from + apart[i], from, 64), EINVAL);
+	}
+	gpu_read(pointer, after, sizeof(after));
+	CHECK_MEM_EQ(after, before, sizeof(before));
+	CHECK_EQ(gdr_copy_to_mapping(view.handle, from + 64, from, 64), 0);
+	CHECK_EQ(gdr_copy_from_mapping(view.handle, from - 64, from, 64), 0);
+	gpu_read(pointer + 936, after, 192);
+	for (size_t i = 0; i < 192; i += 64)
+		CHECK_MEM_EQ(after + i, before + 1000, 64);
+	close_view(&view);
+	OK(cuMemFree_v2(pointer));
+	CHECK_EQ(gdr_close(gdr), 0);
+}
+
 static void what_is_not_mapped_cannot_be_copied(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
@@ -193,4 +221,5 @@ static void what_is_not_mapped_cannot_be_copied(void)
 RIG_MAIN(TEST(small_copies_of_every_size_and_alignment_arrive),
 	 TEST(large_copies_of_every_alignment_arrive), TEST(the_last_bytes_can_be_copied),
 	 TEST(a_copy_of_no_bytes_does_nothing), TEST(a_copy_beyond_its_mapping_is_refused),
-	 TEST(a_copy_without_host_memory_is_refused), TEST(what_is_not_mapped_cannot_be_copied))
+	 TEST(a_copy_without_host_memory_is_refused), TEST(a_copy_over_itself_is_refused),
+	 TEST(what_is_not_mapped_cannot_be_copied))

@@ -270,18 +270,18 @@ static void flags_that_are_not_known_are_refused(void)
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 
-static void pcie_is_forced_where_that_is_supported(void)
+static void pcie_is_forced_or_refused_as_nvidias_module_does(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
 	gdr_t gdr = opened();
 	gdr_mh_t handle;
-	int supported, error;
+	int error = gdr_pin_buffer_v2(gdr, pointer, 5, GDR_PIN_FLAG_FORCE_PCIE, &handle);
 
-	CHECK_EQ(gdr_get_attribute(gdr, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE, &supported), 0);
-	error = gdr_pin_buffer_v2(gdr, pointer, 5, GDR_PIN_FLAG_FORCE_PCIE, &handle);
-	CHECK_EQ(error, supported ? 0 : EINVAL);
+	CHECK_EQ(error, expected_of_forced_pcie());
 	if (!error)
 		CHECK_EQ(gdr_unpin_buffer(gdr, handle), 0);
+	CHECK_EQ(gdr_pin_buffer_v2(gdr, (uintptr_t)&handle, 5, GDR_PIN_FLAG_FORCE_PCIE, &handle),
+		 EINVAL);
 	OK(cuMemFree_v2(pointer));
 	CHECK_EQ(gdr_close(gdr), 0);
 }
@@ -294,4 +294,5 @@ RIG_MAIN(TEST(a_pin_is_rounded_out_to_whole_pages), TEST(a_pointer_need_not_be_a
 	 TEST(a_range_of_no_bytes_is_refused), TEST(a_range_beyond_its_allocation_is_refused),
 	 TEST(what_is_no_gpu_memory_is_refused), TEST(memory_that_was_freed_is_refused),
 	 TEST(memory_can_be_pinned_more_than_once), TEST(the_second_version_pins_as_the_first),
-	 TEST(flags_that_are_not_known_are_refused), TEST(pcie_is_forced_where_that_is_supported))
+	 TEST(flags_that_are_not_known_are_refused),
+	 TEST(pcie_is_forced_or_refused_as_nvidias_module_does))

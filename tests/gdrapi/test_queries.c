@@ -36,8 +36,8 @@ static void attributes_tell_what_pins_are_like(void)
 
 	CHECK_EQ(attribute(gdr, GDR_ATTR_USE_PERSISTENT_MAPPING), 1);
 	CHECK_EQ(attribute(gdr, GDR_ATTR_USING_DMA_BUF_MMAP), backend_is("dmabuf"));
-	if (backend_is("sim") || backend_is("nvrm"))
-		CHECK_EQ(attribute(gdr, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE), 0);
+	if (!backend_is("gdrdrv"))
+		CHECK_EQ(attribute(gdr, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE), 1);
 	CHECK_EQ(gdr_close(gdr), 0);
 }
 

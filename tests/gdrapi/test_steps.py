@@ -132,6 +132,63 @@ class TestOrder:
         ]
 
 
+class TestPinsThatCannotSucceed:
+    """Programs end where a pin fails that gdr_open() promised, and do without where it did not."""
+
+    @pytest.fixture
+    def opened(
+        self, take: Take, resource_manager: Path
+    ) -> Callable[..., tuple[list[str], list[str]]]:
+        """The steps, and what was told, where the driver refuses something."""
+
+        def opened(steps: str, fault: str, **more: str) -> tuple[list[str], list[str]]:
+            return take(
+                steps,
+                GDRPY_BACKEND="nvrm",
+                LD_PRELOAD=resource_manager,
+                FAKE_RM_FAULT=fault,
+                GDRCOPY_ENABLE_LOGGING="1",
+                **more,
+            )
+
+        return opened
+
+    @pytest.mark.parametrize(
+        ("fault", "reason"),
+        [
+            ("open:/dev/nvidia0:13", "/dev/nvidia0"),
+            ("open:/dev/nvidia0:2", "/dev/nvidia0"),
+            ("IMPORT_OBJECTS_FROM_FD:1:0x56", "IMPORT_OBJECT"),
+            ("RM_MAP_MEMORY:1:0x56", "RM_MAP_MEMORY"),
+        ],
+    )
+    def test_are_found_out_without_a_context(self, opened: Take, fault: str, reason: str) -> None:
+        steps, told = opened("init-cuda open", fault)
+        assert steps == ["init-cuda 0", "open -1"]
+        assert told[0] == "libgdrapi: gdr_open: nothing can map GPU memory here:"
+        assert told[1].startswith("libgdrapi: gdr_open: cannot use nvrm: ")
+        assert reason in told[1]
+
+    def test_of_cumemalloc_memory_are_found_out_in_a_context(self, opened: Take) -> None:
+        fault = "RM_DUP_OBJECT:1:0x57"
+        steps, told = opened("cuda open", fault)
+        assert steps == ["cuda 0", "open -1"]
+        assert "cannot use nvrm: nvrm cannot pin cuMemAlloc pointers with NVIDIA" in told[1]
+        assert opened("init-cuda open", fault) == (["init-cuda 0", "open 0"], [])
+
+    @pytest.mark.parametrize("fault", ["RM_MAP_MEMORY:1:0x51", "RM_DUP_OBJECT:1:0x51"])
+    def test_for_want_of_memory_may_succeed_later(self, opened: Take, fault: str) -> None:
+        steps, told = opened("cuda open pin unpin", fault)
+        assert (steps, told) == (["cuda 0", "open 0", "pin 0", "unpin 0"], [])
+
+    def test_on_one_gpu_say_nothing_of_another(self, opened: Take) -> None:
+        fault = "open:/dev/nvidia1:13"  # device 0: minor numbers count down
+        steps, _ = opened("init-cuda open", fault, GDRPY_SIM_DEVICES="2")
+        assert steps == ["init-cuda 0", "open 0"]
+        steps, _ = opened("cuda open", fault, GDRPY_SIM_DEVICES="2")
+        assert steps == ["cuda 0", "open -1"]
+
+
 class TestMachineWithoutGpu:
     def test_has_no_library_object(self, take: Take) -> None:
         assert take("open") == (["open -1"], [])

@@ -311,6 +311,117 @@ static void a_child_keeps_no_descriptor_that_was_opened_for_its_parent(void)
 	OK(cuMemRelease(allocation));
 }
 
+static void check_unproven(CUcontext context, const char *told)
+{
+	struct gdr_error error;
+
+	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), -1);
+	if (!strstr(error.message, told))
+		FAIL("\"%s\" does not tell \"%s\"", error.message, told);
+	CHECK_EQ(error.failure, GDR_FAILED_UNAVAILABLE);
+	check_nothing_left();
+}
+
+static int granularity_of_half(size_t *nbytes, const struct gdr_cuda_allocation *what, int option)
+{
+	int result = real.cuMemGetAllocationGranularity(nbytes, what, option);
+
+	*nbytes /= 2;
+	return result;
+}
+
+static int create_twice_that(uint64_t *handle, size_t nbytes,
+			     const struct gdr_cuda_allocation *what, unsigned long long flags)
+{
+	return real.cuMemCreate(handle, 2 * nbytes, what, flags);
+}
+
+/* As of a driver whose answers lie elsewhere than they did. */
+static void an_export_of_another_size_is_found_out(void)
+{
+	doctored.cuMemGetAllocationGranularity = granularity_of_half;
+	doctored.cuMemCreate = create_twice_that;
+	check_unproven(NULL, "says 2097152 bytes of an exported allocation of 1048576");
+}
+
+static void a_proof_in_a_context_is_of_its_handles_too(void)
+{
+	struct gdr_error error;
+	CUcontext context;
+
+	OK(cuCtxGetCurrent(&context));
+	change(7, 8192);
+	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, NULL, &error), 0);
+	check_unproven(context, "self-check found other bytes");
+}
+
+static void a_proof_is_made_once(void)
+{
+	struct gdr_error error;
+	CUcontext context;
+	uint64_t creations, allocations;
+
+	OK(cuCtxGetCurrent(&context));
+	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), 0);
+	creations = gdrsim_call_count("cuMemCreate");
+	allocations = gdrsim_call_count("cuMemAlloc");
+	for (int i = 0; i < 10; i++)
+		CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), 0);
+	CHECK_EQ(gdrsim_call_count("cuMemCreate"), creations);
+	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations);
+	check_nothing_left();
+}
+
+static bool coherent;
+
+static int real_attribute(int *value, int attribute, int device)
+{
+	const int uses_host_page_tables = 100;
+
+	if (attribute != uses_host_page_tables)
+		return real.cuDeviceGetAttribute(value, attribute, device);
+	*value = coherent;
+	return 0;
+}
+
+static int export_without_flags(void *handle, uint64_t pointer, size_t nbytes, int type,
+				unsigned long long flags)
+{
+	(void)flags;
+	return real.cuMemGetHandleForAddressRange(handle, pointer, nbytes, type, 0);
+}
+
+/* As on a real GPU, whatever the CPU. */
+static void check_kind_of_dmabuf(bool force_pcie, enum gdr_mapping_kind kind)
+{
+	const struct gdr_request request = {.ptr = allocate(GRANULE),
+					    .nbytes = GRANULE,
+					    .fd = -1,
+					    .device = -1,
+					    .force_pcie = force_pcie};
+	struct gdr_memory *memory;
+	struct gdr_error error;
+	struct gdr_view view;
+
+	doctored.on_bar = NULL;
+	doctored.cuDeviceGetAttribute = real_attribute;
+	doctored.cuMemGetHandleForAddressRange = export_without_flags;
+	memory = gdr_take(&doctored, &gdr_backend_dmabuf, &request, &error);
+	CHECK(memory);
+	CHECK_EQ(gdr_memory_map(memory, 0, GRANULE, false, &view, &error), 0);
+	CHECK_EQ(view.kind, kind);
+	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	check_released(memory);
+}
+
+static void a_dmabuf_is_cached_where_the_gpu_is_coherent_and_pcie_not_forced(void)
+{
+	check_kind_of_dmabuf(false, GDR_MAPPING_WC);
+	coherent = true;
+	check_kind_of_dmabuf(false, GDR_MAPPING_CACHED);
+	check_kind_of_dmabuf(true, GDR_MAPPING_WC);
+}
+
 static void a_view_across_two_allocations_is_of_both(void)
 {
 	CUmemGenericAllocationHandle allocations[] = {create(GRANULE), create(GRANULE)};
@@ -370,6 +481,10 @@ static const struct check_test tests[] = {
 	TEST(exported_memory_needs_no_handle),
 	TEST(want_of_descriptors_is_not_blamed_on_the_allocation),
 	TEST(a_child_keeps_no_descriptor_that_was_opened_for_its_parent),
+	TEST(an_export_of_another_size_is_found_out),
+	TEST(a_proof_in_a_context_is_of_its_handles_too),
+	TEST(a_proof_is_made_once),
+	TEST(a_dmabuf_is_cached_where_the_gpu_is_coherent_and_pcie_not_forced),
 	TEST(a_view_across_two_allocations_is_of_both),
 	TEST(a_range_past_the_end_is_refused),
 };

@@ -609,6 +609,21 @@ class TestPointerAttributes:
         assert int(cuda.pointer_attribute("HOST_POINTER", pointer + 5)) == pointer + 5
         assert cuda.pointer_attribute("RANGE_SIZE", pointer) == 5000
 
+    def test_tokens_are_those_of_all_device_memory_and_ask_for_synchronous_copies(
+        self, cuda: Cuda
+    ) -> None:
+        for pointer in (cuda.allocate(5000), cuda.mapped()):
+            assert not cuda.pointer_attribute("SYNC_MEMOPS", pointer)
+            tokens = cuda.pointer_attribute("P2P_TOKENS", pointer + 5)
+            assert (tokens.p2pToken, tokens.vaSpaceToken) == (0, 65024)
+            assert cuda.pointer_attribute("SYNC_MEMOPS", pointer)
+
+    def test_host_memory_has_no_tokens(self, cuda: Cuda) -> None:
+        pointer = cuda("cuMemHostAlloc", 5000, 0)
+        cuda.later("cuMemFreeHost", pointer)
+        attribute = cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_P2P_TOKENS
+        assert cuda.error("cuPointerGetAttribute", attribute, pointer) == "INVALID_VALUE"
+
     def test_memory_that_the_driver_does_not_know_has_none(self, cuda: Cuda) -> None:
         attribute = cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
         for pointer in (NOWHERE, 0, cuda.reserve()):

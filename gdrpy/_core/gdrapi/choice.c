@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "log.h"
+#include "pointer.h"
 
 /*
  * The driver that the program has loaded by now, NULL if it has not: none is loaded for it. The
@@ -61,14 +62,32 @@ static bool is_initialized(const struct gdr_cuda *cuda)
 }
 
 /*
- * Whether a backend serves one device at least. Of some only CUDA can tell, and it may come later:
- * they are taken at their user's word.
+ * Whether a backend serves a device. Where CUDA is there it is tried, since programs end where a
+ * pin fails that was promised; the lack of memory may pass.
+ */
+static void ask_of(const struct gdr_backend *backend, const struct gdr_cuda *cuda, int device,
+		   void *context, const struct gdr *session, struct gdr_status *status)
+{
+	struct gdr_error error;
+
+	backend->status(cuda, device, node_of(session), status);
+	if (!status->usable || device < 0 || !backend->prove ||
+	    !backend->prove(cuda, device, context, &error) || error.failure == GDR_FAILED_MEMORY)
+		return;
+	status->usable = false;
+	gdr_status_say(status, error.message, "");
+}
+
+/*
+ * Whether a backend serves the current device, or where there is none one at least. Of some only
+ * CUDA can tell, and it may come later: they are taken at their user's word.
  */
 static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 		const struct gdr *session, struct gdr_status *status)
 {
 	bool initialized = is_initialized(cuda);
-	int next = initialized ? 0 : -1, ignored;
+	int next = initialized ? 0 : -1, current, ignored;
+	void *context = NULL;
 
 	if ((backend == &gdr_backend_dmabuf && !initialized) ||
 	    (backend == &gdr_backend_sim && !cuda)) {
@@ -79,8 +98,13 @@ static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 			       "");
 		return;
 	}
+	current = initialized ? gdr_device_current(cuda, &context) : -1;
+	if (current >= 0) {
+		ask_of(backend, cuda, current, context, session, status);
+		return;
+	}
 	do {
-		backend->status(cuda, next++, node_of(session), status);
+		ask_of(backend, cuda, next++, NULL, session, status);
 	} while (!status->usable && initialized && !cuda->cuDeviceGet(&ignored, next));
 }
 
@@ -150,9 +174,7 @@ bool gdr_pins_persist(const struct gdr *session)
 
 bool gdr_can_force_pcie(const struct gdr *session)
 {
-	if (session->backend == &gdr_backend_gdrdrv)
-		return gdr_node_forces_pcie(&session->node);
-	return session->backend == &gdr_backend_dmabuf;
+	return session->backend != &gdr_backend_gdrdrv || gdr_node_forces_pcie(&session->node);
 }
 
 /* Whether another backend may be able to do what one could not. */

@@ -8,7 +8,7 @@
 /* Read the environment and ask the backends; false if none can serve, which is told. */
 bool gdr_choose(struct gdr *session);
 
-/* Whether pins keep memory that is freed, and may be forced through BAR1. */
+/* Whether pins keep memory that is freed, and whether forcing one through BAR1 may be tried. */
 bool gdr_pins_persist(const struct gdr *session);
 bool gdr_can_force_pcie(const struct gdr *session);
 

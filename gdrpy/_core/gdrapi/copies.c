@@ -16,7 +16,8 @@ static inline bool fits(const struct gdr_pin *pin, const void *address, const vo
 	uintptr_t offset = (uintptr_t)address - mapping;
 
 	return mapping && pin->generation == gdr_generation &&
-	       (size == 0 || (host && offset <= length && size <= length - offset));
+	       (size == 0 || (host && offset <= length && size <= length - offset &&
+			      !gdr_overlap(address, size, host, size)));
 }
 
 /* Why that is not so. */
@@ -29,6 +30,11 @@ static __attribute__((noinline, cold)) int refuse(const struct gdr_pin *pin, gdr
 	if (!pin->mapping)
 		return gdr_refuse(EINVAL, "%s: handle %#lx is not mapped: call gdr_map() first",
 				  call, handle.h);
+	if (host && gdr_overlap(address, size, host, size))
+		return gdr_refuse(EINVAL,
+				  "%s: %zu bytes at %p and at %p overlap: copy by way of memory "
+				  "outside the mapping",
+				  call, size, address, host);
 	return gdr_refuse(EINVAL,
 			  "%s: %zu bytes at %p, host memory at %p: the mapping of handle %#lx has "
 			  "%zu bytes at %#lx",

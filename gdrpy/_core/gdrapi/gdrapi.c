@@ -13,6 +13,12 @@ static_assert((int)GDR_MAPPING_TYPE_WC == (int)GDR_MAPPING_WC &&
 		      (int)GDR_MAPPING_TYPE_DEVICE == (int)GDR_MAPPING_DEVICE,
 	      "the numbers of mapping types are those of the copy engine");
 
+/*
+ * The kernel's own "not supported", no errno of user space: NVIDIA's library passes on what its
+ * module answers to GDR_PIN_FLAG_FORCE_PCIE on hosts whose GPU memory is not coherent.
+ */
+#define ENOTSUPP 524
+
 gdr_t gdr_open(void)
 {
 	struct gdr *session;
@@ -62,7 +68,7 @@ static int pin(struct gdr *session, const char *call, unsigned long addr, size_t
 	memory = gdr_take_range(session, addr, size, force_pcie, &error);
 	if (!memory)
 		return gdr_refuse(force_pcie && error.failure == GDR_FAILED_UNAVAILABLE
-					  ? EINVAL
+					  ? ENOTSUPP
 					  : error.number,
 				  "%s: %s", call, error.message);
 	gdr_log(GDR_LOG_DEBUG, "%s: %zu bytes at %#lx by %s on %s", call, size, addr,

@@ -24,6 +24,7 @@ static const char *const GDRDRV_NODE;
 struct gdr_node {
     int fd;
     uint64_t features;
+    bool persistent;
     ...;
 };
 struct gdr_pin_info {

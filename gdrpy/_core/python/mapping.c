@@ -233,19 +233,23 @@ static PyMethodDef mapping_methods[] = {
 	{"write", GDR_FASTCALL(gdr_mapping_write),
 	 "write(data, offset=0)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
-	 "Raises ValueError outside the mapping, ReadOnly, Closed, Forked, Revoked."},
+	 "Raises ValueError outside the mapping, and for bytes of this mapping that overlap those\n"
+	 "written; ReadOnly, Closed, Forked, Revoked."},
 	{"read", GDR_FASTCALL(gdr_mapping_read),
 	 "read(nbytes=None, offset=0)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes."},
 	{"readinto", GDR_FASTCALL(gdr_mapping_readinto),
 	 "readinto(buffer, offset=0)\n--\n\n"
-	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes."},
+	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
+	 "Raises ValueError as write() does."},
 	{"write_many", (PyCFunction)gdr_mapping_write_many, METH_O,
 	 "write_many(pieces)\n--\n\n"
 	 "Copy many buffers, each to an offset of its own, and fence once, unless in a batch().\n\n"
 	 "pieces is an iterable of pairs (offset in bytes, contiguous buffer). All are checked\n"
 	 "before the first store. Do not let pieces overlap: either of two may be what is left.\n"
-	 "Bytes objects cost least. Raises as write() does, naming the piece; TypeError for what\n"
+	 "Bytes objects cost least. Raises as write() does, naming the piece: of the mapping "
+	 "itself\n"
+	 "nothing from between the first and the last byte written is taken; TypeError for what\n"
 	 "is no pair."},
 	{"scatter", GDR_FASTCALL(gdr_mapping_scatter),
 	 "scatter(offsets, records)\n--\n\n"

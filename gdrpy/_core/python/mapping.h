@@ -34,6 +34,18 @@ bool gdr_mapping_writable(struct mapping *self, const char *method);
 bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
 		       Py_ssize_t nbytes);
 
+/* That bytes to be copied are not those of the range, `extent` bytes at offset. */
+bool gdr_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
+				Py_ssize_t extent);
+
+static inline bool gdr_mapping_apart(struct mapping *self, const char *method, const char *name,
+				     Py_ssize_t offset, Py_ssize_t extent, const void *data,
+				     Py_ssize_t nbytes)
+{
+	return !gdr_overlap(self->address + offset, (size_t)extent, data, (size_t)nbytes) ||
+	       gdr_mapping_refuse_overlap(method, name, offset, extent);
+}
+
 bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
 		      Py_ssize_t width);
 

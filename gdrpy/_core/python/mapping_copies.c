@@ -15,6 +15,16 @@ bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offs
 	return false;
 }
 
+bool gdr_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
+				Py_ssize_t extent)
+{
+	PyErr_Format(PyExc_ValueError,
+		     "%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
+		     "copy by way of other memory, such as a bytearray",
+		     method, name, extent, offset);
+	return false;
+}
+
 bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset, Py_ssize_t width)
 {
 	if (width != 4 && width != 8) {
@@ -113,7 +123,9 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
 	fits = gdr_mapping_usable(self, method) &&
-	       gdr_mapping_range(self, method, offset, bytes.nbytes);
+	       gdr_mapping_range(self, method, offset, bytes.nbytes) &&
+	       gdr_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
+				 bytes.nbytes);
 	if (fits && to_write)
 		gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
 	else if (fits)

@@ -79,6 +79,22 @@ static bool check_records(struct mapping *self, const struct gdr_records *record
 	return false;
 }
 
+/* All that lies between the first and the last record to be written counts as written. */
+static bool check_apart(struct mapping *self, const struct gdr_records *records,
+			const Py_buffer *data)
+{
+	int64_t first = INT64_MAX, end = 0;
+
+	if (!gdr_overlap(self->address, (size_t)self->nbytes, data->buf, (size_t)data->len))
+		return true;
+	for (size_t i = 0; i < records->count; i++) {
+		first = records->offsets[i] < first ? records->offsets[i] : first;
+		end = records->offsets[i] > end ? records->offsets[i] : end;
+	}
+	end += (int64_t)records->nbytes;
+	return gdr_mapping_apart(self, method, "records", first, end - first, data->buf, data->len);
+}
+
 static size_t put_records(struct mapping *self, const struct gdr_records *records, int64_t last)
 {
 	size_t count = gdr_put_records(self->type, self->address, records, last);
@@ -107,7 +123,7 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 			     method, offsets->shape[0], count < 0 ? 0 : count);
 		return false;
 	}
-	if (!check_records(self, &records, last))
+	if (!check_records(self, &records, last) || !check_apart(self, &records, data))
 		return false;
 
 	if (data->len < GDR_UNLOCKED_WRITE) {

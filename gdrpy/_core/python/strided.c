@@ -16,7 +16,24 @@ static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguou
 	return contiguous;
 }
 
-bool gdr_check_strided(struct gdr_strided *call, Py_ssize_t room)
+/* From the array's lowest byte to its highest one. */
+static bool is_apart(const struct gdr_strided *call, struct mapping *mapping)
+{
+	const Py_buffer *view = &call->view;
+	Py_ssize_t contiguous[GDR_MAX_NDIM];
+	const Py_ssize_t *strides = strides_of(view, contiguous);
+	char *first = view->buf, *end = first + view->itemsize;
+
+	for (int d = 0; d < view->ndim; d++) {
+		Py_ssize_t reach = (view->shape[d] - 1) * strides[d];
+
+		*(reach < 0 ? &first : &end) += reach;
+	}
+	return gdr_mapping_apart(mapping, call->method, "the array", call->offset, call->extent,
+				 first, end - first);
+}
+
+bool gdr_check_strided(struct gdr_strided *call, struct mapping *mapping, Py_ssize_t room)
 {
 	const Py_buffer *view = &call->view;
 	Py_ssize_t contiguous[GDR_MAX_NDIM], count, nbytes, end;
@@ -45,6 +62,8 @@ bool gdr_check_strided(struct gdr_strided *call, Py_ssize_t room)
 			     call->method, call->offset, count, nbytes, call->pitch, room);
 		return false;
 	}
+	if (view->len && mapping && !is_apart(call, mapping))
+		return false;
 	if (view->len)
 		gdr_describe_rows(&call->rows, view->buf, (size_t)view->itemsize, view->ndim,
 				  view->shape, strides_of(view, contiguous), (size_t)call->pitch);
@@ -108,7 +127,8 @@ PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args,
 	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_mapping_writable(self, call.method) ||
 	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
 		return NULL;
-	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);
+	good = gdr_mapping_usable(self, call.method) &&
+	       gdr_check_strided(&call, self, self->nbytes);
 	if (good)
 		gdr_mapping_put_strided(self, &call);
 	PyBuffer_Release(&call.view);
@@ -132,7 +152,8 @@ PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *ar
 			  &call.view))
 		return NULL;
 	nbytes = call.view.len;
-	good = gdr_mapping_usable(self, call.method) && gdr_check_strided(&call, self->nbytes);
+	good = gdr_mapping_usable(self, call.method) &&
+	       gdr_check_strided(&call, self, self->nbytes);
 	if (good)
 		gdr_mapping_get_strided(self, &call);
 	PyBuffer_Release(&call.view);

@@ -18,9 +18,11 @@ struct gdr_strided {
 /* Numbers from the arguments; false with an exception set. */
 bool gdr_parse_strided(struct gdr_strided *call, PyObject *pitch, PyObject *offset);
 
-/* That the rows of the view lie inside `room` bytes; describes them. False with an exception set.
+/*
+ * That the rows of the view lie inside `room` bytes, and apart from the array if that lies in the
+ * mapping (NULL: there is none); describes them. False with an exception set.
  */
-bool gdr_check_strided(struct gdr_strided *call, Py_ssize_t room);
+bool gdr_check_strided(struct gdr_strided *call, struct mapping *mapping, Py_ssize_t room);
 
 /* By the mapping; without the GIL if that takes long. */
 void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call);

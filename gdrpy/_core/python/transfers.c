@@ -101,6 +101,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
 	done = gdr_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
+	       (!self->mapping || gdr_mapping_apart(self->mapping, method, names[0], copy.offset,
+						    copy.nbytes, copy.host, copy.nbytes)) &&
 	       gdr_transfers_copy(self, &copy, to_write);
 	gdr_release_bytes(&bytes);
 	return done ? copy.nbytes : -1;
@@ -251,7 +253,8 @@ static PyMethodDef transfers_methods[] = {
 	 "CPU stores, by several threads from some hundreds of KiB on, or DMA. via='mapping' or\n"
 	 "'dma' forces one.\n\n"
 	 "The bytes are on their way to the GPU when it returns, ahead of anything written later.\n"
-	 "Raises ValueError outside the region, ReadOnly, Closed, MissingView, CudaError."},
+	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
+	 "written; ReadOnly, Closed, MissingView, CudaError."},
 	{"read", GDR_FASTCALL(transfers_read),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes. By CPU loads up to\n"

@@ -104,7 +104,8 @@ static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to
 		return -1;
 	nbytes = call.view.len;
 	done = gdr_transfers_ready(self, method, to_write, way) &&
-	       gdr_check_strided(&call, self->nbytes) && copy_rows(self, &call, way, to_write);
+	       gdr_check_strided(&call, self->mapping, self->nbytes) &&
+	       copy_rows(self, &call, way, to_write);
 	PyBuffer_Release(&call.view);
 	return done ? nbytes : -1;
 }

@@ -21,9 +21,10 @@
 struct pieces {
 	struct gdr_piece *list;
 	Py_ssize_t count;
-	bool is_small;	  /* all together */
-	PyObject *pairs;  /* a tuple, which keeps bytes objects */
-	Py_buffer *views; /* of all other objects; room for `count`, NULL before the first */
+	bool is_small;	   /* all together */
+	size_t first, end; /* of all that is written */
+	PyObject *pairs;   /* a tuple, which keeps bytes objects */
+	Py_buffer *views;  /* of all other objects; room for `count`, NULL before the first */
 	Py_ssize_t nviews;
 	struct gdr_piece few[FEW_PIECES];
 };
@@ -38,6 +39,8 @@ static bool begin_pieces(struct pieces *pieces, PyObject *iterable)
 	pieces->count = PyTuple_Size(pieces->pairs);
 	pieces->views = NULL;
 	pieces->nviews = 0;
+	pieces->first = SIZE_MAX;
+	pieces->end = 0;
 	pieces->list = pieces->few;
 	if (pieces->count <= FEW_PIECES)
 		return true;
@@ -145,6 +148,7 @@ static inline bool take_plain_pair(PyObject *pair, struct gdr_piece *piece)
 	return true;
 }
 
+/* All that lies between the first and the last piece to be written counts as written. */
 static bool take_pieces(struct mapping *self, struct pieces *pieces)
 {
 	char label[LABEL_BYTES];
@@ -162,8 +166,32 @@ static bool take_pieces(struct mapping *self, struct pieces *pieces)
 						 (Py_ssize_t)piece->offset,
 						 (Py_ssize_t)piece->nbytes);
 		total += piece->nbytes;
+		if (piece->offset < pieces->first)
+			pieces->first = piece->offset;
+		if (piece->offset + piece->nbytes > pieces->end)
+			pieces->end = piece->offset + piece->nbytes;
 	}
 	pieces->is_small = total < GDR_UNLOCKED_WRITE;
+	return true;
+}
+
+/*
+ * All that lies between the first and the last piece to be written counts as written. Bytes objects
+ * lie elsewhere: without views nothing is looked at.
+ */
+static bool check_apart(struct mapping *self, const struct pieces *pieces)
+{
+	size_t extent = pieces->end - pieces->first;
+	char label[LABEL_BYTES];
+
+	for (Py_ssize_t i = 0; pieces->nviews && i < pieces->count; i++) {
+		const struct gdr_piece *piece = &pieces->list[i];
+
+		if (gdr_overlap(self->address + pieces->first, extent, piece->data, piece->nbytes))
+			return gdr_mapping_refuse_overlap(piece_label(label, i), "data",
+							  (Py_ssize_t)pieces->first,
+							  (Py_ssize_t)extent);
+	}
 	return true;
 }
 
@@ -217,7 +245,8 @@ PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable)
 		Py_RETURN_NONE;
 	if (!begin_pieces(&pieces, iterable))
 		return NULL;
-	good = take_pieces(self, &pieces) && gdr_mapping_usable(self, method);
+	good = take_pieces(self, &pieces) && gdr_mapping_usable(self, method) &&
+	       check_apart(self, &pieces);
 	if (good && pieces.is_small) {
 		put_pieces(self, pieces.list, pieces.count);
 	} else if (good) {

@@ -142,16 +142,28 @@ static CUresult ask(const struct range *range, uint64_t pointer, int attribute, 
 	return CUDA_SUCCESS;
 }
 
+/* As seen on driver 580: the same for all memory, whose copies are synchronous from then on. */
+static CUresult ask_tokens(struct range *range, CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *tokens)
+{
+	if (range_is_host(range))
+		return CUDA_ERROR_INVALID_VALUE;
+	range->sync_memops = true;
+	*tokens = (CUDA_POINTER_ATTRIBUTE_P2P_TOKENS){.vaSpaceToken = 65024};
+	return CUDA_SUCCESS;
+}
+
 CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
 {
 	size_t width = attribute_width(attribute);
-	const struct range *range;
+	struct range *range;
 	uint64_t answer;
 	CUresult result;
 
 	API(cuPointerGetAttribute, NEEDS_INIT);
 
 	range = range_at(pointer);
+	if (data && range && attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
+		return ask_tokens(range, data);
 	if (!data || !width || !range)
 		return CUDA_ERROR_INVALID_VALUE;
 	result = ask(range, pointer, attribute, &answer);

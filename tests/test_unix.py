@@ -1,14 +1,18 @@
-"""Unix sockets, as they are made to listen."""
+"""Unix sockets: how they are made to listen, and what a packet leaves when memory runs short."""
 
 from __future__ import annotations
 
+import _testcapi
 import os
 import socket
 import stat
+from contextlib import suppress
 
 import pytest
 
 from gdrpy import _unix
+from gdrpy._core import _packet
+from support import open_descriptors
 
 
 @pytest.fixture
@@ -80,3 +84,35 @@ class TestListeningSocket:
         with pytest.raises(FileExistsError, match="something else was put there"):
             _unix.listen(str(path), 0o600, 1, group=os.getegid() + 1)
         assert mode_and_group(other) == before
+
+
+def receive(sock, fails_at=0):
+    """The descriptors of a packet, with one allocation that fails if ``fails_at`` is its number."""
+    if fails_at:
+        _testcapi.set_nomemory(fails_at, fails_at + 1)
+    try:
+        return _packet.receive(sock.fileno(), 2000, _unix.MAX_FDS)[1]
+    finally:
+        _testcapi.remove_mem_hooks()
+
+
+class TestPacketWithoutMemory:
+    def test_leaves_no_descriptor_open(self):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with here, there:
+            there.setblocking(False)
+            before = open_descriptors()
+            failed, fds = 0, None
+            while fds is None:
+                _unix.send(here, bytes(1000), [here.fileno()] * _unix.MAX_FDS)
+                try:
+                    fds = receive(there, failed + 1)
+                except MemoryError:
+                    failed += 1
+                    with suppress(BlockingIOError):  # unless it failed before it took the packet
+                        _unix.close_all(receive(there))
+                assert fds or open_descriptors() == before
+            assert len(fds) == _unix.MAX_FDS
+            assert failed > 2
+            _unix.close_all(fds)
+            assert open_descriptors() == before

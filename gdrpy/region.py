@@ -262,9 +262,11 @@ class Region(Transferable, _mapping.Buffer):
                 name, location = SIMULATED, simulated_location(device)
             try:
                 mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
-            except OSError as error:
+            except BaseException as error:
                 os.close(fd)
-                raise mapping_error(error, location, nbytes, 0) from None
+                if isinstance(error, OSError):
+                    raise mapping_error(error, location, nbytes, 0) from None
+                raise
             if mapping is not None:
                 region = cls.__new__(cls)
                 Transferable.__init__(region, nbytes, None, None)

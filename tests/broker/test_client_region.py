@@ -167,6 +167,21 @@ class TestStoredArray:
         array = granted(metadata=pack_metadata("", {"array": ["<i8", [3, 0]]})).numpy()
         assert array.shape == (3, 0)
 
+    @pytest.mark.parametrize(
+        "layout",
+        [
+            *(None, 7, "<f4", [], ["<f4"], ["<f4", [2], 1], {"<f4": 1, "x": 2}),
+            *([None, [2]], [["<f4"], [2]], [b"<f4", [2]], ["", [2]], ["f4", [2]], ["zz", [2]]),
+            *(["<f4,<(", [2]], ["|O", [2]], ["<f4", None], ["<f4", 2], ["<f4", "2"]),
+            *(["<f4", [-1]], ["<f4", [1.5]], ["<f4", ["x"]], ["<f4", [True]], ["BF16", None]),
+        ],
+    )
+    def test_that_no_put_stored_says_so_and_is_had_by_type_and_shape(self, granted, layout):
+        region = granted(metadata=pack_metadata("", {"array": layout}))
+        with pytest.raises(ValueError, match=r"BrokerRegion.numpy: .* 'array', which no put\(\)"):
+            region.numpy()
+        assert region.numpy("<f4", 2).shape == (2,)
+
     def test_is_bytes_where_none_was_stored(self, granted):
         assert granted().numpy().shape == (4096,)
 

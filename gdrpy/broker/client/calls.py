@@ -263,7 +263,7 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
     after: str | None = ""
     while True:
         message, _ = await client._ask({"op": "list", "prefix": wanted, "after": after})
-        found += map(RegionInfo.of, message["regions"])
+        found += map(RegionInfo.listed, message["regions"])
         after = message["next"]
         if after is None:
             return found

@@ -7,7 +7,7 @@ from _weakref import ref
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
-from gdrpy.broker.client.arrays import ARRAY, stored_type
+from gdrpy.broker.client.arrays import ARRAY, stored_array
 from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.errors import MissingView, ReadOnly, Sealed
@@ -127,10 +127,12 @@ class LeasedRegion(Region):
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """The array that was put there; with any argument, or if none was, as of a Mapping."""
+        """The array that was put there; with any argument, or if none was, as of a Mapping.
+
+        Raises ValueError where the metadata tells of an array that no put() stored.
+        """
         if dtype is None and shape is None and not offset and ARRAY in self.metadata:
-            name, lengths = self.metadata[ARRAY]
-            dtype, shape = stored_type("BrokerRegion.numpy", name), tuple(lengths)
+            dtype, shape = stored_array("BrokerRegion.numpy", self.metadata[ARRAY])
         return super().numpy("uint8" if dtype is None else dtype, shape, offset)
 
     def tensors(self) -> dict[str, Array]:

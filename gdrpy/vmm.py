@@ -116,8 +116,10 @@ def _create(size: int, device: int, fabric: bool = False) -> Any:
         raise fabrics.unavailable("cuMemCreate", device, error) from error
 
 
-def import_fd(fd: int, size: int) -> Allocation:
+def import_fd(fd: int, size: int, readonly: bool = False) -> Allocation:
     """Import an exported allocation of ``size`` bytes and map it for the GPU it lies on.
+
+    That GPU refuses to write a ``readonly`` one, by its page tables.
 
     ``fd`` stays the caller's. Raises InvalidHandle, CudaError.
     """
@@ -128,7 +130,7 @@ def import_fd(fd: int, size: int) -> Allocation:
         undo.callback(cuda.call, "cuMemRelease", handle)
         device = cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id
         _reclaim.reclaim(device)
-        ptr = _map(undo, handle, size, device)
+        ptr = _map(undo, handle, size, device, readonly)
         return Allocation(undo.pop_all(), fd, size, device, ptr)
 
 
@@ -152,8 +154,8 @@ def import_handle(fd: int) -> Any:
         ) from error
 
 
-def _map(undo: Undo, handle: Any, size: int, device: int) -> int:
-    """Map an allocation at a fresh GPU address that its device may read and write."""
+def _map(undo: Undo, handle: Any, size: int, device: int, readonly: bool = False) -> int:
+    """Map an allocation at a fresh GPU address that its device may read, and write if it may."""
     driver = cuda.driver()
     cuda.primary_context(device)
 
@@ -165,6 +167,11 @@ def _map(undo: Undo, handle: Any, size: int, device: int) -> int:
     access = driver.CUmemAccessDesc()
     access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     access.location.id = device
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    rights = driver.CUmemAccess_flags
+    access.flags = (
+        rights.CU_MEM_ACCESS_FLAGS_PROT_READ
+        if readonly
+        else rights.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    )
     cuda.call("cuMemSetAccess", address, size, [access], 1)
     return int(address)

@@ -7,6 +7,7 @@ import pytest
 
 import gdrpy
 from fake_server import LIFE, grant, memory
+from gdrpy import cuda
 from gdrpy.broker.client.attach import attach
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import pack_metadata
@@ -79,6 +80,13 @@ class TestReadOnlyRegion:
         region = granted(readonly=True, cpu=False, gpu=True)
         with pytest.raises(gdrpy.ReadOnly):
             region.write(b"x")
+        assert region.read(1) == b"\x00"
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    def test_is_not_written_by_the_gpu(self, granted, sealed):
+        region = granted(readonly=True, sealed=sealed, gpu=True)
+        with cuda.context(0), pytest.raises(gdrpy.CudaError, match="INVALID_VALUE"):
+            cuda.call("cuMemcpyHtoD", region.ptr, b"x", 1)
         assert region.read(1) == b"\x00"
 
     def test_that_is_sealed_says_so(self, granted):

@@ -169,9 +169,9 @@ async def get(
     """The region of this name, with the views asked for.
 
     It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
-    user may only read it: its CPU view cannot be written then. ``region.enforced`` says whether
-    more than gdrpy keeps this process from writing. ``wait`` is for how many seconds to wait for
-    the name to appear.
+    user may only read it: neither of its views can be written then. ``region.enforced`` says
+    whether the process is also kept from mapping it once more to write. ``wait`` is for how many
+    seconds to wait for the name to appear.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable.
     """

@@ -53,9 +53,10 @@ class LeasedRegion(Region):
     version: int
     #: Whether it was sealed when it was opened, or by this object.
     sealed: bool
-    #: Whether this process may only read it.
-    readonly: bool
-    #: Whether the kernel keeps this process from writing; CUDA has no read-only memory.
+    #: Whether the kernel keeps this process from writing, whatever it does: its descriptor is open
+    #: for reading only. Where it is not so, the views of a read-only region are read-only in the
+    #: page tables of the CPU and of the GPU, which keeps the process from mistakes; by the
+    #: descriptor it could map the memory once more, and write.
     enforced: bool
 
     _again = "connect to the broker, and get it again"
@@ -103,7 +104,6 @@ class LeasedRegion(Region):
         region.name = grant["name"]
         region.version = grant["version"]
         region.sealed = grant["sealed"]
-        region.readonly = grant["readonly"]
         region.enforced = grant["enforced"]
         region._packed = grant["metadata"]
         region._broker = broker
@@ -116,10 +116,6 @@ class LeasedRegion(Region):
         if self._metadata is None:
             self._metadata = unpack_metadata(self._packed)
         return self._metadata
-
-    def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
-        """As :meth:`gdrpy.Region.map`; always read-only where the region may not be written."""
-        return super().map(offset, nbytes, readonly=readonly or self.readonly)
 
     def numpy(
         self,
@@ -145,12 +141,8 @@ class LeasedRegion(Region):
 
         return safetensors.tensors(self)
 
-    @property
-    def _gpu_readonly(self) -> bool:
-        return self.readonly
-
     def _check_writable(self, call: str) -> None:
-        super()._check_writable(call)
+        self._check(call)
         if self.sealed:
             raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
         if self.readonly:

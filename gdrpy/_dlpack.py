@@ -31,7 +31,7 @@ HOST: Device = (1, 0)
 class View(NamedTuple):
     """Packed elements at an address of a device; ``owner`` keeps the memory.
 
-    ``protected``: it is read-only, and to write it is a segmentation fault.
+    Writing what is ``readonly`` is a segmentation fault, or ends the GPU's context.
     """
 
     address: int
@@ -40,7 +40,6 @@ class View(NamedTuple):
     dtype: DType
     readonly: bool
     owner: object
-    protected: bool = False
 
 
 class Exporter(Protocol):
@@ -77,7 +76,6 @@ class MappingBytes:
             DTYPES["U8"],
             mapping.readonly,
             memory,
-            protected=mapping.readonly,
         )
 
     def _copy(self, device: Device, stream: int | None) -> View:  # noqa: ARG002
@@ -121,7 +119,7 @@ def export(
             )
         view = source._copy(device, stream)
     versioned = max_version is not None and max_version[0] >= 1
-    if view.protected and not versioned:
+    if view.readonly and not versioned:
         raise BufferError(
             f"{call}: the memory is read-only, which the consumer cannot be told: it must ask for "
             f"max_version=(1, 0) or later"
@@ -132,7 +130,7 @@ def export(
         view.shape,
         view.dtype.code,
         8 * view.dtype.nbytes,
-        view.readonly and versioned,
+        view.readonly,
         view.owner,
         versioned,
         copied,

@@ -22,6 +22,8 @@ class Mappable(Resource):
     #: The mapping that it keeps itself, and those that it has given away.
     _cpu: Mapping | None = None
     _mappings: WeakSet[Mapping] | None = None
+    #: Whether this process may only read it: then each of its views is read-only.
+    readonly: bool = False
 
     def __init__(self, nbytes: int, ptr: int | None, device: int | None) -> None:
         super().__init__()
@@ -47,6 +49,8 @@ class Mappable(Resource):
     def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
         """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
 
+        What is itself read-only is always mapped so.
+
         Raises ValueError outside the memory, OutOfMemory when the BAR is full.
         """
         call = f"{type(self).__name__}.map"
@@ -55,7 +59,7 @@ class Mappable(Resource):
             raise ValueError(f"{call}: a mapping of 0 bytes at offset {start}")
         with self._lock:
             self._check(call)
-            mapping = self._map(start, size, bool(readonly))
+            mapping = self._map(start, size, bool(readonly) or self.readonly)
             if self._mappings is None:
                 from weakref import WeakSet
 

@@ -128,25 +128,35 @@ def peer_groups(sock: _socket.socket) -> frozenset[int]:
 def listen(path: str, mode: int, backlog: int, group: int | None = None) -> socket.socket:
     """A listening socket at a path that nothing lies at, with its mode before anybody can connect.
 
-    Raises OSError.
+    Raises FileExistsError, also where another file takes its place meanwhile, and OSError.
     """
     import socket
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        mask = os.umask(0o777)  # nobody's until it has its mode
-        try:
-            listener.bind(path)
-        finally:
-            os.umask(mask)
-        if group is not None:
-            os.chown(path, -1, group)
-        os.chmod(path, mode)
+        os.fchmod(listener.fileno(), 0)  # which the file takes over: it is nobody's at first
+        listener.bind(path)
+        _open_up(path, mode, group)
         listener.listen(backlog)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _open_up(path: str, mode: int, group: int | None) -> None:
+    """Give the socket file just bound its group and mode, and no other file at its path."""
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if found.st_mode != stat.S_IFSOCK or found.st_uid != os.geteuid():
+            raise FileExistsError(errno.EEXIST, "something else was put there meanwhile")
+        itself = f"/proc/self/fd/{file}"
+        if group is not None:
+            os.chown(itself, -1, group)
+        os.chmod(itself, mode)
+    finally:
+        os.close(file)
 
 
 def remove_stale(path: str) -> bool:

@@ -50,7 +50,7 @@ class Arena(Resource):
     out when the region is closed, or the next arena made.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
-    where a broker's region may not be written, OutOfMemory (all 64 are open).
+    where the region may not be written, OutOfMemory (all 64 are open).
     """
 
     _again = "make another one, of a region that it opened itself"

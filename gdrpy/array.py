@@ -138,7 +138,7 @@ class Array(_mapping.Buffer):
         return {
             "shape": self.shape,
             "typestr": self._kind.numpy(name).str,
-            "data": (ptr if self.nbytes else 0, self.region._gpu_readonly),
+            "data": (ptr if self.nbytes else 0, self.region.readonly),
             "strides": None,
             "stream": None,
             "version": 3,
@@ -184,8 +184,8 @@ class Array(_mapping.Buffer):
         if not self._aligned:
             raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
         if region._has_gpu_view and device == self.__dlpack_device__():
-            readonly, owner = region._gpu_readonly, Hold(region._allocation)
-            return View(self.ptr, device, self.shape, self._kind, readonly, owner)
+            owner = Hold(region._allocation)
+            return View(self.ptr, device, self.shape, self._kind, region.readonly, owner)
         if device == HOST and region._has_cpu_view:
             cpu = region.cpu
             return View(
@@ -195,7 +195,6 @@ class Array(_mapping.Buffer):
                 self._kind,
                 cpu.readonly,
                 memoryview(cpu),
-                protected=cpu.readonly,
             )
         return None
 

@@ -119,7 +119,7 @@ class ProtocolError(_OneErrno, ConnectionError):
 
 
 class ReadOnly(Error, TypeError):
-    """A store to a mapping that was made read-only."""
+    """A store to a mapping or a region that was opened read-only."""
 
 
 class Revoked(_OneErrno):

@@ -89,12 +89,15 @@ class Gdr(Resource):
         On a stock driver this gives every process on the machine that guesses two 32-bit handles
         the means to map a cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
 
+        A pin of an array that its library shares for reading only, and of memory that the GPU may
+        only read, is read-only: ``pin.readonly``.
+
         Raises InvalidHandle, SizeMismatch, ValueError, BackendUnavailable.
         """
         call = "Gdr.pin"
         self._check(call)
         if isinstance(pointer, int | cuda.driver().CUdeviceptr):
-            address, room = int(pointer), None
+            address, room, readonly = int(pointer), None, False
         else:
             array = packed_array(call, pointer)
             if array is None:
@@ -103,7 +106,7 @@ class Gdr(Resource):
                     f"__dlpack__ or __cuda_array_interface__: pass an int address with nbytes, or "
                     f"a contiguous CUDA array"
                 )
-            address, room = array.address, array.nbytes
+            address, room, readonly = array.address, array.nbytes, array.readonly
         if nbytes is None and room is None:
             raise TypeError(f"{call}: an address needs nbytes")
         if sigbus and not revocable:
@@ -123,7 +126,7 @@ class Gdr(Resource):
                 open_node=self._open_node,
                 backend=self._backend,
             )
-            pin = Pin(memory, address)
+            pin = Pin(memory, address, readonly)
             self._pins.add(pin)
         return pin
 
@@ -188,8 +191,12 @@ class Pin(Mappable):
     Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not.
     """
 
-    def __init__(self, memory: CoreMemory, ptr: int) -> None:
+    def __init__(self, memory: CoreMemory, ptr: int, readonly: bool) -> None:
+        """``readonly`` is its library's wish; what the GPU may only read is read-only anyway."""
         super().__init__(memory.nbytes, ptr, memory.device)
+        self.readonly = readonly or (
+            memory.device is not None and cuda.only_reads(memory.device, ptr)
+        )
         self._taken: CoreMemory = memory
         self._told = False
         self.ptr = ptr
@@ -217,16 +224,17 @@ class Pin(Mappable):
     def export(self, *, readonly: bool = False) -> int:
         """A new file descriptor by which any process may map the pinned GPU pages.
 
-        Open it by ``Region.from_fd(fd, gpu=False)``; with ``readonly`` the kernel lets nobody write
-        through it. It shows whole GPU pages: byte 0 of the pin is at ``pin.ptr - pin.info.va``, and
-        what else lies in the first and the last page is shared with it. It ends with the pin:
-        then whoever maps it finds zeros, and region.revoked tells.
+        Open it by ``Region.from_fd(fd, gpu=False)``; with ``readonly``, and of a pin that is
+        read-only itself, the kernel lets nobody write through it. It shows whole GPU pages: byte 0
+        of the pin is at ``pin.ptr - pin.info.va``, and what else lies in the first and the last
+        page is shared with it. It ends with the pin: then whoever maps it finds zeros, and
+        region.revoked tells.
 
         Raises BackendUnavailable where gdrpy's kernel module is not loaded.
         """
         with self._lock:
             self._check("Pin.export")
-            return self._taken.export(bool(readonly))
+            return self._taken.export(bool(readonly) or self.readonly)
 
     @property
     def attributes(self) -> Attributes:
@@ -246,7 +254,7 @@ class Pin(Mappable):
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("sending a Pin")
         _, parcel, offset = self._origin(0)
-        return map_parcel, (parcel, False, offset, self.nbytes, False)
+        return map_parcel, (parcel, False, offset, self.nbytes, self.readonly)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -24,7 +24,7 @@ class DeviceArray(NamedTuple):
     """An array in GPU memory; ``owner`` keeps it, and the work queued on it has been waited for.
 
     ``strides`` are in bytes, None where the elements lie packed in C order. ``device`` is the CUDA
-    ordinal. ``readonly`` is the wish of its library: nothing enforces it on the GPU.
+    ordinal. ``readonly`` is the wish of its library, whether or not the GPU enforces it.
     """
 
     address: int

@@ -153,10 +153,10 @@ class _PinnedArray(Pin, Transferable):
     """The memory of an array that lies in no region, with the face of one that an Array needs."""
 
     def __init__(self, memory: CoreMemory, array: DeviceArray) -> None:
-        super().__init__(memory, array.address)
+        super().__init__(memory, array.address, array.readonly)
         self.device = array.device
         memory.source = array.owner
-        self._cpu = self._map(0, memory.nbytes, array.readonly)
+        self._cpu = self._map(0, memory.nbytes, self.readonly)
 
     @property
     def _allocation(self) -> Any:

@@ -8,7 +8,7 @@ from gdrpy._arguments import as_int, as_range
 from gdrpy._core import _mapping
 from gdrpy._reduction import map_parcel, map_region
 from gdrpy._resource import HOW_TO_SEND, close_after
-from gdrpy.errors import MissingView
+from gdrpy.errors import MissingView, ReadOnly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -207,7 +207,14 @@ class Flag(_mapping.Flag):
         self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
 
     def stream_write(self, stream: Any, value: int) -> None:
-        """Queue a store of the word on ``stream``, after what is queued there already."""
+        """Queue a store of the word on ``stream``, after what is queued there already.
+
+        Raises ReadOnly where the mapping is read-only.
+        """
+        if self.mapping.readonly:
+            raise ReadOnly(
+                "Flag.stream_write: the mapping is read-only; map the region with readonly=False"
+            )
         self._stream_call("cuStreamWriteValue", stream, value, 0)
 
     def _stream_call(self, name: str, stream: Any, value: Any, flags: int) -> None:

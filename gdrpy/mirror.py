@@ -27,7 +27,7 @@ def mirror(region: Region, load: bool, dtype: Any, shape: Any) -> Iterator[np.nd
     if load:
         region.readinto(memory, 0)
     array = memory.view(array_kind).reshape(part.shape)
-    writable = not _readonly(region)
+    writable = not region.readonly
     array.flags.writeable = writable
     yield array
     if writable:
@@ -53,12 +53,3 @@ def _has_gpu_view(region: Region) -> bool:
     except MissingView:
         return False
     return True
-
-
-def _readonly(region: Region) -> bool:
-    """Whether the region was opened read-only, by its CPU view or as a whole."""
-    try:
-        cpu_readonly = region.cpu.readonly
-    except MissingView:
-        cpu_readonly = False
-    return cpu_readonly or bool(getattr(region, "readonly", False))

@@ -122,8 +122,9 @@ class Region(Transferable, _mapping.Buffer):
         self._taken = memory
         self._backend = backend
         self._location = memory.location if memory else allocation.location
+        self.readonly = bool(readonly)
         if cpu:
-            self._cpu = self._map(0, nbytes, bool(readonly))
+            self._cpu = self._map(0, nbytes, self.readonly)
         if self._ptr is not None:
             from gdrpy._regions import remember
 
@@ -168,9 +169,12 @@ class Region(Transferable, _mapping.Buffer):
         """Open a region that :meth:`export` gave a descriptor of, in this or another process.
 
         ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
-        allocation. With ``gpu=False`` neither CUDA nor a context is needed. ``readonly`` makes the
-        CPU view read-only; a GPU view is always writable, since CUDA has no read-only import. Host
-        memory has no GPU view, whatever ``gpu`` says.
+        allocation. With ``gpu=False`` neither CUDA nor a context is needed. Host memory has no GPU
+        view, whatever ``gpu`` says.
+
+        ``readonly`` makes both views read-only, in the page tables of the CPU and of the GPU. That
+        keeps this process from mistakes, and not from opening the descriptor again to write. CUDA's
+        copies to such a GPU view fail; a kernel that stores to it ends its context.
 
         The GPU view is of the GPU that the memory lies on, or of another ``device``, named as for
         :func:`gdrpy.alloc`, that reaches it, as over NVLink: its copies and kernels use the memory
@@ -243,7 +247,7 @@ class Region(Transferable, _mapping.Buffer):
                 raise SizeMismatch(
                     f"{call}: {wanted} bytes were asked for, and the allocation has {size}"
                 )
-            allocation = _holder(call, memory, fd, gpu, viewer)
+            allocation = _holder(call, memory, fd, gpu, readonly, viewer)
             if allocation is not memory:
                 memory.source = undo.keep(allocation)
             region = cls(
@@ -285,15 +289,18 @@ class Region(Transferable, _mapping.Buffer):
                 name, location = SIMULATED, simulated_location(device)
             try:
                 mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
-            except OSError as error:
+            except BaseException as error:
                 os.close(fd)
-                raise mapping_error(error, location, nbytes, 0) from None
+                if isinstance(error, OSError):
+                    raise mapping_error(error, location, nbytes, 0) from None
+                raise
             if mapping is not None:
                 region = cls.__new__(cls)
                 Transferable.__init__(region, nbytes, None, None)
                 region._cpu = mapping
                 region._source = source
                 region._location = location
+                region.readonly = readonly
                 mapping._origin = region._origin(0)
                 return region
         call = f"opening a {cls.__name__}"
@@ -331,11 +338,6 @@ class Region(Transferable, _mapping.Buffer):
     def _has_cpu_view(self) -> bool:
         self._check("Region.cpu")
         return self._cpu is not None
-
-    @property
-    def _gpu_readonly(self) -> bool:
-        """Whether the GPU view is not to be written, which nothing keeps the GPU from."""
-        return False
 
     @property
     def _on_host(self) -> bool:
@@ -457,8 +459,7 @@ class Region(Transferable, _mapping.Buffer):
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("sending a Region")
         views = self._ptr is not None, self._cpu is not None
-        readonly = self._cpu is not None and self._cpu.readonly
-        return open_region, (self._origin(0).parcel, self.nbytes, *views, readonly)
+        return open_region, (self._origin(0).parcel, self.nbytes, *views, self.readonly)
 
     def _refuse_if_busy(self) -> None:
         arena = sys.modules.get("gdrpy.arena")
@@ -486,7 +487,7 @@ class Region(Transferable, _mapping.Buffer):
 
 
 def _holder(
-    call: str, memory: Memory, fd: int, gpu: bool, viewer: int | None
+    call: str, memory: Memory, fd: int, gpu: bool, readonly: bool, viewer: int | None
 ) -> Allocation | Memfd:
     """What holds exported memory for a region: with a GPU view, an allocation of CUDA's."""
     if isinstance(memory, Memfd):
@@ -495,13 +496,13 @@ def _holder(
         if not is_writable(fd):
             raise PermissionDenied(
                 EACCES,
-                f"Region.from_fd: file descriptor {fd} is open for reading only, and a GPU view "
-                f"can always write: open it with gpu=False, readonly=True",
+                f"Region.from_fd: file descriptor {fd} is open for reading only, which CUDA does "
+                f"not import: open it with gpu=False, readonly=True",
             )
     if gpu:
         from gdrpy import vmm
 
-        return vmm.import_fd(call, fd, memory.nbytes, viewer)
+        return vmm.import_fd(call, fd, memory.nbytes, viewer, bool(readonly))
     from gdrpy.allocation import Allocation
 
     return Allocation.keep_fd(fd, memory.nbytes)

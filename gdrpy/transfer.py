@@ -33,8 +33,10 @@ class Transferable(Mappable, Transfers):
         """What keeps the memory."""
 
     def _check_writable(self, call: str) -> None:
-        """Raise where nothing may be written, though the mapping itself could be."""
+        """Raise where nothing may be written."""
         self._check(call)
+        if self.readonly:
+            raise ReadOnly(f"{call}: the region is read-only; open it with readonly=False")
 
     def _prepare(self, call: str, writing: bool) -> None:
         """Arm the copies, or raise what keeps one from being made."""
@@ -79,8 +81,6 @@ class Transferable(Mappable, Transfers):
         """
         self._check_writable(call)
         if self._cpu is not None:
-            if self._cpu.readonly:
-                raise ReadOnly(f"{call}: the region is read-only; open it with readonly=False")
             self._cpu.flush()  # also those of a batch()
 
     def _fill_by_gpu(self, byte: int, start: int, size: int) -> None:

@@ -126,8 +126,12 @@ def _create(size: int, device: int, fabric: bool = False) -> Any:
         raise fabrics.unavailable("cuMemCreate", device, error) from error
 
 
-def import_fd(call: str, fd: int, size: int, viewer: int | None = None) -> Allocation:
+def import_fd(
+    call: str, fd: int, size: int, viewer: int | None = None, readonly: bool = False
+) -> Allocation:
     """Import an exported allocation of ``size`` bytes and map it for a GPU, None: where it lies.
+
+    GPUs refuse to write a ``readonly`` one, by their page tables.
 
     ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
@@ -144,7 +148,7 @@ def import_fd(call: str, fd: int, size: int, viewer: int | None = None) -> Alloc
             )
         device = home if viewer is None else viewer
         _reclaim.reclaim(home)
-        ptr = _map(undo, handle, size, _reaching(call, device, home))
+        ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
         return Allocation(undo.pop_all(), fd, size, device, ptr, home=home)
 
 
@@ -191,8 +195,10 @@ def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
     return device, home
 
 
-def _map(undo: Undo, handle: Any, size: int, devices: tuple[int, ...]) -> int:
-    """Map an allocation at a fresh GPU address that devices may read and write.
+def _map(
+    undo: Undo, handle: Any, size: int, devices: tuple[int, ...], readonly: bool = False
+) -> int:
+    """Map an allocation at a fresh GPU address that devices may read, and write if they may.
 
     The first one's context is made; others may have none, and do not get one.
     """
@@ -204,12 +210,17 @@ def _map(undo: Undo, handle: Any, size: int, devices: tuple[int, ...]) -> int:
     cuda.call("cuMemMap", address, size, 0, handle, 0)
     undo.callback(cuda.call, "cuMemUnmap", address, size)
 
+    rights = driver.CUmemAccess_flags
     accesses = []
     for device in devices:
         access = driver.CUmemAccessDesc()
         access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         access.location.id = device
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        access.flags = (
+            rights.CU_MEM_ACCESS_FLAGS_PROT_READ
+            if readonly
+            else rights.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        )
         accesses.append(access)
     cuda.call("cuMemSetAccess", address, size, accesses, len(accesses))
     return int(address)

@@ -217,14 +217,11 @@ class Uncounted:
 
 
 @pytest.fixture
-def readonly_region(way, region, monkeypatch) -> Iterator[gdrpy.Region]:
+def readonly_region(way, region) -> Iterator[gdrpy.Region]:
     """The same bytes, to be read only by whichever view the way takes."""
-    if way.memory == GPU and way.shown == "array":
-        monkeypatch.setattr(gdrpy.Region, "_gpu_readonly", True)
-        yield region
-        return
     fd = region.export()
-    with gdrpy.Region.from_fd(fd, region.nbytes, gpu=False, readonly=True) as reader:
+    gpu = way.memory == GPU
+    with gdrpy.Region.from_fd(fd, region.nbytes, gpu=gpu, readonly=True) as reader:
         os.close(fd)
         yield reader
         gc.collect()

@@ -111,7 +111,7 @@ ON_THE_HOST = [
 SIMULATED = [
     *ON_THE_HOST,
     Way(Torch, "torch", "array", "dlpack", lambda torch, a: torch.from_dlpack(a), GPU, LOST),
-    Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, MOOT),
+    Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, _UNVERSIONED),
     Way(Torch, "torch", "array", CAI, _interface, _SIMULATED, _SIMULATED),
     Way(Numpy, "cupy", "array", CAI, _interface, _SIMULATED, _SIMULATED),
     Way(Numpy, "numba", "array", CAI, _interface, _SIMULATED, _SIMULATED),
@@ -160,7 +160,7 @@ ON_A_GPU = [
         _NO_DLPACK,
         _NO_DLPACK,
     ),
-    Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, MOOT),
+    Way(Jax, "jax", "array", "dlpack", lambda jax, a: jax.dlpack.from_dlpack(a), GPU, _UNVERSIONED),
     Way(Jax, "jax", "array", CAI, lambda jax, a: jax.numpy.asarray(a), GPU, MOOT, lifetime=UNHELD),
 ]
 

@@ -46,8 +46,8 @@ class Memfd(Memory):
         if not size:
             os.close(own)
             raise InvalidHandle(
-                f"file descriptor {fd} bears the name of {location} but is empty or can be "
-                f"resized: pass one that Region.export() gave"
+                f"file descriptor {fd} bears the name of {location} but is empty, can be "
+                f"resized or is of huge pages: pass one that Region.export() gave"
             )
         return cls(own, size, backend, location)
 

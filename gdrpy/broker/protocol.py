@@ -121,7 +121,7 @@ def error_message(error: errors.Error) -> dict[str, Any]:
 def error_of(reply: dict[str, Any]) -> errors.Error:
     """The error that a reply stands for that has one."""
     name = reply["error"]
-    kind = _BY_NAME.get(name, errors.ProtocolError)
+    kind = _BY_NAME.get(str(name), errors.ProtocolError)
     message = str(reply.get("message", name))
     if kind is errors.PermissionDenied:
         return errors.PermissionDenied(errno.EACCES, message)

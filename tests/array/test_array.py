@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import ml_dtypes
@@ -165,6 +166,13 @@ class TestCudaArrayInterface:
         interface = region.__cuda_array_interface__
         assert (interface["shape"], interface["typestr"]) == ((1 << 20,), "|u1")
         assert interface["data"] == (region.ptr, False)
+
+    def test_of_a_read_only_region_says_so(self, region):
+        fd = region.export()
+        with gdrpy.Region.from_fd(fd, readonly=True) as reader:
+            for shown in (reader, reader.array((2,), "F16")):
+                assert shown.__cuda_array_interface__["data"] == (reader.ptr, True)
+        os.close(fd)
 
     def test_of_no_elements_has_no_address(self, region):
         assert region.array(0, "F16").__cuda_array_interface__["data"] == (0, False)

@@ -207,12 +207,14 @@ class TestGpuViewOfARegion:
         assert gpu_read(consumer.address, 4) == b"kept"
         consumer.give_back()
 
-    def test_of_a_read_only_region_is_writable(self, region):
+    def test_of_a_read_only_region_says_so_or_is_refused(self, region):
         fd = region.export()
         with gdrpy.Region.from_fd(fd, readonly=True) as reader:
             consumer = Consumer(reader.__dlpack__(max_version=(1, 0)))
-            assert consumer.readonly is False
+            assert (consumer.address, consumer.readonly) == (reader.ptr, True)
             consumer.give_back()
+            with pytest.raises(BufferError, match=r"which the consumer cannot be told"):
+                reader.__dlpack__()
         os.close(fd)
 
     @pytest.mark.parametrize("stream", [-1, 1, 2, 0x7F0000001000])

@@ -226,5 +226,5 @@ class TestRecord:
 
     def test_of_half_a_reply_raises_protocol_error(self):
         client = Recorder("done")
-        with pytest.raises(gdrpy.ProtocolError, match="lacks 'region'"):
+        with pytest.raises(gdrpy.ProtocolError, match="stat: the broker's reply has no 'region'"):
             run(calls.stat(client, "a"))

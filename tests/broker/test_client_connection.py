@@ -1,5 +1,6 @@
 """The client's connection: what it makes of a broker that fails, lies, or goes and comes back."""
 
+import asyncio
 import errno
 import gc
 import os
@@ -11,9 +12,9 @@ import pytest
 
 import gdrpy
 from fake_server import LIFE, grant, memory
-from gdrpy import _unix
+from gdrpy import _unix, aio
 from gdrpy.broker.client.broker import connect
-from gdrpy.broker.protocol import encode
+from gdrpy.broker.protocol import decode, encode
 
 OTHER_LIFE = "f" * 32
 
@@ -145,7 +146,7 @@ class TestReplyThatCannotBe:
         def send(peer, request):
             peer.send({"id": request["id"], "fds": 1, "region": 7}, [memory()])
 
-        self.check(fake, send, "grant cannot be read: KeyError")
+        self.check(fake, send, "get: the broker's reply has no 'name'")
 
     def test_that_is_no_message(self, fake):
         def send(peer, request):
@@ -158,6 +159,185 @@ class TestReplyThatCannotBe:
             peer.send_bytes(b"0" * (64 * 1024 + 1))
 
         self.check(fake, send, "a packet has more than 65536 bytes")
+
+
+#: Values of every type that a packet knows, and out of every bound; ABSENT leaves the field out.
+ABSENT = "<absent>"
+ODD = [ABSENT, None, True, -2, 0, 1 << 63, 1.5, "x", "", b"x", b"x" * 4097, [], [7], {}, {"a": 7}]
+
+
+def fits(value, field):
+    """Whether a grant may have that value."""
+    number = type(value) is int and 0 <= value < 1 << 63
+    return {
+        "region": number,
+        "name": value is None or (type(value) is str and value != ABSENT),
+        "nbytes": number and value > 0,
+        "size": number and value > 0,
+        "device": number,
+        "version": number,
+        "sealed": type(value) is bool,
+        "readonly": type(value) is bool,
+        "enforced": type(value) is bool,
+        "metadata": type(value) is bytes and len(value) < 4097,
+    }[field]
+
+
+MALFORMED = [
+    pytest.param(field, value, id=f"{field}-{value!r:.20}")
+    for field in grant()
+    for value in ODD
+    if not fits(value, field)
+]
+
+
+def malformed(field, value):
+    made = {**grant(), field: value}
+    if value == ABSENT:
+        del made[field]
+    return made
+
+
+async def get_by_asyncio(path):
+    async with await aio.connect(path) as broker:
+        await broker.get("a", gpu=False)
+
+
+def get(path):
+    with connect(path) as broker:
+        broker.get("a", gpu=False)
+
+
+def allocate(path):
+    with connect(path) as broker:
+        broker.allocate("a", 4096, gpu=False, wait=1)
+
+
+def get_many(path):
+    with connect(path) as broker:
+        broker.get_many(["b", "a"], gpu=False)
+
+
+@pytest.mark.usefixtures("no_descriptors_leak")
+class TestMalformedGrant:
+    """Raises ProtocolError that names the field, and leaves neither descriptor nor lease."""
+
+    @pytest.mark.parametrize(("field", "value"), MALFORMED)
+    @pytest.mark.parametrize(
+        "call", [get, allocate, lambda path: asyncio.run(get_by_asyncio(path))]
+    )
+    def test_of_one_region_is_refused(self, fake, call, field, value):
+        def serve(peer):
+            peer.hello()
+            packet, _ = _unix.receive(peer.sock, 1 << 16, 0)
+            peer.give(decode(packet), malformed(field, value))
+            assert peer.sock.recv(1) == b""  # no release of a lease that was never there
+
+        with pytest.raises(gdrpy.ProtocolError, match=rf"(get|allocate): .* '{field}'"):
+            call(fake(serve))
+
+    @pytest.mark.parametrize(("field", "value"), MALFORMED)
+    def test_among_several_is_refused(self, fake, field, value):
+        def serve(peer):
+            peer.hello()
+            peer.give(peer.take("get_many"), grant(8), malformed(field, value))
+            assert peer.sock.recv(1) == b""
+
+        with pytest.raises(gdrpy.ProtocolError, match=f"get_many: .* '{field}'"):
+            get_many(fake(serve))
+
+    @pytest.mark.parametrize("value", ODD)
+    def test_that_is_none_is_refused(self, fake, value):
+        def serve(peer):
+            peer.hello()
+            request = peer.take("get_many")
+            fields = {"id": request["id"], "fds": 2, "more": False}
+            peer.send({**fields, "grants": [grant(), value]}, [memory(), memory()])
+            assert peer.sock.recv(1) == b""
+
+        with pytest.raises(gdrpy.ProtocolError, match=r"get_many: the broker's reply has "):
+            get_many(fake(serve))
+
+
+def call_twice(path, call):
+    """The error of a call, after which the connection serves the next one."""
+    with connect(path) as broker:
+        with pytest.raises(gdrpy.ProtocolError) as caught:
+            call(broker)
+        broker.delete("a")
+    return str(caught.value)
+
+
+CALLS = {
+    "get": lambda broker: broker.get("a", gpu=False),
+    "get_many": lambda broker: broker.get_many(["a"], gpu=False),
+    "stat": lambda broker: broker.stat("a"),
+    "list": lambda broker: broker.list(),
+    "rounded_size": lambda broker: broker.rounded_size(1),
+    "status": lambda broker: broker.status(),
+    "delete": lambda broker: broker.delete("a"),
+}
+
+
+@pytest.mark.usefixtures("no_descriptors_leak")
+class TestMalformedReply:
+    def check(self, fake, op, sent=(), **fields):
+        def first(peer):
+            peer.hello()
+            peer.send({"id": peer.take(op)["id"], **fields}, list(sent))
+            peer.until_closed()
+
+        def second(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        return call_twice(fake(first, second), CALLS[op])
+
+    @pytest.mark.parametrize("value", [value for value in ODD if value not in (ABSENT, 0)])
+    @pytest.mark.parametrize("op", CALLS)
+    def test_with_an_odd_number_of_descriptors_is_refused(self, fake, op, value):
+        assert self.check(fake, op, fds=value).startswith(f"{op}: the reply tells of ")
+
+    @pytest.mark.parametrize("op", ["stat", "list", "rounded_size", "status", "delete"])
+    def test_with_a_descriptor_that_nothing_grants_is_refused(self, fake, op):
+        full = {"linked": True, "regions": [], "next": None, "size": 1, "fds": 1}
+        assert self.check(fake, op, [memory()], **full) == "0 grants came with 1 descriptors"
+
+    @pytest.mark.parametrize(
+        ("op", "field", "good"),
+        [
+            ("rounded_size", "size", {}),
+            ("get_many", "grants", {"more": False}),
+            ("get_many", "more", {"grants": []}),
+            ("list", "regions", {"next": None}),
+            ("list", "next", {"regions": []}),
+            ("stat", "linked", {}),
+        ],
+    )
+    @pytest.mark.parametrize("value", [ABSENT, 1.5, {}, b"x"])
+    def test_is_refused_by_its_field(self, fake, op, field, good, value):
+        fields = good if value == ABSENT else {**good, field: value}
+        assert self.check(fake, op, **fields).startswith(f"{op}: the broker's reply has ")
+
+    @pytest.mark.parametrize("value", [value for value in ODD if value != ABSENT])
+    def test_with_an_error_of_no_name_is_a_protocol_error(self, fake, value):
+        def serve(peer):
+            peer.hello()
+            peer.reply(peer.take("delete"), error=value, message="delete: why")
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        assert call_twice(fake(serve), CALLS["delete"]) == "delete: why"
+
+    @pytest.mark.parametrize("fields", [{"life": 7, "session": 1}, {"life": LIFE, "session": "x"}])
+    def test_to_a_hello_ends_the_connection(self, fake, fields):
+        def serve(peer):
+            peer.reply(peer.take("hello"), version=1, **fields)
+            assert peer.sock.recv(1) == b""
+
+        with pytest.raises(gdrpy.ProtocolError, match="hello: the broker's reply has a '"):
+            connect(fake(serve))
 
 
 class TestTimeout:

@@ -7,6 +7,7 @@ import pytest
 
 import gdrpy
 from fake_server import LIFE, grant, memory
+from gdrpy import cuda
 from gdrpy.broker.client.attach import attach
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import pack_metadata
@@ -79,6 +80,13 @@ class TestReadOnlyRegion:
         region = granted(readonly=True, cpu=False, gpu=True)
         with pytest.raises(gdrpy.ReadOnly):
             region.write(b"x")
+        assert region.read(1) == b"\x00"
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    def test_is_not_written_by_the_gpu(self, granted, sealed):
+        region = granted(readonly=True, sealed=sealed, gpu=True)
+        with cuda.context(0), pytest.raises(gdrpy.CudaError, match="INVALID_VALUE"):
+            cuda.call("cuMemcpyHtoD", region.ptr, b"x", 1)
         assert region.read(1) == b"\x00"
 
     def test_that_is_sealed_says_so(self, granted):
@@ -166,6 +174,21 @@ class TestStoredArray:
     def test_that_is_empty_is_empty(self, granted):
         array = granted(metadata=pack_metadata("", {"array": ["<i8", [3, 0]]})).numpy()
         assert array.shape == (3, 0)
+
+    @pytest.mark.parametrize(
+        "layout",
+        [
+            *(None, 7, "<f4", [], ["<f4"], ["<f4", [2], 1], {"<f4": 1, "x": 2}),
+            *([None, [2]], [["<f4"], [2]], [b"<f4", [2]], ["", [2]], ["f4", [2]], ["zz", [2]]),
+            *(["<f4,<(", [2]], ["|O", [2]], ["<f4", None], ["<f4", 2], ["<f4", "2"]),
+            *(["<f4", [-1]], ["<f4", [1.5]], ["<f4", ["x"]], ["<f4", [True]], ["BF16", None]),
+        ],
+    )
+    def test_that_no_put_stored_says_so_and_is_had_by_type_and_shape(self, granted, layout):
+        region = granted(metadata=pack_metadata("", {"array": layout}))
+        with pytest.raises(ValueError, match=r"BrokerRegion.numpy: .* 'array', which no put\(\)"):
+            region.numpy()
+        assert region.numpy("<f4", 2).shape == (2,)
 
     def test_is_bytes_where_none_was_stored(self, granted):
         assert granted().numpy().shape == (4096,)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from uuid import UUID
 
@@ -13,6 +15,15 @@ import gdrpy
 from gdrpy import cuda
 
 MIB = 1 << 20
+REFUSED_COPIES = {
+    "cuMemcpyHtoD": lambda ptr, other: (ptr, b"x" * 64, 64),
+    "cuMemcpyDtoD": lambda ptr, other: (ptr, other, 64),
+    "cuMemcpy": lambda ptr, other: (ptr, other, 64),
+    "cuMemcpyHtoDAsync": lambda ptr, other: (ptr, b"x" * 64, 64, 0),
+    "cuMemsetD8": lambda ptr, other: (ptr, 1, 64),
+    "cuMemsetD32Async": lambda ptr, other: (ptr, 1, 16, 0),
+    "cuMemsetD2D8": lambda ptr, other: (ptr, 16, 1, 8, 4),
+}
 GIB = 1 << 30
 
 CPU_ONLY_CHILD = """
@@ -359,3 +370,106 @@ class TestClosedRegion:
         del alive
         region.close()
         assert region.closed
+
+
+@pytest.fixture(params=[True, False], ids=["both views", "GPU view"])
+def reader(request, region):
+    """The region as a process has it that opened it to be read only."""
+    region.write(b"kept")
+    fd = region.export()
+    with gdrpy.Region.from_fd(fd, MIB, cpu=request.param, readonly=True) as reader:
+        os.close(fd)
+        yield reader
+
+
+class TestReadOnlyRegion:
+    def test_says_so(self, region, reader):
+        assert (region.readonly, reader.readonly) == (False, True)
+
+    def test_is_read_by_the_gpu(self, region, reader, gpu_read):
+        assert gpu_read(reader.ptr, 4) == b"kept"
+        region.write(b"news")
+        assert gpu_read(reader.ptr, 4) == b"news"
+        assert reader.read(4, via="dma") == b"news"
+
+    @pytest.mark.parametrize("function", REFUSED_COPIES)
+    def test_is_not_written_by_the_gpu(self, region, reader, driver, function):
+        arguments = REFUSED_COPIES[function](reader.ptr, region.ptr)
+        with pytest.raises(gdrpy.CudaError, match=f"{function}: CUDA_ERROR_INVALID_VALUE"):
+            cuda.call(function, *arguments)
+        cuda.call("cuCtxSynchronize")
+        assert region.read(4) == reader.read(4) == b"kept"
+
+    def test_refuses_every_way_to_write(self, reader):
+        for write in (
+            lambda: reader.write(b"x"),
+            lambda: reader.write(bytes(MIB)),
+            lambda: reader.write(b"x", via="dma"),
+            lambda: reader.write_strided(np.ones((2, 4), np.uint8), 16),
+            lambda: reader.fill(1),
+            lambda: reader.array(4, "U8").write(np.zeros(4, np.uint8)),
+            lambda: gdrpy.Arena(reader),
+        ):
+            with pytest.raises(gdrpy.ReadOnly, match="the region is read-only; open it with"):
+                write()
+        assert reader.read(4) == b"kept"
+
+    def test_gives_read_only_mappings(self, reader):
+        with reader.map(0, 4096) as mapping:
+            assert mapping.readonly
+            assert mapping.read(4) == b"kept"
+
+    def test_refuses_to_have_its_words_written_by_a_stream(self, reader):
+        with reader.map(0, 4096) as mapping, pytest.raises(gdrpy.ReadOnly, match="Flag.stream_wri"):
+            mapping.flag().stream_write(None, 1)
+
+    def test_shows_its_gpu_view_read_only(self, reader):
+        if not cuda.simulated():
+            assert reader.__cuda_array_interface__["data"] == (reader.ptr, True)
+        if reader._cpu is not None:
+            assert not np.from_dlpack(reader, device="cpu").flags.writeable
+        with pytest.raises(BufferError, match=r"read-only.*max_version=\(1, 0\)"):
+            reader.__dlpack__()
+
+    @pytest.mark.parametrize("pointer", [lambda one: one.ptr, lambda one: one.array(MIB, "U8")])
+    def test_is_pinned_read_only_if_it_can_be_pinned(self, reader, backend, pointer):
+        with gdrpy.open() as gdr:
+            if backend in ("sim", "nvrm"):
+                with pytest.raises(gdrpy.InvalidHandle, match="cannot be exported"):
+                    gdr.pin(pointer(reader), MIB)
+                return
+            with gdr.pin(pointer(reader), MIB) as pin, pin.map() as mapping:
+                assert (pin.readonly, mapping.readonly) == (True, True)
+                assert mapping.read(4) == b"kept"
+
+    def test_is_read_only_where_it_is_sent(self, reader):
+        with ForkingPickler.loads(ForkingPickler.dumps(reader)) as other:
+            assert other.readonly
+            assert other.ptr != reader.ptr
+            with pytest.raises(gdrpy.ReadOnly):
+                other.write(b"x")
+        resource_sharer.stop()
+
+
+class TestMemoryThatTheGpuMayOnlyRead:
+    """Of whoever mapped it so: the page tables tell."""
+
+    @pytest.fixture
+    def protected(self, region, driver):
+        region.write(b"kept")
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        cuda.call("cuMemSetAccess", region.ptr, region.allocation_size, [access], 1)
+        return region
+
+    def test_is_pinned_read_only(self, protected):
+        with gdrpy.open() as gdr, gdr.pin(protected.ptr, MIB) as pin, pin.map() as mapping:
+            assert (pin.readonly, mapping.readonly) == (True, True)
+            assert mapping.read(4) == b"kept"
+            with pytest.raises(gdrpy.ReadOnly):
+                mapping.write(b"x")
+
+    def test_is_pinned_writable_where_it_may_write(self, region):
+        with gdrpy.open() as gdr, gdr.pin(region.ptr, MIB) as pin, pin.map() as mapping:
+            assert (pin.readonly, mapping.readonly) == (False, False)

@@ -49,6 +49,53 @@ class TestReadOnlyMapping:
             assert page_protections(mapping.address) == "r--s"
 
 
+#: A kernel stores to a read-only GPU view, which ends the context of the process that does so.
+STORE = """
+import ctypes, os, sys
+import gdrpy
+from gdrpy import cuda
+
+PTX = b'''
+.version 6.0
+.target sm_60
+.address_size 64
+.visible .entry store(.param .u64 where) {
+	.reg .b64 %address;
+	ld.param.u64 %address, [where];
+	st.global.u32 [%address], 7;
+	ret;
+}
+\0'''
+with gdrpy.Region.from_fd(int(sys.argv[1]), cpu=False, readonly=True) as reader, cuda.context(0):
+    store = cuda.call("cuModuleGetFunction", cuda.call("cuModuleLoadData", PTX), b"store")
+    where = (reader.ptr,), (ctypes.c_void_p,)
+    try:
+        cuda.call("cuLaunchKernel", store, 1, 1, 1, 1, 1, 1, 0, 0, where, 0)
+        cuda.call("cuCtxSynchronize")
+    except gdrpy.CudaError as error:
+        print(error.name, flush=True)
+os._exit(0)
+"""
+
+
+class TestReadOnlyGpuView:
+    def test_is_not_written_by_a_kernel_of_its_process(self, backend, gpu_read):
+        with gdrpy.alloc(4096) as region:
+            region.write(b"kept")
+            fd = region.export()
+            done = subprocess.run(
+                [sys.executable, "-c", STORE, str(fd)],
+                pass_fds=[fd],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            os.close(fd)
+            assert (done.stdout, done.stderr) == ("CUDA_ERROR_ILLEGAL_ADDRESS\n", "")
+            assert gpu_read(region.ptr, 4) == region.read(4) == b"kept"
+
+
 class TestTorch:
     @pytest.fixture
     def torch(self):

@@ -396,6 +396,15 @@ class TestAccess:
         assert cuda.read(pointer, 4) == bytes(4)
         assert cuda.error("cuMemcpyHtoD", pointer, b"abcd", 4) == "INVALID_VALUE"
         assert cuda.error("cuMemsetD8", pointer, 1, 4) == "INVALID_VALUE"
+        other = cuda.mapped()
+        cuda("cuMemcpyDtoD", other, pointer, 4)
+        for function in ("cuMemcpyDtoD", "cuMemcpy"):
+            assert cuda.error(function, pointer, other, 4) == "INVALID_VALUE"
+        for function in ("cuMemcpyDtoDAsync", "cuMemcpyAsync"):
+            assert cuda.error(function, pointer, other, 4, 0) == "INVALID_VALUE"
+        assert cuda.error("cuMemsetD32Async", pointer, 1, 1, 0) == "INVALID_VALUE"
+        cuda("cuCtxSynchronize")
+        assert cuda.read(pointer, 4) == bytes(4)
 
     def test_it_is_set_for_whole_mappings(self, cuda: Cuda) -> None:
         pointer = cuda.mapped(2 * GRANULE)

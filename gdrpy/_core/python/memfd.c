@@ -9,18 +9,25 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 /* A peer that could shrink the memory could kill its users by SIGBUS. */
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
 
-/* The bytes of a memory file of a fixed size; 0 for any other descriptor. */
+/*
+ * The bytes of a memory file of a fixed size; 0 for any other descriptor, and for one of huge
+ * pages, which can be mapped by whole ones only, and may have none when it is touched: a SIGBUS.
+ */
 static long long sealed_size(int fd)
 {
-	struct stat status;
 	int seals = fcntl(fd, F_GET_SEALS);
+	struct statfs system;
+	struct stat status;
 
-	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstat(fd, &status))
+	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstatfs(fd, &system) ||
+	    system.f_type != TMPFS_MAGIC || fstat(fd, &status))
 		return 0;
 	return status.st_size;
 }

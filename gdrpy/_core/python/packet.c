@@ -90,29 +90,36 @@ static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* The descriptors that came, as a list which owns them by number; closes them where it cannot. */
-static PyObject *list_fds(struct msghdr *message)
+/* Put the descriptors that came into out; how many. */
+static Py_ssize_t find_fds(struct msghdr *message, int *out)
 {
-	PyObject *list = PyList_New(0);
+	Py_ssize_t found = 0;
 	struct cmsghdr *header;
 
 	for (header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
-		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int), i;
+		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 
 		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
 			continue;
-		for (i = 0; i < count; i++) {
-			PyObject *number;
-			int fd;
+		memcpy(out + found, CMSG_DATA(header), count * sizeof(int));
+		found += (Py_ssize_t)count;
+	}
+	return found;
+}
 
-			memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
-			number = list ? PyLong_FromLong(fd) : NULL;
-			if (!number || PyList_Append(list, number)) {
-				close(fd);
-				Py_CLEAR(list);
-			}
-			Py_XDECREF(number);
-		}
+/* Descriptors as a list, which owns them by number. */
+static PyObject *list_fds(const int *fds, Py_ssize_t count)
+{
+	PyObject *list = PyList_New(count);
+	Py_ssize_t i;
+
+	for (i = 0; list && i < count; i++) {
+		PyObject *number = PyLong_FromLong(fds[i]);
+
+		if (!number)
+			Py_CLEAR(list);
+		else
+			PyList_SetItem(list, i, number);
 	}
 	return list;
 }
@@ -122,7 +129,9 @@ static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 {
 	ssize_t size;
 	char *buffer;
-	PyObject *data = NULL, *fds = NULL, *result = NULL;
+	PyObject *data, *list, *result = NULL;
+	int fds[MAX_FDS];
+	Py_ssize_t count;
 	struct iovec iov;
 	union control control;
 	struct msghdr message;
@@ -152,22 +161,17 @@ static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 		goto free_buffer;
 	}
 
-	fds = list_fds(&message);
-	if (!fds)
-		goto free_buffer;
-	data = PyBytes_FromStringAndSize(buffer, size);
+	count = find_fds(&message, fds);
+	list = list_fds(fds, count);
+	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
 	if (data)
-		result = Py_BuildValue("OOi", data, fds, message.msg_flags);
-	if (!result) {
-		Py_ssize_t i;
-
-		for (i = 0; i < PyList_Size(fds); i++)
-			close((int)PyLong_AsLong(PyList_GetItem(fds, i)));
-	}
+		result = Py_BuildValue("OOi", data, list, message.msg_flags);
+	Py_XDECREF(data);
+	Py_XDECREF(list);
+	while (!result && count)
+		close(fds[--count]);
 
 free_buffer:
-	Py_XDECREF(data);
-	Py_XDECREF(fds);
 	PyMem_Free(buffer);
 	return result;
 }

@@ -158,12 +158,29 @@ def _type_name(dtype: DType | np.dtype[Any]) -> str:
     raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
 
 
-def stored_type(call: str, name: str) -> np.dtype[Any]:
-    """The element type that stands for. Raises TypeError where ml_dtypes is missing for it."""
+def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The element type and shape of an array that :func:`put` stored, by its metadata.
+
+    Raises ValueError for what put() does not store, TypeError where ml_dtypes is missing for it.
+    """
     import numpy as np
 
-    if name[0] in "<>|":
-        return np.dtype(name)
-    from gdrpy._dtypes import as_dtype
+    from gdrpy._dtypes import DTYPES
 
-    return as_dtype(call, name).numpy(call)
+    try:
+        name, lengths = layout
+        kind = DTYPES.get(name) or np.dtype(str(name))
+        if isinstance(kind, np.dtype) and (kind.str != name or kind.hasobject):
+            raise ValueError
+        if type(lengths) is not list or not all(map(_is_length, lengths)):
+            raise ValueError
+    except (TypeError, ValueError, SyntaxError):
+        raise ValueError(
+            f"{call}: the region's metadata has {layout!r:.80} for {ARRAY!r}, which no put() "
+            f"stored: pass the array's dtype and shape"
+        ) from None
+    return kind if isinstance(kind, np.dtype) else kind.numpy(call), tuple(lengths)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -181,9 +181,9 @@ async def get(
     sees, as of :meth:`gdrpy.Region.from_fd`.
 
     It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
-    user may only read it: its CPU view cannot be written then. ``region.enforced`` says whether
-    more than gdrpy keeps this process from writing. ``wait`` is for how many seconds to wait for
-    the name to appear.
+    user may only read it: neither of its views can be written then. ``region.enforced`` says
+    whether the process is also kept from mapping it once more to write. ``wait`` is for how many
+    seconds to wait for the name to appear.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
@@ -279,7 +279,7 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
     after: str | None = ""
     while True:
         message, _ = await client._ask({"op": "list", "prefix": wanted, "after": after})
-        found += map(RegionInfo.of, message["regions"])
+        found += map(RegionInfo.listed, message["regions"])
         after = message["next"]
         if after is None:
             return found

@@ -7,7 +7,16 @@ import time
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client.channel import Lost, Silent
-from gdrpy.broker.protocol import BATCH_LIMIT, VERSION, decode, encode, error_of, packer
+from gdrpy.broker.client.replies import WELCOME, check, grants_of
+from gdrpy.broker.protocol import (
+    BATCH_LIMIT,
+    FDS_LIMIT,
+    VERSION,
+    decode,
+    encode,
+    error_of,
+    packer,
+)
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
@@ -118,10 +127,8 @@ class Connection:
                     f"the broker at {self.path} speaks version {self.server['version']} of the "
                     f"protocol, this client version {VERSION}: use one gdrpy on both ends"
                 )
+            check("hello", self.server, WELCOME)
             await self._resume(self.server["life"], self.server["session"])
-        except KeyError as error:
-            self.channel.hang_up()
-            raise ProtocolError(f"the broker's reply has no {error}") from None
         except BaseException:
             self.channel.hang_up()
             raise
@@ -251,7 +258,7 @@ class Connection:
         packet = encode(request, self._pack)
         try:
             message, fds = self._accept(await self.channel.exchange(packet), request)
-            if message.get("more"):
+            if message.get("more") and "grants" in message:
                 await self._collect(message, fds, request)
         except Lost:
             self.channel.hang_up()
@@ -276,9 +283,6 @@ class Connection:
                 fds += its
                 message["grants"] += part["grants"]
                 more = part["more"]
-        except KeyError as error:
-            close_all(fds)
-            raise ProtocolError(f"{request['op']}: a part of the reply has no {error}") from None
         except BaseException:
             close_all(fds)
             raise
@@ -289,43 +293,35 @@ class Connection:
         try:
             message = decode(data)
             if message.get("id") != request["id"]:
-                if "error" in message and not message["id"]:  # of no request: the connection
+                if "error" in message and not message.get("id"):  # of no request: the connection
                     raise error_of(message)
                 raise ProtocolError(
-                    f"{request['op']}: a reply to request {message.get('id')} came to request "
-                    f"{request['id']}"
+                    f"{request['op']}: a reply to request {message.get('id')!r:.80} came to "
+                    f"request {request['id']}"
                 )
             told = message.get("fds", 0)
+            if type(told) is not int or not 0 <= told <= FDS_LIMIT:
+                raise ProtocolError(f"{request['op']}: the reply tells of {told!r:.80} descriptors")
             if fds is None:
                 fds = [NO_FD] * told
             elif told != len(fds):
                 raise ProtocolError(
                     f"{request['op']}: the reply tells of {told} descriptors, and {len(fds)} came"
                 )
-            gpu = request.get("gpu")
-            if gpu is not None and "error" not in message:
-                self._take_leases(message, gpu, told)
+            if "error" not in message:
+                self._take_leases(message, request, told)
         except BaseException:
             close_all(fds or [])
             raise
         return message, fds
 
-    def _take_leases(self, message: Message, gpu: bool, told: int) -> None:
+    def _take_leases(self, message: Message, request: Message, told: int) -> None:
         """Have a lease in each grant, which must be as many as the descriptors."""
-        try:
-            several = message.get("grants")
-            if several is None:
-                message["lease"] = Lease(self, message["region"], not message["readonly"], gpu)
-                count = 1
-            else:
-                grants = [one for one in several if "error" not in one]
-                for grant in grants:
-                    grant["lease"] = Lease(self, grant["region"], not grant["readonly"], gpu)
-                count = len(grants)
-        except (KeyError, TypeError) as error:
-            raise ProtocolError(f"the broker's grant cannot be read: {error!r}") from error
-        if count != told:
-            raise ProtocolError(f"{count} grants came with {told} descriptors")
+        grants = grants_of(request["op"], message)
+        if len(grants) != told:
+            raise ProtocolError(f"{len(grants)} grants came with {told} descriptors")
+        for grant in grants:
+            grant["lease"] = Lease(self, grant["region"], not grant["readonly"], request["gpu"])
 
     def flush(self) -> None:
         """Tell which regions were given back, if that can be done without waiting.

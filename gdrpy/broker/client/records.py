@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gdrpy.broker.client.replies import ENTRY, HOLDER, STAT, check
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
-from gdrpy.errors import ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,21 +88,30 @@ class RegionInfo(Record):
     uuid: str | None
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> RegionInfo:
-        """From an entry of a ``list``, or the reply to a ``stat``. Raises ProtocolError."""
-        try:
-            always = [entry[name] for name in cls._fields[:12]]
-            holders = entry.get("holders")
-            if holders is not None:
-                holders = tuple(Holder(*map(one.__getitem__, Holder._fields)) for one in holders)
-            metadata = entry.get("metadata")
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(f"what the broker tells of a region lacks {error}") from error
-        if entry["device"] == CPU_DEVICE:
-            always[cls._fields.index("device")] = "cpu"
-        unpacked = None if metadata is None else unpack_metadata(metadata)
-        digest, linked = entry.get("sha256"), entry.get("linked", True)
-        return cls(*always, unpacked, holders, digest, linked, entry.get("uuid"))
+    def listed(cls, entry: Any) -> RegionInfo:
+        """From an entry of a ``list``. Raises ProtocolError."""
+        check("list", entry, ENTRY)
+        return cls(*_always(entry), None, None, None, True, entry["uuid"])
+
+    @classmethod
+    def of(cls, reply: dict[str, Any]) -> RegionInfo:
+        """From the reply to a ``stat``. Raises ProtocolError."""
+        check("stat", reply, STAT)
+        for one in reply["holders"]:
+            check("stat", one, HOLDER)
+        holders = tuple(Holder(*map(one.__getitem__, Holder._fields)) for one in reply["holders"])
+        metadata = unpack_metadata(reply["metadata"])
+        return cls(
+            *_always(reply), metadata, holders, reply["sha256"], reply["linked"], reply["uuid"]
+        )
+
+
+def _always(entry: dict[str, Any]) -> list[Any]:
+    """The fields that every entry has, in the order of a RegionInfo's."""
+    found = [entry[name] for name in RegionInfo._fields[:12]]
+    if entry["device"] == CPU_DEVICE:
+        found[RegionInfo._fields.index("device")] = "cpu"
+    return found
 
 
 class Event(Record):

@@ -7,7 +7,7 @@ from _weakref import ref
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
-from gdrpy.broker.client.arrays import ARRAY, stored_type
+from gdrpy.broker.client.arrays import ARRAY, stored_array
 from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.errors import MissingView, ReadOnly, Sealed
@@ -53,9 +53,10 @@ class LeasedRegion(Region):
     version: int
     #: Whether it was sealed when it was opened, or by this object.
     sealed: bool
-    #: Whether this process may only read it.
-    readonly: bool
-    #: Whether the kernel keeps this process from writing; CUDA has no read-only memory.
+    #: Whether the kernel keeps this process from writing, whatever it does: its descriptor is open
+    #: for reading only. Where it is not so, the views of a read-only region are read-only in the
+    #: page tables of the CPU and of the GPU, which keeps the process from mistakes; by the
+    #: descriptor it could map the memory once more, and write.
     enforced: bool
 
     _again = "connect to the broker, and get it again"
@@ -113,7 +114,6 @@ class LeasedRegion(Region):
         region.name = grant["name"]
         region.version = grant["version"]
         region.sealed = grant["sealed"]
-        region.readonly = grant["readonly"]
         region.enforced = grant["enforced"]
         region._packed = grant["metadata"]
         region._broker = broker
@@ -127,20 +127,18 @@ class LeasedRegion(Region):
             self._metadata = unpack_metadata(self._packed)
         return self._metadata
 
-    def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
-        """As :meth:`gdrpy.Region.map`; always read-only where the region may not be written."""
-        return super().map(offset, nbytes, readonly=readonly or self.readonly)
-
     def numpy(
         self,
         dtype: DTypeLike | None = None,
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """The array that was put there; with any argument, or if none was, as of a Mapping."""
+        """The array that was put there; with any argument, or if none was, as of a Mapping.
+
+        Raises ValueError where the metadata tells of an array that no put() stored.
+        """
         if dtype is None and shape is None and not offset and ARRAY in self.metadata:
-            name, lengths = self.metadata[ARRAY]
-            dtype, shape = stored_type("BrokerRegion.numpy", name), tuple(lengths)
+            dtype, shape = stored_array("BrokerRegion.numpy", self.metadata[ARRAY])
         return super().numpy("uint8" if dtype is None else dtype, shape, offset)
 
     def tensors(self) -> dict[str, Array]:
@@ -153,12 +151,8 @@ class LeasedRegion(Region):
 
         return safetensors.tensors(self)
 
-    @property
-    def _gpu_readonly(self) -> bool:
-        return self.readonly
-
     def _check_writable(self, call: str) -> None:
-        super()._check_writable(call)
+        self._check(call)
         if self.sealed:
             raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
         if self.readonly:

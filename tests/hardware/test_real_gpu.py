@@ -65,7 +65,7 @@ PTX = b'''
 	st.global.u32 [%address], 7;
 	ret;
 }
-\0'''
+\\0'''
 with gdrpy.Region.from_fd(int(sys.argv[1]), cpu=False, readonly=True) as reader, cuda.context(0):
     store = cuda.call("cuModuleGetFunction", cuda.call("cuModuleLoadData", PTX), b"store")
     where = (reader.ptr,), (ctypes.c_void_p,)
@@ -217,7 +217,7 @@ class TestSeveralGpus:
         torch = pytest.importorskip("torch")
         with gdrpy.alloc(1 << 20, 0) as region:
             fd = region.export()
-            other = gdrpy.Region.from_fd(fd, device=1)
+            other = gdrpy.Region.from_fd(fd, region.nbytes, device=1)
             os.close(fd)
             away = torch.from_dlpack(other)
             assert away.device == torch.device("cuda", 1)

@@ -107,7 +107,7 @@ class Resource:
     def __init__(self) -> None:
         self._closed = False
         self._generation = fork_generation()
-        self._lock = RLock()
+        self._mutex = RLock()
 
     @property
     def closed(self) -> bool:
@@ -116,6 +116,11 @@ class Resource:
 
     def _forked(self) -> bool:
         return self._generation != fork_generation()
+
+    @property
+    def _lock(self) -> RLock:
+        """In a forked child a free one: the thread that held the parent's may not be there."""
+        return RLock() if self._forked() else self._mutex
 
     def _check(self, call: str) -> None:
         """Raise unless the object may be used here and now."""

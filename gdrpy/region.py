@@ -349,9 +349,9 @@ class Region(Transferable, _mapping.Buffer):
 
         Raises ValueError if they do not fit the region, TypeError.
         """
+        self._check("Region.array")
         from gdrpy.array import Array
 
-        self._check("Region.array")
         return Array(self, shape, dtype, offset)
 
     def _as_array(self) -> Array:
@@ -394,9 +394,9 @@ class Region(Transferable, _mapping.Buffer):
         is freed beyond 256 MiB. Nothing is copied back when the block raises. Over a read-only
         region the array is read-only.
         """
+        self._check("Region.mirror")
         from gdrpy.mirror import mirror
 
-        self._check("Region.mirror")
         return mirror(self, load, dtype, shape)
 
     def export(self) -> int:

@@ -9,7 +9,7 @@ from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size
 from gdrpy._core import _mapping
-from gdrpy._fd import duplicate, is_writable
+from gdrpy._fd import duplicate, is_writable, private
 from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
 from gdrpy.backends import host, take_allocation, take_export
@@ -74,7 +74,7 @@ def _alloc_on_host(size: int, cpu: bool) -> Region:
     if not cpu:
         raise ValueError("alloc: host memory has no other view than the CPU's, and cpu is False")
     with Undo() as undo:
-        fd = host.create(size)
+        fd = private(host.create, size)
         memory = undo.keep(Memfd(fd, host.rounded_size(size), host.NAME, host.LOCATION))
         region = Region(memory, memory, size, cpu=True, readonly=False, backend=None)
         undo.pop_all()
@@ -134,6 +134,7 @@ class Region(Transferable, _mapping.Buffer):
     def _allocation(self) -> Allocation | Memfd:
         """What keeps the memory. That of an adopted memory file is made when it is asked for."""
         if self._held is None:
+            self._check("using a Region")
             assert self._cpu is not None
             self._held = Memfd.of_fd(self._cpu._fd, self._cpu.backend, self._location)
             self._held.source = self._source

@@ -189,6 +189,89 @@ print(json.dumps(told))
 )
 
 
+#: Of GPU and host memory: what a process has open, and what it has mapped.
+HELD = """
+import os
+
+def held():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+    with open("/proc/self/maps") as lines:
+        found += [line.split(maxsplit=5)[-1].strip() for line in lines]
+    names = "/memfd:gdrpy-", "/dev/nvidia", "/dev/gdrdrv", "/dev/gpustandin"
+    return sorted(one for one in found if one.startswith(names))
+"""
+
+FORK_WITH_MEMORY = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + HELD
+    + """
+exported = region.export()
+host = gdrpy.alloc(4096, device="cpu")
+opened = [gdrpy.Region.from_fd(exported, gpu=gpu) for gpu in (True, False)]
+bare = gdrpy.alloc(1, cpu=False)
+mapped = gdrpy.alloc(1).map()  # keeps the memory of a region that is gone
+assert len(held()) > 10
+print(in_child(held))
+"""
+)
+
+FORK_WHILE_THREADS_OPEN = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + HELD
+    + """
+exported = gdrpy.alloc(4096, device="cpu").export()
+
+def work():
+    while not done.is_set():
+        gdrpy.alloc(1).close()
+        gdrpy.alloc(1, device="cpu").close()
+        gdrpy.Region.from_fd(exported).close()
+        gdr.pin(region).close()
+
+done = threading.Event()
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers:
+    worker.start()
+print(*{in_child(held) for _ in range(40)}, sep="\\n")
+done.set()
+for worker in workers:
+    worker.join()
+"""
+)
+
+FORK_AMID_AN_EXPORT = (
+    IN_CHILD
+    + HELD
+    + """
+import gdrpy
+from gdrpy import vmm
+
+def export(handle):
+    fd = real_export(handle)
+    exported.set()
+    forking.wait()
+    return fd
+
+gdrpy.alloc(1).close()
+real_export, vmm.export = vmm.export, export
+exported, forking = threading.Event(), threading.Event()
+allocating = threading.Thread(target=lambda: gdrpy.alloc(1).close())
+allocating.start()
+exported.wait()
+os.register_at_fork(before=forking.set)
+print(in_child(held))
+allocating.join()
+"""
+)
+
+
 class TestInterpreterExit:
     @pytest.mark.parametrize("end", ["", "import sys; sys.exit(0)", "import gc; gc.collect()"])
     def test_with_live_objects_is_quiet(self, end):
@@ -261,6 +344,18 @@ sys.exit(status)
         done = run(FORK_AMONG_BUSY_THREADS)
         assert done.stderr == ""
         assert json.loads(done.stdout) == ["Forked"] * 40
+
+    def test_keeps_nothing_of_its_parents_memory_but_what_was_exported(self, backend):
+        done = run(FORK_WITH_MEMORY)
+        assert (done.stdout, done.stderr) == ("['/memfd:gdrpy-sim-dev0 (deleted)']\n", "")
+
+    def test_keeps_nothing_of_what_threads_open_at_the_fork(self, backend):
+        done = run(FORK_WHILE_THREADS_OPEN)
+        assert (done.stdout, done.stderr) == ("['/memfd:gdrpy-host (deleted)']\n", "")
+
+    def test_keeps_nothing_that_cuda_is_exporting_at_the_fork(self):
+        done = run(FORK_AMID_AN_EXPORT)
+        assert (done.stdout, done.stderr) == ("[]\n", "")
 
     def test_closes_and_exits_without_touching_its_parents_objects(self):
         done = run(

@@ -25,6 +25,7 @@ from gdrpy import aio
 from gdrpy.broker.client import away as client_away
 from gdrpy.broker.client.attach import Identity
 from gdrpy.broker.client.away import AwayRegion
+from support import gpu_mappings, open_descriptors
 
 
 @pytest.fixture
@@ -459,6 +460,23 @@ class TestOtherProcesses:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
             assert away.read(5) == b"bytes"
             away.close()
+
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_keep_nothing_of_what_their_parent_has_open(self, connected, device):
+        with connected.allocate("a", 4096, device, gpu=False) as region, region.map():
+            assert gpu_mappings() == 2
+            told, tell = os.pipe()
+            child = os.fork()
+            if not child:
+                kept = [one for one in open_descriptors().values() if "gdrpy" in one]
+                os.write(tell, repr((kept, gpu_mappings())).encode())
+                os._exit(0)
+            os.close(tell)
+            assert os.waitpid(child, 0)[1] == 0
+            with os.fdopen(told) as pipe:
+                assert pipe.read() == "([], 0)"
+            region.write(b"still here")
+            assert pickle.loads(pickle.dumps(region)).read(10) == b"still here"
 
     def test_use_one_connection_for_all_that_they_attach(self, connected):
         with connected.put("a", [1], "cpu") as region:

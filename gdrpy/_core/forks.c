@@ -129,7 +129,10 @@ int gdr_private_open(const char *path, int flags)
 	int fd;
 
 	gdr_forks_hold();
-	fd = gdr_private_note(open(path, flags | O_CLOEXEC));
+	do {
+		fd = open(path, flags | O_CLOEXEC);
+	} while (fd < 0 && errno == EINTR);
+	fd = gdr_private_note(fd);
 	gdr_forks_let_go();
 	return fd;
 }

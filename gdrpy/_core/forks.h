@@ -15,7 +15,7 @@
 void gdr_forks_hold(void);
 void gdr_forks_let_go(void);
 
-/* Each is the descriptor, or -1 with errno set. */
+/* Each is the descriptor, or -1 with errno set. A signal does not end an open. */
 int gdr_private_open(const char *path, int flags);
 int gdr_private_duplicate(int fd);
 

@@ -14,13 +14,21 @@
 #define ANY_FILE "/dev/null"
 #define BUSY_FILE "/dev/zero"
 
+static atomic_int interruptions;
+
 int __real_open(const char *path, int flags, ...);
 
 /* A slow one, so that forks come in between. */
 int __wrap_open(const char *path, int flags, ...)
 {
-	int fd = __real_open(path, flags);
+	int fd;
 
+	if (interruptions) {
+		interruptions--;
+		errno = EINTR;
+		return -1;
+	}
+	fd = __real_open(path, flags);
 	usleep(100);
 	return fd;
 }
@@ -68,6 +76,17 @@ static void what_cannot_be_opened_is_told(void)
 	CHECK_EQ(gdr_private_duplicate(-1), -1);
 	CHECK_EQ(errno, EBADF);
 	CHECK_EQ(gdr_private_adopt(-1), -1);
+}
+
+static void an_interrupted_open_is_made_again(void)
+{
+	int fd;
+
+	interruptions = 3;
+	fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	CHECK(fd >= 0);
+	CHECK_EQ(interruptions, 0);
+	CHECK_EQ(gdr_private_close(fd), 0);
 }
 
 static void a_child_keeps_no_private_one(void)
@@ -161,7 +180,8 @@ static void a_child_of_busy_threads_keeps_none_of_theirs(void)
 }
 
 CHECK_MAIN(TEST(a_private_one_is_closed_on_exec), TEST(what_cannot_be_opened_is_told),
-	   TEST(a_child_keeps_no_private_one), TEST(a_child_leaves_alone_what_has_taken_its_number),
+	   TEST(an_interrupted_open_is_made_again), TEST(a_child_keeps_no_private_one),
+	   TEST(a_child_leaves_alone_what_has_taken_its_number),
 	   TEST(a_child_does_not_close_its_own_by_its_parents_number),
 	   TEST(a_child_has_private_ones_of_its_own),
 	   TEST(a_child_of_busy_threads_keeps_none_of_theirs))

@@ -263,6 +263,17 @@ class TestMachine:
         assert driver_version() == "580.159.04"
 
 
+class TestInterruptedOpen:
+    def test_is_made_again(self) -> None:
+        rm.set_fault("open:/dev/nvidiactl:4,open:/dev/nvidia0:4")
+        with gdrpy.alloc(4096) as region:
+            region.write(b"there")
+            assert region.read(5) == b"there"
+        rm.set_fault("open:/proc/driver/nvidia/version:4")
+        assert driver_version() == "580.159.04"
+        assert ledger() == NOTHING
+
+
 class TestForkedChild:
     def test_of_busy_threads_keeps_no_file_of_the_driver(self) -> None:
         warm()

@@ -47,6 +47,10 @@ class Undo:
         """Add a step."""
         self._steps.append((function, args))
 
+    def callback_last(self, function: Callable[..., object], *args: Any) -> None:
+        """Add a step to be run after all others."""
+        self._steps.insert(0, (function, args))
+
     def keep(self, resource: R) -> R:
         """Add closing a resource as a step; returns the resource."""
         self._steps.append((resource.close, ()))

@@ -447,10 +447,11 @@ class Region(Transferable, _mapping.Buffer):
         return self._running + (0 if self._held is None else self._held.users)
 
     def _give_back(self, undo: Undo) -> None:
-        if self._held is not None:
-            undo.keep(self._held)
-        if self._taken is not None and self._taken is not self._held:
-            undo.keep(self._taken)
+        held, taken = self._held, self._taken
+        if taken is not None and held is not None and taken is not held:
+            undo.callback(taken.close_with, held)
+        elif held is not None:
+            undo.keep(held)
 
     def __repr__(self) -> str:
         if self.closed:

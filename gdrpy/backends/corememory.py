@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gdrpy._resource import Closable
     from gdrpy.backends.node import Node
 
 
@@ -57,6 +58,13 @@ class CoreMemory(Memory):
 
         address = int(ffi.cast("uintptr_t", view.map.address))
         return Mapping(address, nbytes, view.kind, readonly, unmap, self.backend, ptr, device)
+
+    def close_with(self, allocation: Closable) -> None:
+        """As :meth:`Memory.close_with`; a mapping that still ends in another thread goes first."""
+        with self._lock:
+            assert self._undo is not None
+            self._undo.callback_last(allocation.close)
+            self.close()
 
     @property
     def revoked(self) -> bool:

@@ -6,8 +6,16 @@ import errno
 import fcntl
 import os
 import stat
+from _thread import RLock
 
+from gdrpy._core._mapping import note_private
 from gdrpy.errors import InvalidHandle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
@@ -111,6 +119,24 @@ def describe(fd: int) -> str:
         stat.S_IFREG: f"the file {target}",
     }
     return kinds.get(stat.S_IFMT(mode), target)
+
+
+#: Forks wait for who holds it, who opens something by calls that take Python's lock, or CUDA's.
+fork_lock = RLock()
+os.register_at_fork(
+    before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=fork_lock.release
+)
+
+
+def private(open_one: Callable[..., int], *args: Any) -> int:
+    """What ``open_one(*args)`` opens, for this process alone: forked children close their copy.
+
+    It is to be closed by ``close_private``.
+    """
+    with fork_lock:
+        fd = open_one(*args)
+        note_private(fd)
+        return fd
 
 
 def duplicate(fd: int) -> int:

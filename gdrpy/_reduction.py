@@ -5,10 +5,10 @@ Only multiprocessing's own pickler can do so. It is told when it is imported, be
 
 from __future__ import annotations
 
-import os
 import sys
 from errno import EACCES
 
+from gdrpy._core._mapping import close_private, note_private
 from gdrpy._resource import HOW_TO_SEND, Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 
@@ -50,7 +50,8 @@ class _Received(Owner):
 
     def __init__(self, fd: int) -> None:
         undo = Undo()
-        undo.callback(os.close, fd)
+        note_private(fd)
+        undo.callback(close_private, fd)
         super().__init__(undo)
         self.fd = fd
 

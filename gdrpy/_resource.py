@@ -47,6 +47,10 @@ class Undo:
         """Add a step."""
         self._steps.append((function, args))
 
+    def callback_last(self, function: Callable[..., object], *args: Any) -> None:
+        """Add a step to be run after all others."""
+        self._steps.insert(0, (function, args))
+
     def keep(self, resource: R) -> R:
         """Add closing a resource as a step; returns the resource."""
         self._steps.append((resource.close, ()))
@@ -107,7 +111,7 @@ class Resource:
     def __init__(self) -> None:
         self._closed = False
         self._generation = fork_generation()
-        self._lock = RLock()
+        self._mutex = RLock()
 
     @property
     def closed(self) -> bool:
@@ -116,6 +120,11 @@ class Resource:
 
     def _forked(self) -> bool:
         return self._generation != fork_generation()
+
+    @property
+    def _lock(self) -> RLock:
+        """In a forked child a free one: the thread that held the parent's may not be there."""
+        return RLock() if self._forked() else self._mutex
 
     def _check(self, call: str) -> None:
         """Raise unless the object may be used here and now."""

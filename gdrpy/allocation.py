@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
-from gdrpy._fd import duplicate
+from gdrpy._core._mapping import close_private
+from gdrpy._fd import duplicate, private
 from gdrpy._resource import Owner, Undo
 from gdrpy.errors import MissingView
 
@@ -47,8 +46,8 @@ class Allocation(Owner):
     def keep_fd(cls, fd: int, size: int) -> Allocation:
         """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
         with Undo() as undo:
-            fd = duplicate(fd)
-            undo.callback(os.close, fd)
+            fd = private(duplicate, fd)
+            undo.callback(close_private, fd)
             return cls(undo.pop_all(), fd, size, None, None)
 
     def _drop(self) -> None:

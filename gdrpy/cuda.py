@@ -97,7 +97,17 @@ def _load() -> Any:
 
 _lock = threading.Lock()
 _driver: Any = None
-_generation = 0
+#: Of the process that began to initialize CUDA; None before.
+_generation: int | None = None
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held the lock may not be there."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def driver() -> Any:
@@ -107,16 +117,20 @@ def driver() -> Any:
     CUDA.
     """
     global _driver, _generation
-    if _driver is None:
-        with _lock:
-            if _driver is None:
-                _generation = fork_generation()
-                _driver = _load()
-    if _generation != fork_generation():
+    if _generation is not None and _generation != fork_generation():
         raise Forked(
             "CUDA was initialized before this process was forked and cannot be used in it; start "
             "processes that use the GPU by multiprocessing's 'spawn' or 'forkserver' method"
         )
+    if _driver is None:
+        with _lock:
+            if _driver is None:
+                _generation = fork_generation()
+                try:
+                    _driver = _load()
+                except BaseException:
+                    _generation = None
+                    raise
     return _driver
 
 

@@ -7,6 +7,7 @@ ended, which one that waits for the CPU does not.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,15 @@ _SPARE = 1 << 20
 _kept: dict[int, list[Mapping]] = {}
 # Giving back happens wherever a last array goes, also in a garbage collection while it is held.
 _lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held the lock may not be there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:

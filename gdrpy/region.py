@@ -9,7 +9,7 @@ from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
-from gdrpy._fd import duplicate, is_writable
+from gdrpy._fd import duplicate, is_writable, private
 from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
 from gdrpy.backends import host, take_allocation, take_export
@@ -77,7 +77,7 @@ def _alloc_on_host(size: int, cpu: bool) -> Region:
     if not cpu:
         raise ValueError("alloc: host memory has no other view than the CPU's, and cpu is False")
     with Undo() as undo:
-        fd = host.create(size)
+        fd = private(host.create, size)
         memory = undo.keep(Memfd(fd, host.rounded_size(size), host.NAME, host.LOCATION))
         region = Region(memory, memory, size, cpu=True, readonly=False, backend=None)
         undo.pop_all()
@@ -139,6 +139,7 @@ class Region(Transferable, _mapping.Buffer):
     def _allocation(self) -> Allocation | Memfd:
         """What keeps the memory. That of an adopted memory file is made when it is asked for."""
         if self._held is None:
+            self._check("using a Region")
             assert self._cpu is not None
             self._held = Memfd.of_fd(self._cpu._fd, self._cpu.backend, self._location)
             self._held.source = self._source
@@ -375,9 +376,9 @@ class Region(Transferable, _mapping.Buffer):
 
         Raises ValueError if they do not fit the region, TypeError.
         """
+        self._check("Region.array")
         from gdrpy.array import Array
 
-        self._check("Region.array")
         return Array(self, shape, dtype, offset)
 
     def _as_array(self) -> Array:
@@ -420,9 +421,9 @@ class Region(Transferable, _mapping.Buffer):
         is freed beyond 256 MiB. Nothing is copied back when the block raises. Over a read-only
         region the array is read-only.
         """
+        self._check("Region.mirror")
         from gdrpy.mirror import mirror
 
-        self._check("Region.mirror")
         return mirror(self, load, dtype, shape)
 
     def export(self) -> int:
@@ -471,10 +472,11 @@ class Region(Transferable, _mapping.Buffer):
         return self._running + (0 if self._held is None else self._held.users)
 
     def _give_back(self, undo: Undo) -> None:
-        if self._held is not None:
-            undo.keep(self._held)
-        if self._taken is not None and self._taken is not self._held:
-            undo.keep(self._taken)
+        held, taken = self._held, self._taken
+        if taken is not None and held is not None and taken is not held:
+            undo.callback(taken.close_with, held)
+        elif held is not None:
+            undo.keep(held)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -40,10 +40,10 @@ class Transferable(Mappable, Transfers):
 
     def _prepare(self, call: str, writing: bool) -> None:
         """Arm the copies, or raise what keeps one from being made."""
-        from gdrpy.tuning import limits
-
         with self._lock:
             self._check(call)
+            from gdrpy.tuning import limits
+
             if writing:
                 self._check_writable(call)
             dma = None

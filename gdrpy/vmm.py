@@ -9,7 +9,8 @@ from typing import Any
 from gdrpy import _reclaim, cuda
 from gdrpy import fabric as fabrics
 from gdrpy._arguments import as_size
-from gdrpy._fd import describe, duplicate
+from gdrpy._core._mapping import close_private
+from gdrpy._fd import describe, duplicate, private
 from gdrpy._resource import Undo
 from gdrpy.allocation import Allocation
 from gdrpy.errors import (
@@ -67,8 +68,8 @@ def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = Fal
     with Undo() as undo:
         handle = _create(size, device, fabric)
         undo.callback(cuda.call, "cuMemRelease", handle)
-        fd = export(handle)
-        undo.callback(os.close, fd)
+        fd = private(export, handle)
+        undo.callback(close_private, fd)
         ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
         return Allocation(undo.pop_all(), fd, size, device, ptr, name, home=device)
@@ -136,8 +137,8 @@ def import_fd(
     ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
     with Undo() as undo:
-        fd = duplicate(fd)
-        undo.callback(os.close, fd)
+        fd = private(duplicate, fd)
+        undo.callback(close_private, fd)
         handle = import_handle(fd)
         undo.callback(cuda.call, "cuMemRelease", handle)
         home = _home(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import weakref
@@ -28,6 +29,247 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=False
     )
+
+
+#: What becomes of a call in a forked child; one that never returns is ended by a signal.
+IN_CHILD = """
+import json, os, signal, threading
+
+def begin(use):
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        try:
+            answer = repr(use())
+        except BaseException as error:
+            answer = type(error).__name__
+        os.write(tell, answer.encode())
+        os._exit(0)
+    os.close(tell)
+    return told, child
+
+def end(told, child):
+    os.waitpid(child, 0)
+    with open(told) as pipe:
+        return pipe.read() or "hangs"
+
+def in_child(use):
+    return end(*begin(use))
+"""
+
+FORK_UNDER_LOCKS = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + """
+import contextlib, sys
+from gdrpy import pinnedpool
+from gdrpy.backends.node import own_node
+
+host = gdrpy.alloc(4096, device="cpu")
+arena = gdrpy.Arena(gdrpy.alloc(4096))
+owners = [region, pin, gdr, host, arena, region._allocation, region._taken, pin._taken, host._held]
+
+def hold():
+    with contextlib.ExitStack() as locks:
+        for owner in (*owners, pinnedpool, own_node):
+            locks.enter_context(owner._lock)
+        held.set()
+        done.wait()
+
+held, done = threading.Event(), threading.Event()
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+uses = [
+    f"{name}.{call}"
+    for name in ("region", "host")
+    for call in (
+        "write(b'x')", "read(1)", "readinto(bytearray(1))", "fill(0)", "map()", "export()",
+        "revoked", "array(1, 'U8')", "mirror()",
+    )
+]
+uses += [
+    "pin.map()", "pin.export()", "pin.revoked", "gdr.pin(region)", "gdr.pin(1, 1)", "gdr.events()",
+    "arena.allocate(1)", "arena.free(1)", "region._allocation.hold()",
+    "region._taken.map(0, 1, False, None, None)", "region._taken.revoked",
+    "region._taken.export(False)", "pinnedpool.borrow(1, 0)", "gdrpy.alloc(1)",
+    "gdrpy.open().pin(1, 1)",
+]
+for name in ("array", "mirror", "tuning"):  # as if another thread had been importing them
+    sys.modules[f"gdrpy.{name}"] = None
+begun = {use: begin(lambda: eval(use)) for use in uses}
+print(json.dumps({use: end(*child) for use, child in begun.items()}))
+done.set()
+holder.join()
+"""
+)
+
+FORK_UNDER_FIRST_USE = (
+    IN_CHILD
+    + """
+import gdrpy
+from gdrpy import cuda
+
+def load():
+    begun.set()
+    done.wait()
+    return real_load()
+
+real_load, cuda._load = cuda._load, load
+begun, done = threading.Event(), threading.Event()
+first = threading.Thread(target=cuda.driver)
+first.start()
+begun.wait()
+print(in_child(cuda.device_count))
+done.set()
+first.join()
+cuda.device_count()
+"""
+)
+
+FORK_BEFORE_FIRST_USE = (
+    IN_CHILD
+    + """
+from gdrpy import cuda
+
+def hold():
+    with cuda._lock:
+        held.set()
+        done.wait()
+
+held, done = threading.Event(), threading.Event()
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
+print(in_child(cuda.device_count))
+done.set()
+holder.join()
+"""
+)
+
+FORK_AMONG_BUSY_THREADS = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + """
+def work():
+    while not done.is_set():
+        region.write(b"x")
+        region.readinto(bytearray(100000))
+        region.map().close()
+        os.close(region.export())
+        gdr.pin(region).close()
+        with gdrpy.alloc(1, device="cpu") as host:
+            host.write(b"x")
+        gdrpy.alloc(1).close()
+
+def use_all():
+    told = set()
+    for use in (
+        lambda: region.write(b"x"), lambda: region.read(1), region.map, region.export, pin.map,
+        lambda: gdr.pin(region), lambda: gdrpy.alloc(1), lambda: mapping.read(1),
+    ):
+        try:
+            use()
+        except gdrpy.Forked:
+            continue
+        return "not told"
+    raise gdrpy.Forked("as all were told")
+
+done = threading.Event()
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers:
+    worker.start()
+told = [in_child(use_all) for _ in range(40)]
+done.set()
+for worker in workers:
+    worker.join()
+print(json.dumps(told))
+"""
+)
+
+
+#: Of GPU and host memory: what a process has open, and what it has mapped.
+HELD = """
+import os
+
+def held():
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+    with open("/proc/self/maps") as lines:
+        found += [line.split(maxsplit=5)[-1].strip() for line in lines]
+    names = "/memfd:gdrpy-", "/dev/nvidia", "/dev/gdrdrv", "/dev/gpustandin"
+    return sorted(one for one in found if one.startswith(names))
+"""
+
+FORK_WITH_MEMORY = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + HELD
+    + """
+exported = region.export()
+host = gdrpy.alloc(4096, device="cpu")
+opened = [gdrpy.Region.from_fd(exported, gpu=gpu) for gpu in (True, False)]
+bare = gdrpy.alloc(1, cpu=False)
+mapped = gdrpy.alloc(1).map()  # keeps the memory of a region that is gone
+assert len(held()) > 10
+print(in_child(held))
+"""
+)
+
+FORK_WHILE_THREADS_OPEN = (
+    CREATE_EVERYTHING
+    + IN_CHILD
+    + HELD
+    + """
+exported = gdrpy.alloc(4096, device="cpu").export()
+
+def work():
+    while not done.is_set():
+        gdrpy.alloc(1).close()
+        gdrpy.alloc(1, device="cpu").close()
+        gdrpy.Region.from_fd(exported).close()
+        gdr.pin(region).close()
+
+done = threading.Event()
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers:
+    worker.start()
+print(*{in_child(held) for _ in range(40)}, sep="\\n")
+done.set()
+for worker in workers:
+    worker.join()
+"""
+)
+
+FORK_AMID_AN_EXPORT = (
+    IN_CHILD
+    + HELD
+    + """
+import gdrpy
+from gdrpy import vmm
+
+def export(handle):
+    fd = real_export(handle)
+    exported.set()
+    forking.wait()
+    return fd
+
+gdrpy.alloc(1).close()
+real_export, vmm.export = vmm.export, export
+exported, forking = threading.Event(), threading.Event()
+allocating = threading.Thread(target=lambda: gdrpy.alloc(1).close())
+allocating.start()
+exported.wait()
+os.register_at_fork(before=forking.set)
+print(in_child(held))
+allocating.join()
+"""
+)
 
 
 class TestInterpreterExit:
@@ -84,6 +326,36 @@ sys.exit(status)
 """
         )
         assert (done.returncode, done.stderr) == (7, "")
+
+    def test_is_told_so_whatever_lock_another_thread_held(self):
+        done = run(FORK_UNDER_LOCKS)
+        assert done.stderr == ""
+        assert set(json.loads(done.stdout).values()) == {"Forked"}, done.stdout
+
+    def test_of_a_process_that_begins_to_use_cuda_is_told_so(self):
+        done = run(FORK_UNDER_FIRST_USE)
+        assert (done.stdout, done.stderr) == ("Forked\n", "")
+
+    def test_of_a_process_that_has_not_begun_to_use_cuda_uses_it(self):
+        done = run(FORK_BEFORE_FIRST_USE)
+        assert (done.stdout, done.stderr) == ("1\n", "")
+
+    def test_of_busy_threads_is_told_so(self):
+        done = run(FORK_AMONG_BUSY_THREADS)
+        assert done.stderr == ""
+        assert json.loads(done.stdout) == ["Forked"] * 40
+
+    def test_keeps_nothing_of_its_parents_memory_but_what_was_exported(self, backend):
+        done = run(FORK_WITH_MEMORY)
+        assert (done.stdout, done.stderr) == ("['/memfd:gdrpy-sim-dev0 (deleted)']\n", "")
+
+    def test_keeps_nothing_of_what_threads_open_at_the_fork(self, backend):
+        done = run(FORK_WHILE_THREADS_OPEN)
+        assert (done.stdout, done.stderr) == ("['/memfd:gdrpy-host (deleted)']\n", "")
+
+    def test_keeps_nothing_that_cuda_is_exporting_at_the_fork(self):
+        done = run(FORK_AMID_AN_EXPORT)
+        assert (done.stdout, done.stderr) == ("[]\n", "")
 
     def test_closes_and_exits_without_touching_its_parents_objects(self):
         done = run(

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "backends.h"
+#include "forks.h"
 #include "memory_private.h"
 #include "pointer.h"
 
@@ -84,7 +85,7 @@ static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_req
 			       &part.fd, error))
 		return gdr_memory_undo(memory);
 	if (gdr_memory_add(memory, &part, error)) {
-		close(part.fd);
+		gdr_private_close(part.fd);
 		return gdr_memory_undo(memory);
 	}
 	return memory;

@@ -11,9 +11,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "backends.h"
+#include "forks.h"
 #include "memory_nvrm.h"
 #include "nvrm_abi.h"
 #include "pointer.h"
@@ -84,18 +84,12 @@ static struct {
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
-/*
- * Whoever held the lock is not in the child, where CUDA cannot be used anyway. There a copy of what
- * is exported would keep its memory when the parent is gone.
- */
+/* Whoever held the lock is not in the child, where what is exported has been closed. */
 static void forget_in_child(void)
 {
 	pthread_mutex_init(&device_lock, NULL);
 	for (int i = 0; i < MOST_DEVICES; i++)
-		if (devices[i].exporting) {
-			close(devices[i].export);
-			devices[i].exporting = false;
-		}
+		devices[i].exporting = false;
 }
 
 static void __attribute__((constructor)) watch_forks(void)
@@ -275,11 +269,11 @@ static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_req
 
 static int try_control_node(void)
 {
-	int fd = open(CONTROL_NODE, O_RDWR | O_CLOEXEC);
+	int fd = gdr_private_open(CONTROL_NODE, O_RDWR);
 
 	if (fd < 0)
 		return errno;
-	close(fd);
+	gdr_private_close(fd);
 	return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "forks.h"
 #include "nvrm_abi.h"
 #include "pointer.h"
 
@@ -123,13 +124,13 @@ static bool parse_version(const char *word, unsigned int numbers[3])
 
 void gdr_driver_version(char version[32])
 {
-	int fd = open(VERSION_FILE, O_RDONLY | O_CLOEXEC);
+	int fd = gdr_private_open(VERSION_FILE, O_RDONLY);
 	unsigned int numbers[3];
 	char text[1024], *rest;
 	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : 0;
 
 	if (fd >= 0)
-		close(fd);
+		gdr_private_close(fd);
 	text[got > 0 ? got : 0] = '\0';
 	version[0] = '\0';
 	for (char *word = strtok_r(text, " \t\n", &rest); word && !version[0];

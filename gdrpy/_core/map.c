@@ -2,27 +2,10 @@
 #include "map.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* A fork between mmap and MADV_DONTFORK would leave the child a mapping: forks wait. */
-static pthread_mutex_t fork_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void lock_forks(void)
-{
-	pthread_mutex_lock(&fork_lock);
-}
-
-static void unlock_forks(void)
-{
-	pthread_mutex_unlock(&fork_lock);
-}
-
-static void __attribute__((constructor)) watch_forks(void)
-{
-	pthread_atfork(lock_forks, unlock_forks, unlock_forks);
-}
+#include "forks.h"
 
 uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
 {
@@ -42,7 +25,8 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	int error = 0;
 
-	pthread_mutex_lock(&fork_lock);
+	/* A fork between mmap and MADV_DONTFORK would leave the child a mapping. */
+	gdr_forks_hold();
 	map->base = mmap(at, map->length, protection, flags, fd, (off_t)file_offset);
 	if (map->base == MAP_FAILED) {
 		error = -errno;
@@ -50,7 +34,7 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 		error = -errno;
 		munmap(map->base, map->length);
 	}
-	pthread_mutex_unlock(&fork_lock);
+	gdr_forks_let_go();
 	if (error)
 		return error;
 

@@ -163,9 +163,6 @@ int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error)
 
 void gdr_memory_forget(struct gdr_memory *memory)
 {
-	struct gdr_error never;
-
-	gdr_fd_release(memory, &never);
 	gdr_memory_free(memory);
 }
 

@@ -67,7 +67,7 @@ int gdr_memory_share(struct gdr_memory *memory, bool readonly, struct gdr_error 
 /* Give it back and free it, whose views are all unmapped; -1 tells of a step that failed. */
 int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error);
 
-/* In a forked child, where it is of no use: give back the child's copies of its descriptors. */
+/* Free it in a forked child, where it is of no use, and its descriptors are closed. */
 void gdr_memory_forget(struct gdr_memory *memory);
 
 #endif

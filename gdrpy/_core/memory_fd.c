@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Memory behind descriptors: a dma-buf, a share of a pin, memory of the simulated GPU. */
 #include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
 
+#include "forks.h"
 #include "memory_private.h"
 
 int gdr_fd_add(struct gdr_memory *memory, int fd, const struct gdr_part *part,
@@ -11,12 +10,12 @@ int gdr_fd_add(struct gdr_memory *memory, int fd, const struct gdr_part *part,
 {
 	struct gdr_part own = *part;
 
-	own.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	own.fd = gdr_private_duplicate(fd);
 	if (own.fd < 0)
 		return gdr_fail_call(error, errno, 0, "duplicating file descriptor %d", fd);
 	if (!gdr_memory_add(memory, &own, error))
 		return 0;
-	close(own.fd);
+	gdr_private_close(own.fd);
 	return -1;
 }
 
@@ -49,7 +48,7 @@ int gdr_fd_release(struct gdr_memory *memory, struct gdr_error *error)
 	(void)error;
 	for (unsigned int i = 0; i < memory->nparts; i++)
 		if (memory->parts[i].fd >= 0)
-			close(memory->parts[i].fd);
+			gdr_private_close(memory->parts[i].fd);
 	return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "backends.h"
+#include "forks.h"
 #include "memory_share.h"
 
 struct pin {
@@ -227,15 +228,19 @@ static int add_pages(struct pin *pin, const struct gdr_pin_request *request, boo
 	part.offset = memory->va - info.va;
 	part.nbytes = request->gpu_pages ? info.nbytes : request->nbytes;
 	if (shared) {
-		part.fd = gdr_node_share(pin->node, memory->handle, false);
+		gdr_forks_hold();
+		ret = gdr_node_share(pin->node, memory->handle, false);
+		part.fd = gdr_private_note(ret);
+		gdr_forks_let_go();
 		if (part.fd < 0)
-			return gdr_fail_call(error, -part.fd, 0, "sharing handle %llu",
+			return gdr_fail_call(error, ret < 0 ? -ret : ENOMEM, 0,
+					     "sharing handle %llu",
 					     (unsigned long long)memory->handle);
 	}
 	if (!gdr_memory_add(memory, &part, error))
 		return 0;
 	if (part.fd >= 0)
-		close(part.fd);
+		gdr_private_close(part.fd);
 	return -1;
 }
 

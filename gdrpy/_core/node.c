@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "forks.h"
+
 #define HAS_INFO_V2 GDRDRV_VERSION(2, 4)
 #define HAS_ATTRIBUTES GDRDRV_VERSION(2, 5)
 #define HAS_PIN_V2 GDRDRV_VERSION(2, 5)
@@ -64,7 +66,7 @@ int gdr_node_open(struct gdr_node *node, const char *path)
 {
 	int ret;
 
-	*node = (struct gdr_node){.fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK)};
+	*node = (struct gdr_node){.fd = gdr_private_open(path, O_RDWR | O_NONBLOCK)};
 	if (node->fd < 0)
 		return -errno;
 	ret = read_version(node);
@@ -78,7 +80,7 @@ int gdr_node_open(struct gdr_node *node, const char *path)
 
 void gdr_node_close(struct gdr_node *node)
 {
-	close(node->fd);
+	gdr_private_close(node->fd);
 	node->fd = -1;
 }
 
@@ -97,13 +99,13 @@ bool gdr_node_forces_pcie(const struct gdr_node *node)
 void gdr_node_origin(const struct gdr_node *node, char *words, size_t size)
 {
 	char version[32] = "unknown";
-	int fd = open(MODULE_VERSION, O_RDONLY | O_CLOEXEC);
+	int fd = gdr_private_open(MODULE_VERSION, O_RDONLY);
 	ssize_t got = fd >= 0 ? read(fd, version, sizeof(version) - 1) : 0;
 
 	if (got > 0)
 		version[got - (version[got - 1] == '\n')] = '\0';
 	if (fd >= 0)
-		close(fd);
+		gdr_private_close(fd);
 	snprintf(words, size, "%s gdrdrv, version %s, ABI %u.%u",
 		 gdr_node_full(node) ? "gdrpy's" : "NVIDIA's", version, node->version >> 16,
 		 node->version & 0xffff);

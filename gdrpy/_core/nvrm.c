@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <unistd.h>
 
+#include "forks.h"
 #include "nvrm_abi.h"
 
 #define HANDLE_BASE 0x67640000u /* any number of ours: RM wants handles unique in the client */
@@ -123,7 +123,7 @@ int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_nvrm_error *error)
 	for (i = 0; i < NVRM_MAX_CARDS; i++)
 		client->devices[i].node = -1;
 
-	client->control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	client->control = gdr_private_open("/dev/nvidiactl", O_RDWR);
 	if (client->control < 0) {
 		fail(error, "open /dev/nvidiactl", errno, 0);
 		goto free_client;
@@ -138,7 +138,7 @@ int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_nvrm_error *error)
 	return 0;
 
 close_control:
-	close(client->control);
+	gdr_private_close(client->control);
 free_client:
 	free(client);
 	return -1;
@@ -159,8 +159,8 @@ void gdr_nvrm_abandon(struct gdr_nvrm *client)
 
 	for (i = 0; i < NVRM_MAX_CARDS; i++)
 		if (client->devices[i].node >= 0)
-			close(client->devices[i].node);
-	close(client->control);
+			gdr_private_close(client->devices[i].node);
+	gdr_private_close(client->control);
 	pthread_mutex_destroy(&client->lock);
 	free(client);
 }
@@ -228,7 +228,7 @@ static int open_node(uint32_t minor, struct gdr_nvrm_error *error)
 	int fd;
 
 	snprintf(call, sizeof(call), "open /dev/nvidia%u", minor);
-	fd = open(path, O_RDWR | O_CLOEXEC);
+	fd = gdr_private_open(path, O_RDWR);
 	if (fd < 0)
 		return fail(error, call, errno, 0);
 	return fd;
@@ -255,7 +255,7 @@ static int device_add(struct gdr_nvrm *client, struct device *slot, uint32_t ins
 	if (node < 0)
 		return -1;
 	if (rm_alloc(client, "RM_ALLOC (device)", &alloc, error)) {
-		close(node);
+		gdr_private_close(node);
 		return -1;
 	}
 
@@ -444,7 +444,7 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
 	}
 
 close_node:
-	close(arg.fd);
+	gdr_private_close(arg.fd);
 	return ret;
 }
 

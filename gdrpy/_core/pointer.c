@@ -2,9 +2,9 @@
 #include "pointer.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <unistd.h>
+
+#include "forks.h"
 
 enum pointer_attribute {
 	CONTEXT = 1,
@@ -113,6 +113,15 @@ int gdr_pointer_range(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t nbytes
 			(unsigned long long)room);
 }
 
+/* What CUDA has opened is this process's alone. */
+static int own(int *fd, struct gdr_error *error)
+{
+	*fd = gdr_private_adopt(*fd);
+	return *fd < 0 ? gdr_fail(error, GDR_FAILED_MEMORY, ENOMEM,
+				  "this process has no memory left")
+		       : 0;
+}
+
 /* A descriptor of the VMM allocation behind a pointer into *fd; -1 where it is none. */
 static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr_error *error)
 {
@@ -134,8 +143,7 @@ static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr
 				"the VMM allocation at %#llx cannot be exported (%s): its creator "
 				"must ask for POSIX file descriptor handles in cuMemCreate",
 				(unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
-	fcntl(*fd, F_SETFD, FD_CLOEXEC);
-	return 0;
+	return own(fd, error);
 }
 
 int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
@@ -155,7 +163,7 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 		uint64_t nbytes = range->end - at < room ? range->end - at : room;
 
 		ret = tell(to, fd, at - here.map_base, nbytes, error);
-		close(fd);
+		gdr_private_close(fd);
 		at += nbytes;
 		if (ret || at == range->end)
 			return ret ? -1 : 1;
@@ -185,10 +193,8 @@ int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes)
 		return -1;
 	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
-	else
-		fcntl(fd, F_SETFD, FD_CLOEXEC);
 	cuda->cuMemRelease(handle);
-	return fd;
+	return gdr_private_adopt(fd);
 }
 
 int gdr_pointer_ipc_handle(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
@@ -233,8 +239,7 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 				EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
 				(unsigned long long)nbytes, (unsigned long long)pointer->ptr,
 				gdr_cuda_error_name(cuda, result));
-	fcntl(*fd, F_SETFD, FD_CLOEXEC);
-	return 0;
+	return own(fd, error);
 }
 
 int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id)

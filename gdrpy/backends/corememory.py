@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
+from gdrpy._core._mapping import close_private
+from gdrpy._fd import fork_lock, private
 from gdrpy._resource import Undo
 from gdrpy.backends.core import call, cuda_functions, ffi, lib, obtain, text
 from gdrpy.backends.driver import warn_if_untested
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gdrpy._resource import Closable
     from gdrpy.backends.node import Node
 
 
@@ -58,6 +59,13 @@ class CoreMemory(Memory):
         address = int(ffi.cast("uintptr_t", view.map.address))
         return Mapping(address, nbytes, view.kind, readonly, unmap, self.backend, ptr, device)
 
+    def close_with(self, allocation: Closable) -> None:
+        """As :meth:`Memory.close_with`; a mapping that still ends in another thread goes first."""
+        with self._lock:
+            assert self._undo is not None
+            self._undo.callback_last(allocation.close)
+            self.close()
+
     @property
     def revoked(self) -> bool:
         """Whether the GPU memory was freed under it."""
@@ -69,10 +77,11 @@ class CoreMemory(Memory):
     def fd(self) -> int:
         """A descriptor by which other processes may map it, closed with it. Raises as export()."""
         with self._lock:
+            self._check("sharing memory")
             if self._shared is None:
-                self._shared = self.export(False)
+                self._shared = private(self.export, False)
                 assert self._undo is not None
-                self._undo.callback(os.close, self._shared)
+                self._undo.callback(close_private, self._shared)
             return self._shared
 
     def export(self, readonly: bool) -> int:
@@ -122,7 +131,9 @@ def take(
     with Undo() as undo:
         if backend in (None, "gdrdrv"):
             request.node = _hold_node(undo, functions, open_node)
-        return _own(undo, obtain(lib.gdr_take, functions, forced, request))
+        with fork_lock:  # CUDA may open descriptors on the way
+            memory = obtain(lib.gdr_take, functions, forced, request)
+        return _own(undo, memory)
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:

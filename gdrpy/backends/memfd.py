@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 
-from gdrpy._core._mapping import sealed_size
-from gdrpy._fd import duplicate
+from gdrpy._core._mapping import close_private, sealed_size
+from gdrpy._fd import duplicate, private
 from gdrpy.backends import host
 from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error, InvalidHandle, PermissionDenied
@@ -33,7 +32,7 @@ class Memfd(Memory):
     devices: tuple[int, ...] = ()
 
     def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
-        """``size`` is what sealed_size() says of ``fd``, which is its own from here on."""
+        """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
         super().__init__(None, size, backend, location)
         self._fd = fd
         self.size = size
@@ -41,10 +40,10 @@ class Memfd(Memory):
     @classmethod
     def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        own = duplicate(fd)
+        own = private(duplicate, fd)
         size = sealed_size(own)
         if not size:
-            os.close(own)
+            close_private(own)
             raise InvalidHandle(
                 f"file descriptor {fd} bears the name of {location} but is empty, can be "
                 f"resized or is of huge pages: pass one that Region.export() gave"
@@ -74,7 +73,7 @@ class Memfd(Memory):
             raise mapping_error(error, self.location, nbytes, offset) from None
 
     def _give_back(self) -> None:
-        os.close(self._fd)
+        close_private(self._fd)
 
 
 def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:

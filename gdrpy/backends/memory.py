@@ -8,6 +8,7 @@ from gdrpy._resource import Owner, Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gdrpy._resource import Closable
     from gdrpy.mapping import Mapping
 
 
@@ -34,6 +35,12 @@ class Memory(Owner, ABC):
 
         ``ptr`` and ``device`` are the GPU address of the range and its device, where known.
         """
+
+    def close_with(self, allocation: Closable) -> None:
+        """Close it, and then the allocation that it is of."""
+        with Undo() as undo:
+            undo.keep(allocation)
+            undo.keep(self)
 
     @property
     def revoked(self) -> bool:

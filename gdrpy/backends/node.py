@@ -39,13 +39,11 @@ class Node(Owner):
         #: As the C core takes it, valid while this is held.
         self.struct: Any = ffi.new("struct gdr_node *")
         undo = Undo()
-        with _fork_lock:
-            error = -lib.gdr_node_open(self.struct, os.fsencode(PATH))
-            if error:
-                raise _open_error(error)
-            undo.callback(lib.gdr_node_close, self.struct)
-            super().__init__(undo)
-            _nodes.add(self)
+        error = -lib.gdr_node_open(self.struct, os.fsencode(PATH))
+        if error:
+            raise _open_error(error)
+        undo.callback(lib.gdr_node_close, self.struct)
+        super().__init__(undo)
 
     @property
     def fd(self) -> int:
@@ -66,25 +64,6 @@ class Node(Owner):
         if got < 0:
             raise call_failure(-got, "reading events of /dev/gdrdrv")
         return Event(event.handle, event.lost) if got else None
-
-
-_nodes: weakref.WeakSet[Node] = weakref.WeakSet()
-#: Held while a node is opened: no child is to have one that it does not know of.
-_fork_lock = threading.Lock()
-
-
-def _close_in_child() -> None:
-    """A child that kept its copy would keep what the parent has pinned."""
-    _fork_lock.release()
-    for node in list(_nodes):
-        node._give_back()
-
-
-os.register_at_fork(
-    before=_fork_lock.acquire,
-    after_in_parent=_fork_lock.release,
-    after_in_child=_close_in_child,
-)
 
 
 def _open_error(error: int) -> Error:

@@ -22,7 +22,10 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
+from gdrpy.broker.client import away as client_away
 from gdrpy.broker.client.attach import Identity
+from gdrpy.broker.client.away import AwayRegion
+from support import gpu_mappings, open_descriptors
 
 
 @pytest.fixture
@@ -430,6 +433,50 @@ class TestOtherProcesses:
                     assert named.numpy().tolist() == [2, 3]
                 assert pool.apply(add_one, [nameless]).startswith("<BrokerRegion anonymous")
                 assert nameless.read() == b"\x01\x01\x01\x01"
+
+    def test_attach_one_that_their_parent_was_attaching(self, connected):
+        with connected.allocate("a", 4096, "cpu") as named:
+            named.write(b"bytes")
+            away = AwayRegion(Identity.of(named._lease, False, True, False))
+
+            def attach_and_wait(identity: Identity) -> gdrpy.BrokerRegion:
+                begun.set()
+                done.wait()
+                return arrived(identity)
+
+            begun, done = threading.Event(), threading.Event()
+            arrived, client_away.arrived = client_away.arrived, attach_and_wait
+            first = threading.Thread(target=lambda: away.read(1))
+            first.start()
+            begun.wait()
+            client_away.arrived = arrived
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)
+                os._exit(away.read(5) != b"bytes")
+            done.set()
+            first.join()
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert away.read(5) == b"bytes"
+            away.close()
+
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_keep_nothing_of_what_their_parent_has_open(self, connected, device):
+        with connected.allocate("a", 4096, device, gpu=False) as region, region.map():
+            assert gpu_mappings() == 2
+            told, tell = os.pipe()
+            child = os.fork()
+            if not child:
+                kept = [one for one in open_descriptors().values() if "gdrpy" in one]
+                os.write(tell, repr((kept, gpu_mappings())).encode())
+                os._exit(0)
+            os.close(tell)
+            assert os.waitpid(child, 0)[1] == 0
+            with os.fdopen(told) as pipe:
+                assert pipe.read() == "([], 0)"
+            region.write(b"still here")
+            assert pickle.loads(pickle.dumps(region)).read(10) == b"still here"
 
     def test_use_one_connection_for_all_that_they_attach(self, connected):
         with connected.put("a", [1], "cpu") as region:

@@ -6,11 +6,15 @@ import copy
 import gc
 import pickle
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy import cuda
+from gdrpy.backends import corememory
 
 MIB = 1 << 20
 
@@ -137,6 +141,67 @@ class TestThreads:
                 except BufferError:
                     continue
             copying.join()
+
+
+class TestMappingThatEndsInAnotherThread:
+    """By its last reference, so that the region does not know of it any more."""
+
+    @pytest.fixture
+    def steps(self, backend, monkeypatch) -> SimpleNamespace:
+        """The calls that give memory back, as they were made, and the ends of mappings.
+
+        ``ending`` is called in each of those first.
+        """
+        seen = SimpleNamespace(names=[], ending=lambda: None)
+        core_call, cuda_call = corememory.call, cuda.call
+
+        def call_core(function: Any, *args: Any) -> int:
+            if function.__name__ == "gdr_memory_unmap":
+                seen.ending()
+            answer = core_call(function, *args)
+            seen.names.append(function.__name__)
+            return answer
+
+        def call_cuda(name: str, *args: Any) -> Any:
+            seen.names.append(name)
+            return cuda_call(name, *args)
+
+        monkeypatch.setattr(corememory, "call", call_core)
+        monkeypatch.setattr(cuda, "call", call_cuda)
+        return seen
+
+    ENDS = "gdr_memory_unmap", "gdr_memory_release", "cuMemUnmap", "cuMemRelease"
+
+    def test_ends_before_the_memory_of_a_region_that_is_closed_meanwhile(self, steps):
+        ending, closed = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            ending.set()
+            closed.wait()
+
+        region = gdrpy.alloc(4096, cpu=False)
+        mappings = [region.map()]
+        steps.names.clear()
+        steps.ending = wait
+        dropping = threading.Thread(target=mappings.clear)
+        dropping.start()
+        ending.wait()
+        region.close()
+        assert region.closed
+        ends = [name for name in steps.names if name in self.ENDS]
+        closed.set()
+        dropping.join()
+        assert ends == []
+        assert tuple(name for name in steps.names if name in self.ENDS) == self.ENDS
+
+    def test_ends_before_the_memory_by_chance_too(self, steps):
+        for _ in range(100):
+            region = gdrpy.alloc(4096)
+            mappings = [[region.map()] for _ in range(3)]
+            steps.names.clear()
+            assert at_once(region.close, *(one.clear for one in mappings)) == []
+            ends = [name for name in steps.names if name in self.ENDS]
+            assert ends == ["gdr_memory_unmap"] * 4 + list(self.ENDS[1:])
 
 
 class TestCopyByDma:

@@ -13,6 +13,7 @@ import torch
 import gdrpy
 import gdrpy.torch
 from gdrpy.broker import temporary
+from support import gpu_mappings, open_descriptors
 
 OTHER = """
 import sys
@@ -148,3 +149,27 @@ class TestPool:
             pytest.raises(gdrpy.BackendUnavailable, match=r"Pool: torch has memory pools on real"),
         ):
             gdrpy.torch.Pool(region)
+
+
+class Squares(torch.utils.data.Dataset):
+    """What workers load: a number's square, and how much they hold of their parent's memory."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        held = [one for one in open_descriptors().values() if "/memfd:gdrpy-" in one]
+        return index**2, len(held) + gpu_mappings()
+
+
+class TestDataLoader:
+    def test_workers_made_by_fork_keep_no_memory_of_their_parents(self, broker):
+        regions = [gdrpy.alloc(4096), gdrpy.alloc(4096, device="cpu"), broker.put("a", [1], "cpu")]
+        loader = torch.utils.data.DataLoader(
+            Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork"
+        )
+        loaded = torch.cat([torch.stack(batch) for batch in loader], 1)
+        assert loaded.tolist() == [[0, 1, 4, 9, 16, 25, 36, 49], [0] * 8]
+        for region in regions:
+            region.write(b"there")
+            region.close()

@@ -183,7 +183,7 @@ static void *pin_and_unpin(void *argument)
 	return NULL;
 }
 
-static void a_child_of_busy_threads_waits_for_none_of_their_locks(void)
+static void a_child_of_busy_threads_waits_for_no_lock_and_keeps_no_file(void)
 {
 	CUdeviceptr pointer = allocate(GRANULE);
 	gdr_t gdr = opened();
@@ -194,7 +194,11 @@ static void a_child_of_busy_threads_waits_for_none_of_their_locks(void)
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(pthread_create(&threads[i], NULL, pin_and_unpin, &pointer), 0);
 	for (int i = 0; i < 30; i++)
-		IN_CHILD(check_all_denied(&view, pointer));
+		IN_CHILD({
+			check_all_denied(&view, pointer);
+			CHECK_EQ(manager_count("files"), 0);
+			CHECK_EQ(count_module_descriptors(), 0);
+		});
 	atomic_store(&busy, false);
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
@@ -207,4 +211,4 @@ RIG_MAIN(TEST(a_child_is_denied_everything_of_its_parents),
 	 TEST(a_child_does_not_have_the_mappings), TEST(a_child_keeps_no_descriptor_of_a_driver),
 	 TEST(a_child_that_closes_takes_nothing_from_its_parent),
 	 TEST(a_child_that_opens_the_library_is_told_why_it_cannot_pin),
-	 TEST(a_child_of_busy_threads_waits_for_none_of_their_locks))
+	 TEST(a_child_of_busy_threads_waits_for_no_lock_and_keeps_no_file))

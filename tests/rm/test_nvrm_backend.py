@@ -263,7 +263,41 @@ class TestMachine:
         assert driver_version() == "580.159.04"
 
 
+class TestInterruptedOpen:
+    def test_is_made_again(self) -> None:
+        rm.set_fault("open:/dev/nvidiactl:4,open:/dev/nvidia0:4")
+        with gdrpy.alloc(4096) as region:
+            region.write(b"there")
+            assert region.read(5) == b"there"
+        rm.set_fault("open:/proc/driver/nvidia/version:4")
+        assert driver_version() == "580.159.04"
+        assert ledger() == NOTHING
+
+
 class TestForkedChild:
+    def test_of_busy_threads_keeps_no_file_of_the_driver(self) -> None:
+        warm()
+        done = threading.Event()
+
+        def work() -> None:
+            while not done.is_set():
+                gdrpy.alloc(4096).close()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        kept = []
+        for _ in range(40):
+            pid = os.fork()
+            if not pid:
+                os._exit(rm.count("files"))
+            kept.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        done.set()
+        for thread in threads:
+            thread.join()
+        assert kept == [0] * 40
+        assert ledger() == NOTHING
+
     def test_opens_a_client_of_its_own(self) -> None:
         with gdrpy.alloc(4096, gpu=False) as region:
             region.write(b"parent")

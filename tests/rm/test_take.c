@@ -293,9 +293,9 @@ static void want_of_descriptors_is_not_blamed_on_the_allocation(void)
 /* One that did would keep GPU memory when its parent is gone. */
 static void a_child_keeps_no_descriptor_that_was_opened_for_its_parent(void)
 {
+	int before = count_descriptors(), status;
 	CUmemGenericAllocationHandle allocation = create(GRANULE);
 	CUdeviceptr pointer = map(allocation, GRANULE);
-	int before = count_descriptors(), status;
 	struct gdr_error error;
 	pid_t child;
 

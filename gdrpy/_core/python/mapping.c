@@ -9,7 +9,8 @@
 
 #include <errno.h>
 #include <structmember.h>
-#include <unistd.h>
+
+#include "forks.h"
 
 bool gdr_mapping_usable(struct mapping *self, const char *method)
 {
@@ -96,7 +97,7 @@ static PyObject *release_once(struct mapping *self)
 	self->release = NULL;
 	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
 	if (self->fd >= 0)
-		close(self->fd);
+		gdr_private_close(self->fd);
 	self->fd = -1;
 	Py_DECREF(release);
 	return result;

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include "forks.h"
+
 /* A peer that could shrink the memory could kill its users by SIGBUS. */
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
 
@@ -39,6 +41,41 @@ PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
 	return PyLong_FromLongLong(sealed_size(fd));
+}
+
+/* The descriptor, which forked children do not keep; -1 with an exception set, and it is closed. */
+static int note(int fd)
+{
+	fd = gdr_private_note(fd);
+	if (fd < 0)
+		PyErr_NoMemory();
+	return fd;
+}
+
+PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
+{
+	int fd = (int)PyLong_AsLong(descriptor);
+
+	if (fd < 0 && !PyErr_Occurred())
+		PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
+	if (fd < 0 || note(fd) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_close_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
+{
+	int fd = (int)PyLong_AsLong(descriptor);
+	int ret;
+
+	if (fd == -1 && PyErr_Occurred())
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	ret = gdr_private_close(fd);
+	Py_END_ALLOW_THREADS;
+	if (ret)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	Py_RETURN_NONE;
 }
 
 /* A mapping of a byte range of a memory file, which keeps an object alive. */
@@ -103,7 +140,9 @@ PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args)
 	self = map_range((PyTypeObject *)type, fd, 0, nbytes, readonly, keep);
 	if (self) {
 		gdr_mapping_name(self, backend, Py_None, Py_None);
-		self->fd = fd;
+		self->fd = note(fd);
+		if (self->fd < 0)
+			Py_CLEAR(self);
 	}
 	return (PyObject *)self;
 }

@@ -66,6 +66,11 @@ static PyMethodDef functions[] = {
 	 "capsule."},
 	{"sealed_size", gdr_sealed_size, METH_O,
 	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
+	{"note_private", gdr_note_private, METH_O,
+	 "note_private(fd)\n--\n\nHave forked children close their copy of a descriptor."},
+	{"close_private", gdr_close_private, METH_O,
+	 "close_private(fd)\n--\n\nClose a descriptor that was noted. Raises OSError for any "
+	 "other."},
 	{NULL, NULL, 0, NULL},
 };
 

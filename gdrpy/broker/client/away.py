@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import RLock
 
+from gdrpy._core._mapping import fork_generation
 from gdrpy._regions import remember
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.errors import BrokerUnavailable, Gone
@@ -24,7 +25,7 @@ class AwayRegion(BrokerRegion):
     """
 
     def __init__(self, identity: Identity) -> None:
-        vars(self).update(_identity=identity, _arriving=RLock())
+        vars(self).update(_identity=identity, _arriving={})
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("__"):
@@ -45,10 +46,11 @@ class AwayRegion(BrokerRegion):
 
 def _arrive(region: AwayRegion) -> None:
     fields = vars(region)
-    lock = fields.get("_arriving")
-    if lock is None:  # another thread was quicker
+    locks = fields.get("_arriving")
+    if locks is None:  # another thread was quicker
         return
-    with lock:
+    # A forked child has one of its own: the thread that held its parent's may not be there.
+    with locks.setdefault(fork_generation(), RLock()):
         if "_identity" not in fields:
             return
         found = vars(arrived(fields["_identity"]))

@@ -3,6 +3,24 @@
 
 #include <stdlib.h>
 
+static struct block *blocks; /* all that there are */
+
+static void link_block(struct block *block)
+{
+	block->after = blocks;
+	block->link = &blocks;
+	if (blocks)
+		blocks->link = &block->after;
+	blocks = block;
+}
+
+static void unlink_block(struct block *block)
+{
+	*block->link = block->after;
+	if (block->after)
+		block->after->link = block->link;
+}
+
 CUresult block_create(struct device *device, uint64_t size, struct block **block)
 {
 	struct block *created;
@@ -21,6 +39,7 @@ CUresult block_create(struct device *device, uint64_t size, struct block **block
 	created->device = device;
 	created->references = 1;
 	device->used += size;
+	link_block(created);
 	*block = created;
 	return CUDA_SUCCESS;
 }
@@ -40,6 +59,7 @@ CUresult block_import(int fd, struct block **block)
 	imported->device = device_get(imported->backing.ordinal);
 	imported->imported = true;
 	imported->references = 1;
+	link_block(imported);
 	*block = imported;
 	return CUDA_SUCCESS;
 }
@@ -55,6 +75,13 @@ void block_put(struct block *block)
 		return;
 	if (!block->imported)
 		block->device->used -= block->backing.size;
+	unlink_block(block);
 	backing_destroy(&block->backing);
 	free(block);
+}
+
+void blocks_begin_child(void)
+{
+	for (struct block *block = blocks; block; block = block->after)
+		backing_destroy(&block->backing);
 }

@@ -13,6 +13,7 @@ struct block {
 	unsigned int references;
 	uint64_t address;   /* where cuMemAlloc mapped it, 0 for a block of the VMM functions */
 	struct block *next; /* in its context's list of blocks for small allocations */
+	struct block *after, **link; /* in the list of all */
 };
 
 /* Both give the caller a reference. `size` is a multiple of the granularity. */
@@ -21,5 +22,8 @@ CUresult block_import(int fd, struct block **block);
 
 void block_get(struct block *block);
 void block_put(struct block *block);
+
+/* In a forked child, which a real driver's memory is not in either: it is to keep none of it. */
+void blocks_begin_child(void);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "block.h"
 #include "context.h"
 #include "fault.h"
 
@@ -122,6 +123,7 @@ static void after_fork_in_child(void)
 	pthread_mutex_init(&sim.lock, NULL);
 	pthread_cond_init(&sim.changed, NULL);
 	sim.forked = true;
+	blocks_begin_child();
 }
 
 static CUresult check_state(enum sim_function function, enum api_needs needs,

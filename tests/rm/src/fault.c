@@ -132,7 +132,10 @@ int fault_of_open(const char *path)
 
 	read_environment();
 	for (size_t i = 0; i < fault_count; i++)
-		if (faults[i].is_open && !strcmp(faults[i].call, path))
+		if (faults[i].is_open && !strcmp(faults[i].call, path)) {
 			value = faults[i].value;
+			if (value == EINTR)
+				faults[i].call[0] = '\0';
+		}
 	return value;
 }

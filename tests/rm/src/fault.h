@@ -7,7 +7,7 @@
  *   GET_SURFACE_INFO:1:0x56 the same for one control command or one class
  *   CARD_INFO:1:5           calls that have no status fail with an errno: CARD_INFO, CHECK_VERSION,
  *   ioctl:3:4               ioctl (any of them), mmap and munmap
- *   open:/dev/nvidiactl:13  opening this path fails with an errno, every time
+ *   open:/dev/nvidiactl:13  opening this path fails with an errno, every time; with EINTR, once
  *
  * All calls with the ledger's lock held.
  */

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: MIT */
+/* Private descriptors: what becomes of them in forked children, also amid their opening. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "check.h"
+#include "forks.h"
+
+#define ANY_FILE "/dev/null"
+#define BUSY_FILE "/dev/zero"
+
+static atomic_int interruptions;
+
+int __real_open(const char *path, int flags, ...);
+
+/* A slow one, so that forks come in between. */
+int __wrap_open(const char *path, int flags, ...)
+{
+	int fd;
+
+	if (interruptions) {
+		interruptions--;
+		errno = EINTR;
+		return -1;
+	}
+	fd = __real_open(path, flags);
+	usleep(100);
+	return fd;
+}
+
+static bool is_open(int fd)
+{
+	return fcntl(fd, F_GETFD) >= 0;
+}
+
+#define IN_CHILD(body)                                                                             \
+	do {                                                                                       \
+		pid_t child_ = fork();                                                             \
+		int status_;                                                                       \
+		if (!child_) {                                                                     \
+			alarm(30);                                                                 \
+			body;                                                                      \
+			_exit(0);                                                                  \
+		}                                                                                  \
+		CHECK_EQ(waitpid(child_, &status_, 0), child_);                                    \
+		CHECK_EQ(status_, 0);                                                              \
+	} while (0)
+
+static void a_private_one_is_closed_on_exec(void)
+{
+	int ends[2], opened = gdr_private_open(ANY_FILE, O_RDWR);
+	int duplicate = gdr_private_duplicate(opened);
+
+	CHECK_EQ(pipe(ends), 0);
+	CHECK_EQ(gdr_private_adopt(ends[0]), ends[0]);
+	CHECK_EQ(fcntl(opened, F_GETFD), FD_CLOEXEC);
+	CHECK_EQ(fcntl(duplicate, F_GETFD), FD_CLOEXEC);
+	CHECK_EQ(fcntl(ends[0], F_GETFD), FD_CLOEXEC);
+	CHECK_EQ(fcntl(opened, F_GETFL) & O_ACCMODE, O_RDWR);
+	CHECK_EQ(gdr_private_close(opened), 0);
+	CHECK_EQ(gdr_private_close(duplicate), 0);
+	CHECK_EQ(gdr_private_close(ends[0]), 0);
+	CHECK(!is_open(opened));
+	close(ends[1]);
+}
+
+static void what_cannot_be_opened_is_told(void)
+{
+	CHECK_EQ(gdr_private_open("/none", O_RDONLY), -1);
+	CHECK_EQ(errno, ENOENT);
+	CHECK_EQ(gdr_private_duplicate(-1), -1);
+	CHECK_EQ(errno, EBADF);
+	CHECK_EQ(gdr_private_adopt(-1), -1);
+}
+
+static void an_interrupted_open_is_made_again(void)
+{
+	int fd;
+
+	interruptions = 3;
+	fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	CHECK(fd >= 0);
+	CHECK_EQ(interruptions, 0);
+	CHECK_EQ(gdr_private_close(fd), 0);
+}
+
+static void a_child_keeps_no_private_one(void)
+{
+	int fd = gdr_private_open(ANY_FILE, O_RDONLY), far;
+
+	far = fcntl(fd, F_DUPFD_CLOEXEC, 500);
+	CHECK_EQ(gdr_private_adopt(far), far);
+	IN_CHILD({
+		CHECK(!is_open(fd));
+		CHECK(!is_open(far));
+	});
+	CHECK(is_open(fd));
+	CHECK_EQ(gdr_private_close(far), 0);
+	CHECK_EQ(gdr_private_close(fd), 0);
+}
+
+static void a_child_leaves_alone_what_has_taken_its_number(void)
+{
+	int fd = gdr_private_open(ANY_FILE, O_RDONLY), other;
+
+	CHECK_EQ(gdr_private_close(fd), 0);
+	other = dup(0);
+	CHECK_EQ(other, fd);
+	IN_CHILD(CHECK(is_open(other)));
+	CHECK_EQ(gdr_private_close(other), -1);
+	CHECK_EQ(errno, EBADF);
+	CHECK(is_open(other));
+	close(other);
+}
+
+static void a_child_does_not_close_its_own_by_its_parents_number(void)
+{
+	int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+
+	IN_CHILD({
+		CHECK_EQ(dup(0), fd);
+		CHECK_EQ(gdr_private_close(fd), -1);
+		CHECK(is_open(fd));
+	});
+	CHECK_EQ(gdr_private_close(fd), 0);
+}
+
+static void a_child_has_private_ones_of_its_own(void)
+{
+	IN_CHILD({
+		int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+
+		IN_CHILD(CHECK(!is_open(fd)));
+		CHECK_EQ(gdr_private_close(fd), 0);
+	});
+}
+
+static atomic_bool busy;
+
+static void *open_and_close(void *unused)
+{
+	while (busy) {
+		int fd = gdr_private_open(BUSY_FILE, O_RDONLY);
+		int duplicate = gdr_private_duplicate(fd);
+
+		CHECK_EQ(gdr_private_close(fd), 0);
+		CHECK_EQ(gdr_private_close(duplicate), 0);
+	}
+	return unused;
+}
+
+static int count_busy_files(void)
+{
+	struct stat wanted, found;
+	int count = 0;
+
+	CHECK_EQ(stat(BUSY_FILE, &wanted), 0);
+	for (int fd = 0; fd < 100; fd++)
+		count += !fstat(fd, &found) && found.st_rdev == wanted.st_rdev;
+	return count;
+}
+
+static void a_child_of_busy_threads_keeps_none_of_theirs(void)
+{
+	pthread_t threads[4];
+
+	busy = true;
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, open_and_close, NULL), 0);
+	for (int i = 0; i < 50; i++)
+		IN_CHILD(CHECK_EQ(count_busy_files(), 0));
+	busy = false;
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+}
+
+CHECK_MAIN(TEST(a_private_one_is_closed_on_exec), TEST(what_cannot_be_opened_is_told),
+	   TEST(an_interrupted_open_is_made_again), TEST(a_child_keeps_no_private_one),
+	   TEST(a_child_leaves_alone_what_has_taken_its_number),
+	   TEST(a_child_does_not_close_its_own_by_its_parents_number),
+	   TEST(a_child_has_private_ones_of_its_own),
+	   TEST(a_child_of_busy_threads_keeps_none_of_theirs))

@@ -41,17 +41,17 @@ static int fail(struct gdr_nvrm_error *error, const char *call, int number, uint
 static int status_errno(uint32_t status)
 {
 	switch (status) {
-	case 0x1a: /* INSUFFICIENT_RESOURCES: BAR1 is full */
-	case 0x51: /* NO_MEMORY */
+	case NVRM_STATUS_INSUFFICIENT_RESOURCES: /* BAR1 is full */
+	case NVRM_STATUS_NO_MEMORY:
 		return ENOMEM;
-	case 0x1b: /* INSUFFICIENT_PERMISSIONS */
+	case NVRM_STATUS_INSUFFICIENT_PERMISSIONS:
 		return EACCES;
-	case 0x1f: /* INVALID_ARGUMENT */
-	case 0x33: /* INVALID_OBJECT_HANDLE */
-	case 0x3b: /* INVALID_PARAMETER: also a descriptor that is no export */
-	case 0x57: /* OBJECT_NOT_FOUND */
+	case NVRM_STATUS_INVALID_ARGUMENT:
+	case NVRM_STATUS_INVALID_OBJECT_HANDLE:
+	case NVRM_STATUS_INVALID_PARAMETER: /* also a descriptor that is no export */
+	case NVRM_STATUS_OBJECT_NOT_FOUND:
 		return EINVAL;
-	case 0x56: /* NOT_SUPPORTED */
+	case NVRM_STATUS_NOT_SUPPORTED:
 		return EOPNOTSUPP;
 	default:
 		return EIO;
@@ -100,6 +100,20 @@ static int rm_control(struct gdr_nvrm *client, const char *call, uint32_t object
 	};
 
 	return rm_ioctl(client, call, NVRM_IOCTL_CONTROL, &arg, &arg.status, error);
+}
+
+/* A control whose parameters have grown: *size is what the driver took. */
+static int rm_control_grown(struct gdr_nvrm *client, const char *call, uint32_t object,
+			    uint32_t command, void *params, uint32_t *size, uint32_t old_size,
+			    struct gdr_nvrm_error *error)
+{
+	if (!rm_control(client, call, object, command, params, *size, error))
+		return 0;
+	if (error->status != NVRM_STATUS_INVALID_ARGUMENT ||
+	    rm_control(client, call, object, command, params, old_size, error))
+		return -1;
+	*size = old_size;
+	return 0;
 }
 
 static uint32_t new_handle(struct gdr_nvrm *client)
@@ -299,17 +313,14 @@ none:
 static int object_nbytes(struct gdr_nvrm *client, uint32_t object, uint64_t *nbytes,
 			 struct gdr_nvrm_error *error)
 {
-	struct nvrm_surface_entry entries[] = {
-		{.index = NVRM_SURFACE_PHYS_SIZE_LO},
-		{.index = NVRM_SURFACE_PHYS_SIZE_HI},
-	};
-	struct nvrm_surface_info info = {.count = 2, .entries = (uintptr_t)entries};
+	struct nvrm_surface_entry entry = {.index = NVRM_SURFACE_SIZE};
+	struct nvrm_surface_info info = {.count = 1, .entries = (uintptr_t)&entry};
 
 	if (rm_control(client, "GET_SURFACE_INFO", object, NVRM_CTRL_GET_SURFACE_INFO, &info,
 		       sizeof(info), error))
 		return -1;
 
-	*nbytes = (uint64_t)entries[1].value << 32 | entries[0].value;
+	*nbytes = (uint64_t)entry.value * NVRM_SURFACE_SIZE_UNIT;
 	return 0;
 }
 
@@ -334,16 +345,31 @@ static int memory_finish(struct gdr_nvrm *client, const struct device *device, u
 	return 0;
 }
 
+/* Which GPU exported memory is on, and in which MIG instance, as far as the driver tells. */
+static int export_info(struct gdr_nvrm *client, int fd, struct nvrm_export_info *info,
+		       struct gdr_nvrm_error *error)
+{
+	uint32_t size = sizeof(*info);
+
+	*info = (struct nvrm_export_info){.fd = fd};
+	if (rm_control_grown(client, "GET_EXPORT_OBJECT_INFO", client->handle,
+			     NVRM_CTRL_GET_EXPORT_OBJECT_INFO, info, &size,
+			     NVRM_EXPORT_INFO_OLD_SIZE, error))
+		return -1;
+	if (size == NVRM_EXPORT_INFO_OLD_SIZE)
+		info->gpu_instance = NVRM_NO_INSTANCE;
+	return 0;
+}
+
 int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
 		    struct gdr_nvrm_error *error)
 {
-	struct nvrm_export_info info = {.fd = fd};
 	struct nvrm_import import = {.fd = fd, .count = 1};
+	struct nvrm_export_info info;
 	const struct device *device;
 	struct gdr_nvrm_error ignored;
 
-	if (rm_control(client, "GET_EXPORT_OBJECT_INFO", client->handle,
-		       NVRM_CTRL_GET_EXPORT_OBJECT_INFO, &info, sizeof(info), error))
+	if (export_info(client, fd, &info, error))
 		return -1;
 
 	device = device_get(client, info.device_instance, NULL, error);

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gdrpy
+import releases
 import rmclient as rm
 from gdrpy import cuda, sim
 from gdrpy.backends import ALL, candidates
@@ -47,9 +48,20 @@ def warm() -> int:
 
 
 class TestContract:
-    @pytest.mark.preloaded(**ON_NVRM, GDRPY_TEST_BACKENDS="nvrm")
+    @pytest.mark.parametrize(
+        "release",
+        [
+            pytest.param(
+                release.first,
+                marks=pytest.mark.preloaded(
+                    **ON_NVRM, GDRPY_TEST_BACKENDS="nvrm", FAKE_RM_VERSION=release.first
+                ),
+            )
+            for release in releases.read()
+        ],
+    )
     @pytest.mark.timeout(300)
-    def test_is_kept_by_the_backend(self) -> None:
+    def test_is_kept_by_the_backend(self, release: str) -> None:
         tests = Path(__file__).parent.parent / "contract"
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
@@ -58,6 +70,7 @@ class TestContract:
             check=False,
         )
         assert run.returncode == 0, run.stdout[-8000:]
+        assert driver_version() == release
         assert "skipped" not in run.stdout
 
 
@@ -137,7 +150,7 @@ class TestRefusedCall:
     def test_of_the_first_client_leaves_nothing(self) -> None:
         cuda.driver()
         before = descriptors()
-        for fault in ("RM_ALLOC:1:0x51", "RM_ALLOC:2:0x51", "CARD_INFO:1:0x1f"):
+        for fault in ("ROOT_CLIENT:1:0x51", "DEVICE:1:0x51", "CARD_INFO:1:0x1f"):
             assert rm.set_fault(fault) == 0
             with pytest.raises(gdrpy.Error):
                 gdrpy.alloc(4096, gpu=False)
@@ -172,6 +185,12 @@ class TestDescriptor:
         os.close(reader)
         os.close(writer)
         assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_VERSION="535.261.03")
+    def test_of_another_kind_is_refused_by_the_oldest_driver_too(self) -> None:
+        reader, _ = os.pipe()
+        with pytest.raises(gdrpy.InvalidHandle, match=r"is a pipe, .*driver status 0x3b"):
+            gdrpy.Region.from_fd(reader, gpu=False)
 
 
 class TestPointer:

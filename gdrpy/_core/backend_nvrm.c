@@ -50,15 +50,16 @@ static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda,
 
 /* A gdr_ipc_read through a mapping for reading. */
 static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-			   const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
-			   struct gdr_error *error)
+			   const struct gdr_ipc_info *info, uint64_t offset, void *bytes,
+			   size_t nbytes, struct gdr_error *error)
 {
 	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
 	struct gdr_view view;
 
 	if (!memory)
 		return -1;
-	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset, nbytes, error) ||
+	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset + offset, nbytes,
+			  error) ||
 	    gdr_memory_map(memory, 0, nbytes, true, &view, error)) {
 		gdr_memory_undo(memory);
 		return -1;

@@ -175,5 +175,9 @@ int gdr_nvrm_add_block(struct gdr_memory *memory, const int pci[3], const struct
 
 	if (gdr_nvrm_duplicate(client, &gpu, info, &block, &cause))
 		return failed(error, &cause, "pinning a device pointer");
+	if (gdr_ipc_compare(info, block.nbytes, error)) {
+		gdr_nvrm_release(client, &block, &cause);
+		return -1;
+	}
 	return add(memory, &block, offset, nbytes, error);
 }

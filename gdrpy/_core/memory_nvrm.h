@@ -18,7 +18,8 @@ bool gdr_nvrm_in_use(void);
 /*
  * Add [offset, offset + nbytes) of an exported allocation (nbytes 0: all of it), whose descriptor
  * stays the caller's, or of the block that an IPC handle names on the GPU at a PCI address. 0, or
- * -1 with *error filled in.
+ * -1 with *error filled in: GDR_FAILED_UNAVAILABLE where the block is not of the size that its
+ * handle says.
  */
 int gdr_nvrm_add_export(struct gdr_memory *memory, int fd, uint64_t offset, uint64_t nbytes,
 			struct gdr_error *error);

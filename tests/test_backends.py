@@ -75,11 +75,11 @@ class TestFailedCudaCall:
 
 
 class TestTestedDriver:
-    @pytest.mark.parametrize("version", [*TESTED_DRIVERS, "580.159.04", "570.1"])
+    @pytest.mark.parametrize("version", [*TESTED_DRIVERS, "535.309.01", "580.159.04", "570.1"])
     def test_inside_the_range_is_tested(self, version):
         assert is_tested(version)
 
-    @pytest.mark.parametrize("version", ["550.54.13", "535.288.01", "595.45.05", "600.1"])
+    @pytest.mark.parametrize("version", ["535.43.01", "530.41.03", "595.45.05", "600.1"])
     def test_outside_the_range_is_not(self, version):
         assert not is_tested(version)
 

@@ -7,7 +7,6 @@
  * were checked on its device.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -36,41 +35,6 @@ static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 	return gdr_nvrm_add_export(memory, fd, offset, nbytes, error);
 }
 
-static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda, int device,
-			 const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
-			 struct gdr_error *error)
-{
-	int pci[3];
-
-	if (gdr_device_pci(cuda, device, pci))
-		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
-				"CUDA does not tell the PCI address of device %d", device);
-	return gdr_nvrm_add_block(memory, pci, info, offset, nbytes, error);
-}
-
-/* A gdr_ipc_read through a mapping for reading. */
-static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-			   const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
-			   struct gdr_error *error)
-{
-	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
-	struct gdr_view view;
-
-	if (!memory)
-		return -1;
-	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset, nbytes, error) ||
-	    gdr_memory_map(memory, 0, nbytes, true, &view, error)) {
-		gdr_memory_undo(memory);
-		return -1;
-	}
-	gdr_copy_from(view.kind, bytes, view.map.address, nbytes);
-	if (gdr_memory_unmap(memory, &view, error)) {
-		gdr_memory_undo(memory);
-		return -1;
-	}
-	return gdr_memory_release(memory, error);
-}
-
 /* What is done once for each device; they are few. */
 #define MOST_DEVICES 64
 
@@ -80,9 +44,16 @@ static struct {
 	int export;   /* the descriptor */
 	bool proven;  /* its exports */
 	bool checked; /* its IPC handles */
+	bool split;   /* into MIG instances */
 	struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES];
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
+
+/* What status() has asked of a device, the first of none. */
+static struct {
+	bool asked;
+	const struct gdr_nvrm_obstacle *obstacle;
+} known[MOST_DEVICES + 1];
 
 /* Whoever held the lock is not in the child, where what is exported has been closed. */
 static void forget_in_child(void)
@@ -102,18 +73,62 @@ static void __attribute__((constructor)) watch_forks(void)
  * with the last: half a millisecond each. One kept open for the life of the process spares every
  * pin of VMM memory that, and costs the smallest allocation of the device, 2 MiB.
  */
-static void keep_exporting(const struct gdr_cuda *cuda, int device)
+static void export_device(const struct gdr_cuda *cuda, int device)
 {
 	size_t nbytes;
 
-	if (device < 0 || device >= MOST_DEVICES)
-		return;
-	pthread_mutex_lock(&device_lock);
 	if (!devices[device].exporting) {
 		devices[device].export = gdr_device_export(cuda, device, &nbytes);
 		devices[device].exporting = devices[device].export >= 0;
 	}
+}
+
+static void keep_exporting(const struct gdr_cuda *cuda, int device)
+{
+	if (device < 0 || device >= MOST_DEVICES)
+		return;
+	pthread_mutex_lock(&device_lock);
+	export_device(cuda, device);
 	pthread_mutex_unlock(&device_lock);
+}
+
+static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda, int device,
+			 const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
+			 struct gdr_error *error)
+{
+	int pci[3], sibling = -1;
+
+	if (gdr_device_pci(cuda, device, pci))
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"CUDA does not tell the PCI address of device %d", device);
+	/* An export of a split device is in the same MIG instance, and tells which one. */
+	if (devices[device].split && devices[device].exporting)
+		sibling = devices[device].export;
+	return gdr_nvrm_add_block(memory, pci, sibling, info, offset, nbytes, error);
+}
+
+/* A gdr_ipc_read through a mapping for reading. */
+static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			   const struct gdr_ipc_info *info, uint64_t offset, void *bytes,
+			   size_t nbytes, struct gdr_error *error)
+{
+	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
+	struct gdr_view view;
+
+	if (!memory)
+		return -1;
+	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset + offset, nbytes,
+			  error) ||
+	    gdr_memory_map(memory, 0, nbytes, true, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	gdr_copy_from(view.kind, bytes, view.map.address, nbytes);
+	if (gdr_memory_unmap(memory, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	return gdr_memory_release(memory, error);
 }
 
 /* Whether the driver had its say on the handles: a lack of memory, or of a right, may end. */
@@ -129,7 +144,7 @@ static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *
 {
 	char problem[sizeof(devices[0].problem)] = "";
 	char version[32];
-	int ret = 0;
+	int pci[3], ret = 0;
 
 	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
 		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
@@ -138,6 +153,10 @@ static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *
 
 	pthread_mutex_lock(&device_lock);
 	if (!devices[pointer->device].checked) {
+		devices[pointer->device].split =
+			!gdr_device_pci(cuda, pointer->device, pci) && gdr_nvrm_split_at(pci);
+		if (devices[pointer->device].split)
+			export_device(cuda, pointer->device);
 		ret = gdr_ipc_check(cuda, pointer, devices[pointer->device].scratch,
 				    read_allocation, error);
 		devices[pointer->device].checked = !ret || is_verdict(error);
@@ -234,7 +253,7 @@ static int check_exports(const struct gdr_cuda *cuda, int device, struct gdr_err
 	if (fd >= 0) {
 		ret = check_export(fd, nbytes, device, error);
 		devices[device].proven = !ret;
-		close(fd);
+		gdr_private_close(fd);
 	}
 	pthread_mutex_unlock(&device_lock);
 	return ret;
@@ -267,14 +286,21 @@ static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_req
 	return memory;
 }
 
-static int try_control_node(void)
+/* Asked once: the answer does not change while this process uses the driver. */
+static const struct gdr_nvrm_obstacle *obstacle_of(const struct gdr_cuda *cuda, int device)
 {
-	int fd = gdr_private_open(CONTROL_NODE, O_RDWR);
+	const struct gdr_nvrm_obstacle *obstacle;
+	int i = device < 0 || device >= MOST_DEVICES ? 0 : device + 1, pci[3];
 
-	if (fd < 0)
-		return errno;
-	gdr_private_close(fd);
-	return 0;
+	pthread_mutex_lock(&device_lock);
+	if (!known[i].asked) {
+		known[i].obstacle = gdr_nvrm_obstacle_at(
+			i && cuda && !gdr_device_pci(cuda, device, pci) ? pci : NULL);
+		known[i].asked = true;
+	}
+	obstacle = known[i].obstacle;
+	pthread_mutex_unlock(&device_lock);
+	return obstacle;
 }
 
 /* It does not change while the driver is in use. */
@@ -302,16 +328,21 @@ static void say_version(struct gdr_status *status)
 static void status(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
 		   struct gdr_status *status)
 {
-	int error = gdr_nvrm_in_use() ? 0 : try_control_node();
+	const struct gdr_nvrm_obstacle *obstacle;
+	struct gdr_nvrm_error cause;
 
-	(void)cuda;
-	(void)device;
 	(void)node;
-	*status = (struct gdr_status){.usable = !error};
-	switch (error) {
-	case 0:
-		say_version(status);
-		break;
+	*status = (struct gdr_status){.usable = !gdr_nvrm_ready(&cause)};
+	if (status->usable) {
+		obstacle = obstacle_of(cuda, device);
+		status->usable = !obstacle;
+		if (obstacle)
+			gdr_status_say(status, obstacle->reason, obstacle->remedy);
+		else
+			say_version(status);
+		return;
+	}
+	switch (cause.error) {
 	case ENOENT:
 		gdr_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
 			       "install the driver, or pass the node into the container (--gpus, "
@@ -325,8 +356,8 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 			       " and /dev/nvidia<N> (mode 0666 is the default)");
 		break;
 	default:
-		snprintf(status->reason, sizeof(status->reason), "opening " CONTROL_NODE ": %s",
-			 strerror(error));
+		snprintf(status->reason, sizeof(status->reason), "%s: %s", cause.call,
+			 strerror(cause.error));
 		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
 	}
 }

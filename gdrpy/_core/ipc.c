@@ -71,17 +71,39 @@ int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *po
 			(unsigned long long)pointer->map_base);
 }
 
-/* Sizes that share a block, each with its own pattern. */
+#define PAGE 4096
+#define GRANULE (2u << 20) /* what the driver rounds a block of one allocation up to, at most */
+
+int gdr_ipc_compare(const struct gdr_ipc_info *info, uint64_t nbytes, struct gdr_error *error)
+{
+	uint64_t own = (info->nbytes + PAGE - 1) / PAGE * PAGE;
+	bool alone = !info->block_offset && info->block_nbytes == own && nbytes >= own &&
+		     nbytes - own < GRANULE;
+
+	if (nbytes == info->block_nbytes || alone)
+		return 0;
+	return gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			"the IPC handle names a block of %llu bytes, and the driver has one of "
+			"%llu there",
+			(unsigned long long)info->block_nbytes, (unsigned long long)nbytes);
+}
+
+/* Sizes that share a block, and one that has its own; each ends with its own pattern. */
 #define MOST_WORDS 2048
 
 static const struct {
+	size_t nbytes;
 	size_t words;
 	uint32_t pattern;
-} shapes[GDR_IPC_SCRATCHES] = {{1024, 0x67647201}, {MOST_WORDS, 0x67647202}};
+} shapes[GDR_IPC_SCRATCHES] = {
+	{4096, 1024, 0x67647201},
+	{8192, MOST_WORDS, 0x67647202},
+	{GRANULE + PAGE, 1024, 0x67647203},
+};
 
-/* Copy words to new GPU memory, waiting for no other work. Its address, 0 with *error filled in. */
-static uint64_t new_scratch(const struct gdr_cuda *cuda, const uint32_t *words, size_t nbytes,
-			    struct gdr_error *error)
+/* New GPU memory that ends with the words, waiting for no other work. 0 with *error filled in. */
+static uint64_t new_scratch(const struct gdr_cuda *cuda, size_t nbytes, const uint32_t *words,
+			    size_t end_nbytes, struct gdr_error *error)
 {
 	const char *call = "cuStreamCreate";
 	uint64_t memory;
@@ -94,7 +116,8 @@ static uint64_t new_scratch(const struct gdr_cuda *cuda, const uint32_t *words, 
 	result = cuda->cuMemAlloc(&memory, nbytes);
 	if (!result) {
 		call = "cuMemcpyHtoDAsync";
-		result = cuda->cuMemcpyHtoDAsync(memory, words, nbytes, stream);
+		result = cuda->cuMemcpyHtoDAsync(memory + nbytes - end_nbytes, words, end_nbytes,
+						 stream);
 	}
 	if (!result)
 		result = cuda->cuStreamSynchronize(stream);
@@ -114,33 +137,33 @@ static bool is_there(const struct gdr_cuda *cuda, const struct gdr_ipc_scratch *
 	return scratch->memory && !gdr_pointer_id(cuda, scratch->memory, &id) && id == scratch->id;
 }
 
-static int make(const struct gdr_cuda *cuda, struct gdr_ipc_scratch *scratch, const uint32_t *words,
-		size_t nbytes, struct gdr_error *error)
+static int make(const struct gdr_cuda *cuda, struct gdr_ipc_scratch *scratch, size_t nbytes,
+		const uint32_t *words, size_t end_nbytes, struct gdr_error *error)
 {
-	scratch->memory = new_scratch(cuda, words, nbytes, error);
+	scratch->memory = new_scratch(cuda, nbytes, words, end_nbytes, error);
 	if (!scratch->memory)
 		return -1;
 	gdr_pointer_id(cuda, scratch->memory, &scratch->id);
 	return 0;
 }
 
-static int check_one(const struct gdr_cuda *cuda, size_t words, uint32_t pattern,
+static int check_one(const struct gdr_cuda *cuda, size_t nbytes, size_t words, uint32_t pattern,
 		     struct gdr_ipc_scratch *scratch, gdr_ipc_read read, struct gdr_error *error)
 {
 	uint32_t put[MOST_WORDS], found[MOST_WORDS];
-	size_t nbytes = words * sizeof(put[0]);
+	size_t end_nbytes = words * sizeof(put[0]);
 	struct gdr_pointer pointer;
 	struct gdr_ipc_info info;
 
 	for (size_t i = 0; i < words; i++)
 		put[i] = pattern;
-	if (!is_there(cuda, scratch) && make(cuda, scratch, put, nbytes, error))
+	if (!is_there(cuda, scratch) && make(cuda, scratch, nbytes, put, end_nbytes, error))
 		return -1;
 	if (gdr_pointer_find(cuda, scratch->memory, &pointer, error) ||
 	    gdr_ipc_find(cuda, &pointer, &info, error) ||
-	    read(cuda, &pointer, &info, found, nbytes, error))
+	    read(cuda, &pointer, &info, nbytes - end_nbytes, found, end_nbytes, error))
 		return -1;
-	if (memcmp(put, found, nbytes))
+	if (memcmp(put, found, end_nbytes))
 		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
 				"the self-check found other bytes behind the handle than CUDA put "
 				"there");
@@ -157,7 +180,8 @@ int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near,
 	if (gdr_context_enter(cuda, near, &context, error))
 		return -1;
 	for (size_t i = 0; !ret && i < GDR_IPC_SCRATCHES; i++)
-		ret = check_one(cuda, shapes[i].words, shapes[i].pattern, &scratch[i], read, error);
+		ret = check_one(cuda, shapes[i].nbytes, shapes[i].words, shapes[i].pattern,
+				&scratch[i], read, error);
 	gdr_context_leave(cuda, &context);
 	return ret;
 }

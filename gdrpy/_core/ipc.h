@@ -44,14 +44,20 @@ int gdr_ipc_offset(const struct gdr_ipc_info *info, const struct gdr_pointer *po
 		   const struct gdr_range *range, uint64_t *offset, struct gdr_error *error);
 
 /*
- * Fill scratch memory of a device by CUDA, and have it read back through its handles: `read` gives
- * the first nbytes bytes of the allocation that info describes. GDR_FAILED_UNAVAILABLE unless they
- * are the same. Nothing is written through a handle.
+ * Whether the block, which is of nbytes as the driver says once it has it, is the one that a handle
+ * describes. 0, or -1: GDR_FAILED_UNAVAILABLE.
+ */
+int gdr_ipc_compare(const struct gdr_ipc_info *info, uint64_t nbytes, struct gdr_error *error);
+
+/*
+ * Fill scratch memory of a device by CUDA, small and large, and have it read back through its
+ * handles: `read` gives bytes of the allocation that info describes. GDR_FAILED_UNAVAILABLE unless
+ * they are the same. Nothing is written through a handle.
  *
  * The scratch memory is kept for the life of the process, also for a check that is made again: to
  * free it would wait for every kernel that runs there.
  */
-#define GDR_IPC_SCRATCHES 2
+#define GDR_IPC_SCRATCHES 3
 
 struct gdr_ipc_scratch {
 	uint64_t memory; /* 0: not made yet */
@@ -59,8 +65,8 @@ struct gdr_ipc_scratch {
 };
 
 typedef int (*gdr_ipc_read)(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-			    const struct gdr_ipc_info *info, void *bytes, size_t nbytes,
-			    struct gdr_error *error);
+			    const struct gdr_ipc_info *info, uint64_t offset, void *bytes,
+			    size_t nbytes, struct gdr_error *error);
 int gdr_ipc_check(const struct gdr_cuda *cuda, const struct gdr_pointer *near,
 		  struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES], gdr_ipc_read read,
 		  struct gdr_error *error);

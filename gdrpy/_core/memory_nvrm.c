@@ -37,18 +37,28 @@ static void __attribute__((constructor)) watch_forks(void)
 
 static int failed(struct gdr_error *error, const struct gdr_nvrm_error *cause, const char *purpose)
 {
+	if (cause->obstacle)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV, "%s: %s (%s)", cause->call,
+				cause->obstacle->reason, cause->obstacle->remedy);
 	return gdr_fail_call(error, cause->error, cause->status, "%s: %s", purpose, cause->call);
+}
+
+int gdr_nvrm_ready(struct gdr_nvrm_error *cause)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&client_lock);
+	if (!client)
+		ret = gdr_nvrm_open(&client, cause);
+	pthread_mutex_unlock(&client_lock);
+	return ret;
 }
 
 static int open_client(struct gdr_error *error)
 {
 	struct gdr_nvrm_error cause;
-	int ret = 0;
+	int ret = gdr_nvrm_ready(&cause);
 
-	pthread_mutex_lock(&client_lock);
-	if (!client)
-		ret = gdr_nvrm_open(&client, &cause);
-	pthread_mutex_unlock(&client_lock);
 	if (ret && cause.error == ENOENT)
 		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
 				"cannot use the NVIDIA driver: %s: it is not there: install the "
@@ -57,14 +67,30 @@ static int open_client(struct gdr_error *error)
 	return ret ? failed(error, &cause, "cannot use the NVIDIA driver") : 0;
 }
 
-bool gdr_nvrm_in_use(void)
+static struct gdr_nvrm_gpu gpu_at(const int pci[3])
 {
-	bool in_use;
+	return (struct gdr_nvrm_gpu){
+		.pci_domain = (uint32_t)pci[0],
+		.pci_bus = (uint8_t)pci[1],
+		.pci_slot = (uint8_t)pci[2],
+	};
+}
 
-	pthread_mutex_lock(&client_lock);
-	in_use = client;
-	pthread_mutex_unlock(&client_lock);
-	return in_use;
+const struct gdr_nvrm_obstacle *gdr_nvrm_obstacle_at(const int pci[3])
+{
+	struct gdr_nvrm_gpu gpu;
+
+	if (!pci)
+		return gdr_nvrm_find_obstacle(client, NULL);
+	gpu = gpu_at(pci);
+	return gdr_nvrm_find_obstacle(client, &gpu);
+}
+
+bool gdr_nvrm_split_at(const int pci[3])
+{
+	const struct gdr_nvrm_gpu gpu = gpu_at(pci);
+
+	return gdr_nvrm_split(client, &gpu);
 }
 
 static int map_block(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
@@ -73,14 +99,16 @@ static int map_block(struct gdr_memory *memory, const struct gdr_part *part, uin
 {
 	struct gdr_nvrm_mapping mapping;
 	struct gdr_nvrm_error cause;
+	char purpose[80];
 
 	(void)memory;
 	(void)kind;
 	if (gdr_nvrm_map(client, &part->block, part->offset + offset, nbytes, readonly, at,
-			 &mapping, &cause))
-		return gdr_fail_call(error, cause.error, cause.status,
-				     "mapping %zu bytes at offset %llu: %s", nbytes,
-				     (unsigned long long)offset, cause.call);
+			 &mapping, &cause)) {
+		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu", nbytes,
+			 (unsigned long long)offset);
+		return failed(error, &cause, purpose);
+	}
 	piece->map = mapping.map;
 	piece->token = mapping.linear;
 	return 0;
@@ -155,25 +183,26 @@ int gdr_nvrm_add_export(struct gdr_memory *memory, int fd, uint64_t offset, uint
 
 	if (gdr_nvrm_import(client, fd, &block, &cause)) {
 		failed(error, &cause, "importing the allocation");
-		if (cause.error == EINVAL)
+		if (cause.error == EINVAL && !cause.obstacle)
 			error->failure = GDR_FAILED_HANDLE;
 		return -1;
 	}
 	return add(memory, &block, offset, nbytes ? nbytes : block.nbytes, error);
 }
 
-int gdr_nvrm_add_block(struct gdr_memory *memory, const int pci[3], const struct gdr_ipc_info *info,
-		       uint64_t offset, uint64_t nbytes, struct gdr_error *error)
+int gdr_nvrm_add_block(struct gdr_memory *memory, const int pci[3], int sibling,
+		       const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
+		       struct gdr_error *error)
 {
-	struct gdr_nvrm_gpu gpu = {
-		.pci_domain = (uint32_t)pci[0],
-		.pci_bus = (uint8_t)pci[1],
-		.pci_slot = (uint8_t)pci[2],
-	};
+	const struct gdr_nvrm_gpu gpu = gpu_at(pci);
 	struct gdr_nvrm_memory block;
 	struct gdr_nvrm_error cause;
 
-	if (gdr_nvrm_duplicate(client, &gpu, info, &block, &cause))
+	if (gdr_nvrm_duplicate(client, &gpu, sibling, info, &block, &cause))
 		return failed(error, &cause, "pinning a device pointer");
+	if (gdr_ipc_compare(info, block.nbytes, error)) {
+		gdr_nvrm_release(client, &block, &cause);
+		return -1;
+	}
 	return add(memory, &block, offset, nbytes, error);
 }

@@ -17,11 +17,18 @@
 #include "ipc.h"
 #include "map.h"
 
+/* What the driver says of itself that keeps the CPU from GPU memory, and what would change it. */
+struct gdr_nvrm_obstacle {
+	const char *reason;
+	const char *remedy;
+};
+
 /* What failed: the call, the errno that the caller gets, and RM's own status if it came from RM. */
 struct gdr_nvrm_error {
-	char call[48];
+	char call[80];
 	int error;
 	uint32_t status;
+	const struct gdr_nvrm_obstacle *obstacle; /* that explains it; NULL: none */
 };
 
 /* How a GPU is known outside RM. */
@@ -50,9 +57,24 @@ struct gdr_nvrm;
 
 /* All of these return 0, or -1 with *error filled in and nothing left behind. */
 int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_nvrm_error *error);
+
+/*
+ * Why every mapping of a GPU's memory (NULL: of any GPU's) is sure to fail, before any is tried;
+ * NULL if nothing is known to speak against it.
+ */
+const struct gdr_nvrm_obstacle *gdr_nvrm_find_obstacle(struct gdr_nvrm *client,
+						       const struct gdr_nvrm_gpu *gpu);
+
+/* Whether a GPU is split into MIG instances. */
+bool gdr_nvrm_split(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu);
+
+/*
+ * Memory is taken in from an export; or from an IPC handle, and then `sibling` is any export of the
+ * same MIG instance where the GPU is split, else -1.
+ */
 int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
 		    struct gdr_nvrm_error *error);
-int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu,
+int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu, int sibling,
 		       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
 		       struct gdr_nvrm_error *error);
 int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,

@@ -2,10 +2,11 @@
 /*
  * The part of the NVIDIA resource manager's (RM) ioctl interface that CPU mappings need.
  *
- * Layouts and numbers are those of NVIDIA/open-gpu-kernel-modules (nvos.h, nv_escape.h,
- * nv-ioctl.h, ctrl0000unix.h, ctrl0000gpu.h, ctrl0041.h, cl0080.h), identical in every release
- * between GDR_NVRM_TESTED_MIN and GDR_NVRM_TESTED_MAX. The structure's size is part of each
- * command, so a driver with another layout refuses the call instead of misreading it.
+ * Layouts and numbers are those of NVIDIA/open-gpu-kernel-modules, compared with every release from
+ * GDR_NVRM_TESTED_MIN to GDR_NVRM_TESTED_MAX: tests/rm/releases.tsv has them all. Three structures
+ * grew; older drivers take the first bytes of them, as many as *_OLD_SIZE says. The structure's
+ * size is part of each command, so a driver with another layout refuses the call instead of
+ * misreading it.
  */
 #ifndef GDRPY_NVRM_ABI_H
 #define GDRPY_NVRM_ABI_H
@@ -14,12 +15,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GDR_NVRM_TESTED_MIN "550.54.14"
+#define GDR_NVRM_TESTED_MIN "535.43.02"
 #define GDR_NVRM_TESTED_MAX "595.45.04"
 
 enum nvrm_class {
 	NVRM_CLASS_ROOT_CLIENT = 0x41,
 	NVRM_CLASS_DEVICE = 0x80,
+	NVRM_CLASS_SUBDEVICE = 0x2080,
+	NVRM_CLASS_INSTANCE = 0xc637, /* a subscription to a MIG instance */
+	NVRM_CLASS_CONFIDENTIAL = 0xcb33,
 };
 
 enum nvrm_control_command {
@@ -27,6 +31,19 @@ enum nvrm_control_command {
 	NVRM_CTRL_GET_EXPORT_OBJECT_INFO = 0x3d08,
 	NVRM_CTRL_IMPORT_OBJECTS_FROM_FD = 0x3d0c,
 	NVRM_CTRL_GET_SURFACE_INFO = 0x410110,
+	NVRM_CTRL_GET_VIRTUALIZATION = 0x800289,
+	NVRM_CTRL_GET_CONFIDENTIAL = 0xcb330101,
+};
+
+enum nvrm_status {
+	NVRM_STATUS_INSUFFICIENT_RESOURCES = 0x1a,
+	NVRM_STATUS_INSUFFICIENT_PERMISSIONS = 0x1b,
+	NVRM_STATUS_INVALID_ARGUMENT = 0x1f,
+	NVRM_STATUS_INVALID_OBJECT_HANDLE = 0x33,
+	NVRM_STATUS_INVALID_PARAMETER = 0x3b,
+	NVRM_STATUS_NO_MEMORY = 0x51,
+	NVRM_STATUS_NOT_SUPPORTED = 0x56,
+	NVRM_STATUS_OBJECT_NOT_FOUND = 0x57,
 };
 
 #define NVRM_MAX_CARDS 32
@@ -74,6 +91,16 @@ struct nvrm_device_params {
 	uint32_t pad1;
 };
 
+struct nvrm_subdevice_params {
+	uint32_t sub_device;
+};
+
+struct nvrm_instance_params {
+	uint64_t capability; /* a descriptor of /dev/nvidia-caps/nvidia-cap<N> */
+	uint32_t id;
+	uint32_t pad;
+};
+
 struct nvrm_control {
 	uint32_t client;
 	uint32_t object;
@@ -95,10 +122,13 @@ struct nvrm_gpu_id_info {
 	int32_t numa_id;
 };
 
+#define NVRM_NO_INSTANCE 0xffffffffu
+#define NVRM_EXPORT_INFO_OLD_SIZE 76 /* before 545.23.06: of no gpu_instance, the rest moved up */
+
 struct nvrm_export_info {
 	int32_t fd;
 	uint32_t device_instance;
-	uint32_t gpu_instance;
+	uint32_t gpu_instance; /* MIG's */
 	uint16_t max_objects;
 	uint8_t metadata[64];
 	uint8_t pad[2];
@@ -113,10 +143,9 @@ struct nvrm_import {
 	uint16_t index;
 };
 
-enum nvrm_surface_index {
-	NVRM_SURFACE_PHYS_SIZE_LO = 2,
-	NVRM_SURFACE_PHYS_SIZE_HI = 3,
-};
+/* The one way to ask for a size that all drivers answer: 2 and 3 are known from 580.65.06 on. */
+#define NVRM_SURFACE_SIZE 7
+#define NVRM_SURFACE_SIZE_UNIT 4096
 
 struct nvrm_surface_entry {
 	uint32_t index;
@@ -127,6 +156,26 @@ struct nvrm_surface_info {
 	uint32_t count;
 	uint32_t pad;
 	uint64_t entries;
+};
+
+#define NVRM_CONFIDENTIAL_OLD_SIZE 5 /* before 550.40.07 */
+
+struct nvrm_confidential {
+	uint8_t cpu;
+	uint8_t gpus;
+	uint8_t environment;
+	uint8_t feature; /* 0: off */
+	uint8_t developer_tools;
+	uint8_t multi_gpu; /* 0: none; with the protected PCIe mode, feature says off */
+};
+
+#define NVRM_VIRTUALIZATION_OLD_SIZE 4 /* before 555.42.02 */
+#define NVRM_VIRTUALIZATION_GUEST 2
+
+struct nvrm_virtualization {
+	uint32_t mode;
+	uint8_t grid_build;
+	uint8_t pad[3];
 };
 
 struct nvrm_dup {
@@ -184,6 +233,8 @@ _Static_assert(offsetof(struct nvrm_card_info, minor) == 56, "card info");
 _Static_assert(sizeof(struct nvrm_alloc) == 32, "alloc");
 _Static_assert(sizeof(struct nvrm_device_params) == 56, "device parameters");
 _Static_assert(offsetof(struct nvrm_device_params, va_mode) == 48, "device parameters");
+_Static_assert(sizeof(struct nvrm_subdevice_params) == 4, "subdevice parameters");
+_Static_assert(sizeof(struct nvrm_instance_params) == 16, "instance parameters");
 _Static_assert(sizeof(struct nvrm_control) == 32, "control");
 _Static_assert(sizeof(struct nvrm_export_info) == 80, "export info");
 _Static_assert(offsetof(struct nvrm_export_info, metadata) == 14, "export info");
@@ -191,6 +242,8 @@ _Static_assert(sizeof(struct nvrm_import) == 652, "import");
 _Static_assert(offsetof(struct nvrm_import, types) == 520, "import");
 _Static_assert(offsetof(struct nvrm_import, count) == 648, "import");
 _Static_assert(sizeof(struct nvrm_surface_info) == 16, "surface info");
+_Static_assert(sizeof(struct nvrm_confidential) == 6, "confidential computing");
+_Static_assert(sizeof(struct nvrm_virtualization) == 8, "virtualization");
 _Static_assert(sizeof(struct nvrm_dup) == 28, "dup");
 _Static_assert(sizeof(struct nvrm_map) == 56, "map");
 _Static_assert(offsetof(struct nvrm_map, fd) == 48, "map");

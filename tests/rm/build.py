@@ -3,13 +3,17 @@
 In front of the C library it serves /dev/nvidiactl, /dev/nvidia<minor> and the files of
 /proc/driver/nvidia as the stock NVIDIA kernel driver would, over the memory of the simulated GPU.
 
-Environment: FAKE_RM_DEVICES, FAKE_RM_VERSION and FAKE_RM_NO_NODES (src/machine.h) and
-FAKE_RM_FAULT (src/fault.h). Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count,
+Its answers are those of the driver's release in releases.tsv, which releases.py makes.
+
+Environment: FAKE_RM_VERSION, FAKE_RM_DEVICES and others (src/machine.h), and FAKE_RM_FAULT
+(src/fault.h). Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count,
 fakerm_violation and fakerm_set_fault (the end of src/preload.c).
 """
 
 import subprocess
 from pathlib import Path
+
+import releases
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parent.parent
@@ -29,8 +33,17 @@ def build(directory: Path) -> Path:
         subprocess.CalledProcessError: the compiler refused.
     """
     library = directory / "libfakerm.so"
+    write_releases(directory / "releases.h")
     # As the kernel does, it must do its part of a fork after everybody else's: so it begins first.
-    options = ["-O2", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,initfirst"]
+    options = [
+        f"-I{directory}",
+        "-O2",
+        "-g",
+        "-fPIC",
+        "-shared",
+        "-fvisibility=hidden",
+        "-Wl,-z,initfirst",
+    ]
     compile_c(library, SOURCES, options)
     return library
 
@@ -42,9 +55,37 @@ def build_fuzzer(directory: Path) -> Path:
         subprocess.CalledProcessError: the compiler refused.
     """
     fuzzer = directory / "fuzz"
+    write_releases(directory / "releases.h")
     sources = [HERE / "fuzz.c", *(path for path in SOURCES if path.name != "preload.c")]
-    compile_c(fuzzer, sources, ["-O1", "-g", *SANITIZERS])
+    compile_c(fuzzer, sources, [f"-I{directory}", "-O1", "-g", *SANITIZERS])
     return fuzzer
+
+
+def write_releases(header: Path) -> None:
+    """The table of releases as C: an enumeration of the facts, and the facts of each release."""
+    table = releases.read()
+    names = [f"FACT_{name.replace('.', '_').upper()}" for name in table[0].facts]
+    rows = []
+    for release in table:
+        numbers = ", ".join(map(c_number, release.facts.values()))
+        rows.append(f"{{{{{release.first.replace('.', ', ')}}}, {{{numbers}}}}},")
+    header.write_text(
+        "#pragma once\n#include <stdint.h>\n#define FACT_ABSENT UINT32_MAX\n"
+        f"enum fact {{{', '.join(names)}, FACT_COUNT}};\n"
+        "struct release { unsigned int first[3]; uint32_t facts[FACT_COUNT]; };\n"
+        "__attribute__((unused)) static const struct release releases[] = {\n"
+        + "\n".join(rows)
+        + "\n};\n"
+    )
+
+
+def c_number(value: str) -> str:
+    """A value of the table; a list of indices as the bits that have these numbers."""
+    if value == releases.ABSENT:
+        return "FACT_ABSENT"
+    if "," in value:
+        return hex(sum(1 << int(index) for index in value.split(",")))
+    return value
 
 
 def build_core_test(directory: Path, name: str, *core: str) -> Path:

@@ -39,7 +39,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         env={**os.environ, **marker.kwargs, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     if process.returncode:
         pytest.fail(f"exit status {process.returncode}\n{process.stderr}", pytrace=False)

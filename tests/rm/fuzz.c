@@ -205,16 +205,35 @@ static int64_t import_many(void)
 	return control(RM_CMD_IMPORT_OBJECTS_FROM_FD, 0, &params, sizeof(params));
 }
 
-static int64_t import_one(void)
+static int64_t alloc_other(void)
 {
-	struct rm_import_one params = {
-		.fd = some_fd(),
-		.type = RM_EXPORT_TYPE_OBJECT,
-		.parent = some_device(),
-		.object = some_object(),
+	static const uint32_t classes[] = {RM_CLASS_SUBDEVICE, RM_CLASS_MIG_INSTANCE,
+					   RM_CLASS_CONFIDENTIAL};
+	uint32_t params[4] = {0}, client = some_client();
+	struct rm_alloc alloc = {
+		.root = client,
+		.parent = below(2) ? client : some_device(),
+		.new_handle = some_object(),
+		.class = classes[below(3)],
+		.params = (uintptr_t)params,
+		.params_size = below(5) * sizeof(params[0]),
 	};
 
-	return control(RM_CMD_IMPORT_OBJECT_FROM_FD, 0, &params, sizeof(params));
+	return CALL(RM_NR_ALLOC, alloc);
+}
+
+static int64_t confidential(void)
+{
+	struct rm_confidential params;
+
+	return control(RM_CMD_GET_CONFIDENTIAL, some_object(), &params, sizeof(params));
+}
+
+static int64_t virtualization(void)
+{
+	struct rm_virtualization params;
+
+	return control(RM_CMD_GET_VIRTUALIZATION, some_device(), &params, sizeof(params));
 }
 
 static int64_t export_info(void)
@@ -350,7 +369,8 @@ struct step {
 
 static struct step steps[] = {
 	{"alloc_client", alloc_client, 0}, {"alloc_device", alloc_device, 0},
-	{"import_many", import_many, 0},   {"import_one", import_one, 0},
+	{"import_many", import_many, 0},   {"alloc_other", alloc_other, 0},
+	{"confidential", confidential, 0}, {"virtualization", virtualization, 0},
 	{"export_info", export_info, 0},   {"gpu_id_info", gpu_id_info, 0},
 	{"surface_info", surface_info, 0}, {"dup_object", dup_object, 0},
 	{"map_memory", map_memory, 0},	   {"unmap_memory", unmap_memory, 0},

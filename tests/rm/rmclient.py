@@ -163,10 +163,6 @@ def import_fd(ctl: int, client: int, device: int, fd: int, handle: int = 0xE0) -
     return status, params[520]
 
 
-def import_one_fd(ctl: int, client: int, device: int, fd: int, handle: int = 0xE1) -> int:
-    return control(ctl, client, 0x3D06, struct.pack("<iIIII", fd, 1, 0, device, handle))[0]
-
-
 def dup_object(
     ctl: int, client: int, device: int, source: tuple[int, int], handle: int = 0xE2, flags: int = 0
 ) -> int:

@@ -84,7 +84,7 @@ static void a_duplicate_is_the_owners_block(void)
 	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
 
 	info.object = (uint32_t)fd;
-	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, &info, &memory, &error), 0);
+	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, -1, &info, &memory, &error), 0);
 	CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, true, NULL, &mapping, &error), 0);
 	CHECK_EQ(pwrite(fd, "end", 3, BLOCK - 3), 3);
 	CHECK_MEM_EQ((char *)mapping.map.address + BLOCK - 3, "end", 3);
@@ -104,7 +104,7 @@ static void a_gpu_that_is_not_listed_is_no_device(void)
 	struct gdr_nvrm_memory memory;
 	struct gdr_nvrm_error error;
 
-	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, &info, &memory, &error), -1);
+	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, -1, &info, &memory, &error), -1);
 	CHECK_EQ(error.error, ENODEV);
 	gdr_nvrm_close(client);
 }

@@ -1,6 +1,7 @@
 """The nvrm backend, unmodified, on the simulated resource manager and the simulated GPU."""
 
 import errno
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gdrpy
+import releases
 import rmclient as rm
 from gdrpy import cuda, sim
 from gdrpy.backends import ALL, candidates
@@ -36,6 +38,13 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def warm_driver() -> int:
+    """Load the simulated driver and open the client; how many descriptors are open then."""
+    cuda.driver()
+    assert ALL["nvrm"].status(0).usable
+    return descriptors()
+
+
 def warm() -> int:
     """Open the client, its device and the pointer check; how many descriptors are open then."""
     with gdrpy.alloc(1), cuda.context(0):
@@ -47,9 +56,20 @@ def warm() -> int:
 
 
 class TestContract:
-    @pytest.mark.preloaded(**ON_NVRM, GDRPY_TEST_BACKENDS="nvrm")
+    @pytest.mark.parametrize(
+        "release",
+        [
+            pytest.param(
+                release.first,
+                marks=pytest.mark.preloaded(
+                    **ON_NVRM, GDRPY_TEST_BACKENDS="nvrm", FAKE_RM_VERSION=release.first
+                ),
+            )
+            for release in releases.read()
+        ],
+    )
     @pytest.mark.timeout(300)
-    def test_is_kept_by_the_backend(self) -> None:
+    def test_is_kept_by_the_backend(self, release: str) -> None:
         tests = Path(__file__).parent.parent / "contract"
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
@@ -58,6 +78,7 @@ class TestContract:
             check=False,
         )
         assert run.returncode == 0, run.stdout[-8000:]
+        assert driver_version() == release
         assert "skipped" not in run.stdout
 
 
@@ -137,7 +158,7 @@ class TestRefusedCall:
     def test_of_the_first_client_leaves_nothing(self) -> None:
         cuda.driver()
         before = descriptors()
-        for fault in ("RM_ALLOC:1:0x51", "RM_ALLOC:2:0x51", "CARD_INFO:1:0x1f"):
+        for fault in ("ROOT_CLIENT:1:0x51", "DEVICE:1:0x51", "CARD_INFO:1:0x1f"):
             assert rm.set_fault(fault) == 0
             with pytest.raises(gdrpy.Error):
                 gdrpy.alloc(4096, gpu=False)
@@ -172,6 +193,12 @@ class TestDescriptor:
         os.close(reader)
         os.close(writer)
         assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_VERSION="535.261.03")
+    def test_of_another_kind_is_refused_by_the_oldest_driver_too(self) -> None:
+        reader, _ = os.pipe()
+        with pytest.raises(gdrpy.InvalidHandle, match=r"is a pipe, .*driver status 0x3b"):
+            gdrpy.Region.from_fd(reader, gpu=False)
 
 
 class TestPointer:
@@ -263,6 +290,7 @@ class TestMachine:
         assert driver_version() == "580.159.04"
 
 
+<<<<<<< HEAD
 class TestInterruptedOpen:
     def test_is_made_again(self) -> None:
         rm.set_fault("open:/dev/nvidiactl:4,open:/dev/nvidia0:4")
@@ -271,6 +299,124 @@ class TestInterruptedOpen:
             assert region.read(5) == b"there"
         rm.set_fault("open:/proc/driver/nvidia/version:4")
         assert driver_version() == "580.159.04"
+=======
+class TestMigInstance:
+    """All memory is in instance 3 of its GPU."""
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3", GDRPY_SIM_DEVICES="2")
+    def test_is_subscribed_to_for_exported_memory(self) -> None:
+        for device in (0, 1):
+            with gdrpy.alloc(4096, device) as region, cuda.context(device):
+                region.write(b"in an instance")
+                buffer = bytearray(14)
+                cuda.call("cuMemcpyDtoH", buffer, region.ptr, 14)
+                assert bytes(buffer) == b"in an instance"
+                fd = region.export()
+            with gdrpy.Region.from_fd(fd, gpu=False) as other:
+                assert other.read(14) == b"in an instance"
+            os.close(fd)
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3")
+    def test_is_subscribed_to_for_pointers(self) -> None:
+        with cuda.context(0), gdrpy.open() as gdr:
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            with gdr.pin(pointer, 100) as pin, pin.map() as mapping:
+                mapping.write(b"bytes")
+            buffer = bytearray(5)
+            cuda.call("cuMemcpyDtoH", buffer, pointer, 5)
+            assert bytes(buffer) == b"bytes"
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3")
+    def test_that_may_not_be_used_is_said_to_be(self) -> None:
+        before = warm_driver()
+        refused = pytest.raises(gdrpy.BackendUnavailable)
+        reason = "in a MIG instance of the GPU that this process may not use (give the instance"
+        for fault in (
+            "open:/proc/driver/nvidia/capabilities/gpu0/mig/gi3/access:2",
+            "open:/dev/nvidia-caps/nvidia-cap30:13",
+            "SUBDEVICE:1:0x1b",
+            "SUBSCRIPTION:1:0x1f",
+        ):
+            assert rm.set_fault(fault) == 0
+            with refused as caught:
+                gdrpy.alloc(4096)
+            rm.set_fault("")
+            assert reason in str(caught.value), fault
+            assert (ledger(), descriptors()) == (NOTHING, before), fault
+        gdrpy.alloc(4096).close()
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_MIG="3", FAKE_RM_VERSION="535.261.03")
+    def test_is_out_of_reach_where_the_driver_does_not_name_it(self) -> None:
+        with gdrpy.alloc(4096, backend="sim") as region:
+            fd = region.export()
+        reason = "the driver does not tell which one memory is in"
+        with pytest.raises(gdrpy.BackendUnavailable, match=reason):
+            gdrpy.Region.from_fd(fd, gpu=False)
+        os.close(fd)
+        with pytest.raises(gdrpy.BackendUnavailable, match=reason):
+            gdrpy.alloc(4096)
+        assert ALL["nvrm"].status(0) == Status(
+            False,
+            "the GPU is split into MIG instances, and the driver does not tell which one memory "
+            "is in",
+            "install driver 545.23.06 or newer",
+        )
+        assert ledger() == NOTHING
+
+
+class TestConfidentialComputing:
+    @pytest.mark.parametrize(
+        "release",
+        [
+            pytest.param(
+                release,
+                marks=pytest.mark.preloaded(
+                    **ON_NVRM, FAKE_RM_CONFIDENTIAL=mode, FAKE_RM_VERSION=release
+                ),
+            )
+            for release, mode in (("535.261.03", "1"), ("580.159.04", "1"), ("580.159.05", "pcie"))
+        ],
+    )
+    def test_is_told_before_and_after(self, release: str) -> None:
+        with gdrpy.alloc(4096, backend="sim") as region:
+            fd = region.export()
+        reason = "confidential computing is on, which keeps the CPU from the GPU's memory"
+        with pytest.raises(gdrpy.BackendUnavailable, match=rf"RM_MAP_MEMORY: {reason} \(switch it"):
+            gdrpy.Region.from_fd(fd, gpu=False)
+        os.close(fd)
+        status = ALL["nvrm"].status(0)
+        assert (status.usable, status.reason) == (False, reason)
+        with pytest.raises(gdrpy.BackendUnavailable, match=f"nvrm: {reason}"):
+            gdrpy.alloc(4096)
+        assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_CONFIDENTIAL="1")
+    def test_makes_the_backend_unusable_in_info(self) -> None:
+        command = [sys.executable, "-m", "gdrpy", "info", "--json"]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        (state,) = (one for one in json.loads(run.stdout)["backends"] if one["backend"] == "nvrm")
+        assert not state["usable"]
+        assert "confidential computing is on" in state["reason"]
+
+
+class TestVirtualGpu:
+    @pytest.mark.parametrize(
+        "release",
+        [
+            pytest.param(
+                release,
+                marks=pytest.mark.preloaded(**ON_NVRM, FAKE_RM_GUEST="1", FAKE_RM_VERSION=release),
+            )
+            for release in ("535.261.03", "550.163.01", "555.42.02")
+        ],
+    )
+    def test_is_told_where_a_mapping_fails(self, release: str) -> None:
+        with pytest.raises(gdrpy.BackendUnavailable, match=r"RM_MAP_MEMORY: .* virtual GPU \(vGPU"):
+            gdrpy.alloc(4096)
+        assert driver_version() == release
+>>>>>>> nvrm
         assert ledger() == NOTHING
 
 

@@ -141,11 +141,6 @@ class TestWholeSequence:
             assert open_descriptors() == before
             assert s.free(memory) == rm.OK
 
-    def test_one_object_form_of_import(self) -> None:
-        with session() as s:
-            assert rm.import_one_fd(s.ctl, s.client, s.device, rm.memory_block()) == rm.OK
-            assert rm.count("objects") == 1
-
     @pytest.mark.parametrize("size", [PAGE, BLOCK, 3 * BLOCK, 5 << 30])
     def test_size_of_the_memory_is_told(self, size: int) -> None:
         with session() as s:
@@ -241,7 +236,6 @@ class TestWrongDescriptor:
         with session() as s:
             assert rm.import_fd(s.ctl, s.client, s.device, fd)[0] == rm.INVALID_PARAMETER
             assert rm.export_info(s.ctl, s.client, fd)[0] == rm.INVALID_PARAMETER
-            assert rm.import_one_fd(s.ctl, s.client, s.device, fd) == rm.INVALID_PARAMETER
             assert rm.count("objects") == 0
 
     @pytest.mark.parametrize("number", [-1, 987])
@@ -306,7 +300,7 @@ class TestWrongCall:
 
     def test_unknown_class_is_refused(self) -> None:
         with session() as s:
-            data = struct.pack("<IIIIQII", s.client, s.device, 0, 0x2080, 0, 0, 0)
+            data = struct.pack("<IIIIQII", s.client, s.device, 0, 0x2081, 0, 0, 0)
             status = struct.unpack("<IIIIQII", rm.call(s.ctl, 0x2B, data))[6]
             assert status == rm.INVALID_CLASS
 
@@ -761,7 +755,7 @@ class TestFault:
             "RM_MAP_MEMORY:1:1:1",
             "RM_MOP_MEMORY:1:1",
             "open:/dev/nvidiactl:x",
-            "open:" + "a" * 60 + ":13",
+            "open:" + "a" * 80 + ":13",
             "mmap:1:12," * 17,
         ):
             assert (malformed, rm.set_fault(malformed)) == (malformed, -errno.EINVAL)

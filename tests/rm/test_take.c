@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "backends.h"
+#include "ipc.h"
 
 static struct gdr_cuda real, doctored;
 static size_t word;	  /* of the handle, that is changed */
@@ -131,6 +132,30 @@ static void another_size_is_found_out(void)
 	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "and CUDA 4096");
 }
 
+static void a_block_of_another_size_is_found_out(void)
+{
+	change(6, 512);
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+		      "a block of 4194304 bytes, and the driver has one of 2097152");
+}
+
+static int change_large(struct gdr_cuda_ipc *handle, uint64_t pointer)
+{
+	int result = real.cuIpcGetMemHandle(handle, pointer);
+	uint32_t words[8];
+
+	memcpy(words, handle->bytes, sizeof(words));
+	return result || words[4] < GRANULE ? result : change_handle(handle, pointer);
+}
+
+static void a_large_block_of_another_size_is_found_out(void)
+{
+	change(6, 1);
+	doctored.cuIpcGetMemHandle = change_large;
+	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+		      "a block of 2105344 bytes, and the driver has one of 4194304");
+}
+
 static void a_client_that_is_no_client_is_found_out(void)
 {
 	change(12, 1 << 24);
@@ -232,7 +257,7 @@ static void a_check_that_is_made_again_takes_no_more_memory(void)
 		check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
 	}
 	check_released(take(pointer, 100, &error));
-	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations + 2);
+	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations + GDR_IPC_SCRATCHES);
 }
 
 static void a_check_whose_memory_went_with_its_context_takes_other(void)
@@ -468,6 +493,8 @@ static const struct check_test tests[] = {
 	TEST(an_offset_past_the_block_is_found_out),
 	TEST(a_handle_of_another_process_is_found_out),
 	TEST(another_size_is_found_out),
+	TEST(a_block_of_another_size_is_found_out),
+	TEST(a_large_block_of_another_size_is_found_out),
 	TEST(a_client_that_is_no_client_is_found_out),
 	TEST(an_object_that_is_no_object_is_found_out),
 	TEST(a_single_handle_that_contradicts_cuda_is_found_out),

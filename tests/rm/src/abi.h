@@ -50,14 +50,18 @@ enum rm_status {
 enum rm_class {
 	RM_CLASS_ROOT_CLIENT = 0x41,
 	RM_CLASS_DEVICE = 0x80,
+	RM_CLASS_SUBDEVICE = 0x2080,
+	RM_CLASS_MIG_INSTANCE = 0xC637,
+	RM_CLASS_CONFIDENTIAL = 0xCB33,
 };
 
 enum rm_control_command {
 	RM_CMD_GPU_GET_ID_INFO = 0x205,
-	RM_CMD_IMPORT_OBJECT_FROM_FD = 0x3D06,
 	RM_CMD_GET_EXPORT_OBJECT_INFO = 0x3D08,
 	RM_CMD_IMPORT_OBJECTS_FROM_FD = 0x3D0C,
 	RM_CMD_GET_SURFACE_INFO = 0x410110,
+	RM_CMD_GET_VIRTUALIZATION = 0x800289,
+	RM_CMD_GET_CONFIDENTIAL = 0xCB330101,
 };
 
 #define RM_ABI_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), #type)
@@ -108,6 +112,13 @@ struct rm_device_params {
 RM_ABI_SIZE(struct rm_device_params, 56);
 RM_ABI_FIELD(struct rm_device_params, va_size, 24);
 RM_ABI_FIELD(struct rm_device_params, va_mode, 48);
+
+struct rm_mig_params {
+	uint64_t capability;
+	uint32_t instance;
+	uint32_t padding;
+};
+RM_ABI_SIZE(struct rm_mig_params, 16);
 
 struct rm_free {
 	uint32_t root;
@@ -225,27 +236,33 @@ struct rm_gpu_id_info {
 RM_ABI_SIZE(struct rm_gpu_id_info, 32);
 RM_ABI_FIELD(struct rm_gpu_id_info, device_instance, 8);
 
+/* What follows moved when the MIG instance's number came in: releases.tsv says where it is. */
 struct rm_export_info {
 	int32_t fd;
 	uint32_t device_instance;
-	uint32_t gpu_instance_id;
-	uint16_t max_objects;
-	uint8_t metadata[64];
+	uint8_t rest[72];
 };
 RM_ABI_SIZE(struct rm_export_info, 80);
-RM_ABI_FIELD(struct rm_export_info, max_objects, 12);
-RM_ABI_FIELD(struct rm_export_info, metadata, 14);
 
-#define RM_EXPORT_TYPE_OBJECT 1
-
-struct rm_import_one {
-	int32_t fd;
-	uint32_t type;
-	uint32_t device;
-	uint32_t parent;
-	uint32_t object;
+struct rm_virtualization {
+	uint32_t mode;
+	uint32_t grid_build;
 };
-RM_ABI_SIZE(struct rm_import_one, 20);
+
+#define RM_VIRTUALIZATION_GUEST 2
+
+struct rm_confidential {
+	uint8_t cpu;
+	uint8_t gpus;
+	uint8_t environment;
+	uint8_t feature;
+	uint8_t developer_tools;
+	uint8_t multi_gpu;
+};
+RM_ABI_SIZE(struct rm_confidential, 6);
+
+#define RM_CONFIDENTIAL_HOPPER 2
+#define RM_CONFIDENTIAL_PROTECTED_PCIE 1
 
 #define RM_IMPORT_MAX 128
 #define RM_IMPORT_VIDEO_MEMORY 1

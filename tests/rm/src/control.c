@@ -9,7 +9,6 @@
 #include "machine.h"
 #include "user.h"
 
-#define NO_MIG_INSTANCE 0xFFFFFFFFu
 #define SURFACE_ITEMS_MAX 64
 
 static uint32_t gpu_get_id_info(struct client *client, struct object *object, void *params)
@@ -36,18 +35,44 @@ static uint32_t get_export_object_info(struct client *client, struct object *obj
 {
 	struct rm_export_info *info = params;
 	uint32_t instance, status = memory_device(info->fd, &instance);
+	uint32_t at_mig = fact(FACT_AT_EXPORT_INFO_GPU_INSTANCE);
+	char *bytes = params;
 
 	(void)client;
 	(void)object;
 	if (status)
 		return status;
-	*info = (struct rm_export_info){
-		.fd = info->fd,
-		.device_instance = instance,
-		.gpu_instance_id = NO_MIG_INSTANCE,
-		.max_objects = 1,
-		.metadata = {4},
-	};
+	info->device_instance = instance;
+	memset(info->rest, 0, fact(FACT_SIZE_EXPORT_INFO) - offsetof(struct rm_export_info, rest));
+	if (at_mig != FACT_ABSENT)
+		memcpy(bytes + at_mig, &machine()->mig_instance, sizeof(uint32_t));
+	bytes[fact(FACT_AT_EXPORT_INFO_MAX_OBJECTS)] = 1;
+	bytes[fact(FACT_AT_EXPORT_INFO_METADATA)] = 4;
+	return RM_OK;
+}
+
+static uint32_t get_confidential(struct client *client, struct object *object, void *params)
+{
+	struct rm_confidential *answer = params;
+
+	(void)client;
+	(void)object;
+	memset(answer, 0, fact(FACT_SIZE_CONFIDENTIAL));
+	answer->gpus = RM_CONFIDENTIAL_HOPPER;
+	if (machine()->confidential && !machine()->protected_pcie)
+		answer->feature = RM_CONFIDENTIAL_HOPPER;
+	if (machine()->protected_pcie && fact(FACT_AT_CONFIDENTIAL_MULTI_GPU) != FACT_ABSENT)
+		answer->multi_gpu = RM_CONFIDENTIAL_PROTECTED_PCIE;
+	return RM_OK;
+}
+
+static uint32_t get_virtualization(struct client *client, struct object *object, void *params)
+{
+	struct rm_virtualization *answer = params;
+
+	(void)client;
+	(void)object;
+	answer->mode = machine()->guest ? RM_VIRTUALIZATION_GUEST : 0;
 	return RM_OK;
 }
 
@@ -57,16 +82,6 @@ static uint32_t import(struct client *client, int fd, uint32_t parent, uint32_t 
 	uint32_t status = memory_hold(fd, &memory);
 
 	return status ? status : rm_adopt_memory(client, parent, handle, &memory);
-}
-
-static uint32_t import_object_from_fd(struct client *client, struct object *object, void *params)
-{
-	struct rm_import_one *call = params;
-
-	(void)object;
-	if (call->type != RM_EXPORT_TYPE_OBJECT)
-		return RM_INVALID_PARAMETER;
-	return import(client, call->fd, call->parent, &call->object);
 }
 
 static uint32_t import_objects_from_fd(struct client *client, struct object *object, void *params)
@@ -100,6 +115,8 @@ static uint32_t get_surface_info(struct client *client, struct object *object, v
 	if (copy_from_user(items, call->list, size))
 		return RM_INVALID_ADDRESS;
 	for (uint32_t i = 0; i < call->count; i++) {
+		if (items[i].index > 31 || !(fact(FACT_SURFACE_ANSWERED) >> items[i].index & 1))
+			return RM_INVALID_ARGUMENT;
 		switch (items[i].index) {
 		case RM_SURFACE_SIZE_LOW:
 			items[i].value = bytes;
@@ -117,33 +134,59 @@ static uint32_t get_surface_info(struct client *client, struct object *object, v
 	return copy_to_user(call->list, items, size) ? RM_INVALID_ADDRESS : RM_OK;
 }
 
+enum target {
+	ON_CLIENT,
+	ON_DEVICE,
+	ON_OBJECT,
+	ON_CONFIDENTIAL,
+};
+
 struct command {
 	const char *name;
-	uint32_t number;
-	uint32_t size;
-	bool on_object; /* on a memory object; else on the client */
+	enum fact number;
+	enum fact size;
+	enum target target;
 	uint32_t (*serve)(struct client *client, struct object *object, void *params);
 };
 
 static const struct command commands[] = {
-	{"GPU_GET_ID_INFO", RM_CMD_GPU_GET_ID_INFO, sizeof(struct rm_gpu_id_info), false,
+	{"GPU_GET_ID_INFO", FACT_CTRL_GPU_GET_ID_INFO_V2, FACT_SIZE_GPU_ID_INFO, ON_CLIENT,
 	 gpu_get_id_info},
-	{"GET_EXPORT_OBJECT_INFO", RM_CMD_GET_EXPORT_OBJECT_INFO, sizeof(struct rm_export_info),
-	 false, get_export_object_info},
-	{"IMPORT_OBJECT_FROM_FD", RM_CMD_IMPORT_OBJECT_FROM_FD, sizeof(struct rm_import_one), false,
-	 import_object_from_fd},
-	{"IMPORT_OBJECTS_FROM_FD", RM_CMD_IMPORT_OBJECTS_FROM_FD, sizeof(struct rm_import_many),
-	 false, import_objects_from_fd},
-	{"GET_SURFACE_INFO", RM_CMD_GET_SURFACE_INFO, sizeof(struct rm_surface_info), true,
+	{"GET_EXPORT_OBJECT_INFO", FACT_CTRL_GET_EXPORT_OBJECT_INFO, FACT_SIZE_EXPORT_INFO,
+	 ON_CLIENT, get_export_object_info},
+	{"IMPORT_OBJECTS_FROM_FD", FACT_CTRL_IMPORT_OBJECTS_FROM_FD, FACT_SIZE_IMPORT, ON_CLIENT,
+	 import_objects_from_fd},
+	{"GET_SURFACE_INFO", FACT_CTRL_GET_SURFACE_INFO, FACT_SIZE_SURFACE_INFO, ON_OBJECT,
 	 get_surface_info},
+	{"GET_CONFIDENTIAL", FACT_CTRL_GET_CONFIDENTIAL, FACT_SIZE_CONFIDENTIAL, ON_CONFIDENTIAL,
+	 get_confidential},
+	{"GET_VIRTUALIZATION", FACT_CTRL_GET_VIRTUALIZATION, FACT_SIZE_VIRTUALIZATION, ON_DEVICE,
+	 get_virtualization},
 };
 
 static const struct command *find_command(uint32_t number)
 {
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
-		if (commands[i].number == number)
+		if (fact(commands[i].number) == number)
 			return &commands[i];
 	return NULL;
+}
+
+static bool is_target(const struct client *client, enum target target, uint32_t handle)
+{
+	struct device *device;
+
+	switch (target) {
+	case ON_CLIENT:
+		return handle == client->handle;
+	case ON_DEVICE:
+		return device_find(client, handle);
+	case ON_OBJECT:
+		return object_find(client, handle, &device);
+	case ON_CONFIDENTIAL:
+		return handle == client->confidential;
+	}
+	return false;
 }
 
 uint32_t serve_control(const struct open_node *node, void *argument)
@@ -157,23 +200,24 @@ uint32_t serve_control(const struct open_node *node, void *argument)
 		struct rm_import_many largest;
 		char bytes[sizeof(struct rm_import_many)];
 	} params;
-	uint32_t status;
+	uint32_t status, size;
 
 	if (!client)
 		return RM_INVALID_CLIENT;
 	if (!client_has_handle(client, call->object))
 		return RM_OBJECT_NOT_FOUND;
 	object = object_find(client, call->object, &device);
-	if (!command || (command->on_object ? !object : call->object != client->handle))
+	if (!command || !is_target(client, command->target, call->object))
 		return RM_NOT_SUPPORTED;
-	if (call->flags || call->params_size != command->size)
+	size = fact(command->size);
+	if (call->flags || call->params_size != size)
 		return RM_INVALID_ARGUMENT;
-	if (copy_from_user(params.bytes, call->params, command->size))
+	if (copy_from_user(params.bytes, call->params, size))
 		return RM_INVALID_ADDRESS;
 	status = fault_take(command->name);
 	if (!status)
 		status = command->serve(client, object, params.bytes);
-	if (copy_to_user(call->params, params.bytes, command->size))
+	if (copy_to_user(call->params, params.bytes, size))
 		return RM_INVALID_ADDRESS;
 	return status;
 }

@@ -10,7 +10,7 @@
 #define FAULTS_MAX 16
 
 struct fault {
-	char call[48]; /* or the path, for an open */
+	char call[80]; /* or the path, for an open */
 	bool is_open;
 	unsigned long countdown; /* calls until it strikes; 0 once it has */
 	uint32_t value;
@@ -25,13 +25,17 @@ static const char *const calls[] = {
 	"RM_ALLOC",
 	"ROOT_CLIENT",
 	"DEVICE",
+	"SUBDEVICE",
+	"SUBSCRIPTION",
+	"CONFIDENTIAL",
 	"RM_FREE",
 	"RM_CONTROL",
 	"GPU_GET_ID_INFO",
 	"GET_EXPORT_OBJECT_INFO",
-	"IMPORT_OBJECT_FROM_FD",
 	"IMPORT_OBJECTS_FROM_FD",
 	"GET_SURFACE_INFO",
+	"GET_CONFIDENTIAL",
+	"GET_VIRTUALIZATION",
 	"RM_DUP_OBJECT",
 	"RM_MAP_MEMORY",
 	"RM_UNMAP_MEMORY",

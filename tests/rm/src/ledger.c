@@ -113,8 +113,11 @@ bool client_has_handle(const struct client *client, uint32_t handle)
 {
 	struct device *device;
 
-	return handle == client->handle || device_find(client, handle) ||
-	       object_find(client, handle, &device);
+	for (device = client->devices; device; device = device->next)
+		if (handle && (handle == device->subdevice || handle == device->subscription))
+			return true;
+	return handle == client->handle || (handle && handle == client->confidential) ||
+	       device_find(client, handle) || object_find(client, handle, &device);
 }
 
 uint32_t client_new_handle(const struct client *client)
@@ -126,7 +129,7 @@ uint32_t client_new_handle(const struct client *client)
 	return handle;
 }
 
-struct device *device_add(struct client *client, uint32_t handle, uint32_t instance)
+struct device *device_add(struct client *client, uint32_t handle, uint32_t instance, uint32_t share)
 {
 	struct device *device = calloc(1, sizeof(*device));
 
@@ -134,6 +137,7 @@ struct device *device_add(struct client *client, uint32_t handle, uint32_t insta
 		return NULL;
 	device->handle = handle;
 	device->instance = instance;
+	device->share = share;
 	LINK(client->devices, device);
 	return device;
 }

@@ -4,6 +4,8 @@
  *
  *   client -> device -> memory object -> mapping (RM_MAP_MEMORY) <- view (mmap)
  *
+ * Objects that have nothing below them are handles in their parent: 0, or what they are called.
+ *
  * A violation is something that the driver lets pass and a careful program does not do: an unmap
  * before the munmap, a free of what is still mapped, a control file closed with a client on it.
  * Each is also told on stderr.
@@ -39,13 +41,17 @@ struct device {
 	struct device *next;
 	uint32_t handle;
 	uint32_t instance;
+	uint32_t share;	       /* the client whose address space it uses */
+	uint32_t subdevice;    /* a handle */
+	uint32_t subscription; /* a handle, below that: to the MIG instance */
 	struct object *objects;
 };
 
 struct client {
 	struct client *next;
 	uint32_t handle;
-	struct file_id file; /* the control file it was made on, and lives on */
+	struct file_id file;   /* the control file it was made on, and lives on */
+	uint32_t confidential; /* a handle */
 	struct device *devices;
 };
 
@@ -70,7 +76,8 @@ void client_free(struct client *client);
 uint32_t client_new_handle(const struct client *client);
 bool client_has_handle(const struct client *client, uint32_t handle);
 
-struct device *device_add(struct client *client, uint32_t handle, uint32_t instance);
+struct device *device_add(struct client *client, uint32_t handle, uint32_t instance,
+			  uint32_t share);
 struct device *device_find(const struct client *client, uint32_t handle);
 void device_free(struct client *client, struct device *device);
 

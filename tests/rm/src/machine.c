@@ -33,21 +33,118 @@ static uint32_t read_devices(void)
 	return devices;
 }
 
+/* The newest release that is no newer than the version; the oldest for one that is older. */
+static const struct release *release_of(const char *version)
+{
+	const struct release *found = releases;
+	unsigned int numbers[3] = {0};
+
+	sscanf(version, "%u.%u.%u", &numbers[0], &numbers[1], &numbers[2]);
+	for (size_t i = 1; i < sizeof(releases) / sizeof(releases[0]); i++) {
+		const unsigned int *first = releases[i].first;
+		int n = 0;
+
+		while (n < 2 && numbers[n] == first[n])
+			n++;
+		if (numbers[n] >= first[n])
+			found = &releases[i];
+	}
+	return found;
+}
+
+/* What abi.h says and no release contradicts; what changes is asked of fact() where it is used. */
+static const struct {
+	enum fact fact;
+	uint32_t value;
+} constants[] = {
+	{FACT_NR_ALLOC, RM_NR_ALLOC},
+	{FACT_NR_CARD_INFO, RM_NR_CARD_INFO},
+	{FACT_NR_CONTROL, RM_NR_CONTROL},
+	{FACT_NR_DUP, RM_NR_DUP_OBJECT},
+	{FACT_NR_FREE, RM_NR_FREE},
+	{FACT_NR_MAP, RM_NR_MAP_MEMORY},
+	{FACT_NR_UNMAP, RM_NR_UNMAP_MEMORY},
+	{FACT_SIZE_ALLOC, sizeof(struct rm_alloc)},
+	{FACT_SIZE_CARD_INFO, sizeof(struct rm_card)},
+	{FACT_SIZE_CONTROL, sizeof(struct rm_control)},
+	{FACT_SIZE_DEVICE_PARAMS, sizeof(struct rm_device_params)},
+	{FACT_SIZE_DUP, sizeof(struct rm_dup_object)},
+	{FACT_SIZE_FREE, sizeof(struct rm_free)},
+	{FACT_SIZE_INSTANCE_PARAMS, sizeof(struct rm_mig_params)},
+	{FACT_SIZE_MAP, sizeof(struct rm_map_memory)},
+	{FACT_SIZE_SUBDEVICE_PARAMS, sizeof(uint32_t)},
+	{FACT_SIZE_SURFACE_ENTRY, sizeof(struct rm_surface_item)},
+	{FACT_SIZE_UNMAP, sizeof(struct rm_unmap_memory)},
+	{FACT_AT_CONTROL_STATUS, offsetof(struct rm_control, status)},
+	{FACT_AT_EXPORT_INFO_DEVICE_INSTANCE, offsetof(struct rm_export_info, device_instance)},
+	{FACT_AT_IMPORT_COUNT, offsetof(struct rm_import_many, count)},
+	{FACT_AT_IMPORT_TYPES, offsetof(struct rm_import_many, types)},
+	{FACT_AT_MAP_FD, offsetof(struct rm_map_memory, fd)},
+	{FACT_AT_MAP_STATUS, offsetof(struct rm_map_memory, status)},
+	{FACT_CLASS_CONFIDENTIAL, RM_CLASS_CONFIDENTIAL},
+	{FACT_CLASS_DEVICE, RM_CLASS_DEVICE},
+	{FACT_CLASS_INSTANCE, RM_CLASS_MIG_INSTANCE},
+	{FACT_CLASS_ROOT_CLIENT, RM_CLASS_ROOT_CLIENT},
+	{FACT_CLASS_SUBDEVICE, RM_CLASS_SUBDEVICE},
+	{FACT_MAX_CARDS, RM_MAX_DEVICES},
+	{FACT_MAX_IMPORT, RM_IMPORT_MAX},
+	{FACT_OBJECT_VIDEO_MEMORY, RM_IMPORT_VIDEO_MEMORY},
+	{FACT_STATUS_INVALID_ARGUMENT, RM_INVALID_ARGUMENT},
+	{FACT_STATUS_INVALID_PARAMETER, RM_INVALID_PARAMETER},
+	{FACT_STATUS_NOT_SUPPORTED, RM_NOT_SUPPORTED},
+	{FACT_STATUS_NO_MEMORY, RM_NO_MEMORY},
+	{FACT_STATUS_OBJECT_NOT_FOUND, RM_OBJECT_NOT_FOUND},
+	{FACT_SURFACE_SIZE, RM_SURFACE_SIZE_IN_4K},
+	{FACT_VIRTUALIZATION_GUEST, RM_VIRTUALIZATION_GUEST},
+};
+
+static void check_constants(void)
+{
+	for (size_t i = 0; i < sizeof(constants) / sizeof(constants[0]); i++) {
+		uint32_t theirs = the_machine.release->facts[constants[i].fact];
+
+		if (theirs == constants[i].value)
+			continue;
+		fprintf(stderr, "fakerm: constant %zu is %#x, and %#x in driver %s\n", i,
+			constants[i].value, theirs, the_machine.version);
+		abort();
+	}
+}
+
+static uint32_t read_mig_instance(void)
+{
+	const char *text = getenv("FAKE_RM_MIG");
+
+	return text ? (uint32_t)strtoul(text, NULL, 10) : NO_MIG_INSTANCE;
+}
+
 static void read_environment(void)
 {
 	const char *version = getenv("FAKE_RM_VERSION");
 	const char *no_nodes = getenv("FAKE_RM_NO_NODES");
+	const char *confidential = getenv("FAKE_RM_CONFIDENTIAL");
 
+	the_machine.mig_instance = read_mig_instance();
+	the_machine.confidential = confidential;
+	the_machine.protected_pcie = confidential && !strcmp(confidential, "pcie");
+	the_machine.guest = getenv("FAKE_RM_GUEST");
 	the_machine.has_driver = !no_nodes || strcmp(no_nodes, "1");
 	the_machine.devices = read_devices();
 	snprintf(the_machine.version, sizeof(the_machine.version), "%s",
 		 version ? version : DEFAULT_VERSION);
+	the_machine.release = release_of(the_machine.version);
+	check_constants();
 }
 
 const struct machine *machine(void)
 {
 	pthread_once(&once, read_environment);
 	return &the_machine;
+}
+
+uint32_t fact(enum fact which)
+{
+	return machine()->release->facts[which];
 }
 
 uint32_t machine_mirror(uint32_t instance_or_minor)
@@ -63,4 +160,9 @@ uint32_t machine_pci_bus(uint32_t instance)
 uint32_t machine_gpu_id(uint32_t instance)
 {
 	return machine_pci_bus(instance) << 8;
+}
+
+uint32_t machine_capability(uint32_t minor)
+{
+	return 30 + 9 * minor;
 }

@@ -41,6 +41,21 @@ static bool parse_node_name(const char *name, struct node *node)
 	return !strcmp(name, canonical) && node->minor < machine()->devices;
 }
 
+/* The number of a node in /dev/nvidia-caps: there is one for each GPU that is split. */
+static bool parse_capability_name(const char *name, struct node *node)
+{
+	char canonical[16];
+
+	node->kind = NODE_CAPABILITY;
+	for (uint32_t minor = 0; minor < machine()->devices; minor++) {
+		node->minor = machine_capability(minor);
+		snprintf(canonical, sizeof(canonical), "%u", node->minor);
+		if (!strcmp(name, canonical))
+			return machine()->mig_instance != NO_MIG_INSTANCE;
+	}
+	return false;
+}
+
 static bool parse_proc_name(const char *name, struct node *node)
 {
 	char wanted[64];
@@ -65,6 +80,18 @@ static bool parse_proc_name(const char *name, struct node *node)
 			 machine_pci_bus(instance), machine_mirror(instance));
 		return true;
 	}
+	if (machine()->mig_instance == NO_MIG_INSTANCE)
+		return false;
+	for (uint32_t minor = 0; minor < machine()->devices; minor++) {
+		snprintf(wanted, sizeof(wanted), "capabilities/gpu%u/mig/gi%u/access", minor,
+			 machine()->mig_instance);
+		if (strcmp(name, wanted))
+			continue;
+		snprintf(node->text, sizeof(node->text),
+			 "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+			 machine_capability(minor));
+		return true;
+	}
 	return false;
 }
 
@@ -75,7 +102,9 @@ bool node_of_path(const char *path, struct node *node)
 
 	if (!path || path[0] != '/')
 		return false;
-	if ((name = skip_prefix(path, "/dev/nvidia")))
+	if ((name = skip_prefix(path, "/dev/nvidia-caps/nvidia-cap")))
+		known = parse_capability_name(name, node);
+	else if ((name = skip_prefix(path, "/dev/nvidia")))
 		known = parse_node_name(name, node);
 	else if ((name = skip_prefix(path, "/proc/driver/nvidia/")))
 		known = parse_proc_name(name, node);
@@ -120,7 +149,11 @@ bool node_of_fd(int fd, struct open_node *open_node)
 	if (memfd_name(fd, name, sizeof(name), &open_node->file))
 		node_name = skip_prefix(name, MEMFD_PREFIX);
 	errno = saved_errno;
-	return node_name && parse_node_name(node_name, &open_node->node);
+	if (!node_name)
+		return false;
+	return skip_prefix(node_name, "cap")
+		       ? parse_capability_name(node_name + strlen("cap"), &open_node->node)
+		       : parse_node_name(node_name, &open_node->node);
 }
 
 static int write_text(int fd, const char *text)
@@ -155,6 +188,8 @@ int node_open(const struct node *node, int flags)
 
 	if (node->kind == NODE_DEVICE)
 		snprintf(name, sizeof(name), MEMFD_PREFIX "%u", node->minor);
+	else if (node->kind == NODE_CAPABILITY)
+		snprintf(name, sizeof(name), MEMFD_PREFIX "cap%u", node->minor);
 	else
 		snprintf(name, sizeof(name), MEMFD_PREFIX "%s",
 			 node->kind == NODE_CONTROL ? "ctl" : "text");
@@ -174,8 +209,8 @@ void node_stat(const struct node *node, struct stat *st)
 	memset(st, 0, sizeof(*st));
 	st->st_nlink = 1;
 	st->st_blksize = 4096;
-	if (node->kind == NODE_TEXT) {
-		st->st_mode = S_IFREG | 0444;
+	if (node->kind == NODE_TEXT || node->kind == NODE_CAPABILITY) {
+		st->st_mode = node->kind == NODE_TEXT ? S_IFREG | 0444 : S_IFCHR | 0444;
 		return;
 	}
 	st->st_mode = S_IFCHR | 0666;

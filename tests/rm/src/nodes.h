@@ -16,13 +16,14 @@
 enum node_kind {
 	NODE_CONTROL,
 	NODE_DEVICE,
+	NODE_CAPABILITY,
 	NODE_TEXT,
 	NODE_ABSENT, /* a path that the driver would own, with nothing there */
 };
 
 struct node {
 	enum node_kind kind;
-	uint32_t minor; /* of a NODE_DEVICE */
+	uint32_t minor; /* of a NODE_DEVICE or a NODE_CAPABILITY */
 	char text[512]; /* of a NODE_TEXT */
 };
 

@@ -46,6 +46,8 @@ uint32_t rm_adopt_memory(struct client *client, uint32_t parent, uint32_t *handl
 
 	if (!device || device->instance != memory->device_instance)
 		status = RM_INVALID_OBJECT_PARENT;
+	else if (machine()->mig_instance != NO_MIG_INSTANCE && !device->subscription)
+		status = RM_OBJECT_NOT_FOUND; /* of the subscription */
 	else
 		status = rm_choose_handle(client, handle);
 	if (!status && !object_add(device, *handle, memory))
@@ -96,7 +98,95 @@ static uint32_t alloc_device(const struct open_node *node, struct rm_alloc *allo
 	status = rm_choose_handle(client, &alloc->new_handle);
 	if (status)
 		return status;
-	return device_add(client, alloc->new_handle, params.device_id) ? RM_OK : RM_NO_MEMORY;
+	return device_add(client, alloc->new_handle, params.device_id, params.client_share)
+		       ? RM_OK
+		       : RM_NO_MEMORY;
+}
+
+static uint32_t alloc_subdevice(const struct open_node *node, struct rm_alloc *alloc)
+{
+	struct client *client = rm_client_on(node, alloc->root);
+	struct device *device = client ? device_find(client, alloc->parent) : NULL;
+	uint32_t status = fault_take("SUBDEVICE"), number;
+
+	if (status)
+		return status;
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (!device || device->subdevice)
+		return RM_INVALID_OBJECT_PARENT;
+	if (alloc->params_size != sizeof(number))
+		return RM_INVALID_ARGUMENT;
+	if (copy_from_user(&number, alloc->params, sizeof(number)))
+		return RM_INVALID_ADDRESS;
+	if (number)
+		return RM_INVALID_ARGUMENT;
+	status = rm_choose_handle(client, &alloc->new_handle);
+	if (!status)
+		device->subdevice = alloc->new_handle;
+	return status;
+}
+
+/* The driver looks at the descriptor, not at who holds it. */
+static bool gives_right(uint64_t capability, uint32_t instance)
+{
+	struct open_node node;
+
+	return capability <= INT32_MAX && node_of_fd((int)capability, &node) &&
+	       node.node.kind == NODE_CAPABILITY &&
+	       node.node.minor == machine_capability(machine_mirror(instance));
+}
+
+static uint32_t alloc_subscription(const struct open_node *node, struct rm_alloc *alloc)
+{
+	struct client *client = rm_client_on(node, alloc->root);
+	struct device *device = client ? client->devices : NULL;
+	uint32_t status = fault_take("SUBSCRIPTION");
+	struct rm_mig_params params;
+
+	if (status)
+		return status;
+	if (!client)
+		return RM_INVALID_CLIENT;
+	while (device && (!alloc->parent || device->subdevice != alloc->parent))
+		device = device->next;
+	if (!device || device->subscription)
+		return RM_INVALID_OBJECT_PARENT;
+	if (alloc->params_size != sizeof(params))
+		return RM_INVALID_ARGUMENT;
+	if (copy_from_user(&params, alloc->params, sizeof(params)))
+		return RM_INVALID_ADDRESS;
+	if (machine()->mig_instance == NO_MIG_INSTANCE)
+		return RM_NOT_SUPPORTED;
+	if (params.instance != machine()->mig_instance)
+		return RM_INVALID_ARGUMENT;
+	if (device->share != client->handle)
+		return RM_STATE_IN_USE; /* of the address space, by all instances */
+	if (!gives_right(params.capability, device->instance))
+		return RM_INSUFFICIENT_PERMISSIONS;
+	status = rm_choose_handle(client, &alloc->new_handle);
+	if (!status)
+		device->subscription = alloc->new_handle;
+	return status;
+}
+
+static uint32_t alloc_confidential(const struct open_node *node, struct rm_alloc *alloc)
+{
+	struct client *client = rm_client_on(node, alloc->root);
+	uint32_t status = fault_take("CONFIDENTIAL");
+
+	if (status)
+		return status;
+	if (!client)
+		return RM_INVALID_CLIENT;
+	if (alloc->parent != client->handle)
+		return RM_INVALID_OBJECT_PARENT;
+	if (alloc->params_size || client->confidential)
+		return RM_INVALID_ARGUMENT;
+	status = rm_choose_handle(client, &alloc->new_handle);
+	if (!status)
+		client->confidential = alloc->new_handle;
+	return status;
 }
 
 static uint32_t serve_alloc(const struct open_node *node, void *argument)
@@ -108,6 +198,12 @@ static uint32_t serve_alloc(const struct open_node *node, void *argument)
 		return alloc_root_client(node, alloc);
 	case RM_CLASS_DEVICE:
 		return alloc_device(node, alloc);
+	case RM_CLASS_SUBDEVICE:
+		return alloc_subdevice(node, alloc);
+	case RM_CLASS_MIG_INSTANCE:
+		return alloc_subscription(node, alloc);
+	case RM_CLASS_CONFIDENTIAL:
+		return alloc_confidential(node, alloc);
 	default:
 		return RM_INVALID_CLASS;
 	}
@@ -146,6 +242,12 @@ static uint32_t serve_free(const struct open_node *node, void *argument)
 		if (call->parent && call->parent != client->handle)
 			return RM_INVALID_OBJECT_PARENT;
 		client_free(client);
+		return RM_OK;
+	}
+	if (call->old && call->old == client->confidential) {
+		if (call->parent != client->handle)
+			return RM_INVALID_OBJECT_PARENT;
+		client->confidential = 0;
 		return RM_OK;
 	}
 	device = device_find(client, call->old);
@@ -220,6 +322,9 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 		return RM_INVALID_OBJECT_PARENT;
 	if (call->flags)
 		return RM_INVALID_FLAGS;
+	/* Stricter than the driver, whose guests may map some memory. */
+	if (machine()->confidential || machine()->guest)
+		return RM_NOT_SUPPORTED;
 	if (call->offset >= object->memory.size || !page_aligned(call->offset))
 		return RM_INVALID_BASE;
 	if (!call->length || !page_aligned(call->length) ||

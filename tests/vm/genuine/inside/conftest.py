@@ -12,6 +12,7 @@ import pytest
 
 VM = Path(__file__).parents[2]
 sys.path[:0] = [str(VM), str(VM / "inside")]
+sys.path.append(str(VM.parent / "rm"))
 
 from kernels import Genuine  # noqa: E402
 

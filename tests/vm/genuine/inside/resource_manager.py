@@ -16,7 +16,8 @@ MAJOR, MINOR = 195, 255
 FREE, CONTROL, ALLOC, DUP, MAP, UNMAP = 0x29, 0x2A, 0x2B, 0x34, 0x4E, 0x4F
 CARD_INFO, CHECK_VERSION = 200, 210
 EXPORT_INFO, IMPORT = 0x3D08, 0x3D0C
-ROOT_CLIENT = 0x41
+CONFIDENTIAL = 0xCB330101
+ROOT_CLIENT, CONFIDENTIAL_CLASS = 0x41, 0xCB33
 
 
 class ControlNode:
@@ -50,12 +51,24 @@ class ControlNode:
         assert status == 0
         return int(handle)
 
-    def control(self, client: int, command: int, parameters: bytearray) -> int:
-        """The status of a control call on the client."""
+    def confidential(self, client: int) -> int:
+        """The handle of a new object of the client, for questions about confidential computing."""
+        argument = bytearray(
+            struct.pack("4IQ2I", client, client, 0xF0, CONFIDENTIAL_CLASS, 0, 0, 0)
+        )
+        assert self.ioctl(ALLOC, argument) == 0
+        _, _, handle, _, _, _, status = struct.unpack("4IQ2I", argument)
+        assert status == 0
+        return int(handle)
+
+    def control(
+        self, client: int, command: int, parameters: bytearray, target: int | None = None
+    ) -> int:
+        """The status of a control call on the client, or on an object of it."""
         buffer = (ctypes.c_char * len(parameters)).from_buffer(parameters)
         address = ctypes.addressof(buffer)
         argument = bytearray(
-            struct.pack("4IQ2I", client, client, command, 0, address, len(parameters), 0)
+            struct.pack("4IQ2I", client, target or client, command, 0, address, len(parameters), 0)
         )
         assert self.ioctl(CONTROL, argument) == 0
         return int(struct.unpack("4IQ2I", argument)[-1])

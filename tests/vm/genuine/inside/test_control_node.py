@@ -1,22 +1,21 @@
-"""/dev/nvidiactl of NVIDIA's own driver, against the structures that the nvrm backend uses."""
+"""/dev/nvidiactl of NVIDIA's own driver, against the table that the nvrm backend is tested with."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
-from kernels import CHECKOUT
 from resource_manager import (
     ALLOC,
     CARD_INFO,
     CHECK_VERSION,
+    CONFIDENTIAL,
     CONTROL,
     DUP,
     EXPORT_INFO,
@@ -27,15 +26,11 @@ from resource_manager import (
     ControlNode,
 )
 
+import releases
 from machine import Machine
 
 #: Of a control's parameters: those of another size, and, among others, a descriptor that is none.
 INVALID_ARGUMENT, INVALID_PARAMETER = 0x1F, 0x3B
-#: What each release answers, in bytes; everything else is the same in both.
-EXPORT_INFO_SIZE = {"535": 76, "550": 80}
-SIZES = {"alloc": 32, "free": 16, "control": 32, "dup": 28, "map": 56, "unmap": 32, "import": 652}
-#: What gdrpy gets wrong, and so is refused: on 535 it cannot take in exported memory.
-KNOWN_WRONG = {"535": {"export_info": 80}, "550": {}}
 
 
 @pytest.fixture
@@ -45,11 +40,12 @@ def node(machine: Machine) -> Iterator[ControlNode]:
         yield node
 
 
-def gdrpys_sizes() -> dict[str, int]:
-    """Those of the structures in its description of the interface."""
-    text = (CHECKOUT / "gdrpy/_core/nvrm_abi.h").read_text()
-    found = re.findall(r"_Static_assert\(sizeof\(struct nvrm_(\w+)\) == (\d+)", text)
-    return {name: int(size) for name, size in found}
+@pytest.fixture
+def sizes(machine: Machine) -> dict[str, int]:
+    """By the name of the structure, of this driver's branch."""
+    branch = machine.driver.release + "."
+    (facts,) = (one.facts for one in releases.read() if one.first.startswith(branch))
+    return {name[5:]: int(value) for name, value in facts.items() if name.startswith("size.")}
 
 
 class TestAnswers:
@@ -84,9 +80,9 @@ class TestSizes:
         ],
     )
     def test_call_is_answered_at_its_size_alone(
-        self, node: ControlNode, number: int, name: str
+        self, node: ControlNode, sizes: dict[str, int], number: int, name: str
     ) -> None:
-        size = SIZES[name]
+        size = sizes[name]
         answers = {n: node.ioctl(number, bytearray(n)) for n in (size - 4, size, size + 4)}
         assert answers == {size - 4: errno.EINVAL, size: 0, size + 4: errno.EINVAL}
 
@@ -95,9 +91,9 @@ class TestSizes:
 
     @pytest.mark.parametrize("name", ["export_info", "import"])
     def test_control_is_answered_at_its_size_alone(
-        self, node: ControlNode, machine: Machine, name: str
+        self, node: ControlNode, sizes: dict[str, int], name: str
     ) -> None:
-        size = SIZES.get(name) or EXPORT_INFO_SIZE[machine.driver.release]
+        size = sizes[name]
         command = {"export_info": EXPORT_INFO, "import": IMPORT}[name]
         client = node.client()
         answers = {}
@@ -111,12 +107,32 @@ class TestSizes:
             size + 4: INVALID_ARGUMENT,
         }
 
-    def test_gdrpys_are_these_but_for_what_is_known(self, machine: Machine) -> None:
-        release = machine.driver.release
-        right = SIZES | {"export_info": EXPORT_INFO_SIZE[release]}
-        theirs = gdrpys_sizes()
-        wrong = {name: theirs[name] for name, size in right.items() if theirs[name] != size}
-        assert wrong == KNOWN_WRONG[release]
+    def test_of_confidential_computing_is_the_only_one_answered(
+        self, node: ControlNode, sizes: dict[str, int]
+    ) -> None:
+        size = sizes["confidential"]
+        client = node.client()
+        target = node.confidential(client)
+        answers = {
+            given: node.control(client, CONFIDENTIAL, bytearray(given), target)
+            for given in (size - 1, size, size + 1)
+        }
+        assert answers == {size - 1: INVALID_ARGUMENT, size: 0, size + 1: INVALID_ARGUMENT}
+
+
+class TestGdrpy:
+    def test_asks_at_the_size_that_the_driver_takes(self, node: ControlNode) -> None:
+        """A pipe is refused as no export, and not for the size of the question."""
+        code = "import os, gdrpy; gdrpy.Region.from_fd(os.pipe()[0], gpu=False)"
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"GDRPY_BACKEND": "nvrm"},
+        )
+        last = ended.stderr.splitlines()[-1]
+        assert "InvalidHandle: " in last
+        assert f"driver status {INVALID_PARAMETER:#x}" in last
 
 
 class TestGdrpyInfo:

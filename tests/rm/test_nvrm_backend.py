@@ -290,7 +290,6 @@ class TestMachine:
         assert driver_version() == "580.159.04"
 
 
-<<<<<<< HEAD
 class TestInterruptedOpen:
     def test_is_made_again(self) -> None:
         rm.set_fault("open:/dev/nvidiactl:4,open:/dev/nvidia0:4")
@@ -299,7 +298,9 @@ class TestInterruptedOpen:
             assert region.read(5) == b"there"
         rm.set_fault("open:/proc/driver/nvidia/version:4")
         assert driver_version() == "580.159.04"
-=======
+        assert ledger() == NOTHING
+
+
 class TestMigInstance:
     """All memory is in instance 3 of its GPU."""
 
@@ -416,7 +417,6 @@ class TestVirtualGpu:
         with pytest.raises(gdrpy.BackendUnavailable, match=r"RM_MAP_MEMORY: .* virtual GPU \(vGPU"):
             gdrpy.alloc(4096)
         assert driver_version() == release
->>>>>>> nvrm
         assert ledger() == NOTHING
 
 

@@ -124,7 +124,7 @@ class Resource:
     @property
     def _lock(self) -> RLock:
         """In a forked child a free one: the thread that held the parent's may not be there."""
-        return RLock() if self._forked() else self._mutex
+        return self._mutex if self._generation == fork_generation() else RLock()
 
     def _check(self, call: str) -> None:
         """Raise unless the object may be used here and now."""

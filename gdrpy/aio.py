@@ -18,14 +18,12 @@ import contextlib
 import threading
 import time
 
-from gdrpy._unix import packet_socket
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.channel import (
     Lost,
     Silent,
     Sockets,
-    close_in_children,
     failure,
     receive_packet,
     refused,
@@ -62,7 +60,7 @@ class _Channel(Sockets):
         self._waiting: asyncio.Future[None] | None = None
 
     async def connect(self, path: str) -> None:
-        sock = packet_socket()
+        sock = self.begin()
         try:
             sock.setblocking(False)
             deadline = deadline_of(self.timeout)
@@ -75,14 +73,12 @@ class _Channel(Sockets):
                         raise
                 await asyncio.sleep(_CONNECT_PAUSE)
         except OSError as error:
-            sock.close()
+            self.hang_up()
             raise refused(error, path) from error
         except BaseException:
-            sock.close()
+            self.hang_up()
             raise
-        self._sock = sock
         self.connected = True
-        close_in_children(self)
 
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
         async with self._turn:

@@ -116,22 +116,26 @@ def driver() -> Any:
     Raises BackendUnavailable, CudaError, and Forked in a child of the process that initialized
     CUDA.
     """
+    if _driver is None or _generation != fork_generation():
+        _initialize()
+    return _driver
+
+
+def _initialize() -> None:
     global _driver, _generation
     if _generation is not None and _generation != fork_generation():
         raise Forked(
             "CUDA was initialized before this process was forked and cannot be used in it; start "
             "processes that use the GPU by multiprocessing's 'spawn' or 'forkserver' method"
         )
-    if _driver is None:
-        with _lock:
-            if _driver is None:
-                _generation = fork_generation()
-                try:
-                    _driver = _load()
-                except BaseException:
-                    _generation = None
-                    raise
-    return _driver
+    with _lock:
+        if _driver is None:
+            _generation = fork_generation()
+            try:
+                _driver = _load()
+            except BaseException:
+                _generation = None
+                raise
 
 
 def _explain(driver: Any, result: Any) -> str:

@@ -15,6 +15,7 @@ from fake_server import LIFE, grant, memory
 from gdrpy import _unix, aio
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import decode, encode
+from support import open_descriptors
 
 OTHER_LIFE = "f" * 32
 
@@ -714,6 +715,20 @@ class TestFork:
             "belongs to the parent process; in a forked child connect to the broker again" in said
         )
         assert alone
+
+    def test_child_of_a_process_that_connects_does_not_keep_the_socket(self, fake, monkeypatch):
+        def fork_and_set_timeout(sock, seconds):
+            mine = f"socket:[{os.fstat(sock.fileno()).st_ino}]"
+            child = os.fork()
+            if not child:
+                os._exit(mine in open_descriptors().values())
+            kept.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            _unix.set_timeout(sock, seconds)
+
+        kept = []
+        monkeypatch.setattr("gdrpy.broker.client.channel.set_timeout", fork_and_set_timeout)
+        connect(fake(lambda peer: (peer.hello(), peer.until_closed()))).close()
+        assert kept == [0]
 
     def test_child_of_a_process_that_was_asking_is_told_so_too(self, fake):
         def serve(peer):

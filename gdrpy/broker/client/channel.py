@@ -15,6 +15,7 @@ import time
 from _thread import allocate_lock
 from _weakref import ref
 
+from gdrpy._fd import fork_lock
 from gdrpy._unix import BadPacket, DescriptorsLost, exchange, packet_socket, receive, set_timeout
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
 from gdrpy.errors import PermissionDenied, ProtocolError
@@ -142,6 +143,16 @@ class Sockets:
     def fileno(self) -> int:
         return -1 if self._sock is None else self._sock.fileno()
 
+    def begin(self) -> _socket.socket:
+        """A new socket, to be connected, which forked children close.
+
+        Else the broker could not tell that this process has ended.
+        """
+        with fork_lock:
+            self._sock = packet_socket()
+            _begun.add(ref(self, _begun.discard))
+            return self._sock
+
     def hang_up(self) -> None:
         self.connected = False
         if self._sock is not None:
@@ -172,17 +183,15 @@ class BlockingChannel(Sockets):
         self.lock = allocate_lock()
 
     async def connect(self, path: str) -> None:
-        sock = packet_socket()
+        sock = self.begin()
         try:
             sock.settimeout(None)
             set_timeout(sock, self.timeout)
             sock.connect(path)
         except OSError as error:
-            sock.close()
+            self.hang_up()
             raise refused(error, path) from error
-        self._sock = sock
         self.connected = True
-        close_in_children(self)
 
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
         with self.lock:
@@ -238,16 +247,11 @@ class BlockingChannel(Sockets):
         self.abandon()
 
 
-_connected: set[ref[Channel]] = set()
-
-
-def close_in_children(channel: Channel) -> None:
-    """Have forked children close its socket: else the broker could not tell that we have ended."""
-    _connected.add(ref(channel, _connected.discard))
+_begun: set[ref[Sockets]] = set()
 
 
 def _abandon_all() -> None:
-    for known in list(_connected):
+    for known in list(_begun):
         channel = known()
         if channel is not None:
             channel.abandon()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from gdrpy import _unix
-from gdrpy.broker.server import memory, records
+from gdrpy.broker.server import records
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
@@ -123,12 +123,6 @@ class State:
         region = self.table.regions[made.region]
         region.fd = fd
         return region
-
-    def readonly_fd(self, region: Region) -> int | None:
-        """The region's descriptor that cannot be written through, made when first asked for."""
-        if region.readonly_fd is None:
-            region.readonly_fd = memory.readonly(region.fd)
-        return region.readonly_fd
 
     def _free(self, region: Region) -> None:
         self.freed = True

@@ -38,9 +38,11 @@ from gdrpy.broker.server.rights import READ, Identity, allowed, identity_of, sta
 from gdrpy.broker.server.service import SLICE, Service, Work
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import Turns
 
 log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 _T = TypeVar("_T")
 

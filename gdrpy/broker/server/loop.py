@@ -10,6 +10,7 @@ import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -128,6 +129,8 @@ class Server:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._stopping = False
+        #: Set when :meth:`run` is over.
+        self.stopped = threading.Event()
         self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._digests = Digests(self._wake)
 
@@ -229,6 +232,15 @@ class Server:
                 user.uid,
             )
             self._close(connection)
+
+        self.stopped.set()
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Take new connections from another socket. For the serving thread."""
+        self._listener.close()
+        self._listener = listener
+        listener.setblocking(False)
+        self._epoll.register(listener, _IN)
 
     def _happened(self, number: int, store_fd: int | None) -> None:
         """What is no client's: a connection, a word of another thread, an end of something."""

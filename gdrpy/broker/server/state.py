@@ -13,9 +13,11 @@ from gdrpy.broker.server import records
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.throttle import Throttle
 from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 #: Bytes of a journal, and times its size when it was begun, at which a new one is begun.
 _COMPACT_BYTES = 1 << 20
@@ -163,6 +165,10 @@ class State:
         else:
             self.store_lost = False
             self.store_replaced()
+
+    def store_whole(self) -> bool:
+        """Whether the next broker will find the store."""
+        return self._store.whole()
 
     @property
     def store_fd(self) -> int | None:

@@ -132,6 +132,7 @@ class KeeperStore(Store):
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # whoever reads the broker's would wait for both
                     cwd="/",
                     env=os.environ | {"PYTHONPATH": _import_path()},
                     start_new_session=True,

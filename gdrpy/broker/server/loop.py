@@ -36,7 +36,7 @@ from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Limits
 from gdrpy.broker.server.rights import READ, Identity, allowed, identity_of, start_time
-from gdrpy.broker.server.service import SLICE, Service, Work
+from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 from gdrpy.broker.server.throttle import Throttle
@@ -594,6 +594,7 @@ class Server:
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
         """Take over what a connection of the same process had, which ends if it is still there."""
+        ended = self.service.table.sessions.get(request.session)
         for made in self.service.resume(session, request):
             if made is not None and not request.more:
                 before = self._of_session.get(request.session)
@@ -602,14 +603,22 @@ class Server:
                 process = self._orphan_of.get(request.session)
                 if process is not None:
                     self._end_orphan(process)
+                if ended is not None:  # before it is said: the broker may be killed then
+                    yield from self.service.end(ended)
             yield made
 
     def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
         """Answer a packet that is no request; a client that goes on sending such is closed."""
+        refusal: errors.Error
         connection.nonsense += 1
         number = 0
+        greeting = _greeting(self._view[:size])
+        if greeting is not None and greeting.version != protocol.VERSION:
+            refusal = errors.ProtocolError(other_version(greeting.version))
+            self._reply(connection, greeting.id, protocol.error_message(refusal), [])
+            return
         reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
-        refusal: errors.Error = errors.InvalidRequest(f"request: {reason}")
+        refusal = errors.InvalidRequest(f"request: {reason}")
         try:
             number = _Numbered.decode(self._view[:size]).id
         except _UNDECODABLE:
@@ -748,3 +757,21 @@ class _Number(msgspec.Struct):
 
 
 _Numbered = msgspec.msgpack.Decoder(_Number)
+
+
+class _Greeting(msgspec.Struct, tag_field="op", tag="hello"):
+    """What a hello of every version has, whatever else it says."""
+
+    id: int
+    version: int
+
+
+_Greetings = msgspec.msgpack.Decoder(_Greeting)
+
+
+def _greeting(packet: memoryview) -> _Greeting | None:
+    """The hello of some version that a packet is."""
+    try:
+        return _Greetings.decode(packet)
+    except _UNDECODABLE:
+        return None

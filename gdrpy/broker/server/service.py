@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,10 +52,7 @@ class Service:
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
         """A session for a connection that says hello. Raises ProtocolError."""
         if request.version != protocol.VERSION:
-            raise errors.ProtocolError(
-                f"hello: the client speaks version {request.version} of the protocol and this "
-                f"broker version {protocol.VERSION}: install the same gdrpy on both sides"
-            )
+            raise errors.ProtocolError(other_version(request.version))
         number = self.table.number()
         groups = sorted(who.groups)
         self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
@@ -458,12 +456,33 @@ def _may_know_of(session: Session, region: Region) -> bool:
     )
 
 
+def other_version(version: int) -> str:
+    """What a client of another version is told."""
+    return (
+        f"hello: the client speaks version {version} of the protocol and this broker version "
+        f"{protocol.VERSION}: install the same gdrpy on both sides"
+    )
+
+
 def _check_name(call: str, name: str) -> None:
-    if len(name.encode()) > protocol.NAME_LIMIT or not name.isprintable():
+    if (
+        len(name.encode()) > protocol.NAME_LIMIT
+        or not name.isprintable()
+        or name != name.strip()
+        or _INVISIBLE.search(name)
+    ):
         raise errors.InvalidRequest(
-            f"{call}: a name has printable characters, {protocol.NAME_LIMIT} bytes of them in "
-            f"UTF-8 at most, and not {name!r}"
+            f"{call}: a name has visible characters, with spaces between them alone, "
+            f"{protocol.NAME_LIMIT} bytes of them in UTF-8 at most, and not {name!a}"
         )
+
+
+#: Characters that are printable, and that nobody sees: fillers, joiners, variation selectors.
+#: Source: Default_Ignorable_Code_Point of Unicode; and the Braille blank.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
 
 
 #: Bytes that a grant takes besides its name and metadata, at most.

@@ -2,7 +2,8 @@
 crowd takes of the broker's memory.
 
 A program, which prints a line of JSON for each kind of crowd, since times depend on the machine:
-``python tests/broker/crowd.py [--connections 512] [--gets 1000] [KIND ...]``. Needs root, to be
+``python tests/broker/crowd.py [--connections 512] [--gets 1000]
+[--priority -15] [KIND ...]``. Needs root, to be
 several users. The crowd knows the protocol's page and nothing else.
 """
 
@@ -160,14 +161,16 @@ def _crowd(path: str, kind: str, connections: int) -> Iterator[None]:
         os.close(write)
 
 
-def trial(broker: Broker, kind: str, connections: int, gets: int) -> dict[str, Any]:
+def trial(broker: Broker, kind: str, connections: int, gets: int, priority: int) -> dict[str, Any]:
     """What one crowd does to another user."""
+    os.setpriority(os.PRIO_PROCESS, broker.pid, priority)
     before = peak = _resident(broker.pid)
     read, write = os.pipe()
     answer = b""
     with _crowd(broker.path, kind, connections):
         time.sleep(1.0)  # what is asked gets under way
         victim = _as_user(VICTIM, lambda: _be_victim(broker.path, gets, write))
+        os.setpriority(os.PRIO_PROCESS, victim, priority)
         os.close(write)
         done = os.pidfd_open(victim)
         while not select.select([done], [], [], 0.05)[0]:
@@ -201,6 +204,9 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=512)
     parser.add_argument("--gets", type=int, default=1000)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument(
+        "--priority", type=int, default=0, help="nice value of the broker and the victim"
+    )
     args = parser.parse_args()
     template = Template()
     for kind in args.kinds or KINDS:
@@ -213,8 +219,8 @@ def main() -> None:
                 client.allocate("hostile/metadata", **usual).close()
                 for number in range(1000):
                     client.allocate(f"hostile/{number}", mode=0o666).close()
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(trial(broker, kind, args.connections, args.gets)), flush=True)
+            found = trial(broker, kind, args.connections, args.gets, args.priority)
+            print(json.dumps(found), flush=True)
     template.close()
 
 

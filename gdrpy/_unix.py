@@ -198,10 +198,13 @@ def private_folder() -> str:
         return runtime
     temporary = os.environ.get("TMPDIR") or "/tmp"  # importing tempfile would take 10 ms
     folder = os.path.join(temporary, f"gdrpy-{os.geteuid()}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.lexists(folder):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(
-            errno.EPERM, f"{folder} is not a folder that only you can enter: remove it"
+            errno.EPERM,
+            f"{folder} is not a folder that only you can enter, and belongs to user "
+            f"{found.st_uid}: have it removed, or set XDG_RUNTIME_DIR or TMPDIR",
         )
     return folder

@@ -106,8 +106,11 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
 
 
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
-    """What :func:`pack_metadata` packed. Raises ProtocolError."""
-    return decode(packed) if packed else {}
+    """What :func:`pack_metadata` packed; what another client put there is told as ``bytes``."""
+    try:
+        return decode(packed) if packed else {}
+    except errors.ProtocolError:
+        return {"bytes": packed}
 
 
 def error_message(error: errors.Error) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pwd
 import stat
@@ -120,6 +121,7 @@ def mode_words(mode: int) -> str:
     return stat.filemode(mode)[1:]
 
 
+@functools.cache
 def user_words(uid: int) -> str:
     """A user's name, or number where it has none."""
     try:
@@ -151,5 +153,18 @@ def listed(region: RegionInfo) -> dict[str, Any]:
 
 def shown(region: RegionInfo) -> dict[str, Any]:
     """All that is known of a region, for JSON: what that does not have in metadata is described."""
-    told: dict[str, Any] = json.loads(json.dumps(region.as_dict(), default=repr))
+    told: dict[str, Any] = json.loads(json.dumps(_plain(region.as_dict()), default=repr))
     return told
+
+
+def metadata_words(metadata: dict[str, Any]) -> str:
+    """Metadata in a line, whatever its writer packed."""
+    return json.dumps(_plain(metadata), default=repr)
+
+
+def _plain(value: Any) -> Any:
+    """The same with text as the keys of maps: msgpack has bytes there too."""
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {key if isinstance(key, str) else repr(key): _plain(one) for key, one in pairs}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -24,6 +24,8 @@ from gdrpy.cli.exits import CommandError
 
 #: Columns to lay tables out for where nobody's terminal says how wide it is.
 _PLAIN_WIDTH = 140
+#: Entries of a list from which on each takes one line of JSON.
+_LONG = 100
 
 
 def _drop_buffered() -> None:
@@ -73,9 +75,16 @@ class Output:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Print the command's result where JSON is wanted."""
         if self.as_json and self._writable:
-            text = json.dumps(result, indent=2, allow_nan=False)
-            with self._writing():
-                self._out.out(text, highlight=False)
+            self.text(_json(result))
+
+    def text(self, text: str) -> None:
+        """Write lines to stdout as they are: rich takes a millisecond for each of a long table."""
+        with self._writing():
+            print(text, flush=True)
+
+    def draws(self) -> bool:
+        """Whether stdout takes the lines of tables."""
+        return self._out.encoding.startswith("utf")
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print one of several results, as a line of its own, where JSON is wanted."""
@@ -170,3 +179,18 @@ class Output:
 
 def _width(stream: TextIO | None) -> int | None:
     return None if stream is not None and stream.isatty() else _PLAIN_WIDTH
+
+
+def _json(result: Mapping[str, Any]) -> str:
+    """A result, a field a line; one entry a line of a long list, which would take seconds else."""
+    if not any(isinstance(value, list) and len(value) > _LONG for value in result.values()):
+        return json.dumps(result, indent=2, allow_nan=False)
+    pack = json.JSONEncoder(allow_nan=False).encode
+
+    def packed(value: Any) -> str:
+        if not isinstance(value, list):
+            return pack(value)
+        return "[\n    " + ",\n    ".join(map(pack, value)) + "\n  ]"
+
+    fields = [f"  {pack(name)}: {packed(value)}" for name, value in result.items()]
+    return "{\n" + ",\n".join(fields) + "\n}"

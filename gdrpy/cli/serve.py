@@ -132,9 +132,8 @@ def _add_keeper(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keeper",
         choices=("process", "systemd", "none"),
-        default="process",
         help="who holds the memory when the broker is killed: a process of its own, systemd's "
-        "store of a service's descriptors, or nobody (default: process)",
+        "store of a service's descriptors, or nobody (default: process, in a unit systemd)",
     )
     parser.add_argument(
         "--linger",
@@ -200,11 +199,12 @@ def _store(
     """How to make what keeps the memory. Raises CommandError."""
     from gdrpy.broker.server import store, systemd
 
-    if args.keeper != "systemd":
+    chosen = args.keeper or "process"
+    if chosen != "systemd":
         _unix.close_all(list(kept.values()))
-    if args.keeper == "none":
+    if chosen == "none":
         return store.NoStore
-    if args.keeper == "process":
+    if chosen == "process":
         return lambda: store.KeeperStore(f"{path}.keeper", args.linger)
     if not notifier.present:
         raise CommandError(

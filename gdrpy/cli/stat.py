@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -65,7 +64,7 @@ def _lines(region: RegionInfo) -> list[tuple[str, str]]:
     if region.sha256:
         lines.append(("SHA-256", region.sha256))
     if region.metadata:
-        lines.append(("metadata", json.dumps(region.metadata, default=repr)))
+        lines.append(("metadata", broker.metadata_words(region.metadata)))
     return [*lines, ("held by", f"{region.readers} readers, {region.writers} writers")]
 
 

@@ -27,15 +27,24 @@ StartLimitIntervalSec=0
 Type=notify
 ExecStart={command}
 {environment}Restart=always
-# The memory is systemd's to keep while no broker runs, but not after a stop:
-# FileDescriptorStorePreserve=restart, which is the default.
-FileDescriptorStoreMax={store_limit}
-KillMode=mixed
-{folders}{hardening}
+{keeping}{folders}{hardening}
 [Install]
 Also=gdrpy.socket
 WantedBy={target}
 """
+
+#: How the memory is kept while no broker runs, by who keeps it.
+_KEEPING = {
+    "systemd": f"""\
+# The memory is systemd's to keep while no broker runs, but not after a stop:
+# FileDescriptorStorePreserve=restart, which is the default.
+FileDescriptorStoreMax={STORE_LIMIT}
+KillMode=mixed
+""",
+    # The broker ends its keeper when it is stopped; when it was killed, its keeper shall stay.
+    "process": "KillMode=process\n",
+    "none": "KillMode=mixed\n",
+}
 
 #: What a GPU's driver does not need. Not PrivateDevices, DevicePolicy and what implies it
 #: (ProtectClock), ProtectKernelModules and CapabilityBoundingSet: CUDA may have to load nvidia-uvm
@@ -82,7 +91,7 @@ def _service(args: argparse.Namespace) -> str:
         folder=_folder(system),
         command=" ".join(map(_quoted, _command(args))),
         environment=_environment(),
-        store_limit=STORE_LIMIT,
+        keeping=_KEEPING[_keeper(args)],
         folders=_folders(args),
         hardening=_HARDENING if system else "NoNewPrivileges=yes\n",
         target="multi-user.target" if system else "default.target",
@@ -104,8 +113,15 @@ def _folder(system: bool) -> str:
     return "/etc/systemd/system" if system else "~/.config/systemd/user"
 
 
+def _keeper(args: argparse.Namespace) -> str:
+    """Who keeps the memory: systemd, unless the command line says otherwise."""
+    return args.keeper or "systemd"
+
+
 def _command(args: argparse.Namespace) -> list[str]:
-    words = [sys.executable, "-m", "gdrpy", "serve", "--keeper", "systemd"]
+    words = [sys.executable, "-m", "gdrpy", "serve", "--keeper", _keeper(args)]
+    if _keeper(args) == "process":
+        words += ["--linger", f"{args.linger:g}"]
     words += ["--log-level", args.log_level, "--max-regions", str(args.max_regions)]
     if args.max_bytes is not None:
         words += ["--max-bytes", str(args.max_bytes)]

@@ -25,6 +25,7 @@ from gdrpy import aio
 from gdrpy.broker.client import away as client_away
 from gdrpy.broker.client.attach import Identity
 from gdrpy.broker.client.away import AwayRegion
+from gdrpy.cli import main
 from support import gpu_mappings, open_descriptors
 
 
@@ -55,6 +56,25 @@ class TestRegions:
         connected.allocate("a", 5000, gpu=False).close()
         with pytest.raises(gdrpy.SizeMismatch, match="5000 bytes .* and 6000 bytes"):
             connected.allocate("a", 6000, gpu=False)
+
+    @pytest.mark.parametrize(
+        ("packed", "told"),
+        [
+            (b"\xc1 no msgpack", {"bytes": b"\xc1 no msgpack"}),
+            (b"\x93\x01\x02\x03", {"bytes": b"\x93\x01\x02\x03"}),
+            (b"\x81\xa1a\x81\xc4\x01b\x01", {"a": {b"b": 1}}),
+        ],
+    )
+    def test_with_metadata_of_a_foreign_client_are_told_of(
+        self, packed, told, broker, connected, capsys
+    ):
+        with broker.client() as foreign:
+            foreign.allocate("a", metadata=packed).close()
+            assert connected.stat("a").metadata == told
+            assert connected.get("a", gpu=False).metadata == told
+            for words in ([], ["--json"]):
+                assert main(["stat", "a", "--socket", broker.path, *words]) == 0
+        assert capsys.readouterr().err == ""
 
     def test_anonymous_ones_are_not_listed(self, connected):
         with connected.allocate(None, 4096, "cpu") as region:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import queue
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from gdrpy.errors import OutOfMemory
 
 SHA256 = hashlib.sha256(bytes(10)).hexdigest()
 #: A client that waits.
-CONNECTION: Any = SimpleNamespace(is_open=lambda: True)
+CONNECTION: Any = SimpleNamespace(is_open=lambda: True, uid=1)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ class Waiting:
 
     def ask(self, region: Any) -> object:
         """The digest, or the error."""
-        self.digests.submit(CONNECTION, 1, region)
+        self.digests.submit(CONNECTION, 1, region, os.dup(region.fd))
         self._woken.get(timeout=20)
         ((_, made),) = self.digests.done()
         return made
@@ -68,3 +69,29 @@ class TestDigests:
         region.digest = "ab" * 32
         monkeypatch.setattr(memory, "digest", None)
         assert Waiting().ask(region) == "ab" * 32
+
+    def test_of_one_user_wait_for_each_other_and_not_those_of_another_user(
+        self, region: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps: list[int] = []
+        begin, ended = threading.Event(), queue.SimpleQueue[None]()
+
+        def digest(fd: int, nbytes: int, buffer: bytearray) -> Generator[None, None, str]:
+            for _ in range(3):
+                begin.wait(20)
+                steps.append(nbytes)
+                yield
+            return "ab" * 32
+
+        monkeypatch.setattr(memory, "digest", digest)
+        digests = Digests(lambda: ended.put(None))
+        for number, uid in ((10, 1), (11, 1), (20, 2)):
+            connection: Any = SimpleNamespace(is_open=lambda: True, uid=uid)
+            one = SimpleNamespace(nbytes=number, digest=None)
+            digests.submit(connection, 1, one, os.dup(region.fd))  # type: ignore[arg-type]
+        begin.set()
+        for _ in range(3):
+            ended.get(timeout=20)
+        first, rest = steps[:6], steps[6:]
+        assert first in ([10, 20] * 3, [10, 10, 20, 10, 20, 20])  # begun before the last came
+        assert rest == [11] * 3

@@ -16,7 +16,7 @@ import pytest
 
 from brokers import BROKER_UID, Broker, StartBroker, await_descriptors, await_end, descriptors
 from gdrpy.broker.server.connection import EVENTS_LIMIT
-from gdrpy.broker.server.loop import PROCESS_CONNECTIONS
+from gdrpy.broker.server.limits import PROCESS_CONNECTIONS
 from rawclient import RawClient, allocation
 
 
@@ -244,9 +244,10 @@ class TestManyConnections:
         clients = [broker.client() for _ in range(PROCESS_CONNECTIONS - 1)]
         for _ in range(50):
             with broker.client(hello=False) as refused:
-                with contextlib.suppress(BrokenPipeError):  # closed already, the reply is there
-                    refused.send("hello", version=1, client="raw")
-                assert refused.receive()["error"] == "QuotaExceeded"
+                refused.send("hello", version=1, client="raw")
+                reply = refused.receive()
+                assert (reply["id"], reply["error"]) == (0, "QuotaExceeded")
+                assert f"process {os.getpid()} has {PROCESS_CONNECTIONS}" in reply["message"]
                 with pytest.raises(ConnectionError):
                     refused.receive()
         check(other)
@@ -312,9 +313,14 @@ class TestDescriptorsUsedUp:
             assert greedy.error("allocate", **allocation("named")) == "OutOfMemory"
             assert greedy.error("create", **allocation("named")) == "OutOfMemory"
             assert other.get("kept", readonly=False).bytes(9) == b"as it was"
-            for _ in range(5):
-                with pytest.raises(ConnectionError):
-                    broker.client()
+            for _ in range(50):
+                with broker.client(hello=False) as refused:
+                    refused.send("hello", version=1, client="raw")
+                    reply = refused.receive()
+                    assert (reply["id"], reply["error"]) == (0, "QuotaExceeded")
+                    assert "descriptors are used up" in reply["message"]
+                    with pytest.raises(ConnectionError):
+                        refused.receive()
             assert "named" not in other.names()
             greedy.release(*regions)
             await_descriptors(broker.pid, before)

@@ -212,6 +212,16 @@ class TestHello:
                 assert "version 1" in reply["message"]
             client.ok("hello", version=1, client="raw")
 
+    def test_of_another_version_says_both_whatever_else_it_says(self, broker: Broker) -> None:
+        with broker.client(hello=False) as client:
+            for more in ({"compression": "zstd"}, {"client": 7}, {"client": "x" * 81}):
+                reply = client.call("hello", **{"version": 2, "client": "newer", **more})
+                assert reply["error"] == "ProtocolError"
+                assert "version 2 of the protocol and this broker version 1" in reply["message"]
+            reply = client.call("hello", version=1, client="raw", compression="zstd")
+            assert reply["error"] == "InvalidRequest"
+            client.ok("hello", version=1, client="raw")
+
     @pytest.mark.parametrize(
         ("op", "fields"),
         [
@@ -327,3 +337,19 @@ class TestOtherPeoplesThings:
         assert client.error("digest", region=draft) == "Gone"
         assert client.error("change", region=draft, mode=0o666) == "Gone"
         assert client.error("get", region=draft, readonly=True, gpu=False) == "Gone"
+
+
+class TestNameThatNobodySees:
+    @pytest.mark.parametrize(
+        "name", ["\u3164", "a\u115f", "weights\ufe0f", "a\u2800b", " ", " a", "a ", "a\u200bb"]
+    )
+    def test_is_refused_and_told_in_ascii(self, name: str, client: RawClient) -> None:
+        for op in ("allocate", "create"):
+            reply = client.call(op, **allocation(name))
+            assert reply["error"] == "InvalidRequest"
+            assert ascii(name) in reply["message"]
+
+    @pytest.mark.parametrize("name", ["a b", "gewichte/\u00e4", "\u91cd\u307f", "\U0001f600"])
+    def test_is_not_one_of_letters_with_spaces_between(self, name: str, client: RawClient) -> None:
+        client.allocate(name)
+        assert set(client.names()) >= {name}

@@ -282,3 +282,7 @@ class TestBrokersKeeper:
             client.reopen()
             assert len(client.names()) == number
             assert client.get("region-0").bytes(1) == b"0"
+
+    def test_has_no_stream_of_the_brokers(self, broker: Broker) -> None:
+        streams = descriptors(broker.keeper)[:3]
+        assert streams == [os.devnull] * 3

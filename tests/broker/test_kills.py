@@ -328,3 +328,16 @@ class TestClientKilledAtEveryStep:
                 assert status == -signal.SIGKILL
             assert 50 < step < MOST_STEPS - 1
             template.stdin.close()
+
+
+class TestSessionsOfALivingProcess:
+    def test_that_held_nothing_do_not_come_back(self, broker: Broker) -> None:
+        with broker.client() as holder, broker.client() as idle:
+            region = holder.allocate("kept")["region"]
+            for _ in range(5):
+                broker.restart()
+                session = holder.session
+                for client in (holder, idle):
+                    client.reopen()
+                holder.ok("resume", session=session, leases=[[region, True, False]])
+            assert idle.ok("status")["sessions"] == 2

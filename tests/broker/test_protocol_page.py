@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gdrpy.broker import protocol
-from gdrpy.broker.server import loop, requests
+from gdrpy.broker.server import limits, loop, requests, service, telling
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT
 from golden import REPLIES
 
@@ -57,13 +57,16 @@ class TestLimits:
             f"1 to {protocol.NAME_LIMIT} bytes",
             f"up to {protocol.METADATA_LIMIT} bytes",
             f"`names`: up to {protocol.BATCH_LIMIT};",
-            f"ends after {protocol.PAGE_BYTES >> 10} KiB",
+            f"ends after {telling.PAGE_BYTES >> 10} KiB",
             f"up to {protocol.HOLDERS_LIMIT} are told",
             f"1 to 2^{protocol.REGION_LIMIT.bit_length() - 1} ",
             f"After {NONSENSE_LIMIT} such packets",
             f"since {EVENTS_LIMIT} packets were unread",
-            f"{loop.PROCESS_CONNECTIONS} connections of a process",
-            f"and {loop.USER_CONNECTIONS} of a user",
+            f"{limits.PROCESS_CONNECTIONS} connections of a process",
+            f"and {limits.USER_CONNECTIONS} of a user",
+            f"at most {service.SLICE} grants",
+            f"may have {limits.USER_LEASES} leases",
+            f"{loop.USER_BYTES >> 20} MiB for all",
         ],
     )
     def test_are_as_described(self, text):

@@ -346,3 +346,25 @@ class TestLimitsOfAUser:
             assert as_user("other", use_up) == ["QuotaExceeded"] * 2
             with limited.client() as client:  # root has no limit but the device's
                 client.allocate("big", 1 << 20)
+
+
+class TestRefusal:
+    def test_tells_nothing_of_a_region_to_who_may_not_read_it(self, broker: Broker) -> None:
+        def owner() -> None:
+            with broker.client() as client:
+                client.allocate("refusal/secret", mode=0o600)
+                client.allocate("refusal/known", mode=0o644)
+
+        def other() -> list[str]:
+            with broker.client() as client:
+                asked = {"readonly": True, "gpu": False}
+                secret = client.call("get", name="refusal/secret", **asked)
+                known = client.call("delete", name="refusal/known")
+                return [str(secret["message"]), str(known["message"])]
+
+        as_user("owner", owner)
+        assert as_user("other", other) == [
+            "get: user 40004 may not read region 'refusal/secret'; ask its owner to chmod it",
+            "delete: user 40004 may not write region 'refusal/known': it belongs to user 40001, "
+            "group 40100, mode 0644; ask its owner to chmod it",
+        ]

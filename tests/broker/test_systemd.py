@@ -210,6 +210,17 @@ class TestUnit:
         lines = self.unit(capsys, "service").splitlines()
         assert {"Type=notify", "Restart=always", "FileDescriptorStoreMax=8192"} <= {*lines}
 
+    def test_of_the_service_keeps_it_as_the_command_line_says(self, capsys):
+        words = ("--keeper", "process", "--linger", "90")
+        lines = self.unit(capsys, "service", *words).splitlines()
+        (line,) = [line for line in lines if line.startswith("ExecStart=")]
+        assert " serve --keeper process --linger 90 " in line
+        assert "KillMode=process" in lines
+        assert not [line for line in lines if line.startswith("FileDescriptorStoreMax")]
+        text = self.unit(capsys, "service", "--keeper", "process", "--linger", "inf")
+        assert " --linger inf " in text
+        assert " serve --keeper none " in self.unit(capsys, "service", "--keeper", "none")
+
     def test_of_the_service_leaves_it_its_gpu(self, capsys):
         text = self.unit(capsys, "service")
         for setting in ("PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock"):

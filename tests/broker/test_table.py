@@ -30,7 +30,7 @@ def described(table: Table) -> dict[str, Any]:
             for region in table.regions.values()
         },
         "names": {name: region.number for name, region in table.names.items()},
-        "sorted": table.sorted_names(),
+        "sorted": table.sorted_names,
         "sessions": {
             session.number: (session.identity, set(session.regions))
             for session in table.sessions.values()

@@ -418,3 +418,25 @@ class TestTop:
         assert second["requests_a_second"] > 0
         assert second["used"]["0"] == 2 << 20
         assert [region["name"] for region in second["largest"]] == ["table"]
+
+
+class TestListOfMany:
+    def test_is_drawn_and_told_as_one_of_few(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from gdrpy.broker.client.records import RegionInfo
+        from gdrpy.cli import ls
+        from gdrpy.cli.output import Output
+
+        some = {"size": 4096, "device": -1, "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
+        some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000}
+        names = ["a", "weights/layer", "\u91cd\u307f", "[bold]"]
+        regions = [RegionInfo.of({"region": 1, "name": name, **some}) for name in names]
+        Output().show(ls.regions_table(regions))
+        assert capsys.readouterr().out == ls._drawn(regions) + "\n"
+
+    def test_is_the_same_json(self) -> None:
+        from gdrpy.cli import output
+
+        result = {"regions": [{"name": f"name {n}", "n": [n]} for n in range(101)], "more": None}
+        text = output._json(result)
+        assert json.loads(text) == result
+        assert len(text.splitlines()) == 106

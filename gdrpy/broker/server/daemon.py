@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +21,15 @@ from gdrpy import _unix
 from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import NoStore, Store
+from gdrpy.broker.server.store import NoStore, Store, identity_of_file
 from gdrpy.broker.server.systemd import Notifier
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+#: Seconds between two looks at whether the broker's place is still there.
+_CARE = 1.0
 #: Seconds that a broker that ends gives CUDA to begin: a thread cut off in it may hold locks.
 _BEGIN_PATIENCE = 10.0
 
@@ -56,13 +59,13 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     KeyboardInterrupt for a signal before it is ready.
     """
     _raise_descriptor_limit()
-    with _own_signals(), _locked(options.path, options.mode), _state(options) as state:
+    with _own_signals(), Place(options) as place, _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.limits], daemon=True)
         begin.start()
         if not state.recovered:  # nobody waits for what is there already: fail now if at all
             begin.join()
             options.limits.devices  # noqa: B018
-        with _listening(options) as listener:
+        with place.listening() as listener:
             loop = Server(listener, state, options.limits, server, options.strict)
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
@@ -72,6 +75,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             signal.set_wakeup_fd(loop.waker, warn_on_full_buffer=False)
             ready(loop, state)
             options.notifier.tell("READY=1")
+            threading.Thread(target=_care, args=[place, state, loop], daemon=True).start()
             loop.run()
             options.notifier.tell("STOPPING=1")
         begin.join(_BEGIN_PATIENCE)
@@ -114,43 +118,164 @@ def _recognize(begin: threading.Thread, loop: Server) -> None:
     loop.ask(loop.service.recognize)
 
 
-@contextmanager
-def _locked(path: str, mode: int) -> Iterator[None]:
-    """Be the only broker at a path, also against one that starts at the same time."""
-    _make_folder(Path(path).parent, mode)
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+def _care(place: Place, state: State, loop: Server) -> None:
+    """Have put back what is removed of the broker's place, and of its keeper's, while it serves."""
+
+    def restore() -> None:
+        if not place.whole():
+            listener = place.restore()
+            if listener is not None:
+                loop.listen_on(listener)
+        if not state.store_whole():
+            state.mend_store("its socket was removed")
+
+    while not loop.stopped.wait(_CARE):
+        if not (place.whole() and (state.store_lost or state.store_whole())):
+            loop.ask(restore)
+
+
+class Place:
+    """A socket's file, its folder, and the lock that keeps out a broker that starts there too.
+
+    Others may remove them while the broker runs: it puts them back, and removes only its own.
+    Raises OSError, FileExistsError where another broker runs.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._path = options.path
+        self._lock = -1
+        #: What our socket's file is, so long as there is one.
+        self._file: tuple[int, int] | None = None
+        #: Whether it was said that another program has the place, or systemd's file is gone.
+        self._warned = False
+
+    def __enter__(self) -> Place:
+        self._take_lock()
+        taken = self._options.listener is None and os.path.lexists(self._path)
+        if taken and stat.S_ISSOCK(os.lstat(self._path).st_mode) and _unix.is_live(self._path):
+            os.close(self._lock)
+            raise FileExistsError(
+                errno.EADDRINUSE,
+                "another broker runs there, though its lock was removed: end it first",
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def _take_lock(self) -> None:
+        """Be the only broker at a path, also against one that starts at the same time."""
+        if self._options.listener is None:
+            _make_folder(Path(self._path), self._options.mode, self._options.group)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(f"{self._path}.lock", flags, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FileExistsError(errno.EADDRINUSE, "another broker runs there") from None
-        yield
-    finally:
-        os.close(lock)
+        except BaseException as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                raise FileExistsError(errno.EADDRINUSE, "another broker runs there") from None
+            raise
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = lock
+
+    @contextmanager
+    def listening(self) -> Iterator[socket.socket]:
+        """The broker's socket, which has its mode and group before anybody can connect."""
+        if self._options.listener is not None:
+            self._file = identity_of_file(self._path)
+            with self._options.listener as passed:
+                yield passed
+            return
+        if _unix.remove_stale(self._path):
+            log.info("replaced the stale socket %s", self._path)
+        with self._listen() as listener:
+            try:
+                yield listener
+            finally:
+                if identity_of_file(self._path) == self._file:
+                    Path(self._path).unlink(missing_ok=True)
+
+    def _listen(self) -> socket.socket:
+        options = self._options
+        listener = _unix.listen(self._path, options.mode, _BACKLOG, group=options.group)
+        self._file = identity_of_file(self._path)
+        return listener
+
+    def whole(self) -> bool:
+        """Whether all of it is there, and ours."""
+        return self._locked() and self._file == identity_of_file(self._path)
+
+    def _locked(self) -> bool:
+        """Whether the lock that is there is the one that we have."""
+        lock = os.fstat(self._lock)
+        return identity_of_file(f"{self._path}.lock") == (lock.st_dev, lock.st_ino)
+
+    def restore(self) -> socket.socket | None:
+        """Put back what was removed: another socket to listen on, if it was the old one's file."""
+        try:
+            listener = self._restore()
+        except OSError as error:
+            if not self._warned:
+                log.error("no new client can reach this broker at %s: %s", self._path, error)
+            self._warned = True
+            return None
+        self._warned = False
+        return listener
+
+    def _restore(self) -> socket.socket | None:
+        if not self._locked():
+            self._take_lock()
+            log.warning("the lock of %s was removed: made it again", self._path)
+        if self._file == identity_of_file(self._path):
+            return None
+        if self._options.listener is not None:
+            raise FileNotFoundError(
+                errno.ENOENT, "the socket was removed, and systemd's to make: restart its unit"
+            )
+        _unix.remove_stale(self._path)
+        listener = self._listen()
+        log.warning("the socket %s was removed: made it again", self._path)
+        return listener
 
 
-def _make_folder(folder: Path, mode: int) -> None:
-    """Make the socket's folder, which others may pass through if the socket is for others."""
+def _make_folder(path: Path, mode: int, group: int | None) -> None:
+    """Make the socket's folder, or see to it that those for whom the socket is can pass through.
+
+    Raises PermissionError where they cannot, and the folder is not for the broker alone.
+    """
+    folder = path.parent
     if not folder.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if mode & 0o077:
             folder.chmod(0o755)
+    elif not _lets_in(folder, mode, group):
+        found = folder.stat()
+        alone = all(one.name.startswith(path.name) for one in folder.iterdir())
+        if found.st_uid != os.geteuid() or not alone:
+            raise PermissionError(
+                errno.EACCES,
+                f"its folder {folder} has mode {found.st_mode & 0o7777:04o} and lets nobody in for "
+                f"whom the socket's mode {mode:04o} is: chmod the folder",
+            )
+        folder.chmod(0o755)
+        log.info("made %s mode 0755, for who may connect", folder)
+    for above in folder.parents:
+        if not _lets_in(above, mode, group):
+            log.warning("%s lets nobody in for whom the socket's mode is", above)
 
 
-@contextmanager
-def _listening(options: Options) -> Iterator[socket.socket]:
-    """The broker's socket, which has its mode and group before anybody can connect."""
-    if options.listener is not None:
-        with options.listener as listener:
-            yield listener
-        return
-    if _unix.remove_stale(options.path):
-        log.info("replaced the stale socket %s", options.path)
-    with _unix.listen(options.path, options.mode, _BACKLOG, group=options.group) as listener:
-        try:
-            yield listener
-        finally:
-            Path(options.path).unlink(missing_ok=True)
+def _lets_in(folder: Path, mode: int, group: int | None) -> bool:
+    """Whether those for whom a socket's mode is can pass through a folder, so far as modes say."""
+    found = folder.stat()
+    if not mode & 0o077 or found.st_mode & 0o001:
+        return True
+    if "system.posix_acl_access" in os.listxattr(folder):
+        return True
+    own = os.getegid() if group is None else group
+    return not mode & 0o007 and found.st_gid == own and bool(found.st_mode & 0o010)
 
 
 def _raise_descriptor_limit() -> None:

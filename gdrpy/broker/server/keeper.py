@@ -11,13 +11,13 @@ another one has its place. A broker starts one; where it shall not end with the 
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 
 from gdrpy import _unix
 
@@ -25,6 +25,8 @@ HOLD, DROP, GIVE, END = b"H", b"D", b"G", b"E"
 #: Bytes of a packet: a key to hold or drop, or as many keys as descriptors can travel together.
 PACKET_LIMIT = 8192
 _SEPARATOR = b"\0"
+#: Seconds between two looks at whether the socket is still there, while no broker is.
+_CARE = 1.0
 
 
 class Keeper:
@@ -95,23 +97,40 @@ def main(listener_fd: int, linger: float) -> None:
     """Keep what brokers hand over; ``linger`` is how many seconds to wait for the next one."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     keeper = Keeper()
-    with socket.socket(fileno=listener_fd) as listener:
-        path = listener.getsockname()
-        own = _inode(path)
-        listener.settimeout(None if linger == math.inf else linger)
-        while True:
-            try:
-                broker, _ = listener.accept()
-            except TimeoutError:
+    listener = socket.socket(fileno=listener_fd)
+    path = listener.getsockname()
+    own = _inode(path)
+    end = time.monotonic() + linger
+    while time.monotonic() < end:
+        found = _inode(path)
+        if found and found != own:  # another keeper was started in place of this one
+            break
+        if not found:
+            listener = _again(listener, path)
+            own = _inode(path)
+        listener.settimeout(min(_CARE, linger))
+        try:
+            broker, _ = listener.accept()
+        except TimeoutError:
+            continue
+        with broker:
+            _, uid, _ = _unix.peer_credentials(broker)
+            broker.settimeout(None)
+            if uid in (0, os.geteuid()) and keeper.serve(broker):
+                keeper.close()
                 break
-            with broker:
-                _, uid, _ = _unix.peer_credentials(broker)
-                broker.settimeout(None)
-                if uid in (0, os.geteuid()) and keeper.serve(broker):
-                    keeper.close()
-                    break
-            if _inode(path) != own:  # another keeper was started in place of this one
-                break
+        end = time.monotonic() + linger
+    listener.close()
+
+
+def _again(listener: socket.socket, path: str) -> socket.socket:
+    """Another socket at a path from which the file was removed; the old one where none can be."""
+    try:
+        made = _unix.listen(path, 0o600, backlog=4)
+    except OSError:
+        return listener
+    listener.close()
+    return made
 
 
 def _listener(place: str) -> int:

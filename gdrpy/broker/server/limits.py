@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import resource
 from dataclasses import dataclass
 
 from gdrpy import cuda
@@ -10,7 +12,15 @@ from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Table
-from gdrpy.errors import InvalidRequest, NotFound, QuotaExceeded
+from gdrpy.errors import InvalidRequest, NotFound, OutOfMemory, QuotaExceeded
+
+#: Connections of one process, and of one user, where there are four times as many descriptors.
+PROCESS_CONNECTIONS = 256
+USER_CONNECTIONS = 4096
+#: Connections, and regions, of each user for whom descriptors are kept.
+_FIRST = 8
+#: Leases that all sessions of a user may have, on any regions.
+USER_LEASES = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,46 @@ class Limits:
                 f"{call}: user {who.uid} has {count} regions, and may have {self.regions}"
             )
 
+    def require_lease(self, call: str, table: Table, who: Identity) -> None:
+        """Raise QuotaExceeded where a user may have no lease more."""
+        if table.leased.get(who.uid, 0) >= USER_LEASES and not who.privileged:
+            raise QuotaExceeded(
+                f"{call}: clients of user {who.uid} hold {USER_LEASES} regions, counted once for "
+                f"each connection, which is as many as they may: close some"
+            )
+
 
 def device_words(device: int) -> str:
     """A device as messages call it."""
     return "the host" if device == CPU_DEVICE else f"GPU {device}"
+
+
+class Descriptors:
+    """Which of the broker's descriptors are for whom.
+
+    The kernel gives the lowest number that is free, so the highest numbers are kept: for each
+    user's first connections and regions, then for root and the broker's own user, and the last ones
+    for the broker itself, to say no with.
+    """
+
+    def __init__(self) -> None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        #: Connections that a user may have.
+        self.of_user = min(USER_CONNECTIONS, limit // 4)
+        self._own = limit - min(16, limit // 8)
+        self._root = self._own - min(64, limit // 16)
+        self._first = self._root - min(1024, limit // 4)
+
+    def admits(self, fd: int, uid: int, has: int) -> bool:
+        """Whether a user who has so many connections, or regions, may have this one more."""
+        if uid in (0, os.geteuid()):
+            return fd < self._own
+        return fd < (self._root if has < _FIRST else self._first)
+
+    def require(self, call: str, fd: int, uid: int, has: int) -> None:
+        """Close a descriptor of a user's region and raise OutOfMemory if it is not for them."""
+        if not self.admits(fd, uid, has):
+            os.close(fd)
+            raise OutOfMemory(
+                f"{call}: the broker's descriptors are used up, but for what is kept for others"
+            )

@@ -4,38 +4,65 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import itertools
 import logging
 import os
 import select
 import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from gdrpy import errors
+from gdrpy._core import _packet
+from gdrpy._fd import duplicate
 from gdrpy.broker import protocol
 from gdrpy.broker.server import requests
-from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT, Connection
+from gdrpy.broker.server.connection import (
+    EVENTS_LIMIT,
+    NONSENSE_LIMIT,
+    Connection,
+    Event,
+    User,
+)
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Limits
-from gdrpy.broker.server.rights import READ, allowed, identity_of, start_time
-from gdrpy.broker.server.service import Service
+from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Limits
+from gdrpy.broker.server.rights import READ, Identity, allowed, identity_of, start_time
+from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.throttle import Throttle
+from gdrpy.broker.server.turns import Turns
 
 log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 _T = TypeVar("_T")
 
-#: Connections of one process, and of one user.
-PROCESS_CONNECTIONS = 256
-USER_CONNECTIONS = 4096
+#: Bytes that are kept for all connections of a user: of replies that they have not read, also in
+#: the kernel, and of requests under way. Those that have most are closed at more, until there are
+#: three quarters.
+USER_BYTES = 64 << 20
+#: Bytes that a name, lease or region of a request under way takes, at most.
+_ASKED_BYTES = 128
+#: Seconds after which it is looked who else came, if turns are left.
+_ROUND = 0.0002
+#: What is told at a time of what happened: connections whose turn may come.
+_EVENTS = 8192
+#: The row of new connections among those of users, and how many of them a turn takes.
+_DOOR, _DOOR_SLICE = -1, 4
+#: Connections that were refused, and have not said hello yet.
+_REFUSED = 8
+#: Connections that wait for what their users' others do before they are refused.
+_LATE = 64
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
 #: Seconds after which clients that may be sent no more descriptors are looked at again.
@@ -52,11 +79,12 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _OF_CONNECTIONS = (
     requests.Hello,
     requests.Resume,
-    requests.Release,
     requests.Digest,
     requests.Watch,
 )
 _encode = msgspec.msgpack.Encoder().encode
+_LOST = _encode({"event": "lost"})
+_USED_UP = "the broker's descriptors are used up, but for what is kept for others"
 
 
 class Server:
@@ -70,18 +98,26 @@ class Server:
         self.service = Service(state, limits, server, strict, self._announce)
         self._calls = self.service.calls()
         self._connections: dict[int, Connection] = {}
-        self._of_process: Counter[int] = Counter()
-        self._of_user: Counter[int] = Counter()
-        self._watchers: set[Connection] = set()
+        self._of_process: Counter[tuple[int, int]] = Counter()
+        self._users: dict[int, User] = {}
+        #: Connections, and what else is to be done for a user.
+        self._turns: Turns[Connection | Callable[[], object]] = Turns()
+        self._accepting = False
+        self._refused: dict[int, socket.socket] = {}
+        self._late: deque[tuple[socket.socket, Identity]] = deque()
+        self._event = 0
         self._flight = Flight()
         #: Those that may be sent no more descriptors before they or others of their user read.
-        self._waiting: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: tells others of it, and may close them, and no request shall lose its session half-way.
         self._ended: list[Session] = []
         #: Sessions of an earlier broker's connections, by a descriptor of their process.
         self._orphans: dict[int, Session] = {}
+        #: And those descriptors, and the connections of sessions, by the session's number.
+        self._orphan_of: dict[int, int] = {}
+        self._of_session: dict[int, Connection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
@@ -93,6 +129,8 @@ class Server:
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._stopping = False
+        #: Set when :meth:`run` is over.
+        self.stopped = threading.Event()
         self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._digests = Digests(self._wake)
 
@@ -106,34 +144,112 @@ class Server:
         for session in list(self.service.table.sessions.values()):
             self._watch_orphan(session)
         self._end_sessions()
-        connections = self._connections
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            ready = self._epoll.poll(self._patience())
+            late = len(self._late)
+            ready = self._epoll.poll(0 if self._turns or late else self._patience(), _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
+            alone = len(ready) == 1 and not self._turns
             for number, events in ready:
-                connection = connections.get(number)
-                try:
-                    if connection is None:
-                        self._happened(number, store_fd)
-                    elif events == _IN and not connection.busy:
-                        self._read(connection)
-                    else:
-                        self._turn(connection, events)
-                    if self._ended:
-                        self._end_sessions()
-                except Exception:  # of whomever it was about: the others go on
-                    log.exception("something failed inside the broker")
-                    if connection is not None:
-                        self._close(connection)
+                connection = self._connections.get(number)
+                if connection is None:
+                    self._guarded(None, self._happened, number, store_fd)
+                elif events & _OUT or connection.busy:
+                    self._guarded(connection, self._turn, connection, events)
+                elif alone:
+                    self._guarded(connection, self._serve, connection)
+                elif not connection.queued:
+                    self._queue(connection)
+                else:
+                    self._listen(connection, 0)  # it has waited for a round, and is known
+            while late:
+                sock, who = self._late.popleft()
+                self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
+                late -= 1
+            if self._turns:
+                self._serve_turns()
             if self._waiting:
                 self._look_at_waiting()
+
+    def _guarded(
+        self, connection: Connection | None, do: Callable[..., object], *args: object
+    ) -> None:
+        """Do something for one client, which may fail for that one."""
+        try:
+            do(*args)
+        except Exception:  # of whomever it was about: the others go on
+            log.exception("something failed inside the broker")
+            if connection is not None:
+                self._close(connection)
+        if self._ended:
+            self._end_sessions()
+
+    def _serve_turns(self) -> None:
+        """Serve one after the other for a while."""
+        end = time.monotonic() + _ROUND
+        turns = self._turns
+        while turns:
+            one = turns.next()
+            if isinstance(one, Connection):
+                one.queued = False
+                if one.open:
+                    self._guarded(one, self._serve, one)
+            else:
+                self._guarded(None, one)
+            if time.monotonic() > end:
+                return
+
+    def _queue(self, connection: Connection) -> None:
+        """Let a connection wait for its turn."""
+        if not connection.queued:
+            connection.queued = True
+            self._turns.add(connection.uid, connection)
+
+    def _serve(self, connection: Connection) -> None:
+        """One turn of a connection: what is next of its request, or else a new one."""
+        if connection.work is None:
+            self._read(connection)
+        else:
+            self._do(connection, self._go_on, connection)
+        if connection.work is not None or connection.mask != _IN:
+            self._listen_to(connection)
+        if connection.user.owed > USER_BYTES:
+            self._relieve(connection.user)
+
+    def _relieve(self, user: User) -> None:
+        """Close those of a user's connections that have left most unread."""
+        for connection in user.connections:
+            connection.settle()
+        if user.owed <= USER_BYTES:
+            return
+        for connection in sorted(user.connections, key=lambda one: one.owed, reverse=True):
+            if user.owed <= USER_BYTES * 3 // 4:
+                return
+            log.warning(
+                "closed a connection of process %d: user %d leaves too much unread",
+                connection.identity.pid,
+                user.uid,
+            )
+            self._close(connection)
+
+        self.stopped.set()
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Take new connections from another socket. For the serving thread."""
+        self._listener.close()
+        self._listener = listener
+        listener.setblocking(False)
+        self._epoll.register(listener, _IN)
 
     def _happened(self, number: int, store_fd: int | None) -> None:
         """What is no client's: a connection, a word of another thread, an end of something."""
         if number == self._listener.fileno():
-            self._accept()
+            if not self._accepting:
+                self._accepting = True
+                self._turns.add(_DOOR, self._accept)
+        elif number in self._refused:
+            self._leave(number)
         elif number == self._woken.fileno():
             self._woken.recv(4096)
             self._give_digests()
@@ -153,9 +269,11 @@ class Server:
         now = time.monotonic()
         if now < self._next_look:
             return
-        waiting, self._waiting = self._waiting, set()
-        self._next_look = now + _LOOK_EACH * len(waiting)
-        for connection in waiting:
+        some = list(itertools.islice(self._waiting, SLICE))
+        self._next_look = now + _LOOK_EACH * len(some)
+        for connection in some:
+            del self._waiting[connection]
+        for connection in some:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
                 self._close_read(connection)
             elif connection.open:
@@ -206,12 +324,16 @@ class Server:
     def _watch_orphan(self, session: Session) -> None:
         """Keep what a process held under an earlier broker until it resumes or ends."""
         who = session.identity
+        if not session.regions:  # nothing to keep
+            self._ended.append(session)
+            return
         try:
             process = os.pidfd_open(who.pid)
         except OSError:
             self._ended.append(session)
             return
         self._orphans[process] = session
+        self._orphan_of[session.number] = process
         self._epoll.register(process, _IN)
         with contextlib.suppress(OSError):
             if start_time(who.pid) != who.started:  # another process has the number by now
@@ -219,60 +341,108 @@ class Server:
 
     def _end_orphan(self, process: int) -> None:
         session = self._orphans.pop(process)
+        del self._orphan_of[session.number]
         os.close(process)
         self._ended.append(session)
 
     def _end_sessions(self) -> None:
         while self._ended:
-            self.service.end(self._ended.pop())
+            session = self._ended.pop()
+            self._end(session.identity.uid, self.service.end(session))
+
+    def _end(self, uid: int, work: Work) -> None:
+        """Do a turn's worth of ending a session; the rest when its user's turn comes again."""
+        for _ in work:
+            self._turns.add(uid, functools.partial(self._end, uid, work))
+            return
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._turn_away()
-            return  # else the client is gone already
-        try:
-            sock.setblocking(False)
-            connection = Connection(sock, identity_of(sock), self._flight)
-            self._admit(connection)
-        except OSError as error:
-            log.warning("refused a connection: %s", error)
-            sock.close()
+        """Let some connections in."""
+        self._accepting = False  # if there are more of them, that is told again
+        for _ in range(_DOOR_SLICE):
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                return  # else the client is gone already
+            try:
+                sock.setblocking(False)
+                self._admit(sock, identity_of(sock))
+            except OSError as error:
+                log.warning("refused a connection: %s", error)
+                sock.close()
 
     def _turn_away(self) -> None:
-        """Close a connection at once, by the descriptor that is kept back for that."""
-        log.warning("refused a connection: the broker's descriptors are used up")
+        """Refuse a connection by the descriptor that is kept back for that."""
+        while self._refused:
+            self._leave(next(iter(self._refused)))
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
         with contextlib.suppress(OSError):
-            self._listener.accept()[0].close()
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            self._refuse_connection(sock, _USED_UP)
         with contextlib.suppress(OSError):
             self._spare = _spare()
 
-    def _admit(self, connection: Connection) -> None:
-        """Serve a new connection, or say that it is one too many. Raises OSError."""
-        who = connection.identity
-        if (
-            self._of_process[who.pid] >= PROCESS_CONNECTIONS
-            or self._of_user[who.uid] >= USER_CONNECTIONS
-        ):
-            refusal = errors.QuotaExceeded(
-                f"hello: a process may have {PROCESS_CONNECTIONS} connections to the broker, a "
-                f"user {USER_CONNECTIONS}"
+    def _admit(self, sock: socket.socket, who: Identity, late: bool = False) -> None:
+        """Serve a new connection, or say that it is one too many. Raises OSError.
+
+        It is not one too many before it was seen which others of its user have ended.
+        """
+        user = self._users.get(who.uid) or User(who.uid)
+        process = (who.uid, who.pid)
+        reason = self._too_many(sock, who, len(user.connections), self._of_process[process])
+        if reason and not late and len(self._late) < _LATE:
+            self._late.append((sock, who))
+        elif reason:
+            self._refuse_connection(sock, reason)
+        else:
+            connection = Connection(sock, who, self._flight, user)
+            self._epoll.register(connection.number, _IN)
+            connection.mask = _IN
+            self._of_process[process] += 1
+            self._users[who.uid] = user
+            user.connections[connection] = None
+            self._connections[connection.number] = connection
+
+    def _too_many(self, sock: socket.socket, who: Identity, has: int, process: int) -> str | None:
+        """Why a user who has so many connections, and in this process, may have no other one."""
+        descriptors = self.service.descriptors
+        if process >= PROCESS_CONNECTIONS:
+            return (
+                f"process {who.pid} has {process} connections to the broker, which is as many as "
+                f"it may: close some"
             )
-            with contextlib.suppress(OSError):  # what is left unread would reset the connection
-                connection.sock.recv_into(self._buffer)
-            with contextlib.suppress(OSError):
-                connection.send(_encode({"id": 0, **protocol.error_message(refusal)}), [])
-            connection.sock.close()
-            return
-        self._epoll.register(connection.number, _IN)
-        self._of_process[who.pid] += 1
-        self._of_user[who.uid] += 1
-        self._connections[connection.number] = connection
+        if has >= descriptors.of_user:
+            return (
+                f"user {who.uid} has {has} connections to the broker, which is as many as one may: "
+                f"close some"
+            )
+        return None if descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
+
+    def _refuse_connection(self, sock: socket.socket, reason: str) -> None:
+        """Say no to a connection, and close it when it has said hello.
+
+        What is left unread, or not sent yet, would end it before the reason is read.
+        """
+        log.warning("refused a connection: %s", reason)
+        refusal = errors.QuotaExceeded(f"hello: {reason}")
+        while len(self._refused) >= _REFUSED:
+            self._leave(next(iter(self._refused)))
+        with contextlib.suppress(OSError):
+            _packet.send(sock.fileno(), _encode({"id": 0, **protocol.error_message(refusal)}), [])
+        self._refused[sock.fileno()] = sock
+        self._epoll.register(sock, _IN)
+
+    def _leave(self, number: int) -> None:
+        """Close a connection that was refused."""
+        sock = self._refused.pop(number)
+        with contextlib.suppress(OSError):
+            sock.recv_into(self._buffer)
+        sock.close()
 
     def _close(self, connection: Connection) -> None:
         """The client is gone, or is to be: what it held is given back."""
@@ -280,44 +450,57 @@ class Server:
             return
         connection.open = False
         del self._connections[connection.number]
-        self._watchers.discard(connection)
-        who = connection.identity
-        for counter, key in ((self._of_process, who.pid), (self._of_user, who.uid)):
-            counter[key] -= 1
-            if not counter[key]:
-                del counter[key]
+        self._waiting.pop(connection, None)
+        user = connection.user
+        del user.connections[connection]
+        user.watchers.pop(connection, None)
+        if not user.connections:
+            del self._users[user.uid]
+        process = (user.uid, connection.identity.pid)
+        self._of_process[process] -= 1
+        if not self._of_process[process]:
+            del self._of_process[process]
         connection.sock.close()
+        connection.forget()
         self._flight.forget(connection)
         if connection.session is not None:
+            del self._of_session[connection.session.number]
             self._ended.append(connection.session)
 
     def _turn(self, connection: Connection, events: int) -> None:
-        """One readiness of a connection: one request, or what was still to be sent."""
-        if events & _OUT:
-            try:
-                if connection.flush():
-                    if connection.lost:
-                        connection.lost = False
-                        self._send(connection, _encode({"event": "lost"}), [])
-                    if not connection.outbox:
-                        self._listen_to(connection)
-                elif connection.waiting:
-                    self._listen_to(connection)
-            except OSError:
-                self._close(connection)
-        elif connection.busy:
+        """What was still to be sent can be, or the client of a busy connection is gone."""
+        if not events & _OUT:
+            self._close(connection)
+            return
+        try:
+            if connection.flush() and connection.lost:
+                connection.lost = False
+                self._send(connection, _LOST, [])
+        except OSError:
             self._close(connection)
         else:
-            self._read(connection)
+            self._listen_to(connection)
 
     def _listen_to(self, connection: Connection) -> None:
         """Take requests again where nothing is left to be sent or done."""
-        if connection.open:
-            if connection.waiting:
-                self._waiting.add(connection)
-                mask = 0
-            else:
-                mask = _OUT if connection.outbox else 0 if connection.busy else _IN
+        if not connection.open:
+            return
+        if connection.waiting:
+            self._waiting[connection] = None
+            self._listen(connection, 0)
+        elif connection.outbox:
+            self._listen(connection, _OUT)
+        elif connection.busy:
+            self._listen(connection, 0)
+        elif connection.work is not None:
+            self._listen(connection, 0)
+            self._queue(connection)
+        else:
+            self._listen(connection, _IN)
+
+    def _listen(self, connection: Connection, mask: int) -> None:
+        if mask != connection.mask:
+            connection.mask = mask
             self._epoll.modify(connection.number, mask)
 
     def _read(self, connection: Connection) -> None:
@@ -337,22 +520,53 @@ class Server:
         except _UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
+        connection.request = request
+        self._do(connection, self._begin, connection, request, size)
+
+    def _begin(self, connection: Connection, request: Any, size: int) -> None:
+        """Begin what is asked, and do all of it if that is no more than a turn's work."""
         kind = type(request)
         session = connection.session
         self.service.counts[kind] += 1
-        try:
-            if session is None or kind in _OF_CONNECTIONS:
-                self._serve_connection(connection, session, request)
+        if session is None or kind in _OF_CONNECTIONS:
+            self._serve_connection(connection, session, request)
+        else:
+            made = self._calls[kind](session, request)
+            if type(made) is tuple:
+                self._reply(connection, request.id, *made)
             else:
-                for reply, fds in self._calls[kind](session, request):
-                    self._reply(connection, request.id, reply, fds)
+                connection.work = cast(Work, made)
+        if connection.work is not None:
+            self._go_on(connection)
+            if connection.work is not None:
+                connection.ask(size + _ASKED_BYTES * requests.count_of(request))
+
+    def _go_on(self, connection: Connection) -> None:
+        """Do a turn's worth of the request under way."""
+        assert connection.work is not None
+        for made in connection.work:
+            if made is not None:
+                reply, fds = made
+                done = not reply.get("more")
+                self._reply(connection, connection.request.id, reply, fds)
+                if done:
+                    break
+            return
+        connection.work = connection.request = None
+        connection.ask(0)
+
+    def _do(self, connection: Connection, do: Callable[..., object], *args: object) -> None:
+        """Do something about a connection's request, and say what is wrong with that."""
+        try:
+            do(*args)
+            return
         except errors.Error as error:
-            self._fail(connection, request, error)
+            self._fail(connection, error)
         except OSError as error:
             out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
-            self._fail(connection, request, out)
+            self._fail(connection, out)
         except Exception:
-            log.exception("a request failed inside the broker: %r", request)
+            log.exception("a request failed inside the broker: %r", connection.request)
             self._close(connection)
 
     def _serve_connection(
@@ -362,42 +576,49 @@ class Server:
         match request, session:
             case requests.Hello(), None:
                 connection.session, reply = self.service.begin(connection.identity, request)
+                self._of_session[connection.session.number] = connection
                 self._reply(connection, request.id, reply, [])
             case requests.Hello(), _:
                 raise errors.InvalidRequest("hello: this connection has said hello already")
             case _, None:
                 raise errors.ProtocolError("the first request of a connection is hello")
             case requests.Resume(), Session():
-                self._resume(connection, session, request)
-            case requests.Release(), Session():
-                self.service.release(session, request)
+                connection.work = self._resume(session, request)
             case requests.Digest(), Session():
                 self._digest(connection, session, request)
             case requests.Watch(), Session():
                 connection.watching = request.prefix
-                self._watchers.add(connection)
+                connection.since = self._event + 1
+                connection.user.watchers[connection] = None
                 self._reply(connection, request.id, {}, [])
 
-    def _resume(self, connection: Connection, session: Session, request: requests.Resume) -> None:
+    def _resume(self, session: Session, request: requests.Resume) -> Work:
         """Take over what a connection of the same process had, which ends if it is still there."""
-        ends = request.session in self.service.table.sessions and not request.more
-        replies = self.service.resume(session, request)
-        if ends:
-            for process, orphan in list(self._orphans.items()):
-                if orphan.number == request.session:
+        ended = self.service.table.sessions.get(request.session)
+        for made in self.service.resume(session, request):
+            if made is not None and not request.more:
+                before = self._of_session.get(request.session)
+                if before is not None:
+                    self._close(before)
+                process = self._orphan_of.get(request.session)
+                if process is not None:
                     self._end_orphan(process)
-            for other in list(self._connections.values()):
-                if other.session is not None and other.session.number == request.session:
-                    self._close(other)
-        for reply, fds in replies:
-            self._reply(connection, request.id, reply, fds)
+                if ended is not None:  # before it is said: the broker may be killed then
+                    yield from self.service.end(ended)
+            yield made
 
     def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
         """Answer a packet that is no request; a client that goes on sending such is closed."""
+        refusal: errors.Error
         connection.nonsense += 1
         number = 0
+        greeting = _greeting(self._view[:size])
+        if greeting is not None and greeting.version != protocol.VERSION:
+            refusal = errors.ProtocolError(other_version(greeting.version))
+            self._reply(connection, greeting.id, protocol.error_message(refusal), [])
+            return
         reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
-        refusal: errors.Error = errors.InvalidRequest(f"request: {reason}")
+        refusal = errors.InvalidRequest(f"request: {reason}")
         try:
             number = _Numbered.decode(self._view[:size]).id
         except _UNDECODABLE:
@@ -412,8 +633,9 @@ class Server:
         """
         if connection.in_flight and connection.unread():
             connection.busy = True
-            self._waiting.add(connection)
-            self._listen_to(connection)
+            connection.work = None
+            self._waiting[connection] = None
+            self._listen(connection, 0)
         else:
             log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
             self._close(connection)
@@ -423,7 +645,10 @@ class Server:
         if region.digest is not None:
             self._reply(connection, request.id, {"sha256": region.digest}, [])
             return
-        self._digests.submit(connection, request.id, region)
+        fd = duplicate(region.fd)
+        who = session.identity
+        self.service.descriptors.require("digest", fd, who.uid, len(connection.user.connections))
+        self._digests.submit(connection, request.id, region, fd)
         connection.busy = True
         self._listen_to(connection)
 
@@ -446,8 +671,10 @@ class Server:
             reply["fds"] = len(fds)
         self._send(connection, _encode(reply), fds)
 
-    def _fail(self, connection: Connection, request: Any, error: errors.Error) -> None:
-        number = getattr(request, "id", 0)  # a release has none
+    def _fail(self, connection: Connection, error: errors.Error) -> None:
+        number = getattr(connection.request, "id", 0)  # a release has none
+        connection.work = None
+        connection.ask(0)
         self._reply(connection, number, protocol.error_message(error), [])
 
     def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
@@ -461,24 +688,62 @@ class Server:
             self._close(connection)
 
     def _announce(self, event: str, region: Region | None) -> None:
-        """Tell watchers of a change that they may know of."""
-        if not self._watchers:
-            return
-        message: dict[str, Any] = {"event": event}
-        if region is not None:
-            message |= {"name": region.name, "region": region.number, "version": region.version}
-        packet = _encode(message)
-        for connection in list(self._watchers):
-            if region is not None and not (
-                region.name is not None
-                and region.name.startswith(connection.watching or "")
-                and allowed(connection.identity, region, READ)
-            ):
+        """Have watchers told of a change, each user's when its turn comes."""
+        self._event += 1
+        packet = None
+        for user in self._users.values():
+            if not user.watchers:
                 continue
-            if len(connection.outbox) >= EVENTS_LIMIT:
-                connection.lost = True
+            if packet is None:
+                packet = _event_packet(event, region)
+            if not user.events:
+                self._turns.add(user.uid, functools.partial(self._tell, user))
+            if len(user.events) < EVENTS_LIMIT:
+                user.events.append(Event(self._event, packet, region))
             else:
-                self._send(connection, packet, [])
+                user.events[-1] = Event(self._event, None, None)
+
+    def _tell(self, user: User) -> None:
+        """Tell some of a user's watchers of what happened first."""
+        event = user.events[0]
+        if event.left is None:
+            event.left = iter(list(user.watchers))
+        some = list(itertools.islice(event.left, SLICE))
+        for connection in some:
+            if connection.open and connection.since <= event.number:
+                self._tell_one(connection, event)
+        if len(some) < SLICE:
+            user.events.popleft()
+        if user.owed > USER_BYTES:
+            self._relieve(user)
+        if user.events:
+            self._turns.add(user.uid, functools.partial(self._tell, user))
+
+    def _tell_one(self, connection: Connection, event: Event) -> None:
+        """Tell a watcher of what it may know of."""
+        region = event.region
+        if region is not None and not (
+            region.name is not None
+            and region.name.startswith(connection.watching or "")
+            and allowed(connection.identity, region, READ)
+        ):
+            return
+        if event.packet is None:
+            connection.lost = True
+            if not connection.outbox:
+                connection.lost = False
+                self._send(connection, _LOST, [])
+        elif len(connection.outbox) >= EVENTS_LIMIT:
+            connection.lost = True
+        else:
+            self._send(connection, event.packet, [])
+
+
+def _event_packet(event: str, region: Region | None) -> bytes:
+    message: dict[str, Any] = {"event": event}
+    if region is not None:
+        message |= {"name": region.name, "region": region.number, "version": region.version}
+    return _encode(message)
 
 
 def _spare() -> int:
@@ -492,3 +757,21 @@ class _Number(msgspec.Struct):
 
 
 _Numbered = msgspec.msgpack.Decoder(_Number)
+
+
+class _Greeting(msgspec.Struct, tag_field="op", tag="hello"):
+    """What a hello of every version has, whatever else it says."""
+
+    id: int
+    version: int
+
+
+_Greetings = msgspec.msgpack.Decoder(_Greeting)
+
+
+def _greeting(packet: memoryview) -> _Greeting | None:
+    """The hello of some version that a packet is."""
+    try:
+        return _Greetings.decode(packet)
+    except _UNDECODABLE:
+        return None

@@ -5,15 +5,12 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Generator
 
 from gdrpy import cuda, vmm
 from gdrpy.backends import host, take_export
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.errors import OutOfMemory
-
-#: Bytes that a digest reads at once, through a mapping of as many.
-_CHUNK = 8 << 20
 
 
 def capacities() -> dict[int, int]:
@@ -63,19 +60,20 @@ def readonly(fd: int) -> int | None:
         ) from error
 
 
-def digest(fd: int, nbytes: int, proceed: Callable[[], bool]) -> str | None:
-    """The SHA-256 of the first bytes, in hex; None when told not to proceed. Raises Error."""
+def digest(fd: int, nbytes: int, buffer: bytearray) -> Generator[None, None, str]:
+    """The SHA-256 of the first bytes, in hex, made in steps of as many as the buffer has.
+
+    Raises Error.
+    """
     checksum = hashlib.sha256()
-    buffer = bytearray(min(nbytes, _CHUNK))
     memory = take_export(fd)
     try:
-        for start in range(0, nbytes, _CHUNK):
-            if not proceed():
-                return None
-            size = min(_CHUNK, nbytes - start)
+        for start in range(0, nbytes, len(buffer)):
+            size = min(len(buffer), nbytes - start)
             with memory.map(start, size, True, None, None) as mapping, memoryview(buffer) as view:
                 mapping.readinto(view[:size], 0)
                 checksum.update(view[:size])
+            yield
     finally:
         memory.close()
     return checksum.hexdigest()

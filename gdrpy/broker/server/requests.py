@@ -158,6 +158,18 @@ AnyRequest = (
 )
 
 
+def count_of(request: AnyRequest) -> int:
+    """Names, leases or regions that a request lists."""
+    match request:
+        case GetMany():
+            return len(request.names)
+        case Resume():
+            return len(request.leases)
+        case Release():
+            return len(request.regions)
+    return 0
+
+
 def name_of(kind: type) -> str:
     """What a request is called in its packet."""
     return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]

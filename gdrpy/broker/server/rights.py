@@ -79,8 +79,8 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
     if not allowed(who, region, wanted):
         raise PermissionDenied(
             errno.EACCES,
-            f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}: it belongs to user "
-            f"{region.uid}, group {region.gid}, mode {region.mode:04o}; ask its owner to chmod it",
+            f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}{_whose(who, region)}; ask "
+            f"its owner to chmod it",
         )
 
 
@@ -93,5 +93,13 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless somebody owns the region."""
     if not owns(who, region):
         raise PermissionDenied(
-            errno.EACCES, f"{call}: {region} belongs to user {region.uid}, not to user {who.uid}"
+            errno.EACCES,
+            f"{call}: {region} is not user {who.uid}'s own{_whose(who, region)}",
         )
+
+
+def _whose(who: Identity, region: Any) -> str:
+    """What a refusal says of a region: nothing to who could not read it in a list."""
+    if not (owns(who, region) or allowed(who, region, READ)):
+        return ""
+    return f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,7 @@ from msgspec import UNSET
 from gdrpy import errors
 from gdrpy.broker import protocol
 from gdrpy.broker.server import memory, records, requests, telling
-from gdrpy.broker.server.limits import Limits, device_words
+from gdrpy.broker.server.limits import Descriptors, Limits, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
@@ -22,6 +24,13 @@ from gdrpy.broker.server.table import Region, Session
 Message = dict[str, Any]
 #: A reply, and the descriptors beside it.
 Reply = tuple[Message, list[int]]
+#: Grants of a get_many, the descriptors beside them, and how many of its names are done.
+Grants = tuple[Message, list[int], int]
+#: What is done of a long request in its turns: None, or a reply where one is to be sent.
+Work = Iterator[Reply | None]
+
+#: Names, leases and regions that one turn is about.
+SLICE = 64
 
 
 @dataclass
@@ -40,6 +49,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.table = self.state.table
+        self.descriptors = Descriptors()
 
     def recognize(self) -> None:
         """Have an earlier broker's regions be on the GPUs that they lie on. Raises Error."""
@@ -57,10 +67,7 @@ class Service:
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
         """A session for a connection that says hello. Raises ProtocolError."""
         if request.version != protocol.VERSION:
-            raise errors.ProtocolError(
-                f"hello: the client speaks version {request.version} of the protocol and this "
-                f"broker version {protocol.VERSION}: install the same gdrpy on both sides"
-            )
+            raise errors.ProtocolError(other_version(request.version))
         number = self.table.number()
         groups = sorted(who.groups)
         self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
@@ -72,14 +79,20 @@ class Service:
         }
         return self.table.sessions[number], reply
 
-    def end(self, session: Session) -> None:
-        """The session's connection or process is gone; nothing to do if it was resumed."""
-        if session.number in self.table.sessions:
-            self.table.commit(records.Ended(session.number))
+    def end(self, session: Session) -> Work:
+        """The session's connection or process is gone; nothing to do once it was resumed."""
+        table = self.table
+        while len(session.regions) > SLICE and session.number in table.sessions:
+            for region in list(itertools.islice(session.regions, SLICE)):
+                table.commit(records.Released(session.number, region))
+            self._tell_of_room()
+            yield None
+        if session.number in table.sessions:
+            table.commit(records.Ended(session.number))
             self._tell_of_room()
 
-    def calls(self) -> dict[type, Callable[[Session, Any], list[Reply]]]:
-        """What gives the replies to a request, by its type, or raises Error."""
+    def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work]]:
+        """What gives the reply to a request, by its type, or raises Error."""
         return {
             requests.Allocate: self._allocate,
             requests.Change: self._change,
@@ -89,6 +102,7 @@ class Service:
             requests.GetMany: self._get_many,
             requests.List: self._list,
             requests.Publish: self._publish,
+            requests.Release: self._release,
             requests.RoundedSize: self._rounded_size,
             requests.Seal: self._seal,
             requests.Stat: self._stat,
@@ -100,40 +114,59 @@ class Service:
             self.state.freed = False
             self.announce("freed", None)
 
-    def release(self, session: Session, request: requests.Release) -> None:
+    def _release(self, session: Session, request: requests.Release) -> Work:
         """Give leases back; those that the session does not have are nothing to it."""
-        for number in request.regions:
-            if number in session.regions:
-                self.table.release(session, session.regions[number])
-        self._tell_of_room()
+        for start in range(0, len(request.regions), SLICE):
+            if start:
+                yield None
+            for number in request.regions[start : start + SLICE]:
+                if number in session.regions:
+                    self.table.release(session, session.regions[number])
+            self._tell_of_room()
 
-    def resume(self, session: Session, request: requests.Resume) -> list[Reply]:
+    def resume(self, session: Session, request: requests.Resume) -> Work:
         """Take leases over from a session of the same process whose connection is gone."""
-        before = self.table.sessions.get(request.session)
+        lost: list[int] = []
+        for start in range(0, len(request.leases), SLICE):
+            if start:
+                yield None
+            before = self._before(session, request.session)
+            for lease in request.leases[start : start + SLICE]:
+                if not self._resume_lease(session, before, *lease):
+                    lost.append(lease[0])
+        self._before(session, request.session)
+        yield {"lost": lost}, []
+
+    def _before(self, session: Session, number: int) -> Session | None:
+        """The session to resume, if it is still there. Raises InvalidRequest."""
+        before = self.table.sessions.get(number)
         if before is not None and (before is session or before.identity != session.identity):
             raise errors.InvalidRequest(
-                f"resume: session {request.session} is not an ended one of this process"
+                f"resume: session {number} is not an ended one of this process"
             )
-        lost = []
-        for number, writable, gpu in request.leases:
-            region = self.table.regions.get(number)
-            wanted = READ | WRITE if writable else READ
-            if before is not None and number in before.regions:
-                region = before.regions[number]
-                lease = region.leases[before.number]
-                self.table.grant(session, region, lease.writable, lease.gpu)
-            elif region is not None and (
-                number in session.regions
-                or (not region.draft and allowed(session.identity, region, wanted))
-            ):
-                self.table.grant(session, region, writable, gpu)
-            else:
-                lost.append(number)
-        if before is not None and not request.more:
-            self.end(before)
-        return [({"lost": lost}, [])]
+        return before
 
-    def _allocate(self, session: Session, request: requests.Allocate) -> list[Reply]:
+    def _resume_lease(
+        self, session: Session, before: Session | None, number: int, writable: bool, gpu: bool
+    ) -> bool:
+        """Grant a lease that a session had before, or that its process may have; whether it was."""
+        if before is not None and number in before.regions:
+            region = before.regions[number]
+            lease = region.leases[before.number]
+            self.table.grant(session, region, lease.writable, lease.gpu)
+            return True
+        found = self.table.regions.get(number)
+        if found is None:
+            return False
+        wanted = READ | WRITE if writable else READ
+        if number not in session.regions:
+            if found.draft or not allowed(session.identity, found, wanted):
+                return False
+            self.limits.require_lease("resume", self.table, session.identity)
+        self.table.grant(session, found, writable, gpu)
+        return True
+
+    def _allocate(self, session: Session, request: requests.Allocate) -> Reply:
         name = request.name
         if name is not None:
             _check_name("allocate", name)
@@ -157,19 +190,19 @@ class Service:
                 )
         reply, fds = self._grant(session, region, not region.sealed, request.gpu)
         reply["created"] = created
-        return [(reply, fds)]
+        return reply, fds
 
-    def _rounded_size(self, session: Session, request: requests.RoundedSize) -> list[Reply]:
+    def _rounded_size(self, session: Session, request: requests.RoundedSize) -> Reply:
         del session
         device = self._number("rounded_size", request.device)
         self.limits.require_device("rounded_size", device)
-        return [({"size": memory.rounded(request.nbytes, device)}, [])]
+        return {"size": memory.rounded(request.nbytes, device)}, []
 
-    def _create(self, session: Session, request: requests.Create) -> list[Reply]:
+    def _create(self, session: Session, request: requests.Create) -> Reply:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
         region = self._make("create", session, request)
-        return [self._grant(session, region, True, request.gpu)]
+        return self._grant(session, region, True, request.gpu)
 
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
@@ -180,6 +213,7 @@ class Service:
         self.recognize()
         size = memory.rounded(request.nbytes, device)
         self.limits.require_room(call, self.table, who, size, device)
+        self.limits.require_lease(call, self.table, who)
         number = self.table.number()
         try:
             fd = memory.make(size, device)
@@ -189,6 +223,7 @@ class Service:
                     f"{call}: the broker cannot hold another region ({error.strerror})"
                 ) from error
             raise
+        self.descriptors.require(call, fd, who.uid, self.table.counted.get(who.uid, 0))
         made = records.Made(
             number,
             request.name,
@@ -207,7 +242,7 @@ class Service:
             os.close(fd)
             raise
 
-    def _publish(self, session: Session, request: requests.Publish) -> list[Reply]:
+    def _publish(self, session: Session, request: requests.Publish) -> Reply:
         region = self._held("publish", session, request.region)
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
@@ -226,7 +261,7 @@ class Service:
             self.table.commit(records.Published(region.number, version))
             self.announce("published", region)
             self._tell_of_room()
-        return [({"version": region.version, "replaced": replaced}, [])]
+        return {"version": region.version, "replaced": replaced}, []
 
     def _require_replaceable(self, call: str, session: Session, name: str) -> None:
         """A name belongs to who may write the region that it means."""
@@ -234,18 +269,19 @@ class Service:
         if current is not None:
             require(session.identity, current, WRITE, call)
 
-    def _get(self, session: Session, request: requests.Get) -> list[Reply]:
+    def _get(self, session: Session, request: requests.Get) -> Reply:
         if request.life is None or request.life == self.table.life:
             region = self._find("get", session, request.name, request.region)
         else:
             region = self._find_copy(session, request.life, request.region)
-        return [self._get_region(session, region, request.readonly, request.gpu)]
+        return self._get_region(session, region, request.readonly, request.gpu)
 
     def _find_copy(self, session: Session, life: str, number: int | None) -> Region:
         """This user's copy of another broker's region: what others call a copy is not believed."""
-        for region in self.table.regions.values():
-            if region.copy_of == (life, number) and region.uid == session.identity.uid:
-                return region
+        uid = session.identity.uid
+        region = None if number is None else self.table.copy_of(life, number, uid)
+        if region is not None:
+            return region
         raise errors.Gone(
             f"get: region {number} is of another broker, or one whose state was lost: get it by "
             f"name"
@@ -258,15 +294,19 @@ class Service:
             return self._grant(session, region, False, gpu)
         return self._grant(session, region, True, gpu)
 
-    def _get_many(self, session: Session, request: requests.GetMany) -> list[Reply]:
-        replies: list[Reply] = []
+    def _get_many(self, session: Session, request: requests.GetMany) -> Work:
+        done, more = 0, True
+        while more:
+            reply, fds, done = self._get_some(session, request, done)
+            reply["more"] = more = done < len(request.names)
+            yield reply, fds
+
+    def _get_some(self, session: Session, request: requests.GetMany, done: int) -> Grants:
+        """A packet of grants, when so many names were done, and how many are then."""
         grants: list[Message] = []
         fds: list[int] = []
         room = _GRANTS_BYTES
-        for name in request.names:
-            if len(fds) == protocol.FDS_LIMIT or room < 0:
-                replies.append(({"grants": grants, "more": True}, fds))
-                grants, fds, room = [], [], _GRANTS_BYTES
+        for name in itertools.islice(request.names, done, done + SLICE):
             try:
                 region = self._find("get_many", session, name, None)
                 grant, its = self._get_region(session, region, request.readonly, request.gpu)
@@ -276,15 +316,16 @@ class Service:
             fds.extend(its)
             room -= _GRANT_BYTES + len(name.encode())
             room -= len(grant.get("metadata", b"")) + len(grant.get("message", "").encode())
-        replies.append(({"grants": grants, "more": False}, fds))
-        return replies
+            if room < 0:
+                break
+        return {"grants": grants}, fds, done + len(grants)
 
     def _grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> Reply:
         """A lease, and what the client needs to open the memory."""
         fd: int | None = region.fd
         enforced = False
         if not writable and (not gpu or region.device == protocol.CPU_DEVICE):
-            fd = self.state.readonly_fd(region)
+            fd = self._readonly_fd(region)
             enforced = fd is not None
         if self.strict and not (writable or enforced or session.identity.privileged):
             raise errors.PermissionDenied(
@@ -293,6 +334,8 @@ class Service:
                 f"broker is strict and does not hand it out so; ask with gpu=False"
                 + ("" if gpu else ", which helps on memory of the host alone"),
             )
+        if region.number not in session.regions:
+            self.limits.require_lease("get", self.table, session.identity)
         self.table.grant(session, region, writable, gpu)
         return {
             "region": region.number,
@@ -307,7 +350,17 @@ class Service:
             "metadata": region.metadata,
         }, [region.fd if fd is None else fd]
 
-    def _seal(self, session: Session, request: requests.Seal) -> list[Reply]:
+    def _readonly_fd(self, region: Region) -> int | None:
+        """The region's descriptor that cannot be written through, made when first asked for."""
+        if region.readonly_fd is None:
+            fd = memory.readonly(region.fd)
+            if fd is not None:
+                has = self.table.counted[region.uid] - 1
+                self.descriptors.require("get", fd, region.uid, has)
+            region.readonly_fd = fd
+        return region.readonly_fd
+
+    def _seal(self, session: Session, request: requests.Seal) -> Reply:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if request.copy_of is not None:
@@ -316,7 +369,7 @@ class Service:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
                 self.announce("sealed", region)
-        return [({}, [])]
+        return {}, []
 
     def digestible(self, session: Session, request: requests.Digest) -> Region:
         """The region of a digest request, which takes too long for this thread. Raises Error."""
@@ -333,7 +386,7 @@ class Service:
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
 
-    def _delete(self, session: Session, request: requests.Delete) -> list[Reply]:
+    def _delete(self, session: Session, request: requests.Delete) -> Reply:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
@@ -343,18 +396,18 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        return [({}, [])]
+        return {}, []
 
-    def _list(self, session: Session, request: requests.List) -> list[Reply]:
-        return [(telling.page(self.table, session.identity, request.prefix, request.after), [])]
+    def _list(self, session: Session, request: requests.List) -> Reply:
+        return telling.page(self.table, session.identity, request.prefix, request.after), []
 
-    def _stat(self, session: Session, request: requests.Stat) -> list[Reply]:
+    def _stat(self, session: Session, request: requests.Stat) -> Reply:
         region = self._find("stat", session, request.name, request.region)
         if not owns(session.identity, region):  # who may chmod it also where nobody may read it
             require(session.identity, region, READ, "stat")
-        return [(telling.all_about(self.table, region), [])]
+        return telling.all_about(self.table, region), []
 
-    def _change(self, session: Session, request: requests.Change) -> list[Reply]:
+    def _change(self, session: Session, request: requests.Change) -> Reply:
         region = self._find("change", session, None, request.region)
         mode, metadata = region.mode, region.metadata
         if request.mode is not UNSET:
@@ -366,11 +419,11 @@ class Service:
                 raise errors.Sealed(f"change: {region} is sealed, and its metadata with it")
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
-        return [({}, [])]
+        return {}, []
 
-    def _status(self, session: Session, request: requests.Status) -> list[Reply]:
+    def _status(self, session: Session, request: requests.Status) -> Reply:
         del request
-        return [(self.numbers(session.identity), [])]
+        return self.numbers(session.identity), []
 
     def numbers(self, who: Identity | None) -> Message:
         """What there is and was done; of users' bytes those that ``who`` may know, None: all."""
@@ -384,7 +437,7 @@ class Service:
             "regions": len(self.table.regions),
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
-            "leases": sum(len(region.leases) for region in self.table.regions.values()),
+            "leases": self.table.leases,
             "used": {str(device): self.table.used[device] for device in self.limits.devices},
             "limits": {str(device): limit for device, limit in self.limits.devices.items()},
             "uuids": {str(device): uuid for device, uuid in self.limits.uuids.items()},
@@ -424,15 +477,36 @@ def _may_know_of(session: Session, region: Region) -> bool:
     )
 
 
+def other_version(version: int) -> str:
+    """What a client of another version is told."""
+    return (
+        f"hello: the client speaks version {version} of the protocol and this broker version "
+        f"{protocol.VERSION}: install the same gdrpy on both sides"
+    )
+
+
 def _check_name(call: str, name: str) -> None:
-    if len(name.encode()) > protocol.NAME_LIMIT or not name.isprintable():
+    if (
+        len(name.encode()) > protocol.NAME_LIMIT
+        or not name.isprintable()
+        or name != name.strip()
+        or _INVISIBLE.search(name)
+    ):
         raise errors.InvalidRequest(
-            f"{call}: a name has printable characters, {protocol.NAME_LIMIT} bytes of them in "
-            f"UTF-8 at most, and not {name!r}"
+            f"{call}: a name has visible characters, with spaces between them alone, "
+            f"{protocol.NAME_LIMIT} bytes of them in UTF-8 at most, and not {name!a}"
         )
+
+
+#: Characters that are printable, and that nobody sees: fillers, joiners, variation selectors.
+#: Source: Default_Ignorable_Code_Point of Unicode; and the Braille blank.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
 
 
 #: Bytes that a grant takes besides its name and metadata, at most.
 _GRANT_BYTES = 160
-#: Bytes of grants after which a get_many goes on in another packet: as many as fit with the last.
-_GRANTS_BYTES = protocol.PACKET_LIMIT - protocol.METADATA_LIMIT - 4 * protocol.NAME_LIMIT - 1024
+#: Bytes of grants after which a get_many goes on in another packet.
+_GRANTS_BYTES = 16 * 1024

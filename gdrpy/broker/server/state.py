@@ -9,13 +9,15 @@ import threading
 from collections.abc import Callable
 
 from gdrpy import _unix
-from gdrpy.broker.server import memory, records
+from gdrpy.broker.server import records
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.throttle import Throttle
 from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 #: Bytes of a journal, and times its size when it was begun, at which a new one is begun.
 _COMPACT_BYTES = 1 << 20
@@ -124,12 +126,6 @@ class State:
         region.fd = fd
         return region
 
-    def readonly_fd(self, region: Region) -> int | None:
-        """The region's descriptor that cannot be written through, made when first asked for."""
-        if region.readonly_fd is None:
-            region.readonly_fd = memory.readonly(region.fd)
-        return region.readonly_fd
-
     def _free(self, region: Region) -> None:
         self.freed = True
         if region.fd < 0:  # while an earlier broker's journal is read
@@ -169,6 +165,10 @@ class State:
         else:
             self.store_lost = False
             self.store_replaced()
+
+    def store_whole(self) -> bool:
+        """Whether the next broker will find the store."""
+        return self._store.whole()
 
     @property
     def store_fd(self) -> int | None:

@@ -53,6 +53,10 @@ class Store(ABC):
     def replace(self) -> None:
         """Put another one, which holds nothing yet, in place of a lost one. Raises OSError."""
 
+    def whole(self) -> bool:
+        """Whether the next broker will find it."""
+        return True
+
     def fileno(self) -> int | None:
         """What becomes readable when the store is lost, None if it cannot be."""
         return None
@@ -77,6 +81,15 @@ class NoStore(Store):
         pass
 
 
+def identity_of_file(path: str) -> tuple[int, int] | None:
+    """Which file is at a path: device and inode; None where there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _import_path() -> str:
     """Where this process finds its modules, for one that runs in another folder."""
     return os.pathsep.join(map(os.path.abspath, sys.path))
@@ -88,10 +101,13 @@ class KeeperStore(Store):
     def __init__(self, path: str, linger: float) -> None:
         self._path = path
         self._linger = linger
+        #: What the file of our keeper's socket is.
+        self._file: tuple[int, int] | None = None
         self._keeper = self._connect() or self._start()
 
     def _connect(self) -> socket.socket | None:
         """A connection to the keeper that runs, if one does and it is ours."""
+        self._file = identity_of_file(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _unix.set_timeout(sock, _PATIENCE)
         try:
@@ -116,6 +132,7 @@ class KeeperStore(Store):
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,  # whoever reads the broker's would wait for both
                     cwd="/",
                     env=os.environ | {"PYTHONPATH": _import_path()},
                     start_new_session=True,
@@ -126,12 +143,15 @@ class KeeperStore(Store):
         return started
 
     def replace(self) -> None:
-        """Start another keeper, which holds nothing yet."""
+        """Start another keeper, which holds nothing yet, unless another broker's has the place."""
+        ours = self.whole()
+        if not ours and os.path.lexists(self._path):
+            _unix.remove_stale(self._path)
         with contextlib.suppress(OSError):  # it is gone, or will see that another has its place
             self._keeper.send(keeper.END, socket.MSG_DONTWAIT)
         self._keeper.close()
-        if _unix.is_live(self._path):  # it runs, but does not listen to us
-            Path(self._path).unlink()
+        if ours and _unix.is_live(self._path):  # it runs, but does not listen to us
+            Path(self._path).unlink(missing_ok=True)
         self._keeper = self._start()
 
     def recover(self) -> dict[str, int]:
@@ -174,7 +194,11 @@ class KeeperStore(Store):
             self._keeper.send(keeper.END)
             self._keeper.recv(1)  # nothing: it closes the connection when it holds nothing
         self._keeper.close()
-        Path(self._path).unlink(missing_ok=True)
+        if self.whole():
+            Path(self._path).unlink(missing_ok=True)
+
+    def whole(self) -> bool:
+        return self._file is not None and self._file == identity_of_file(self._path)
 
     def fileno(self) -> int:
         return self._keeper.fileno()

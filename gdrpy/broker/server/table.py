@@ -6,6 +6,7 @@ the next one reads from its journal is the same code.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,6 +51,7 @@ class Region:
         "uid",
         "uuid",
         "version",
+        "writers",
     )
 
     def __init__(self, made: records.Made) -> None:
@@ -72,6 +74,8 @@ class Region:
         self.copy_of: tuple[str, int] | None = None
         self.digest: str | None = None
         self.leases: dict[int, Lease] = {}
+        #: How many of them are writable.
+        self.writers = 0
         self.fd = -1
         self.readonly_fd: int | None = None
 
@@ -111,12 +115,18 @@ class Table:
         #: Bytes of each device's memory that regions take, and each user's share of it.
         self.used: dict[int, int] = defaultdict(int)
         self.used_by: dict[tuple[int, int], int] = defaultdict(int)
-        #: How many regions each user has.
+        #: How many regions each user has, and how many leases.
         self.counted: Counter[int] = Counter()
+        self.leased: Counter[int] = Counter()
+        #: How many leases there are.
+        self.leases = 0
+        #: All names, in order.
+        self.sorted_names: list[str] = []
+        #: Copies of another broker's region: by its life and number, and whose they are.
+        self._copies: dict[tuple[str, int, int], dict[int, Region]] = defaultdict(dict)
         self._next = 1
         self._journal = journal
         self._freed = freed
-        self._sorted: list[str] | None = None
 
     def number(self) -> int:
         """A number that no region or session of this life has had."""
@@ -172,7 +182,7 @@ class Table:
         region.version = record.version
         region.linked = True
         if replaced is None:
-            self._sorted = None
+            bisect.insort(self.sorted_names, region.name)
         else:
             replaced.linked = False
             self._forget_unheld(replaced)
@@ -181,7 +191,7 @@ class Table:
         region = self.regions[record.region]
         assert region.name is not None
         del self.names[region.name]
-        self._sorted = None
+        del self.sorted_names[bisect.bisect_left(self.sorted_names, region.name)]
         region.linked = False
         self._forget_unheld(region)
 
@@ -189,6 +199,8 @@ class Table:
         region = self.regions[record.region]
         region.sealed = True
         region.copy_of = record.copy_of
+        if region.copy_of is not None:
+            self._copies[*region.copy_of, region.uid][region.number] = region
 
     def _digest(self, record: records.Digested) -> None:
         self.regions[record.region].digest = record.sha256
@@ -208,8 +220,7 @@ class Table:
     def _end(self, record: records.Ended) -> None:
         session = self.sessions.pop(record.session)
         for region in session.regions.values():
-            del region.leases[session.number]
-            self._forget_unheld(region)
+            self._drop(session, region)
 
     def grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> None:
         """One grant more. The journal tells that there is one of a kind, not how many there are."""
@@ -224,8 +235,12 @@ class Table:
         lease = region.leases.get(record.session)
         if lease is None:
             lease = region.leases[record.session] = Lease()
-            self.sessions[record.session].regions[region.number] = region
+            session = self.sessions[record.session]
+            session.regions[region.number] = region
+            self.leases += 1
+            self.leased[session.identity.uid] += 1
         lease.count += 1
+        region.writers += lease.writable < record.writable
         lease.writable |= record.writable
         lease.gpu |= record.gpu
 
@@ -238,9 +253,17 @@ class Table:
             self.commit(records.Released(session.number, region.number))
 
     def _release(self, record: records.Released) -> None:
-        region = self.regions[record.region]
-        del region.leases[record.session]
-        del self.sessions[record.session].regions[region.number]
+        session = self.sessions[record.session]
+        self._drop(session, session.regions.pop(record.region))
+
+    def _drop(self, session: Session, region: Region) -> None:
+        """A session's lease is no more."""
+        region.writers -= region.leases.pop(session.number).writable
+        uid = session.identity.uid
+        self.leases -= 1
+        self.leased[uid] -= 1
+        if not self.leased[uid]:
+            del self.leased[uid]
         self._forget_unheld(region)
 
     def _forget_unheld(self, region: Region) -> None:
@@ -249,13 +272,18 @@ class Table:
         del self.regions[region.number]
         self._use(region, -region.size)
         self.counted[region.uid] -= 1
+        if not self.counted[region.uid]:
+            del self.counted[region.uid]
+        if region.copy_of is not None:
+            origin = (*region.copy_of, region.uid)
+            del self._copies[origin][region.number]
+            if not self._copies[origin]:
+                del self._copies[origin]
         self._freed(region)
 
-    def sorted_names(self) -> list[str]:
-        """All names, in order."""
-        if self._sorted is None:
-            self._sorted = sorted(self.names)
-        return self._sorted
+    def copy_of(self, life: str, number: int, uid: int) -> Region | None:
+        """A user's first copy of another broker's region."""
+        return next(iter(self._copies.get((life, number, uid), {}).values()), None)
 
     def discard_unheld(self) -> None:
         """Forget regions that were made by a broker which died before anybody got them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from typing import Any
 
 from gdrpy.broker import protocol
@@ -13,13 +14,14 @@ Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
-#: What an entry that the asker may not see counts for, so that a page's work is bounded.
-_HIDDEN_BYTES = 8
+#: Bytes of entries in a page, and what an entry that the asker may not see counts for: a page is
+#: one turn's work.
+PAGE_BYTES = 16 * 1024
+_HIDDEN_BYTES = 16
 
 
 def entry(region: Region) -> Message:
     """A region in a list."""
-    writers = sum(lease.writable for lease in region.leases.values())
     return {
         "region": region.number,
         "name": region.name,
@@ -32,19 +34,19 @@ def entry(region: Region) -> Message:
         "gid": region.gid,
         "version": region.version,
         "sealed": region.sealed,
-        "readers": len(region.leases) - writers,
-        "writers": writers,
+        "readers": len(region.leases) - region.writers,
+        "writers": region.writers,
     }
 
 
 def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
     """Named regions that somebody may read, by name, after a name; and after which to go on."""
-    names = table.sorted_names()
+    names = table.sorted_names
     start = bisect.bisect_left(names, prefix)
     if after:
         start = max(start, bisect.bisect_right(names, after))
     found: list[Message] = []
-    room = protocol.PAGE_BYTES
+    room = PAGE_BYTES
     for index in range(start, len(names)):
         if not names[index].startswith(prefix):
             break
@@ -69,7 +71,7 @@ def all_about(table: Table, region: Region) -> Message:
             "gpu": lease.gpu,
             "count": lease.count,
         }
-        for number, lease in list(region.leases.items())[: protocol.HOLDERS_LIMIT]
+        for number, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
     ]
     return {
         **entry(region),

@@ -144,10 +144,16 @@ class TestCopyByDma:
     def test_holds_the_region_open(self, backend, copy):
         with gdrpy.alloc(64 * MIB) as region:
             data = bytearray(64 * MIB)
-            copying = threading.Thread(target=lambda: getattr(region, copy)(data, via="dma"))
-            copying.start()
+
+            def start() -> threading.Thread:
+                copying = threading.Thread(target=lambda: getattr(region, copy)(data, via="dma"))
+                copying.start()
+                return copying
+
+            copying = start()
             while not region._running:  # the copy takes milliseconds, this loop a microsecond
-                pass
+                if not copying.is_alive():  # it was over before this thread had the CPU again
+                    copying = start()
             with pytest.raises(BufferError, match="1 views or running copies"):
                 region.close()
             copying.join()

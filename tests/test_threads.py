@@ -43,14 +43,12 @@ def at_once(*works: Callable[[], object]) -> None:
 
 
 def until_closed(call: Callable[[], object]) -> Callable[[], None]:
-    """Calls again and again, until that raises Closed."""
+    """Calls many times, or until that raises Closed: who is refused meanwhile has his turn then."""
 
     def work() -> None:
-        while True:
-            try:
+        with suppress(gdrpy.Closed):
+            for _ in range(1000):
                 call()
-            except gdrpy.Closed:
-                return
 
     return work
 

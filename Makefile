@@ -26,14 +26,21 @@ TORCH ?= torch==2.13.0
 
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-vm bench docs dist \
-	clean install uninstall
+# A free-threaded Python, and where it gets what the tests need.
+FREE_PYTHON ?= $(or $(shell command -v python3.14t),$(shell uv python find 3.14t 2> /dev/null))
+FREE_VENV := .venv-free
+FREE_TESTS := tests/test_threads.py tests/test_lifetime.py tests/arena tests/channel tests/contract \
+	tests/transfer tests/broker/test_client_calls.py tests/broker/test_client_with_broker.py
+
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-threads test-vm bench \
+	docs dist clean install uninstall
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
 	@echo "make tools   the same, and what the tests and lint need"
 	@echo "make demo    validate and measure, on the real GPU if there is one, else simulated"
 	@echo "make test    everything: lint, C under sanitizers, Python, the kernel module in QEMU"
+	@echo "make test-threads without a GIL: Python tests by python3.14t, C tests under ThreadSanitizer"
 	@echo "make test-vm the kernel module alone, in QEMU guests"
 	@echo "make lint    formatting, types, compiler warnings as errors"
 	@echo "make format  put the formatting right"
@@ -84,6 +91,19 @@ test-arm64:
 test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
+
+# What threads do where there is no GIL. Not of `make test`: few machines have such a Python.
+test-threads:
+	@[ -n "$(FREE_PYTHON)" ] || { echo "test-threads needs a free-threaded Python 3.14: run" \
+		"'uv python install 3.14t', or tell FREE_PYTHON=/where/it/is/python3.14t"; exit 1; }
+	@echo "== C tests of threads, under ThreadSanitizer"
+	@$(MAKE) --no-print-directory -C tests/c check-threads
+	@echo "== Python tests, by $(FREE_PYTHON)"
+	@$(FREE_PYTHON) -m venv $(FREE_VENV)
+	@$(FREE_VENV)/bin/python -m pip install -q "setuptools>=77" "cffi>=2"
+	@CFLAGS="$${CFLAGS:-} -Werror" $(FREE_VENV)/bin/python -m pip install -q $(EDITABLE) . \
+		pytest pytest-timeout hypothesis pyyaml ml_dtypes
+	@$(FREE_VENV)/bin/python -m pytest -q $(FREE_TESTS)
 
 # The kernel module in QEMU guests, on a GPU's BAR of theirs: see tests/vm/README.md.
 test-vm: tools

@@ -7,12 +7,22 @@ that other packages take as allocators.
 """
 
 import re
+import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
+#: Free-threaded Pythons have no limited API: each minor version has wheels to itself.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+if FREE_THREADED and sys.version_info < (3, 14):
+    raise SystemExit(
+        "gdrpy needs 3.14t or newer of the free-threaded Pythons, and this is "
+        f"{'.'.join(map(str, sys.version_info[:2]))}t, for which there is no cffi: take "
+        "python3.14t, or a Python with the GIL from 3.11 on"
+    )
 CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
 INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
 HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
@@ -85,14 +95,14 @@ setup(
             include_dirs=INCLUDE,
             extra_compile_args=[*CFLAGS, "-pthread"],
             extra_link_args=["-ldl", "-pthread"],
-            py_limited_api=True,
+            py_limited_api=not FREE_THREADED,
         ),
         Extension(
             "gdrpy._core._packet",
             [f"gdrpy/_core/python/{PACKET}"],
             depends=sources(*HEADERS),
             extra_compile_args=CFLAGS,
-            py_limited_api=True,
+            py_limited_api=not FREE_THREADED,
         ),
         Extension(
             "gdrpy.sim.libcuda",
@@ -133,5 +143,5 @@ setup(
     ],
     cffi_modules=["gdrpy/_core/python/build_ffi.py:ffi"],
     cmdclass={"build_ext": BuildExt},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+    options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

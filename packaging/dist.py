@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -41,10 +42,17 @@ def run(*command: str | Path, **environment: str) -> None:
         raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
 
 
-def build(what: str, project: Path, into: Path, *options: str, **environment: str) -> Path:
+def build(
+    what: str,
+    project: Path,
+    into: Path,
+    *options: str,
+    python: str = sys.executable,
+    **environment: str,
+) -> Path:
     """Have the project's build backend make an sdist or a wheel; the file made."""
     into.mkdir()
-    command = (sys.executable, "-m", "build", "--no-isolation", f"--{what}", "--outdir", into)
+    command = (python, "-m", "build", "--no-isolation", f"--{what}", "--outdir", into)
     run(
         *command,
         *(f"--config-setting=--build-option={option}" for option in options),
@@ -78,7 +86,16 @@ def write_sdist(made: Path, into: Path, epoch: int) -> Path:
     return found
 
 
-def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
+def suffix(python: str, machine: str) -> dict[str, str]:
+    """What tells setuptools how extensions of a free-threaded Python are called on a processor."""
+    program = "import sys, sysconfig; print(sysconfig.get_config_var('Py_GIL_DISABLED') and "
+    program += "f'.cpython-{sys.version_info.major}{sys.version_info.minor}t-' or '')"
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
+    begin = done.stdout.strip()
+    return {"SETUPTOOLS_EXT_SUFFIX": f"{begin}{machine}-linux-gnu.so"} if begin else {}
+
+
+def build_wheel(sdist: Path, machine: str, into: Path, epoch: int, python: str) -> Path:
     """Build the wheel for a kind of processor."""
     target = "{}-linux-gnu.{}.{}".format(machine, *GLIBC)
     with tempfile.TemporaryDirectory() as name:
@@ -91,6 +108,7 @@ def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
             project,
             folder / "made",
             f"--plat-name={platform(machine)}",
+            python=python,
             CC=f"{ZIG} cc -target {target}",
             AR=f"{ZIG} ar",
             LDSHARED=f"{sys.executable} {LINKER} {ZIG} {target}",
@@ -98,6 +116,7 @@ def build_wheel(sdist: Path, machine: str, into: Path, epoch: int) -> Path:
             LDFLAGS="-Wl,-s",
             _PYTHON_HOST_PLATFORM=f"linux-{machine}",
             SOURCE_DATE_EPOCH=str(epoch),
+            **suffix(python, machine),
         )
         return made.rename(into / made.name)
 
@@ -108,8 +127,13 @@ def checksums(files: list[Path]) -> str:
     return "".join(sorted(lines, key=lambda line: line.split()[1]))
 
 
-def build_all(into: Path, machines: tuple[str, ...] = MACHINES) -> list[Path]:
-    """Build the source distribution and wheels into a folder, whose older ones go."""
+def build_all(
+    into: Path, machines: tuple[str, ...] = MACHINES, pythons: tuple[str, ...] = ()
+) -> list[Path]:
+    """Build the source distribution and wheels into a folder, whose older ones go.
+
+    ``pythons`` are free-threaded ones, each of which gets wheels to itself.
+    """
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or commit_time())
     into.mkdir(parents=True, exist_ok=True)
     for old in (*into.glob("gdrpy-*"), *into.glob("SHA256SUMS")):
@@ -117,7 +141,10 @@ def build_all(into: Path, machines: tuple[str, ...] = MACHINES) -> list[Path]:
     with tempfile.TemporaryDirectory() as name:
         files = [write_sdist(build("sdist", CHECKOUT, Path(name, "made")), into, epoch)]
     with ThreadPoolExecutor() as pool:
-        files += pool.map(lambda machine: build_wheel(files[0], machine, into, epoch), machines)
+        files += pool.map(
+            lambda wheel: build_wheel(files[0], wheel[0], into, epoch, wheel[1]),
+            itertools.product(machines, (sys.executable, *pythons)),
+        )
     (into / "SHA256SUMS").write_text(checksums(files))
     return files
 
@@ -139,8 +166,16 @@ def main() -> None:
         action="append",
         help="build the wheel of this processor alone",
     )
+    parser.add_argument(
+        "--free-threaded",
+        action="append",
+        default=[],
+        metavar="PYTHON",
+        help="build wheels of this free-threaded Python as well: it is to have build, setuptools\n"
+        "and cffi",
+    )
     args = parser.parse_args()
-    for file in build_all(args.into, tuple(args.machine or MACHINES)):
+    for file in build_all(args.into, tuple(args.machine or MACHINES), tuple(args.free_threaded)):
         print(file)
 
 

@@ -26,9 +26,10 @@ flag.set(1)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, check=False
-    )
+    # From Python 3.12 on it warns of forks beside the threads of the simulated driver.
+    quiet = "ignore:This process:DeprecationWarning"
+    command = (sys.executable, "-X", "dev", "-W", quiet, "-c", code)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 #: What becomes of a call in a forked child; one that never returns is ended by a signal.

@@ -35,6 +35,7 @@ struct gdr_dma *gdr_dma_open(void *context)
 	}
 	dma->context = context;
 	pthread_mutex_init(&dma->staging, NULL);
+	pthread_mutex_init(&dma->streams, NULL);
 	return dma;
 }
 
@@ -70,7 +71,15 @@ bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes)
 
 bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error)
 {
-	return *stream || GDR_CUDA_CALL(error, dma, cuStreamCreate, stream, STREAM_NON_BLOCKING);
+	void *made = NULL;
+
+	if (__atomic_load_n(stream, __ATOMIC_ACQUIRE))
+		return true;
+	pthread_mutex_lock(&dma->streams);
+	if (!*stream && GDR_CUDA_CALL(error, dma, cuStreamCreate, &made, STREAM_NON_BLOCKING))
+		__atomic_store_n(stream, made, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&dma->streams);
+	return __atomic_load_n(stream, __ATOMIC_RELAXED);
 }
 
 bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error)

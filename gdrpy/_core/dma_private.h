@@ -23,6 +23,7 @@ struct gdr_dma {
 	void *context;
 	void *stream;		 /* of copies that need no staging */
 	pthread_mutex_t staging; /* held by a copy by lanes */
+	pthread_mutex_t streams; /* held while one is made */
 	struct gdr_lane lanes[GDR_LANES_MAX];
 };
 

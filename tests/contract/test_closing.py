@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -207,16 +208,21 @@ class TestMappingThatEndsInAnotherThread:
 class TestCopyByDma:
     @pytest.mark.parametrize("copy", ["write", "readinto"])
     def test_holds_the_region_open(self, backend, copy):
-        with gdrpy.alloc(64 * MIB) as region:
-            data = bytearray(64 * MIB)
-            copying = threading.Thread(target=lambda: getattr(region, copy)(data, via="dma"))
-            copying.start()
-            while not region._running:  # the copy takes milliseconds, this loop a microsecond
-                pass
-            with pytest.raises(BufferError, match="1 views or running copies"):
-                region.close()
-            copying.join()
-            assert (region._running, region.closed) == (0, False)
+        data = bytearray(64 * MIB)
+        told = None
+        while told is None:  # a copy takes milliseconds: it may be over before this thread looks
+            with gdrpy.alloc(64 * MIB) as region:
+                copying = threading.Thread(target=partial(getattr(region, copy), data, via="dma"))
+                copying.start()
+                while not region._running and copying.is_alive():
+                    pass
+                try:
+                    region.close()
+                except BufferError as error:
+                    told = str(error)
+                copying.join()
+                assert (region._running, region.closed) == (0, told is None)
+        assert told.startswith("Region.close: 1 views or running copies")
 
 
 class TestFailingClose:

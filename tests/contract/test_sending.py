@@ -6,7 +6,7 @@ import copy
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe, SimpleQueue, resource_sharer
+from multiprocessing import Pipe, SimpleQueue, resource_sharer, resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -20,6 +20,12 @@ REMEDY = (
     r"Pipe or a Process's arguments; or send a file descriptor, from Region.export\(\), and open "
     r"it there by Region.from_fd\(\); or take a region of a broker, which pickles"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tracker() -> None:
+    """The process that a queue's lock starts from Python 3.14 on is kept: no leak of a test."""
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(autouse=True)

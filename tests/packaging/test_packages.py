@@ -46,6 +46,20 @@ class TestSourceDistribution:
         (built,) = tmp_path.glob("gdrpy-*-cp311-abi3-linux_*.whl")
         assert names_in(built) == names_in(dist.x86_64)
 
+    def test_refuses_a_free_threaded_python_before_3_14(self, checkout):
+        code = (
+            "import runpy, setuptools, sys, sysconfig; sys.version_info = (3, 13, 0, 'final', 0); "
+            "sysconfig.get_config_var = {'Py_GIL_DISABLED': 1}.get; runpy.run_path('setup.py')"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "gdrpy needs 3.14t or newer of the free-threaded Pythons, and this is 3.13t, for which "
+            "there is no cffi: take python3.14t, or a Python with the GIL from 3.11 on\n",
+        )
+
     def test_is_the_same_whenever_it_is_made(self, dist, checkout, tmp_path):
         program = f"import dist; dist.build_all(dist.Path({str(tmp_path)!r}), ('x86_64',))"
         folder = str(checkout / "packaging")

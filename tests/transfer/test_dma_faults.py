@@ -186,7 +186,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), region.read() == data)
 
 class TestForkedChild:
     def test_starts_threads_of_its_own(self):
-        done = subprocess.run(
-            [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
-        )
+        # From Python 3.12 on it warns of a fork beside threads.
+        quiet = "ignore:This process:DeprecationWarning"
+        command = (sys.executable, "-W", quiet, "-c", FORKED)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.stdout, done.stderr) == ("0 True\n", "")

@@ -128,7 +128,11 @@ ffi.set_source(
     "gdrpy._core._ffi",
     "".join(f'#include "{name}.h"\n' for name in ("backends", "copy", "nvrm_abi")),
     include_dirs=["gdrpy/_core", "driver"],
-    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"],
+    # For free-threaded Pythons cffi defines the last one in the source, too, which -Werror refuses.
+    extra_compile_args=[
+        *("-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"),
+        "-U_CFFI_NO_LIMITED_API",
+    ],
     extra_link_args=["-ldl", "-pthread"],
     py_limited_api=True,
 )

@@ -215,7 +215,7 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 	return NULL;
 }
 
-static PyObject *channel_close(struct channel *self, PyObject *Py_UNUSED(unused))
+static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (self->memory && !self->closed) {
 		if (self->memory->generation == gdr_fork_generation)
@@ -248,8 +248,15 @@ static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
 
 static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->memory || self->closed);
+	return PyBool_FromLong(!self->memory || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
+
+GDR_ALONE_FASTCALL(channel_push, channel)
+GDR_ALONE_FASTCALL(channel_push_many, channel)
+GDR_ALONE_FASTCALL(channel_drain, channel)
+GDR_ALONE(channel_close, channel)
+GDR_ALONE(channel_room, channel)
+GDR_ALONE(channel_pushed, channel)
 
 static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 {
@@ -283,13 +290,18 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	if (PyErr_Occurred())
 		return -1;
 
+	/* close() of a mapping must not take it away */
+	if (!gdr_mapping_hold(memory, "Channel", GDR_ONE_VIEW))
+		return -1;
+	if (!gdr_mapping_hold(host, "Channel", GDR_ONE_VIEW)) {
+		gdr_users_let_go(&memory->users, GDR_ONE_VIEW);
+		return -1;
+	}
 	gdr_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
 		       (uint64_t)capacity);
 	gdr_ring_begin(ring, memory->address, memory_ptr, host_ptr);
 	self->memory = (struct mapping *)Py_NewRef((PyObject *)memory);
 	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
-	memory->users++; /* close() of a mapping must not take it away */
-	host->users++;
 	return 0;
 }
 
@@ -304,7 +316,7 @@ static int channel_traverse(struct channel *self, visitproc visit, void *arg)
 static void let_go(struct mapping **mapping)
 {
 	if (*mapping)
-		(*mapping)->users--;
+		gdr_users_let_go(&(*mapping)->users, GDR_ONE_VIEW);
 	Py_CLEAR(*mapping);
 }
 
@@ -327,22 +339,22 @@ static void channel_dealloc(struct channel *self)
 }
 
 static PyMethodDef channel_methods[] = {
-	{"push", GDR_FASTCALL(channel_push),
+	{"push", GDR_FASTCALL(channel_push_alone),
 	 "push(record, timeout=None)\n--\n\n"
 	 "Push one record: a contiguous buffer of `record_nbytes` bytes.\n\n"
 	 "It is on its way to the GPU when this returns. While the ring is full it waits, up to\n"
 	 "`timeout` seconds; other Python threads run meanwhile, and signals are answered.\n"
 	 "Raises ValueError, Timeout, Closed (also when the consumer takes no more), Forked."},
-	{"push_many", GDR_FASTCALL(channel_push_many),
+	{"push_many", GDR_FASTCALL(channel_push_many_alone),
 	 "push_many(records, timeout=None)\n--\n\n"
 	 "Push the records of a contiguous buffer, in order, as push() does one.\n\n"
 	 "The consumer is told of them some at a time. Where this raises Timeout or Closed, or\n"
 	 "what a signal's handler raised, the first ones may have been pushed: see `pushed`."},
-	{"drain", GDR_FASTCALL(channel_drain),
+	{"drain", GDR_FASTCALL(channel_drain_alone),
 	 "drain(timeout=None)\n--\n\n"
 	 "Wait until the consumer has taken all that was pushed before this call.\n\n"
 	 "May be called after close(). Raises Timeout, Closed (the consumer takes no more)."},
-	{"close", (PyCFunction)channel_close, METH_NOARGS,
+	{"close", (PyCFunction)(void (*)(void))channel_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Tell the consumer that no more comes. May be called again.\n\n"
 	 "What is in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
@@ -352,9 +364,9 @@ static PyMethodDef channel_methods[] = {
 };
 
 static PyGetSetDef channel_getset[] = {
-	{"room", (getter)channel_room, NULL, "How many records can be pushed without waiting.",
-	 NULL},
-	{"pushed", (getter)channel_pushed, NULL, "How many records were ever pushed.", NULL},
+	{"room", (getter)channel_room_alone, NULL,
+	 "How many records can be pushed without waiting.", NULL},
+	{"pushed", (getter)channel_pushed_alone, NULL, "How many records were ever pushed.", NULL},
 	{"popped", (getter)channel_popped, NULL, "How many of them the consumer has taken.", NULL},
 	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},

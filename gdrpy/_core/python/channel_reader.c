@@ -142,7 +142,7 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	return ready < 0 ? NULL : take(self, ready);
 }
 
-static PyObject *reader_close(struct reader *self, PyObject *Py_UNUSED(unused))
+static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 {
 	if (self->channel && !self->closed) {
 		if (self->channel->memory->generation == gdr_fork_generation)
@@ -154,8 +154,12 @@ static PyObject *reader_close(struct reader *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->channel || self->closed);
+	return PyBool_FromLong(!self->channel || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
+
+GDR_ALONE_FASTCALL(reader_pop, reader)
+GDR_ALONE_FASTCALL(reader_pop_many, reader)
+GDR_ALONE(reader_close, reader)
 
 static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 {
@@ -201,16 +205,16 @@ static void reader_dealloc(struct reader *self)
 }
 
 static PyMethodDef reader_methods[] = {
-	{"pop", GDR_FASTCALL(reader_pop),
+	{"pop", GDR_FASTCALL(reader_pop_alone),
 	 "pop(timeout=None)\n--\n\n"
 	 "Wait for a record and take it, as bytes; None at the channel's end.\n\n"
 	 "Other Python threads run while it waits, and signals are answered.\n"
 	 "Raises Timeout, Closed (the reader is, or the ring was overwritten), Forked."},
-	{"pop_many", GDR_FASTCALL(reader_pop_many),
+	{"pop_many", GDR_FASTCALL(reader_pop_many_alone),
 	 "pop_many(limit=None, timeout=None)\n--\n\n"
 	 "Wait for a record and take all that are there, up to `limit`, as the bytes of one after\n"
 	 "another; no bytes at the channel's end. Raises as pop() does."},
-	{"close", (PyCFunction)reader_close, METH_NOARGS,
+	{"close", (PyCFunction)(void (*)(void))reader_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Take no more records: pushes raise Closed from then on. May be called again."},
 	{NULL, NULL, 0, NULL},

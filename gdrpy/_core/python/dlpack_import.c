@@ -100,7 +100,9 @@ PyObject *gdr_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 		return PyErr_Format(PyExc_TypeError,
 				    "take_dlpack: %R is no DLPack capsule that nobody has consumed",
 				    capsule);
+	GDR_BEGIN_ALONE(capsule);
 	kept = take_over(capsule, versioned);
+	GDR_END_ALONE();
 	if (!kept)
 		return NULL;
 	if (!versioned) {

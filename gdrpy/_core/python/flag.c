@@ -46,6 +46,13 @@ static bool flag_usable(struct flag *self, const char *method, bool to_store)
 			: gdr_mapping_usable(self->mapping, method);
 }
 
+/* As gdr_mapping_enter(). */
+static bool flag_enter(struct flag *self, const char *method, bool to_store)
+{
+	return flag_usable(self, method, to_store) &&
+	       gdr_mapping_enter_checked(self->mapping, method);
+}
+
 static char *flag_word(struct flag *self)
 {
 	return self->mapping->address + self->offset;
@@ -57,22 +64,26 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 
 	/* What may run Python code, __index__(), is over when the mapping is looked at. */
 	if (!gdr_as_word("Flag.set", object, self->width, &value) ||
-	    !flag_usable(self, "Flag.set", true))
+	    !flag_enter(self, "Flag.set", true))
 		return NULL;
 
 	/* What was written before the flag must be there when the flag is seen. */
 	gdr_store_fence();
 	gdr_word_store(flag_word(self), self->width, value);
 	gdr_store_fence();
+	gdr_mapping_leave(self->mapping);
 	Py_RETURN_NONE;
 }
 
 static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
 {
-	if (!flag_usable(self, "Flag.get", false))
+	uint64_t value;
+
+	if (!flag_enter(self, "Flag.get", false))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(
-		gdr_mapping_load_word(self->mapping, self->offset, self->width));
+	value = gdr_mapping_load_word(self->mapping, self->offset, self->width);
+	gdr_mapping_leave(self->mapping);
+	return PyLong_FromUnsignedLongLong(value);
 }
 
 static bool parse_condition(PyObject *object, enum condition *condition)
@@ -129,14 +140,14 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	    !flag_usable(self, "Flag.wait", false) ||
 	    !gdr_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
 	    !gdr_as_timeout("Flag.wait", arg[1], &spin.timeout) ||
-	    !parse_condition(arg[2], &wait.condition) || !flag_usable(self, "Flag.wait", false))
+	    !parse_condition(arg[2], &wait.condition) ||
+	    !gdr_mapping_hold(self->mapping, "Flag.wait", GDR_ONE_VIEW))
 		return NULL;
 
 	spin.looks =
 		self->mapping->type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED : GDR_LOOKS_UNCACHED;
-	self->mapping->users++;
 	end = gdr_spin(&spin);
-	self->mapping->users--;
+	gdr_users_let_go(&self->mapping->users, GDR_ONE_VIEW);
 
 	if (end == GDR_SPIN_CAME) {
 		gdr_load_fence(); /* what the flag announced is read after it */

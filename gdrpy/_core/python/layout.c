@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "layout.h"
 
+#ifdef Py_LIMITED_API
+
 /* No header is longer. */
 #define LONGEST_HEADER 64
 
@@ -46,3 +48,5 @@ bool gdr_find_layouts(void)
 	Py_XDECREF(bytes);
 	return found;
 }
+
+#endif

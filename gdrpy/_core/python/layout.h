@@ -2,12 +2,15 @@
 /*
  * Where tuples and lists keep their items, and bytes objects their data. The limited API has a
  * function call for each; in a loop over many objects that is most of the work. It is found out at
- * import.
+ * import. Pythons without a limited API say it themselves; their lists are another thread's as
+ * well.
  */
 #ifndef GDRPY_LAYOUT_H
 #define GDRPY_LAYOUT_H
 
 #include "pyhelp.h"
+
+#ifdef Py_LIMITED_API
 
 extern size_t gdr_tuple_header;
 extern size_t gdr_list_header;
@@ -31,5 +34,13 @@ static inline char *gdr_bytes_data(PyObject *bytes)
 {
 	return (char *)bytes + gdr_bytes_header;
 }
+
+#else
+
+#define gdr_find_layouts() true
+#define gdr_tuple_item(tuple, i) PyTuple_GET_ITEM(tuple, i)
+#define gdr_bytes_data(bytes) PyBytes_AS_STRING(bytes)
+
+#endif
 
 #endif

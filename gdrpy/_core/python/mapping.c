@@ -12,6 +12,12 @@
 
 #include "forks.h"
 
+static bool refuse_closed(const char *method)
+{
+	PyErr_Format(gdr_error_closed, "%s: the mapping is closed", method);
+	return false;
+}
+
 bool gdr_mapping_usable(struct mapping *self, const char *method)
 {
 	if (self->generation != gdr_fork_generation) {
@@ -21,11 +27,9 @@ bool gdr_mapping_usable(struct mapping *self, const char *method)
 			     method);
 		return false;
 	}
-	if (!self->address) {
-		PyErr_Format(gdr_error_closed, "%s: the mapping is closed", method);
-		return false;
-	}
-	if (self->revoked) {
+	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED))
+		return refuse_closed(method);
+	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
 		PyErr_Format(
 			gdr_error_revoked,
 			"%s: the GPU memory is gone, freed by its owner or with the pin: close "
@@ -49,6 +53,28 @@ bool gdr_mapping_writable(struct mapping *self, const char *method)
 	return true;
 }
 
+bool gdr_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one)
+{
+	return gdr_users_hold(&self->users, one) || refuse_closed(method);
+}
+
+bool gdr_mapping_hold(struct mapping *self, const char *method, uint64_t one)
+{
+	return gdr_mapping_usable(self, method) && gdr_mapping_hold_checked(self, method, one);
+}
+
+PyThreadState *gdr_mapping_unlock(struct mapping *self)
+{
+	gdr_users_stay(&self->users);
+	return PyEval_SaveThread();
+}
+
+void gdr_mapping_relock(struct mapping *self, PyThreadState *thread)
+{
+	PyEval_RestoreThread(thread);
+	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
+}
+
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
 	if (!gdr_mapping_usable(self, "Mapping.flush"))
@@ -61,20 +87,20 @@ static PyObject *mapping_begin_batch(struct mapping *self, PyObject *Py_UNUSED(u
 {
 	if (!gdr_mapping_usable(self, "Mapping.batch"))
 		return NULL;
-	self->batch++;
+	__atomic_fetch_add(&self->batch, 1, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
 static PyObject *mapping_end_batch(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
-	self->batch--;
+	__atomic_fetch_sub(&self->batch, 1, __ATOMIC_RELAXED);
 	gdr_store_fence();
 	Py_RETURN_NONE;
 }
 
 static PyObject *mapping_revoke(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
-	self->revoked = true;
+	__atomic_store_n(&self->revoked, true, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
 }
 
@@ -93,7 +119,7 @@ static PyObject *release_once(struct mapping *self)
 	PyObject *release = self->release;
 	PyObject *result;
 
-	self->address = NULL;
+	__atomic_store_n(&self->address, NULL, __ATOMIC_RELAXED);
 	self->release = NULL;
 	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
 	if (self->fd >= 0)
@@ -103,39 +129,46 @@ static PyObject *release_once(struct mapping *self)
 	return result;
 }
 
-static PyObject *mapping_close(struct mapping *self, PyObject *Py_UNUSED(unused))
+static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 {
-	if (!self->address)
+	int64_t views;
+
+	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED))
 		Py_RETURN_NONE;
 	if (self->generation != gdr_fork_generation) {
 		self->address = NULL; /* The pages were never mapped here. */
 		Py_RETURN_NONE;
 	}
-	if (self->users) {
+	views = gdr_users_close(&self->users);
+	if (views < 0) /* another thread does it, and has let go of the GIL */
+		Py_RETURN_NONE;
+	if (views) {
 		PyErr_Format(PyExc_BufferError,
 			     "Mapping.close: %zd views or running copies still use the mapping; "
 			     "delete the numpy arrays and memoryviews made from it first",
-			     self->users);
+			     (Py_ssize_t)views);
 		return NULL;
 	}
 	return release_once(self);
 }
 
+GDR_ALONE(mapping_close, mapping)
+
 static int mapping_getbuffer(struct mapping *self, Py_buffer *view, int flags)
 {
-	if (!gdr_mapping_usable(self, "memoryview(Mapping)") ||
-	    PyBuffer_FillInfo(view, (PyObject *)self, self->address, self->nbytes, self->readonly,
-			      flags)) {
-		view->obj = NULL;
+	view->obj = NULL;
+	if (!gdr_mapping_hold(self, "memoryview(Mapping)", GDR_ONE_VIEW))
 		return -1;
-	}
-	self->users++;
-	return 0;
+	if (!PyBuffer_FillInfo(view, (PyObject *)self, self->address, self->nbytes, self->readonly,
+			       flags))
+		return 0;
+	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
+	return -1;
 }
 
 static void mapping_releasebuffer(struct mapping *self, Py_buffer *Py_UNUSED(view))
 {
-	self->users--;
+	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
 }
 
 static Py_ssize_t mapping_length(struct mapping *self)
@@ -145,14 +178,23 @@ static Py_ssize_t mapping_length(struct mapping *self)
 
 static PyObject *mapping_closed(struct mapping *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!self->address);
+	return PyBool_FromLong(!__atomic_load_n(&self->address, __ATOMIC_RELAXED));
+}
+
+static PyObject *mapping_users(struct mapping *self, void *Py_UNUSED(unused))
+{
+	return PyLong_FromUnsignedLongLong(gdr_users_views(&self->users));
 }
 
 static PyObject *mapping_address(struct mapping *self, void *Py_UNUSED(unused))
 {
-	if (!gdr_mapping_usable(self, "Mapping.address"))
+	char *address;
+
+	if (!gdr_mapping_enter(self, "Mapping.address"))
 		return NULL;
-	return PyLong_FromVoidPtr(self->address);
+	address = self->address;
+	gdr_mapping_leave(self);
+	return PyLong_FromVoidPtr(address);
 }
 
 void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
@@ -282,7 +324,7 @@ static PyMethodDef mapping_methods[] = {
 	{"flush", (PyCFunction)mapping_flush, METH_NOARGS,
 	 "flush()\n--\n\n"
 	 "All stores made so far leave the CPU before any store that follows."},
-	{"close", (PyCFunction)mapping_close, METH_NOARGS,
+	{"close", (PyCFunction)(void (*)(void))mapping_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
 	{"_of_memfd", gdr_map_memfd, METH_VARARGS | METH_CLASS, NULL},
@@ -295,8 +337,6 @@ static PyMethodDef mapping_methods[] = {
 
 static PyMemberDef mapping_members[] = {
 	{"nbytes", T_PYSSIZET, offsetof(struct mapping, nbytes), READONLY, "Size in bytes."},
-	{"_users", T_PYSSIZET, offsetof(struct mapping, users), READONLY,
-	 "Views and running copies that close() waits for."},
 	{"readonly", T_BOOL, offsetof(struct mapping, readonly), READONLY,
 	 "Whether stores are refused."},
 	{"revoked", T_BOOL, offsetof(struct mapping, revoked), READONLY,
@@ -307,6 +347,8 @@ static PyMemberDef mapping_members[] = {
 	 "GPU address of the first byte, None in a process that has only the CPU view."},
 	{"device", T_OBJECT, offsetof(struct mapping, device), READONLY,
 	 "CUDA ordinal of the device, None without the GPU view."},
+	{"_batch", T_INT, offsetof(struct mapping, batch), READONLY,
+	 "How many batch() blocks it is in."},
 	{"_fd", T_INT, offsetof(struct mapping, fd), READONLY,
 	 "The descriptor that it owns, -1 if none."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
@@ -318,6 +360,8 @@ static PyGetSetDef mapping_getset[] = {
 	{"closed", (getter)mapping_closed, NULL, "Whether close() has been called.", NULL},
 	{"address", (getter)mapping_address, NULL,
 	 "Virtual address of the first byte in this process.", NULL},
+	{"_users", (getter)mapping_users, NULL, "Views and running copies that close() waits for.",
+	 NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -6,6 +6,7 @@
 #include "copy.h"
 #include "map.h"
 #include "pyhelp.h"
+#include "users.h"
 
 /* Copies that take longer than about 4 us let other Python threads run meanwhile. */
 #define GDR_UNLOCKED_WRITE (64 * 1024)
@@ -18,7 +19,7 @@ struct mapping {
 	bool readonly;
 	bool revoked; /* the memory is gone, and this process has been told */
 	unsigned int generation;
-	Py_ssize_t users;   /* buffers exported, and calls running without the GIL */
+	gdr_users users;    /* views: buffers exported, and calls that let go of the GIL */
 	int batch;	    /* depth of batch() blocks: writes are not fenced */
 	struct gdr_map map; /* what to unmap after the last use, if base is not NULL */
 	int fd;		    /* what to close then, -1 for nothing */
@@ -49,6 +50,54 @@ static inline bool gdr_mapping_apart(struct mapping *self, const char *method, c
 bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
 		      Py_ssize_t width);
 
+/*
+ * One more view or call, until gdr_users_let_go(); false with an exception set. What is called
+ * _checked is for callers that have just found the mapping usable.
+ */
+bool gdr_mapping_hold(struct mapping *self, const char *method, uint64_t one);
+bool gdr_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one);
+
+/*
+ * The last check of a call that then touches the memory, and its end. No other thread closes the
+ * mapping meanwhile: the GIL sees to that, or where there is none, close() waits. In between
+ * nothing may wait, nor run Python code.
+ */
+static inline bool gdr_mapping_enter_checked(struct mapping *self, const char *method)
+{
+#ifdef Py_GIL_DISABLED
+	return gdr_mapping_hold_checked(self, method, GDR_ONE_CALL);
+#else
+	(void)self;
+	(void)method;
+	return true;
+#endif
+}
+
+static inline bool gdr_mapping_enter(struct mapping *self, const char *method)
+{
+	return gdr_mapping_usable(self, method) && gdr_mapping_enter_checked(self, method);
+}
+
+static inline void gdr_mapping_leave(struct mapping *self)
+{
+#ifdef Py_GIL_DISABLED
+	gdr_users_let_go(&self->users, GDR_ONE_CALL);
+#else
+	(void)self;
+#endif
+}
+
+/* Between the two other Python threads run, and the call is a view. */
+PyThreadState *gdr_mapping_unlock(struct mapping *self);
+void gdr_mapping_relock(struct mapping *self, PyThreadState *thread);
+
+/* The fence of a write, unless in a batch(). */
+static inline void gdr_mapping_fence(const struct mapping *self)
+{
+	if (!__atomic_load_n(&self->batch, __ATOMIC_RELAXED))
+		gdr_store_fence();
+}
+
 /* One aligned word of 4 or 8 bytes, in one access that the compiler cannot split or move. */
 void gdr_word_store(char *address, Py_ssize_t width, uint64_t value);
 uint64_t gdr_word_load(const char *address, Py_ssize_t width);
@@ -57,8 +106,9 @@ uint64_t gdr_word_load(const char *address, Py_ssize_t width);
 uint64_t gdr_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
 
 /*
- * Copy to or from a range that was checked, and fence unless batching. Several threads copy only
- * what is worth it; long copies let other Python threads run meanwhile.
+ * Copy to or from a range that was checked, of a mapping that was entered, and fence unless
+ * batching. Several threads copy only what is worth it; long copies let other Python threads run
+ * meanwhile.
  */
 void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
 		     const void *data, Py_ssize_t nbytes);

@@ -72,8 +72,7 @@ static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offse
 		gdr_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	else
 		gdr_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
-	if (!self->batch)
-		gdr_store_fence();
+	gdr_mapping_fence(self);
 }
 
 static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
@@ -85,25 +84,29 @@ static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offs
 void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
 		     const void *data, Py_ssize_t nbytes)
 {
+	PyThreadState *thread;
+
 	if (nbytes < GDR_UNLOCKED_WRITE) {
 		copy_in(self, 1, offset, data, nbytes);
 		return;
 	}
-	self->users++;
-	Py_BEGIN_ALLOW_THREADS copy_in(self, threads, offset, data, nbytes);
-	Py_END_ALLOW_THREADS self->users--;
+	thread = gdr_mapping_unlock(self);
+	copy_in(self, threads, offset, data, nbytes);
+	gdr_mapping_relock(self, thread);
 }
 
 void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		     Py_ssize_t nbytes)
 {
+	PyThreadState *thread;
+
 	if (nbytes < GDR_UNLOCKED_READ) {
 		copy_out(self, 1, offset, data, nbytes);
 		return;
 	}
-	self->users++;
-	Py_BEGIN_ALLOW_THREADS copy_out(self, threads, offset, data, nbytes);
-	Py_END_ALLOW_THREADS self->users--;
+	thread = gdr_mapping_unlock(self);
+	copy_out(self, threads, offset, data, nbytes);
+	gdr_mapping_relock(self, thread);
 }
 
 /* write() and readinto(): (buffer, offset=0). The bytes copied; -1 with an exception set. */
@@ -114,7 +117,7 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 	struct gdr_bytes bytes;
 	Py_ssize_t offset;
 	PyObject *arg[2];
-	bool fits;
+	bool fits = false;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
 		return -1;
@@ -122,14 +125,16 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 	if (offset < 0 || (to_write && !gdr_mapping_writable(self, method)) ||
 	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
-	fits = gdr_mapping_usable(self, method) &&
-	       gdr_mapping_range(self, method, offset, bytes.nbytes) &&
-	       gdr_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
-				 bytes.nbytes);
-	if (fits && to_write)
-		gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
-	else if (fits)
-		gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
+	if (gdr_mapping_enter(self, method)) {
+		fits = gdr_mapping_range(self, method, offset, bytes.nbytes) &&
+		       gdr_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
+					 bytes.nbytes);
+		if (fits && to_write)
+			gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
+		else if (fits)
+			gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
+		gdr_mapping_leave(self);
+	}
 	gdr_release_bytes(&bytes);
 	return fits ? bytes.nbytes : -1;
 }
@@ -156,7 +161,7 @@ PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize
 	static const char *const names[] = {"nbytes", "offset", NULL};
 	static const char method[] = "Mapping.read";
 	Py_ssize_t offset, nbytes;
-	PyObject *arg[2], *bytes;
+	PyObject *arg[2], *bytes = NULL;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
@@ -167,13 +172,14 @@ PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize
 		arg[0] = NULL;
 	nbytes = gdr_as_size(method, "nbytes", arg[0],
 			     offset < self->nbytes ? self->nbytes - offset : 0);
-	if (nbytes < 0 || !gdr_mapping_usable(self, method) ||
-	    !gdr_mapping_range(self, method, offset, nbytes))
+	if (nbytes < 0 || !gdr_mapping_enter(self, method))
 		return NULL;
 
-	bytes = PyBytes_FromStringAndSize(NULL, nbytes);
+	if (gdr_mapping_range(self, method, offset, nbytes))
+		bytes = PyBytes_FromStringAndSize(NULL, nbytes);
 	if (bytes)
 		gdr_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
+	gdr_mapping_leave(self);
 	return bytes;
 }
 
@@ -195,12 +201,12 @@ PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssiz
 	if (width < 0)
 		return NULL;
 	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width) ||
-	    !gdr_as_word(method, arg[1], width, &value) || !gdr_mapping_usable(self, method))
+	    !gdr_as_word(method, arg[1], width, &value) || !gdr_mapping_enter(self, method))
 		return NULL;
 
 	gdr_word_store(self->address + offset, width, value);
-	if (!self->batch)
-		gdr_store_fence();
+	gdr_mapping_fence(self);
+	gdr_mapping_leave(self);
 	Py_RETURN_NONE;
 }
 
@@ -211,6 +217,8 @@ PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize
 	static const char method[] = "Mapping.load";
 	Py_ssize_t offset, width;
 	PyObject *arg[2];
+	uint64_t value;
+	bool fits;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
@@ -220,8 +228,12 @@ PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize
 	width = gdr_as_size(method, "width", arg[1], 4);
 	if (width < 0)
 		return NULL;
-	if (!gdr_mapping_usable(self, method) || !gdr_mapping_word(self, method, offset, width))
+	if (!gdr_mapping_enter(self, method))
 		return NULL;
 
-	return PyLong_FromUnsignedLongLong(gdr_mapping_load_word(self, offset, width));
+	fits = gdr_mapping_word(self, method, offset, width);
+	if (fits)
+		value = gdr_mapping_load_word(self, offset, width);
+	gdr_mapping_leave(self);
+	return fits ? PyLong_FromUnsignedLongLong(value) : NULL;
 }

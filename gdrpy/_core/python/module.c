@@ -91,7 +91,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 	if (import_errors() || !gdr_find_layouts())
 		return NULL;
 
-	module = PyModule_Create(&definition);
+	module = gdr_create_module(&definition);
 	if (!module)
 		return NULL;
 

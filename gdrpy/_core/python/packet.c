@@ -223,5 +223,5 @@ PyMODINIT_FUNC PyInit__packet(void);
 
 PyMODINIT_FUNC PyInit__packet(void)
 {
-	return PyModule_Create(&definition);
+	return gdr_create_module(&definition);
 }

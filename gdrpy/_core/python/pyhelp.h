@@ -4,7 +4,9 @@
 #define GDRPY_PYHELP_H
 
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_LIMITED_API
+#include <pyconfig.h>
+/* Free-threaded Pythons have no limited API. */
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
@@ -65,6 +67,53 @@ bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_
 
 /* Seconds, None or absent, into ns, INT64_MAX for no limit; false with an exception set. */
 bool gdr_as_timeout(const char *method, PyObject *object, int64_t *timeout);
+
+/* The module, which asks for no GIL where Python can do without. */
+static inline PyObject *gdr_create_module(struct PyModuleDef *definition)
+{
+	PyObject *module = PyModule_Create(definition);
+
+#ifdef Py_GIL_DISABLED
+	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))
+		Py_CLEAR(module);
+#endif
+	return module;
+}
+
+/*
+ * One thread at a time is between these, but for what a thread does that waits or lets go of the
+ * GIL, as PyEval_SaveThread() does: where there is no GIL, the object's own lock does as the GIL.
+ */
+#ifdef Py_GIL_DISABLED
+#define GDR_BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define GDR_END_ALONE() Py_END_CRITICAL_SECTION()
+#else
+#define GDR_BEGIN_ALONE(object) {
+#define GDR_END_ALONE() }
+#endif
+
+/* Make NAME_alone() of a method that takes fast-call arguments, or of another one or a getter. */
+#define GDR_ALONE_FASTCALL(function, type)                                                         \
+	static PyObject *function##_alone(struct type *self, PyObject *const *args,                \
+					  Py_ssize_t nargs, PyObject *kwnames)                     \
+	{                                                                                          \
+		PyObject *result;                                                                  \
+                                                                                                   \
+		GDR_BEGIN_ALONE(self);                                                             \
+		result = function(self, args, nargs, kwnames);                                     \
+		GDR_END_ALONE();                                                                   \
+		return result;                                                                     \
+	}
+#define GDR_ALONE(function, type)                                                                  \
+	static PyObject *function##_alone(struct type *self, void *argument)                       \
+	{                                                                                          \
+		PyObject *result;                                                                  \
+                                                                                                   \
+		GDR_BEGIN_ALONE(self);                                                             \
+		result = function(self, argument);                                                 \
+		GDR_END_ALONE();                                                                   \
+		return result;                                                                     \
+	}
 
 /* Functions that take fast-call arguments, in a method table. */
 #define GDR_FASTCALL(function)                                                                     \

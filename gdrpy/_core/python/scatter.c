@@ -99,8 +99,7 @@ static size_t put_records(struct mapping *self, const struct gdr_records *record
 {
 	size_t count = gdr_put_records(self->type, self->address, records, last);
 
-	if (!self->batch)
-		gdr_store_fence();
+	gdr_mapping_fence(self);
 	return count;
 }
 
@@ -114,6 +113,7 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 		.count = (size_t)offsets->shape[0],
 	};
 	int64_t last = self->nbytes - (int64_t)records.nbytes;
+	PyThreadState *thread;
 	size_t put;
 
 	if (count != offsets->shape[0]) {
@@ -129,9 +129,9 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	if (data->len < GDR_UNLOCKED_WRITE) {
 		put = put_records(self, &records, last);
 	} else {
-		self->users++;
-		Py_BEGIN_ALLOW_THREADS put = put_records(self, &records, last);
-		Py_END_ALLOW_THREADS self->users--;
+		thread = gdr_mapping_unlock(self);
+		put = put_records(self, &records, last);
+		gdr_mapping_relock(self, thread);
 	}
 	if (put == records.count)
 		return true;
@@ -146,7 +146,7 @@ PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ss
 	static const char *const names[] = {"offsets", "records", NULL};
 	Py_buffer offsets, records;
 	PyObject *arg[2];
-	bool good;
+	bool good = false;
 
 	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_mapping_writable(self, method) || !export_offsets(arg[0], &offsets))
@@ -155,7 +155,10 @@ PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ss
 		PyBuffer_Release(&offsets);
 		return NULL;
 	}
-	good = gdr_mapping_usable(self, method) && scatter_records(self, &offsets, &records);
+	if (gdr_mapping_enter(self, method)) {
+		good = scatter_records(self, &offsets, &records);
+		gdr_mapping_leave(self);
+	}
 	PyBuffer_Release(&records);
 	PyBuffer_Release(&offsets);
 	if (!good)

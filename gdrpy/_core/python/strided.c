@@ -83,19 +83,20 @@ static void put_rows(struct mapping *self, const struct gdr_strided *call)
 {
 	if (call->view.len)
 		gdr_put_rows(self->type, self->address + call->offset, &call->rows);
-	if (!self->batch)
-		gdr_store_fence();
+	gdr_mapping_fence(self);
 }
 
 void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call)
 {
+	PyThreadState *thread;
+
 	if (call->view.len < GDR_UNLOCKED_WRITE) {
 		put_rows(self, call);
 		return;
 	}
-	self->users++;
-	Py_BEGIN_ALLOW_THREADS put_rows(self, call);
-	Py_END_ALLOW_THREADS self->users--;
+	thread = gdr_mapping_unlock(self);
+	put_rows(self, call);
+	gdr_mapping_relock(self, thread);
 }
 
 static void get_rows(struct mapping *self, const struct gdr_strided *call)
@@ -106,13 +107,15 @@ static void get_rows(struct mapping *self, const struct gdr_strided *call)
 
 void gdr_mapping_get_strided(struct mapping *self, const struct gdr_strided *call)
 {
+	PyThreadState *thread;
+
 	if (call->extent < GDR_UNLOCKED_READ) {
 		get_rows(self, call);
 		return;
 	}
-	self->users++;
-	Py_BEGIN_ALLOW_THREADS get_rows(self, call);
-	Py_END_ALLOW_THREADS self->users--;
+	thread = gdr_mapping_unlock(self);
+	get_rows(self, call);
+	gdr_mapping_relock(self, thread);
 }
 
 PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -121,16 +124,18 @@ PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args,
 	static const char *const names[] = {"data", "pitch", "offset", NULL};
 	struct gdr_strided call = {.method = "Mapping.write_strided"};
 	PyObject *arg[3];
-	bool good;
+	bool good = false;
 
 	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_mapping_writable(self, call.method) ||
 	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
 		return NULL;
-	good = gdr_mapping_usable(self, call.method) &&
-	       gdr_check_strided(&call, self, self->nbytes);
-	if (good)
-		gdr_mapping_put_strided(self, &call);
+	if (gdr_mapping_enter(self, call.method)) {
+		good = gdr_check_strided(&call, self, self->nbytes);
+		if (good)
+			gdr_mapping_put_strided(self, &call);
+		gdr_mapping_leave(self);
+	}
 	PyBuffer_Release(&call.view);
 	if (!good)
 		return NULL;
@@ -144,7 +149,7 @@ PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *ar
 	struct gdr_strided call = {.method = "Mapping.readinto_strided"};
 	Py_ssize_t nbytes;
 	PyObject *arg[3];
-	bool good;
+	bool good = false;
 
 	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
 	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
@@ -152,10 +157,12 @@ PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *ar
 			  &call.view))
 		return NULL;
 	nbytes = call.view.len;
-	good = gdr_mapping_usable(self, call.method) &&
-	       gdr_check_strided(&call, self, self->nbytes);
-	if (good)
-		gdr_mapping_get_strided(self, &call);
+	if (gdr_mapping_enter(self, call.method)) {
+		good = gdr_check_strided(&call, self, self->nbytes);
+		if (good)
+			gdr_mapping_get_strided(self, &call);
+		gdr_mapping_leave(self);
+	}
 	PyBuffer_Release(&call.view);
 	return good ? PyLong_FromSsize_t(nbytes) : NULL;
 }

@@ -24,7 +24,7 @@ bool gdr_parse_strided(struct gdr_strided *call, PyObject *pitch, PyObject *offs
  */
 bool gdr_check_strided(struct gdr_strided *call, struct mapping *mapping, Py_ssize_t room);
 
-/* By the mapping; without the GIL if that takes long. */
+/* By the mapping, which was entered; without the GIL if that takes long. */
 void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call);
 void gdr_mapping_get_strided(struct mapping *self, const struct gdr_strided *call);
 

@@ -117,7 +117,10 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 		if (!gdr_mapping_usable(mapping, copy->method))
 			return false;
 	}
+	if (!gdr_mapping_enter_checked(mapping, copy->method))
+		return false;
 	by_mapping(self, mapping, copy, to_write);
+	gdr_mapping_leave(mapping);
 	return true;
 }
 

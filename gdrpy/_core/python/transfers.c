@@ -179,7 +179,7 @@ static void forget_views(struct transfers *self)
 	Py_CLEAR(self->capsule);
 }
 
-static PyObject *transfers_arm(struct transfers *self, PyObject *args)
+static PyObject *transfers_arm(struct transfers *self, void *args)
 {
 	PyObject *mapping, *capsule;
 	unsigned long long ptr;
@@ -216,11 +216,19 @@ static PyObject *transfers_arm(struct transfers *self, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-static PyObject *transfers_disarm(struct transfers *self, PyObject *Py_UNUSED(unused))
+static PyObject *transfers_disarm(struct transfers *self, void *Py_UNUSED(unused))
 {
 	forget_views(self);
 	Py_RETURN_NONE;
 }
+
+GDR_ALONE_FASTCALL(transfers_write, transfers)
+GDR_ALONE_FASTCALL(transfers_read, transfers)
+GDR_ALONE_FASTCALL(transfers_readinto, transfers)
+GDR_ALONE_FASTCALL(gdr_transfers_write_strided, transfers)
+GDR_ALONE_FASTCALL(gdr_transfers_readinto_strided, transfers)
+GDR_ALONE(transfers_arm, transfers)
+GDR_ALONE(transfers_disarm, transfers)
 
 static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
 {
@@ -247,7 +255,7 @@ static void transfers_dealloc(struct transfers *self)
 }
 
 static PyMethodDef transfers_methods[] = {
-	{"write", GDR_FASTCALL(transfers_write),
+	{"write", GDR_FASTCALL(transfers_write_alone),
 	 "write(data, offset=0, via=None)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset`, by the faster way for their number:\n"
 	 "CPU stores, by several threads from some hundreds of KiB on, or DMA. via='mapping' or\n"
@@ -255,25 +263,25 @@ static PyMethodDef transfers_methods[] = {
 	 "The bytes are on their way to the GPU when it returns, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
-	{"read", GDR_FASTCALL(transfers_read),
+	{"read", GDR_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes. By CPU loads up to\n"
 	 "some KiB, else by DMA; `via` as for write()."},
-	{"readinto", GDR_FASTCALL(transfers_readinto),
+	{"readinto", GDR_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
 	 "DMA is quickest into page-locked memory (Region.mirror, or CUDA's own)."},
-	{"write_strided", GDR_FASTCALL(gdr_transfers_write_strided),
+	{"write_strided", GDR_FASTCALL(gdr_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, as\n"
 	 "Mapping.write_strided() does; by DMA from large rows in page-locked memory, and where\n"
 	 "there is no CPU view. `via` as for write()."},
-	{"readinto_strided", GDR_FASTCALL(gdr_transfers_readinto_strided),
+	{"readinto_strided", GDR_FASTCALL(gdr_transfers_readinto_strided_alone),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
 	 "array's size in bytes. By CPU loads up to some KiB, else by DMA; `via` as for write()."},
-	{"_arm", (PyCFunction)transfers_arm, METH_VARARGS, NULL},
-	{"_disarm", (PyCFunction)transfers_disarm, METH_NOARGS, NULL},
+	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
+	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
 };
 

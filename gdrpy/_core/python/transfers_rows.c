@@ -77,11 +77,14 @@ static bool copy_rows(struct transfers *self, const struct gdr_strided *call, en
 	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
 		return by_dma(self, call, to_write);
 	mapping = self->mapping;
+	if (!gdr_mapping_enter_checked(mapping, call->method))
+		return false;
 	Py_INCREF((PyObject *)mapping);
 	if (to_write)
 		gdr_mapping_put_strided(mapping, call);
 	else
 		gdr_mapping_get_strided(mapping, call);
+	gdr_mapping_leave(mapping);
 	Py_DECREF((PyObject *)mapping);
 	return true;
 }

@@ -198,10 +198,10 @@ static bool check_apart(struct mapping *self, const struct pieces *pieces)
 static void put_pieces(struct mapping *self, const struct gdr_piece *pieces, Py_ssize_t count)
 {
 	gdr_put_pieces(self->type, self->address, pieces, (size_t)count);
-	if (!self->batch)
-		gdr_store_fence();
+	gdr_mapping_fence(self);
 }
 
+#ifndef Py_GIL_DISABLED
 /*
  * The quickest way for the most frequent argument, a list of plain pairs: while nothing but this
  * runs, they need not be kept. False, and nothing is stored, if it is another, or needs words.
@@ -233,26 +233,33 @@ static bool put_plain_list(struct mapping *self, PyObject *list)
 		PyMem_Free(pieces);
 	return i == count;
 }
+#endif
 
 PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable)
 {
+	PyThreadState *thread;
 	struct pieces pieces;
 	bool good;
 
 	if (!gdr_mapping_writable(self, method))
 		return NULL;
+#ifndef Py_GIL_DISABLED
 	if (PyList_CheckExact(iterable) && put_plain_list(self, iterable))
 		Py_RETURN_NONE;
+#endif
 	if (!begin_pieces(&pieces, iterable))
 		return NULL;
-	good = take_pieces(self, &pieces) && gdr_mapping_usable(self, method) &&
-	       check_apart(self, &pieces);
-	if (good && pieces.is_small) {
-		put_pieces(self, pieces.list, pieces.count);
-	} else if (good) {
-		self->users++;
-		Py_BEGIN_ALLOW_THREADS put_pieces(self, pieces.list, pieces.count);
-		Py_END_ALLOW_THREADS self->users--;
+	good = take_pieces(self, &pieces) && gdr_mapping_enter(self, method);
+	if (good) {
+		good = check_apart(self, &pieces);
+		if (good && pieces.is_small) {
+			put_pieces(self, pieces.list, pieces.count);
+		} else if (good) {
+			thread = gdr_mapping_unlock(self);
+			put_pieces(self, pieces.list, pieces.count);
+			gdr_mapping_relock(self, thread);
+		}
+		gdr_mapping_leave(self);
 	}
 	end_pieces(&pieces);
 	if (!good)

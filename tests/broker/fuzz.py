@@ -331,15 +331,13 @@ def run(packets: int, seed: int) -> dict[str, Any]:
         raise PermissionError("the packets are to be another user's: that needs CAP_SETUID")
     template = Template()
     begun = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(template, Path(folder), **_SETUP) as broker,
-    ):
+    with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        fuzz = Fuzz(broker, seed)
-        fuzz.run(packets)
-        assert broker.errors() == []
-        fuzz.oracle.client.close()
+        with running(template, Path(folder), **_SETUP) as broker:
+            fuzz = Fuzz(broker, seed)
+            fuzz.run(packets)
+            assert broker.errors() == []
+            fuzz.oracle.client.close()
     template.close()
     tally = fuzz.tally
     return {

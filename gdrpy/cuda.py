@@ -304,17 +304,22 @@ def context(ordinal: int) -> Iterator[None]:
         call("cuCtxPopCurrent")
 
 
-def only_reads(ordinal: int, address: int) -> bool:
-    """Whether a device's page tables let it read at an address, and not write."""
-    rights = driver().CUmemAccess_flags
+@functools.cache
+def _memory_of(ordinal: int) -> Any:
     location = driver().CUmemLocation()
     location.type = driver().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     location.id = ordinal
-    try:
-        found = call("cuMemGetAccess", location, address)
-    except CudaError:  # of no VMM memory, which is all that can be mapped so
-        return False
-    return int(found) == int(rights.CU_MEM_ACCESS_FLAGS_PROT_READ)
+    return location
+
+
+def only_reads(ordinal: int, address: int) -> bool:
+    """Whether a device's page tables let it read at an address, and not write.
+
+    CUDA tells it of VMM memory alone, and no other can be mapped so.
+    """
+    result, found = driver().cuMemGetAccess(_memory_of(ordinal), address)
+    rights = driver().CUmemAccess_flags
+    return not int(result) and int(found) == int(rights.CU_MEM_ACCESS_FLAGS_PROT_READ)
 
 
 def stream_handle(stream: Any) -> Any:

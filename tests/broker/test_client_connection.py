@@ -429,6 +429,22 @@ class TestManyRegions:
             broker.get_many(["a", "b", "c"], gpu=False)
 
     @pytest.mark.usefixtures("no_descriptors_leak")
+    def test_that_end_in_an_error_are_closed_and_the_error_is_raised(self, fake):
+        def answer(peer):
+            peer.hello()
+            request = peer.take("get_many")
+            part = {"id": request["id"], "fds": 1, "more": True, "grants": [grant()]}
+            peer.send(part, [memory()])
+            peer.send({"id": request["id"], "error": "OutOfMemory", "message": "no more files"})
+            peer.until_closed()
+
+        with (
+            connect(fake(answer)) as broker,
+            pytest.raises(gdrpy.OutOfMemory, match="no more files"),
+        ):
+            broker.get_many(["a", "b"], gpu=False)
+
+    @pytest.mark.usefixtures("no_descriptors_leak")
     def test_that_stop_coming_are_closed(self, fake):
         def answer(peer):
             peer.hello()

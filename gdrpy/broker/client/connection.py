@@ -258,7 +258,7 @@ class Connection:
         packet = encode(request, self._pack)
         try:
             message, fds = self._accept(await self.channel.exchange(packet), request)
-            if message.get("more") and "grants" in message:
+            if request["op"] == "get_many" and message.get("more") and "error" not in message:
                 await self._collect(message, fds, request)
         except Lost:
             self.channel.hang_up()
@@ -281,6 +281,9 @@ class Connection:
             while more:
                 part, its = self._accept(await self.channel.receive(), request)
                 fds += its
+                if "error" in part:
+                    message |= part
+                    return
                 message["grants"] += part["grants"]
                 more = part["more"]
         except BaseException:

@@ -91,16 +91,24 @@ class TestWatch:
             with pytest.raises(gdrpy.Closed, match="is closed"):
                 next(watch)
 
-    def test_of_what_is_no_event_raises_protocol_error(self, fake):
+    @pytest.mark.parametrize(
+        ("message", "words"),
+        [
+            ({"id": 5}, "has no 'event'"),
+            ({"event": 5}, "has a 'event' that cannot be: 5"),
+            ({"event": "freed", "region": "a"}, "has a 'region' that cannot be: 'a'"),
+        ],
+    )
+    def test_of_what_is_no_event_raises_protocol_error(self, fake, message, words):
         def nonsense(peer):
             watched(peer)
-            peer.send({"id": 5})
+            peer.send(message)
             peer.until_closed()
 
         with (
             connect(fake(idle, nonsense)) as broker,
             broker.watch() as watch,
-            pytest.raises(gdrpy.ProtocolError, match="what is no event"),
+            pytest.raises(gdrpy.ProtocolError, match=words),
         ):
             next(watch)
 

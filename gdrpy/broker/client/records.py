@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdrpy.broker.client.replies import ENTRY, HOLDER, STAT, check
+from gdrpy.broker.client.replies import ENTRY, EVENT, HOLDER, STAT, check
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 
 TYPE_CHECKING = False
@@ -129,8 +129,10 @@ class Event(Record):
 
     @classmethod
     def of(cls, message: dict[str, Any]) -> Event:
-        """From the packet that told of it."""
-        return cls(*map(message.get, ("event", "name", "region", "version")))
+        """From the packet that told of it. Raises ProtocolError."""
+        fields = {"name": None, "region": None, "version": None, **message}
+        check("watch", fields, EVENT)
+        return cls(*map(fields.get, EVENT))
 
 
 #: What a watch that went on with a restarted broker tells first.

@@ -22,6 +22,10 @@ def _number(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
+def _number_or_none(value: Any) -> bool:
+    return value is None or _number(value)
+
+
 def _numbers(value: Any) -> bool:
     return type(value) is list and all(map(_number, value))
 
@@ -91,6 +95,13 @@ HOLDER: Fields = {
     "writable": _flag,
     "gpu": _flag,
     "count": _number,
+}
+#: What is not about a region has only the first.
+EVENT: Fields = {
+    "event": _text,
+    "name": _text_or_none,
+    "region": _number_or_none,
+    "version": _number_or_none,
 }
 #: What a hello of the version that this client speaks tells besides.
 WELCOME: Fields = {"life": _life, "session": _number}

@@ -49,10 +49,11 @@ class Watching:
             return LOST
         close_all(fds or [])
         message = decode(data)
-        if "event" not in message:
+        try:
+            return Event.of(message)
+        except ProtocolError:
             channel.close()
-            raise ProtocolError("watch: the broker sent what is no event")
-        return Event.of(message)
+            raise
 
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from _weakref import ref
 from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
+from gdrpy._core._mapping import close_private, note_private
 from gdrpy._fd import duplicate, is_writable, private
 from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
@@ -283,6 +283,7 @@ class Region(Transferable, _mapping.Buffer):
         lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
         is noticed. ``source`` is kept as long as this process has anything of the memory.
         """
+        note_private(fd)
         if cpu and (device is None or not gpu):
             if device is None:
                 name, location = host.NAME, host.LOCATION
@@ -291,7 +292,7 @@ class Region(Transferable, _mapping.Buffer):
             try:
                 mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
             except BaseException as error:
-                os.close(fd)
+                close_private(fd)
                 if isinstance(error, OSError):
                     raise mapping_error(error, location, nbytes, 0) from None
                 raise
@@ -318,7 +319,7 @@ class Region(Transferable, _mapping.Buffer):
                 viewer=viewer,
             )
         finally:
-            os.close(fd)
+            close_private(fd)
 
     @property
     def ptr(self) -> int:

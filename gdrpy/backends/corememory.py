@@ -74,9 +74,14 @@ class CoreMemory(Memory):
             return bool(lib.gdr_memory_revoked(self._memory))
 
     @property
+    def devices(self) -> tuple[int, ...]:
+        """The GPUs that reach it at its address."""
+        return () if self.device is None else (self.device,)
+
+    @property
     def fd(self) -> int:
         """A descriptor by which other processes may map it, closed with it. Raises as export()."""
-        with self._lock:
+        with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
             self._check("sharing memory")
             if self._shared is None:
                 self._shared = private(self.export, False)

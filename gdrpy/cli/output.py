@@ -79,8 +79,13 @@ class Output:
 
     def text(self, text: str) -> None:
         """Write lines to stdout as they are: rich takes a millisecond for each of a long table."""
-        with self._writing():
-            print(text, flush=True)
+        try:
+            with self._writing():
+                print(text, flush=True)
+        except CommandError as error:
+            if isinstance(error.__cause__, BrokenPipeError):  # a pager was left
+                raise SystemExit(1) from None
+            raise
 
     def draws(self) -> bool:
         """Whether stdout takes the lines of tables."""

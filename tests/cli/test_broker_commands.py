@@ -427,9 +427,9 @@ class TestListOfMany:
         from gdrpy.cli.output import Output
 
         some = {"size": 4096, "device": -1, "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
-        some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000}
+        some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000, "uuid": None}
         names = ["a", "weights/layer", "\u91cd\u307f", "[bold]"]
-        regions = [RegionInfo.of({"region": 1, "name": name, **some}) for name in names]
+        regions = [RegionInfo.listed({"region": 1, "name": name, **some}) for name in names]
         Output().show(ls.regions_table(regions))
         assert capsys.readouterr().out == ls._drawn(regions) + "\n"
 

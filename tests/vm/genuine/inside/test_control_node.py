@@ -31,6 +31,8 @@ from machine import Machine
 
 #: Of a control's parameters: those of another size, and, among others, a descriptor that is none.
 INVALID_ARGUMENT, INVALID_PARAMETER = 0x1F, 0x3B
+#: Of a control that wants the lock of all GPUs: no GPU starts here, so there is no such lock.
+INVALID_LOCK_STATE = 0x2F
 
 
 @pytest.fixture
@@ -117,7 +119,11 @@ class TestSizes:
             given: node.control(client, CONFIDENTIAL, bytearray(given), target)
             for given in (size - 1, size, size + 1)
         }
-        assert answers == {size - 1: INVALID_ARGUMENT, size: 0, size + 1: INVALID_ARGUMENT}
+        assert answers == {
+            size - 1: INVALID_ARGUMENT,
+            size: INVALID_LOCK_STATE,
+            size + 1: INVALID_ARGUMENT,
+        }
 
 
 class TestGdrpy:

@@ -137,7 +137,7 @@ def _without_cuda(name: str) -> BackendState:
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
     table = Table(title="Devices", title_justify="left")
     for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == "PCI, UUID")  # a UUID is there to be copied
     for device in devices:
         table.add_row(
             str(device.ordinal),

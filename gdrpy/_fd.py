@@ -121,7 +121,8 @@ def describe(fd: int) -> str:
     return kinds.get(stat.S_IFMT(mode), target)
 
 
-#: Forks wait for who holds it, who opens something by calls that take Python's lock, or CUDA's.
+#: A fork waits for the thread that holds it. Take it before the lock of any memory: a collection
+#: while it is held may end a mapping, which takes that lock.
 fork_lock = RLock()
 os.register_at_fork(
     before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=fork_lock.release

@@ -49,7 +49,7 @@ static struct {
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
-/* What status() has asked of a device, the first of none. */
+/* What status() learned about each device; entry 0 is for no device in particular. */
 static struct {
 	bool asked;
 	const struct gdr_nvrm_obstacle *obstacle;

@@ -16,7 +16,7 @@ static unsigned int holding, forking; /* threads that hold forks, and that wait 
 static bool *is_private;	      /* of each descriptor below `room` */
 static int room;
 
-/* Who forks goes first, or among busy threads it would never come to it. */
+/* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
 void gdr_forks_hold(void)
 {
 	pthread_mutex_lock(&lock);

@@ -9,8 +9,8 @@
 #define GDRPY_FORKS_H
 
 /*
- * Forks wait meanwhile. For system calls alone: who forks may hold Python's lock, and CUDA's. Not
- * to be nested.
+ * Forks wait between the two. Make only system calls there: the forking thread may hold Python's
+ * lock, or CUDA's. Do not nest.
  */
 void gdr_forks_hold(void);
 void gdr_forks_let_go(void);
@@ -20,9 +20,9 @@ int gdr_private_open(const char *path, int flags);
 int gdr_private_duplicate(int fd);
 
 /*
- * What somebody else opened is private from here on; no fork comes between where forks are held.
- * Where there is no memory to note it, it is closed. -1 stays -1. Adopting it closes it on exec
- * too.
+ * Make a descriptor private that other code opened. Hold forks across both, or a fork may come
+ * between. Without memory to note the descriptor, both close it and return -1. -1 stays -1.
+ * Adopting also sets close-on-exec.
  */
 int gdr_private_note(int fd);
 int gdr_private_adopt(int fd);

@@ -73,7 +73,7 @@ static int status_errno(uint32_t status)
 		return EACCES;
 	case NVRM_STATUS_INVALID_ARGUMENT:
 	case NVRM_STATUS_INVALID_OBJECT_HANDLE:
-	case NVRM_STATUS_INVALID_PARAMETER: /* also a descriptor that is no export */
+	case NVRM_STATUS_INVALID_PARAMETER: /* also for a descriptor that is not an export */
 	case NVRM_STATUS_OBJECT_NOT_FOUND:
 		return EINVAL;
 	case NVRM_STATUS_NOT_SUPPORTED:

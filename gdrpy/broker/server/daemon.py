@@ -242,7 +242,7 @@ class Place:
 
 
 def _make_folder(path: Path, mode: int, group: int | None) -> None:
-    """Make the socket's folder, or see to it that those for whom the socket is can pass through.
+    """Make the socket's folder, or let the users whom the socket's mode admits pass through it.
 
     Raises PermissionError where they cannot, and the folder is not for the broker alone.
     """

@@ -17,6 +17,7 @@ from gdrpy.broker.server.metrics import Metrics
 from gdrpy.cli import main
 from gdrpy.errors import BackendUnavailable
 from serving import BrokerProcess, StartServing
+from support import open_descriptors
 
 NUMBERS = {
     "regions": 3,
@@ -156,3 +157,4 @@ class TestBroker:
         words = ["serve", "--metrics", address, "--socket", path, "--keeper", "none"]
         assert main(words) == 2
         assert capsys.readouterr().err.startswith("error: --metrics: cannot serve at 127.0.0.1")
+        assert not [one for one in open_descriptors().values() if "gdrpy-journal" in one]

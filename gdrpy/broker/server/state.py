@@ -178,6 +178,7 @@ class State:
     def end(self) -> None:
         """Give everything up: the broker stops for good."""
         self._store.end()
+        self._journal.close()
 
 
 def _key(region: Region) -> str:

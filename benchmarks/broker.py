@@ -15,7 +15,8 @@ from typing import Any
 
 import gdrpy
 from broker_client import BareClient, Descriptor, WireClient
-from gdrpy import cuda, vmm
+from gdrpy import cuda
+from gdrpy.memory import vmm
 from harness import REQUEST_RATE_UNIT, Contender, Measurement, Session, Topic
 
 MODULE = "broker"

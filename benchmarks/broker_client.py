@@ -15,7 +15,7 @@ from typing import Self
 
 import msgpack
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 
 _LIMIT = 1 << 16
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gdrpy import cuda, vmm
+from gdrpy import cuda
+from gdrpy.memory import vmm
 from libgdrapi_native import Pinned, opened
 from payload import GpuBytes, payload, same
 

@@ -16,11 +16,11 @@ from typing import Any
 import gdrpy
 from gdrpy import cuda
 from gdrpy._core import _ffi
-from gdrpy._cpu import cpu_model
-from gdrpy.backends.driver import driver_version
+from gdrpy._core.driver import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
-from gdrpy.limits import BUILT_IN
-from gdrpy.tuning import limits
+from gdrpy.common.cpu import cpu_model
+from gdrpy.copies.limits import BUILT_IN
+from gdrpy.copies.tuning import limits
 
 _ROOT = Path(__file__).resolve().parent.parent
 

@@ -20,7 +20,7 @@ import scatter
 import threads
 import transfers
 from gdrpy.cli.sizes import approximate_size
-from gdrpy.limits import NEVER
+from gdrpy.copies.limits import NEVER
 from goals import MISSED
 from plots import plot_path
 from publishing import NotPublishable, as_markdown, check, origin

@@ -45,32 +45,32 @@ from gdrpy.errors import (
 #: Where the rest is: imported when it is first asked for.
 _HOMES = {
     "Arena": "gdrpy.arena",
-    "Array": "gdrpy.array",
-    "Attributes": "gdrpy.gdr",
+    "Array": "gdrpy.arrays.array",
+    "Attributes": "gdrpy.pins",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
     "Channel": "gdrpy.channel",
     "ChannelReader": "gdrpy.channel",
     "Event": "gdrpy.broker.client.records",
-    "Flag": "gdrpy.mapping",
-    "Gdr": "gdrpy.gdr",
+    "Flag": "gdrpy.memory.view",
+    "Gdr": "gdrpy.pins",
     "MappedTensor": "gdrpy.mappedtensor",
-    "Mapping": "gdrpy.mapping",
-    "MappingType": "gdrpy.mappingtype",
-    "Pin": "gdrpy.gdr",
-    "PinInfo": "gdrpy.gdr",
+    "Mapping": "gdrpy.memory.view",
+    "MappingType": "gdrpy.memory.mappingtype",
+    "Pin": "gdrpy.pins",
+    "PinInfo": "gdrpy.pins",
     "Region": "gdrpy.region",
     "RegionInfo": "gdrpy.broker.client.records",
-    "Revocation": "gdrpy.gdr",
+    "Revocation": "gdrpy.pins",
     "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
     "from_tensor": "gdrpy.mappedtensor",
-    "granularity": "gdrpy.vmm",
+    "granularity": "gdrpy.memory.vmm",
     "include_dir": "gdrpy.channel",
-    "open": "gdrpy.gdr",
-    "pinned": "gdrpy.pinnedmemory",
-    "rounded_size": "gdrpy.vmm",
+    "open": "gdrpy.pins",
+    "pinned": "gdrpy.memory.page_locked",
+    "rounded_size": "gdrpy.memory.vmm",
 }
 
 #: Modules that users name: imported when they are first asked for.
@@ -85,19 +85,19 @@ if TYPE_CHECKING:
     from gdrpy import safetensors as safetensors
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
-    from gdrpy.array import Array
+    from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.broker.client.watch import Watch
     from gdrpy.channel import Channel, ChannelReader, include_dir
-    from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mappedtensor import MappedTensor, from_tensor
-    from gdrpy.mapping import Flag, Mapping
-    from gdrpy.mappingtype import MappingType
-    from gdrpy.pinnedmemory import pinned
+    from gdrpy.memory.mappingtype import MappingType
+    from gdrpy.memory.page_locked import pinned
+    from gdrpy.memory.view import Flag, Mapping
+    from gdrpy.memory.vmm import granularity, rounded_size
+    from gdrpy.pins import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.region import Region, alloc
-    from gdrpy.vmm import granularity, rounded_size
 
     __version__: str
 else:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy import cuda
-from gdrpy._arguments import as_int, as_range, as_size
-from gdrpy._resource import Resource
+from gdrpy.common.arguments import as_int, as_range, as_size
+from gdrpy.common.resource import Resource
 from gdrpy.errors import OutOfMemory
 
 if TYPE_CHECKING:
-    from gdrpy.allocation import Allocation
-    from gdrpy.backends.memfd import Memfd
+    from gdrpy.memory.allocation import Allocation
+    from gdrpy.memory.file import Memfd
     from gdrpy.region import Region
 
 #: Of every block, in bytes: its address and its size are multiples.

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import sim
-from gdrpy._arguments import as_device, as_int
 from gdrpy._core._mapping import fork_generation
-from gdrpy._pci import pci_name
+from gdrpy.common.arguments import as_device, as_int
+from gdrpy.common.pci import pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.

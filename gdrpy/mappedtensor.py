@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from gdrpy._arguments import as_range
-from gdrpy._regions import region_of
-from gdrpy._resource import Resource, Undo
-from gdrpy.array import Array
-from gdrpy.backends import take_pointer
-from gdrpy.backends.node import own_node
+from gdrpy.arrays.array import Array
+from gdrpy.arrays.interop import DeviceArray, packed_array
+from gdrpy.arrays.regions import region_of
+from gdrpy.arrays.transfer import Transferable
+from gdrpy.common.arguments import as_range
+from gdrpy.common.resource import Resource, Undo
 from gdrpy.errors import ReadOnly
-from gdrpy.gdr import Pin
-from gdrpy.interop import DeviceArray, packed_array
-from gdrpy.transfer import Transferable
+from gdrpy.memory.choice import take_pointer
+from gdrpy.memory.node import own_node
+from gdrpy.pins import Pin
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gdrpy.backends.corememory import CoreMemory
-    from gdrpy.mapping import Flag, Mapping
+    from gdrpy.memory.gpu import CoreMemory
+    from gdrpy.memory.view import Flag, Mapping
     from gdrpy.region import Region
 
 

@@ -6,17 +6,18 @@ import sys
 from _weakref import ref
 from errno import EACCES
 
-from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import close_private, note_private
-from gdrpy._fd import duplicate, is_writable, private
-from gdrpy._reduction import Parcel, open_region
-from gdrpy._resource import Undo
-from gdrpy.backends import host, take_allocation, take_export
-from gdrpy.backends.memfd import SIMULATED, Memfd, mapping_error, simulated_location
+from gdrpy.arrays.transfer import Transferable
+from gdrpy.common.arguments import as_int, as_size, as_viewer
+from gdrpy.common.resource import Undo
 from gdrpy.errors import MissingView, PermissionDenied, SizeMismatch
-from gdrpy.mapping import Mapping, Origin
-from gdrpy.transfer import Transferable
+from gdrpy.memory import host
+from gdrpy.memory.choice import take_allocation, take_export
+from gdrpy.memory.descriptors import duplicate, is_writable, private
+from gdrpy.memory.file import SIMULATED, Memfd, mapping_error, simulated_location
+from gdrpy.memory.sending import Parcel, open_region
+from gdrpy.memory.view import Mapping, Origin
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.allocation import Allocation
-    from gdrpy.array import Array
-    from gdrpy.backends.memory import Memory
-    from gdrpy.mapping import Flag
+    from gdrpy.arrays.array import Array
+    from gdrpy.memory.allocation import Allocation
+    from gdrpy.memory.memory import Memory
+    from gdrpy.memory.view import Flag
 
 
 def alloc(
@@ -62,7 +63,8 @@ def alloc(
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         return _alloc_on_host(size, cpu)
     _check_views("alloc", gpu, cpu)
-    from gdrpy import cuda, vmm
+    from gdrpy import cuda
+    from gdrpy.memory import vmm
 
     ordinal = cuda.ordinal("alloc", device)
     with Undo() as undo:
@@ -126,7 +128,7 @@ class Region(Transferable, _mapping.Buffer):
         if cpu:
             self._cpu = self._map(0, nbytes, self.readonly)
         if self._ptr is not None:
-            from gdrpy._regions import remember
+            from gdrpy.arrays.regions import remember
 
             remember(self)
 
@@ -213,7 +215,8 @@ class Region(Transferable, _mapping.Buffer):
         call = "Region.from_fabric"
         name = bytes(memoryview(handle))
         size = as_size(call, nbytes)
-        from gdrpy import cuda, fabric, vmm
+        from gdrpy import cuda
+        from gdrpy.memory import fabric, vmm
 
         if len(name) != fabric.NBYTES:
             raise ValueError(
@@ -378,7 +381,7 @@ class Region(Transferable, _mapping.Buffer):
         Raises ValueError if they do not fit the region, TypeError.
         """
         self._check("Region.array")
-        from gdrpy.array import Array
+        from gdrpy.arrays.array import Array
 
         return Array(self, shape, dtype, offset)
 
@@ -423,7 +426,7 @@ class Region(Transferable, _mapping.Buffer):
         region the array is read-only.
         """
         self._check("Region.mirror")
-        from gdrpy.mirror import mirror
+        from gdrpy.arrays.mirror import mirror
 
         return mirror(self, load, dtype, shape)
 
@@ -503,10 +506,10 @@ def _holder(
                 f"not import: open it with gpu=False, readonly=True",
             )
     if gpu:
-        from gdrpy import vmm
+        from gdrpy.memory import vmm
 
         return vmm.import_fd(call, fd, memory.nbytes, viewer, bool(readonly))
-    from gdrpy.allocation import Allocation
+    from gdrpy.memory.allocation import Allocation
 
     return Allocation.keep_fd(fd, memory.nbytes)
 

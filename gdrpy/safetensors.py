@@ -12,13 +12,13 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gdrpy import _safetensors as image
-from gdrpy._dtypes import DTYPES, as_dtype
-from gdrpy._elements import Elements, elements_of
-from gdrpy._safetensors import Entry, Layout
-from gdrpy.array import Array
+from gdrpy.arrays import safetensors_image as image
+from gdrpy.arrays.array import Array
+from gdrpy.arrays.dtypes import DTYPES, as_dtype
+from gdrpy.arrays.elements import Elements, elements_of
+from gdrpy.arrays.mirror import host_memory
+from gdrpy.arrays.safetensors_image import Entry, Layout
 from gdrpy.errors import SizeMismatch
-from gdrpy.mirror import host_memory
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdrpy import cuda
-from gdrpy._resource import Resource, Undo
 from gdrpy.arena import Arena, Functions
+from gdrpy.arrays.interop import packed_array
+from gdrpy.common.resource import Resource, Undo
 from gdrpy.errors import BackendUnavailable
-from gdrpy.interop import packed_array
 
 if TYPE_CHECKING:
     import gdrpy
-    from gdrpy.array import Array
+    from gdrpy.arrays.array import Array
     from gdrpy.region import Region
 
 __all__ = ["Pool", "attach", "share"]

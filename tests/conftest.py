@@ -58,7 +58,7 @@ def backends(config: pytest.Config) -> list[str]:
     """The backends to hold against the contract: on a real GPU all that can serve there."""
     if not on_real_gpu(config):
         return os.environ.get("GDRPY_TEST_BACKENDS", SIMULATED_BACKENDS).split(",")
-    from gdrpy.backends import ALL
+    from gdrpy.memory.choice import ALL
 
     return [name for name, backend in ALL.items() if backend.status(0).usable]
 
@@ -122,7 +122,8 @@ def warm_staging() -> None:
 def nothing_leaks(backend: str) -> Iterator[None]:
     """Descriptors, mappings, GPU memory and the current context are as they were at the end."""
     import gdrpy
-    from gdrpy import cuda, pinnedpool
+    from gdrpy import cuda
+    from gdrpy.memory import page_locked_pool as pinnedpool
 
     # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
     warm_staging()

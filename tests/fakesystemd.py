@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from serving import CHECKOUT
 
 #: Puts the descriptors that it was started with where systemd puts them, and becomes the service.

@@ -44,7 +44,7 @@ def manager_violations() -> int:
 
 def hide_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the node of the kernel module seem to be of NVIDIA's, until the test ends."""
-    from gdrpy.backends import node
+    from gdrpy.memory import node
 
     open_node = node.Node.__init__
 

@@ -11,10 +11,11 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda, sim
-from gdrpy.backends import ALL, candidates, node
-from gdrpy.backends.backend import Status
-from gdrpy.backends.core import lib, text
-from gdrpy.backends.driver import TESTED_DRIVERS, is_tested
+from gdrpy._core.calls import lib, text
+from gdrpy._core.driver import TESTED_DRIVERS, is_tested
+from gdrpy.memory import node
+from gdrpy.memory.backend import Status
+from gdrpy.memory.choice import ALL, candidates
 
 
 class TestChoice:

@@ -64,8 +64,8 @@ FORK_UNDER_LOCKS = (
     + IN_CHILD
     + """
 import contextlib, sys
-from gdrpy import pinnedpool
-from gdrpy.backends.node import own_node
+from gdrpy.memory import page_locked_pool as pinnedpool
+from gdrpy.memory.node import own_node
 
 host = gdrpy.alloc(4096, device="cpu")
 arena = gdrpy.Arena(gdrpy.alloc(4096))
@@ -97,7 +97,7 @@ uses += [
     "region._taken.export(False)", "pinnedpool.borrow(1, 0)", "gdrpy.alloc(1)",
     "gdrpy.open().pin(1, 1)",
 ]
-for name in ("array", "mirror", "tuning"):  # as if another thread had been importing them
+for name in ("arrays.array", "arrays.mirror", "copies.tuning"):  # as if another thread imported it
     sys.modules[f"gdrpy.{name}"] = None
 begun = {use: begin(lambda: eval(use)) for use in uses}
 print(json.dumps({use: end(*child) for use, child in begun.items()}))
@@ -252,7 +252,7 @@ FORK_AMID_AN_EXPORT = (
     + HELD
     + """
 import gdrpy
-from gdrpy import vmm
+from gdrpy.memory import vmm
 
 def export(handle):
     fd = real_export(handle)

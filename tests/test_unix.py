@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from gdrpy import _unix
 from gdrpy._core import _packet
+from gdrpy.broker import unix as _unix
 from support import open_descriptors
 
 

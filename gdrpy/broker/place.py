@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
 
 VARIABLE = "GDRPY_SOCKET"

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import gdrpy
 from gdrpy import Mapping, Region, cuda
-from gdrpy._resource import Undo
 from gdrpy.cli import drivercopy
 from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.common.resource import Undo
 
 T = TypeVar("T")
 

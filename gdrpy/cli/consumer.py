@@ -8,7 +8,8 @@ from _socket import socket
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from gdrpy import Error, Region, _unix
+from gdrpy import Error, Region
+from gdrpy.broker import unix as _unix
 from gdrpy.cli import handover, options, rendezvous
 from gdrpy.cli.checks.difference import Difference, difference
 from gdrpy.cli.exits import FAILED, OK

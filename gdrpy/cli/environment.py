@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE, CommandError
+from gdrpy.memory.choice import ALL
 
 _CHOICES = {
     "GDRPY_BACKEND": ("", *ALL),

@@ -11,7 +11,7 @@ import enum
 import struct
 from _socket import socket
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.cli.exits import CommandError
 
 MAGIC = b"GDRH"

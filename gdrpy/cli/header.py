@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._cpu import cpu_model
-from gdrpy.backends.driver import driver_version
+from gdrpy._core.driver import driver_version
 from gdrpy.cli.output import Output
+from gdrpy.common.cpu import cpu_model
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from gdrpy import backends, cuda, fabric
+from gdrpy import cuda
 from gdrpy._core import _ffi
 from gdrpy.cli import options
 from gdrpy.cli.exits import OK
@@ -18,10 +18,12 @@ from gdrpy.cli.header import cuda_version, gpu_words, host_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
+from gdrpy.memory import choice as backends
+from gdrpy.memory import fabric
 
 if TYPE_CHECKING:
-    from gdrpy.backends.backend import Status
     from gdrpy.cli.options import Commands
+    from gdrpy.memory.backend import Status
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 #: The backends of which only CUDA knows whether they serve.

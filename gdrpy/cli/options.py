@@ -7,10 +7,10 @@ import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gdrpy import cuda
-from gdrpy._arguments import as_device
-from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE
 from gdrpy.cli.output import Output
+from gdrpy.common.arguments import as_device
+from gdrpy.memory.choice import ALL
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]

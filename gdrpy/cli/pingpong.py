@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from gdrpy import Flag, Timeout, cuda
-from gdrpy._resource import Undo
 from gdrpy.cli.checks.difference import Mismatch
 from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.common.resource import Undo
 
 FINISHED = "all rounds answered"
 STOPPED = "stopped"

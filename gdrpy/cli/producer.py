@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.cli import handover, hostmemory, options, rendezvous
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header, gpu_words

@@ -9,7 +9,7 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 
 _NAME = "gdrpy-handover.sock"

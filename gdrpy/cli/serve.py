@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdrpy import _unix
 from gdrpy.broker import place
+from gdrpy.broker import unix as _unix
 from gdrpy.cli import announcement, options, rendezvous, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gdrpy_version

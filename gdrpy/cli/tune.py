@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import gdrpy
-from gdrpy import _tuned
 from gdrpy.cli import crossovers, hostmemory, options
 from gdrpy.cli.crossovers import KIB, ROOM, Figure, Meter, Way
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
@@ -19,7 +18,8 @@ from gdrpy.cli.header import gpu_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.cli.writable import why_not_writable
-from gdrpy.limits import BUILT_IN, NEVER, Limits
+from gdrpy.copies import kept as _tuned
+from gdrpy.copies.limits import BUILT_IN, NEVER, Limits
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands

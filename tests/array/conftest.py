@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import gdrpy
-from gdrpy import array
+from gdrpy.arrays import array
 
 
 @pytest.fixture(autouse=True)

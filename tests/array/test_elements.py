@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy import _elements, safetensors
+from gdrpy import safetensors
+from gdrpy.arrays import elements as _elements
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 

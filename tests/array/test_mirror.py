@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy import cuda, pinnedpool
-from gdrpy.mirror import host_memory
+from gdrpy import cuda
+from gdrpy.arrays.mirror import host_memory
+from gdrpy.memory import page_locked_pool as pinnedpool
 
 
 def page_locked_at(address: int) -> bool:

@@ -14,8 +14,8 @@ import safetensors.numpy
 
 import gdrpy
 from gdrpy import safetensors as images
-from gdrpy._dtypes import as_dtype
-from gdrpy._elements import Elements
+from gdrpy.arrays.dtypes import as_dtype
+from gdrpy.arrays.elements import Elements
 from gdrpy.errors import SizeMismatch
 
 ARRAYS = {

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT, VERSION, decode, encode
 
 LIFE = "00112233445566778899aabbccddeeff"

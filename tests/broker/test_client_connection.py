@@ -12,7 +12,8 @@ import pytest
 
 import gdrpy
 from fake_server import LIFE, grant, memory
-from gdrpy import _unix, aio
+from gdrpy import aio
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import decode, encode
 from support import open_descriptors

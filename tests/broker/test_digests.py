@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gdrpy.backends import host
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.digests import Digests
 from gdrpy.errors import OutOfMemory
+from gdrpy.memory import host
 
 SHA256 = hashlib.sha256(bytes(10)).hexdigest()
 #: A client that waits.

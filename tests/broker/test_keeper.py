@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from brokers import BROKER_UID, Broker, await_descriptors, await_end, descriptors
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import keeper
 from gdrpy.broker.server.store import KeeperStore
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy import _unix, cuda
+from gdrpy import cuda
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import keeper, records
 from gdrpy.broker.server.journal import Journal
 from serving import BrokerProcess

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from brokers import Broker, StartBroker, Template, await_end
-from gdrpy import _unix
 from gdrpy.broker import place
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.daemon import Options, Place
 from gdrpy.broker.server.limits import Limits
 from gdrpy.errors import PermissionDenied

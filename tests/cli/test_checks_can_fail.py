@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.backends.corememory import CoreMemory
 from gdrpy.cli import checks, main
 from gdrpy.cli.checks import gpu, peer, rig, sharing
+from gdrpy.memory.gpu import CoreMemory
 
 Breaker = Callable[[pytest.MonkeyPatch], None]
 #: Those that need the kernel module are broken in the guest: tests/vm/inside/test_tools.py.

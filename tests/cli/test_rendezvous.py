@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.cli import rendezvous
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy import tuning
 from gdrpy.cli import crossovers, main, tune
 from gdrpy.cli.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
-from gdrpy.limits import BUILT_IN, NEVER, Limits
+from gdrpy.copies import tuning
+from gdrpy.copies.limits import BUILT_IN, NEVER, Limits
 
 QUICK = ["--seconds", "0.0001"]
 SIMULATED_FILE = "gdrpy/limits-gdrpy-simulated-gpu.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.backends.node import Node
+from gdrpy.memory.node import Node
 
 HERE = Path(__file__).parent
 

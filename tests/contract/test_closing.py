@@ -15,7 +15,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.backends import corememory
+from gdrpy.memory import gpu
 
 MIB = 1 << 20
 
@@ -154,7 +154,7 @@ class TestMappingThatEndsInAnotherThread:
         ``ending`` is called in each of those first.
         """
         seen = SimpleNamespace(names=[], ending=lambda: None)
-        core_call, cuda_call = corememory.call, cuda.call
+        core_call, cuda_call = gpu.call, cuda.call
 
         def call_core(function: Any, *args: Any) -> int:
             if function.__name__ == "gdr_memory_unmap":
@@ -167,7 +167,7 @@ class TestMappingThatEndsInAnotherThread:
             seen.names.append(name)
             return cuda_call(name, *args)
 
-        monkeypatch.setattr(corememory, "call", call_core)
+        monkeypatch.setattr(gpu, "call", call_core)
         monkeypatch.setattr(cuda, "call", call_cuda)
         return seen
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gdrpy
-from gdrpy import _arguments
-from gdrpy._arguments import as_offsets
+from gdrpy.common import arguments as _arguments
+from gdrpy.common.arguments import as_offsets
 
 ROOM = 4096
 BACKGROUND = bytes(range(256)) * (ROOM // 256)

@@ -10,7 +10,7 @@ import torch
 
 import gdrpy
 from gdrpy import safetensors
-from gdrpy._dtypes import DTYPES
+from gdrpy.arrays.dtypes import DTYPES
 
 TORCH = {
     "BOOL": torch.bool,

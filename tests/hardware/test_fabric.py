@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy import cuda, fabric
+from gdrpy import cuda
+from gdrpy.memory import fabric
 
 pytestmark = pytest.mark.gpu
 

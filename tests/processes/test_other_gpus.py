@@ -98,7 +98,7 @@ print(sim.call_count("cuMemHostAlloc"))
     @pytest.mark.parametrize("device", [0, 1])
     def test_that_is_dropped_stays_until_the_work_of_either_gpu_is_done(self, device: int) -> None:
         code = f"""
-from gdrpy import _reclaim
+from gdrpy.memory import reclaim as _reclaim
 bell = gdrpy.alloc(4096, {device})
 bell.fill(0)
 region.fill(0)

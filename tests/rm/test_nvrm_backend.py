@@ -16,10 +16,10 @@ import gdrpy
 import releases
 import rmclient as rm
 from gdrpy import cuda, sim
-from gdrpy.backends import ALL, candidates
-from gdrpy.backends.backend import Status
-from gdrpy.backends.core import cuda_functions, ffi
-from gdrpy.backends.driver import driver_version
+from gdrpy._core.calls import cuda_functions, ffi
+from gdrpy._core.driver import driver_version
+from gdrpy.memory.backend import Status
+from gdrpy.memory.choice import ALL, candidates
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20

@@ -7,7 +7,7 @@ import pytest
 
 import releases
 from build import CORE, compile_c
-from gdrpy.backends.driver import TESTED_DRIVERS
+from gdrpy._core.driver import TESTED_DRIVERS
 
 RELEASES = {release.first: release for release in releases.read()}
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy import sim, tuning
-from gdrpy.limits import NEVER, Limits
+from gdrpy import sim
+from gdrpy.copies import tuning
+from gdrpy.copies.limits import NEVER, Limits
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy import _tuned, tuning
 from gdrpy.cli import main
-from gdrpy.limits import BUILT_IN
+from gdrpy.copies import kept as _tuned
+from gdrpy.copies import tuning
+from gdrpy.copies.limits import BUILT_IN
 
 KEPT = BUILT_IN._replace(read_dma=12345)
 

@@ -47,7 +47,7 @@ static bool export_offsets(PyObject *object, Py_buffer *view)
 		}
 		PyErr_Clear();
 	}
-	module = PyImport_ImportModule("gdrpy._arguments");
+	module = PyImport_ImportModule("gdrpy.common.arguments");
 	if (!module)
 		return false;
 	array = PyObject_CallMethod(module, "as_offsets", "sO", method, object);

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gdrpy import _arguments
-from gdrpy._arguments import as_int
 from gdrpy.broker.protocol import CPU_DEVICE, NAME_LIMIT
+from gdrpy.common import arguments as _arguments
+from gdrpy.common.arguments import as_int
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gdrpy._dtypes import DType
+    from gdrpy.arrays.dtypes import DType
     from gdrpy.broker.client.calls import Client
     from gdrpy.broker.client.region import LeasedRegion
 
@@ -43,7 +43,7 @@ async def put(
     array or what was there before, never a part of it. With ``seal`` nobody may write it any more.
     Parameters and errors as of :meth:`create`; TypeError for arrays of objects and of structures.
     """
-    from gdrpy._elements import elements_of
+    from gdrpy.arrays.elements import elements_of
 
     source = elements_of("put", array)
     layout = [_type_name(source.dtype), list(source.shape)]
@@ -152,7 +152,7 @@ def _type_name(dtype: DType | np.dtype[Any]) -> str:
             raise TypeError(f"put: an array of {dtype} holds objects, not bytes: convert it first")
         return dtype.str
     if dtype.names is None:
-        from gdrpy._dtypes import as_dtype
+        from gdrpy.arrays.dtypes import as_dtype
 
         return as_dtype("put", dtype).name
     raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
@@ -165,7 +165,7 @@ def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]
     """
     import numpy as np
 
-    from gdrpy._dtypes import DTYPES
+    from gdrpy.arrays.dtypes import DTYPES
 
     try:
         name, lengths = layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from _thread import RLock
 
 from gdrpy._core._mapping import fork_generation
-from gdrpy._regions import remember
+from gdrpy.arrays.regions import remember
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.errors import BrokerUnavailable, Gone
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 
-from gdrpy._resource import Resource
-from gdrpy._unix import PATH_ROOM
-from gdrpy.backends import prepare
 from gdrpy.broker.client.channel import Lost, Silent
 from gdrpy.broker.client.connection import Connection
 from gdrpy.broker.place import VARIABLE, connect_path
+from gdrpy.broker.unix import PATH_ROOM
+from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
+from gdrpy.memory.choice import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import time
 
-from gdrpy._arguments import as_size, as_viewer
-from gdrpy._resource import Undo
-from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
@@ -21,6 +18,9 @@ from gdrpy.broker.protocol import (
     error_of,
     pack_metadata,
 )
+from gdrpy.broker.unix import close_all
+from gdrpy.common.arguments import as_size, as_viewer
+from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 TYPE_CHECKING = False

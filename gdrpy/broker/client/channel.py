@@ -15,10 +15,17 @@ import time
 from _thread import allocate_lock
 from _weakref import ref
 
-from gdrpy._fd import fork_lock
-from gdrpy._unix import BadPacket, DescriptorsLost, exchange, packet_socket, receive, set_timeout
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
+from gdrpy.broker.unix import (
+    BadPacket,
+    DescriptorsLost,
+    exchange,
+    packet_socket,
+    receive,
+    set_timeout,
+)
 from gdrpy.errors import PermissionDenied, ProtocolError
+from gdrpy.memory.descriptors import fork_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

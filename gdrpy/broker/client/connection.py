@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 
-from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client.channel import Lost, Silent
 from gdrpy.broker.client.replies import WELCOME, check, grants_of
 from gdrpy.broker.protocol import (
@@ -17,6 +16,7 @@ from gdrpy.broker.protocol import (
     error_of,
     packer,
 )
+from gdrpy.broker.unix import NO_FD, close_all
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,

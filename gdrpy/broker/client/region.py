@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 from _weakref import ref
 
-from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arrays import ARRAY, stored_array
 from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
+from gdrpy.broker.unix import NO_FD, close_all
 from gdrpy.errors import MissingView, ReadOnly, Sealed
-from gdrpy.mapping import Origin
+from gdrpy.memory.view import Origin
 from gdrpy.region import Region
 
 TYPE_CHECKING = False
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.array import Array
+    from gdrpy.arrays.array import Array
     from gdrpy.broker.client.base import BrokerBase
     from gdrpy.broker.client.connection import Lease, Message
-    from gdrpy.mapping import Mapping
+    from gdrpy.memory.view import Mapping
 
 
 class _LeasedParcel:

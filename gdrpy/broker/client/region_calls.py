@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gdrpy._resource import Undo
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.protocol import pack_metadata
+from gdrpy.common.resource import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost, run
 from gdrpy.broker.client.records import LOST, Event
 from gdrpy.broker.protocol import decode
+from gdrpy.broker.unix import close_all
 from gdrpy.errors import ProtocolError, Timeout
 
 TYPE_CHECKING = False

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.state import State

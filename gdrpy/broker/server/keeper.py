@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 
 HOLD, DROP, GIVE, END = b"H", b"D", b"G", b"E"
 #: Bytes of a packet: a key to hold or drop, or as many keys as descriptors can travel together.

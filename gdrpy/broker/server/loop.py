@@ -22,7 +22,6 @@ import msgspec
 
 from gdrpy import errors
 from gdrpy._core import _packet
-from gdrpy._fd import duplicate
 from gdrpy.broker import protocol
 from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import (
@@ -41,6 +40,7 @@ from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import Turns
+from gdrpy.memory.descriptors import duplicate
 
 log = logging.getLogger(__name__)
 log.addFilter(Throttle())

@@ -7,10 +7,11 @@ import hashlib
 import os
 from collections.abc import Generator
 
-from gdrpy import cuda, vmm
-from gdrpy.backends import host, take_export
+from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.errors import OutOfMemory
+from gdrpy.memory import host, vmm
+from gdrpy.memory.choice import take_export
 
 
 def capacities() -> dict[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
 
 READ = 0o4

@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import records
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import keeper
 from gdrpy.errors import OutOfMemory
 

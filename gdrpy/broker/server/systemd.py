@@ -14,7 +14,7 @@ import stat
 import time
 from typing import NamedTuple
 
-from gdrpy import _unix
+from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.store import Full, Store
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gdrpy
-from gdrpy.backends.node import PATH as NODE
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.memory.node import PATH as NODE
 
 PROC, SYS = Path("/proc"), Path("/sys")
 KERNEL_LOG = Path("/dev/kmsg")

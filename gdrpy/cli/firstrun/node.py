@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gdrpy.backends.node import PATH
+from gdrpy.memory.node import PATH
 
 #: A GPU page in bytes: the least that is pinned.
 PAGE = 1 << 16

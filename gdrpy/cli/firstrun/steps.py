@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gdrpy
-from gdrpy import backends, cuda
-from gdrpy.backends.node import PATH as NODE
+from gdrpy import cuda
 from gdrpy.cli.checks import module as checks_of_module
 from gdrpy.cli.checks import peer as checks_peer
 from gdrpy.cli.checks.difference import expect, expect_equal
@@ -32,6 +31,8 @@ from gdrpy.cli.firstrun.firstrun import FirstRun, settled
 from gdrpy.cli.firstrun.node import PAGE, open_node
 from gdrpy.cli.sizes import approximate_size
 from gdrpy.errors import Error
+from gdrpy.memory import choice as backends
+from gdrpy.memory.node import PATH as NODE
 
 _MIB = 1 << 20
 #: Bytes of GPU memory that most steps work with.

@@ -21,8 +21,9 @@ from standin import Mode
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.backends import ALL, node
-from gdrpy.backends.core import ffi, lib
+from gdrpy._core.calls import ffi, lib
+from gdrpy.memory import node
+from gdrpy.memory.choice import ALL
 from support import hide_features, open_descriptors
 
 MIB = 1 << 20
@@ -338,7 +339,7 @@ with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
                 """
 gdrpy.granularity()  # loads CUDA from where nobody may read
 os.setuid(65534)
-from gdrpy.backends import ALL
+from gdrpy.memory.choice import ALL
 print(ALL["gdrdrv"].status(0).reason)
 """
             )

@@ -10,8 +10,8 @@ import pytest
 
 import gdrpy
 from gdrpy import region
-from gdrpy.backends.corememory import CoreMemory
 from gdrpy.cli import checks, main
+from gdrpy.memory.gpu import CoreMemory
 
 Run = Callable[..., dict[str, Any]]
 

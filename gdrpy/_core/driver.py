@@ -1,0 +1,44 @@
+"""NVIDIA's kernel driver: its version, and whether the nvrm backend was compared with it."""
+
+from __future__ import annotations
+
+from gdrpy._core.calls import ffi, lib, text
+from gdrpy.errors import UntestedDriver
+
+#: Oldest and newest driver whose interface was compared with the one that nvrm uses.
+TESTED_DRIVERS = (text(lib.GDR_NVRM_TESTED_MIN), text(lib.GDR_NVRM_TESTED_MAX))
+
+
+def driver_version() -> str | None:
+    """The version of the NVIDIA kernel driver, None where none is loaded."""
+    version = ffi.new("char[32]")
+    lib.gdr_driver_version(version)
+    return text(version) or None
+
+
+def is_tested(version: str) -> bool:
+    """Whether a driver version lies in the tested range."""
+    return bool(lib.gdr_driver_tested(version.encode()))
+
+
+_told = False
+
+
+def warn_if_untested() -> None:
+    """Warn, once a process, of a driver outside the tested range, which nvrm uses all the same."""
+    global _told
+    if _told:
+        return
+    _told = True
+    version = driver_version()
+    if version is None or is_tested(version):
+        return
+    import warnings
+
+    warnings.warn(
+        f"NVIDIA driver {version} is outside the range that the nvrm backend was compared with "
+        f"({TESTED_DRIVERS[0]} to {TESTED_DRIVERS[1]}); going on, since a changed interface is "
+        f"refused, not misread",
+        UntestedDriver,
+        stacklevel=2,
+    )

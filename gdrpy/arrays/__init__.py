@@ -1,0 +1,1 @@
+"""Arrays in memory that has views, and arrays of other libraries."""

@@ -1,0 +1,189 @@
+"""Other libraries' GPU arrays: where their memory lies, and what keeps it."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from gdrpy import cuda, sim
+from gdrpy._core._mapping import take_dlpack
+from gdrpy.arrays.dtypes import DType, as_typestr, of_dlpack
+from gdrpy.errors import CudaError, Forked
+
+#: DLPack's numbers of kinds of devices: host memory, page-locked host memory, a CUDA device's, and
+#: managed memory.
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_VERSION = (1, 1)
+
+
+class DeviceArray(NamedTuple):
+    """An array in GPU memory; ``owner`` keeps it, and the work queued on it has been waited for.
+
+    ``strides`` are in bytes, None where the elements lie packed in C order. ``device`` is the CUDA
+    ordinal. ``readonly`` is the wish of its library, whether or not the GPU enforces it.
+    """
+
+    address: int
+    device: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: DType
+    readonly: bool
+    owner: object
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.nbytes
+
+
+def device_array(call: str, obj: Any) -> DeviceArray | None:
+    """The GPU array behind an object of any library; None if it is no array, or in host memory.
+
+    It is asked by ``__dlpack__``, else by ``__cuda_array_interface__``. What its library has queued
+    on it is waited for; unrelated GPU work is not.
+
+    On the simulated GPU, whose memory the host's libraries can use, an array of theirs that lies in
+    it is a GPU array.
+
+    Raises TypeError for other devices and for element types that gdrpy has no name for, and what
+    the object's own library raises.
+    """
+    found = None
+    # Numpy's arrays are host memory, and it has no capsules of some.
+    if hasattr(obj, "__dlpack__") and not _is_of(obj, "numpy", "ndarray"):
+        found = _by_dlpack(call, obj)
+        # Its arrays never change, and its capsules do not say so.
+        if found is not None and _is_of(obj, "jax", "Array"):
+            found = found._replace(readonly=True)
+    if found is None and hasattr(obj, "__cuda_array_interface__"):
+        found = _by_interface(call, obj.__cuda_array_interface__, obj)
+    return found
+
+
+def packed_array(call: str, obj: Any) -> DeviceArray | None:
+    """As :func:`device_array`; raises ValueError for elements that are not packed in C order."""
+    found = device_array(call, obj)
+    if found is not None and found.strides is not None:
+        raise ValueError(
+            f"{call}: the CUDA array is not contiguous (shape {found.shape}, strides "
+            f"{found.strides} bytes): make a contiguous copy first"
+        )
+    return found
+
+
+def host_array(call: str, obj: Any) -> DeviceArray | None:
+    """The array in host memory behind an object that speaks DLPack; None if it is no such.
+
+    Its ``device`` means nothing. Raises TypeError for element types that gdrpy has no name for.
+    """
+    if not hasattr(obj, "__dlpack__") or int(obj.__dlpack_device__()[0]) not in (_CPU, _CUDA_HOST):
+        return None
+    return _consume(call, _capsule(obj))
+
+
+def _is_of(obj: object, module: str, name: str) -> bool:
+    """Whether it is of a class of a module, which is not imported for that."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(obj, kind)
+
+
+def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
+    kind, device = obj.__dlpack_device__()
+    kind, device = int(kind), int(device)
+    if kind == _CUDA_HOST or (kind == _CPU and not sim.loaded()):
+        return None
+    if kind == _CPU:
+        found = _consume(call, _capsule(obj))
+        where = _simulated_device(found)
+        return None if where is None else found._replace(device=where)
+    if kind not in (_CUDA, _CUDA_MANAGED):
+        raise TypeError(
+            f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}, and this "
+            f"takes memory of CUDA devices (2)"
+        )
+    with _waited_for(device) as stream:
+        return _consume(call, _capsule(obj, stream=stream))._replace(device=device)
+
+
+def _capsule(obj: Any, **wishes: Any) -> object:
+    """A capsule that can say that it is read-only, if the library makes such."""
+    if _is_of(obj, "torch", "Tensor") and obj.is_neg():
+        raise BufferError(
+            "the tensor is a negated view of its memory, which torch's capsules do not say: pass "
+            "tensor.resolve_neg()"
+        )
+    try:
+        return obj.__dlpack__(max_version=_VERSION, **wishes)
+    except TypeError:  # a library of before DLPack 1.0
+        return obj.__dlpack__(**wishes)
+
+
+def _consume(call: str, capsule: object) -> DeviceArray:
+    address, _, device, shape, strides, code, bits, lanes, readonly, owner = take_dlpack(capsule)
+    dtype = of_dlpack(call, code, bits, lanes)
+    if strides is not None:
+        strides = tuple(stride * dtype.nbytes for stride in strides)
+    strides = _unless_packed(shape, strides, dtype.nbytes)
+    return DeviceArray(address, device, shape, strides, dtype, readonly, owner)
+
+
+def _simulated_device(array: DeviceArray) -> int | None:
+    """The simulated GPU that the memory belongs to; None for other memory of the host."""
+    try:
+        driver = cuda.driver()
+        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        kind = cuda.call("cuPointerGetAttribute", attribute, array.address)
+        if int(kind) != int(driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
+            return None
+        return _device_of(array.address)
+    except (CudaError, Forked):  # a forked child has no GPU memory of its own
+        return None
+
+
+def _device_of(address: int) -> int:
+    attribute = cuda.driver().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    return int(cuda.call("cuPointerGetAttribute", attribute, address))
+
+
+def _by_interface(call: str, interface: dict[str, Any], obj: object) -> DeviceArray:
+    address, readonly = interface["data"]
+    shape = tuple(operator.index(length) for length in interface["shape"])
+    dtype = as_typestr(call, interface["typestr"])
+    strides = _unless_packed(shape, interface.get("strides"), dtype.nbytes)
+    device = _device_of(address) if address else 0
+    stream = interface.get("stream")
+    if stream is not None:
+        with cuda.context(device):
+            cuda.call("cuStreamSynchronize", stream)
+    return DeviceArray(int(address), device, shape, strides, dtype, bool(readonly), obj)
+
+
+@contextmanager
+def _waited_for(device: int) -> Iterator[int]:
+    """A stream for a producer to order its work before; it is waited for at the block's end."""
+    with cuda.context(device):
+        stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        try:
+            yield int(stream)
+            cuda.call("cuStreamSynchronize", stream)
+        finally:
+            cuda.call("cuStreamDestroy", stream)
+
+
+def _unless_packed(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
+) -> tuple[int, ...] | None:
+    """The strides, or None where they are those of packed elements in C order."""
+    if strides is None or 0 in shape:
+        return None
+    expected = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return tuple(strides)
+        expected *= length
+    return None

@@ -1,0 +1,211 @@
+"""The safetensors header: bytes to what they say, and back.
+
+An image is a 64-bit little-endian length, a JSON header of that many bytes, then the data, which
+the tensors fill without gaps. Headers come from strangers: everything in them is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from gdrpy.arrays.dtypes import DTYPES, DType
+
+#: The bytes of the length in front of the header.
+LENGTH_SIZE = 8
+#: No header is longer, in bytes.
+HEADER_MAX = 100_000_000
+#: In images of gdrpy the data begins at a multiple of this.
+ALIGNMENT = 256
+_METADATA = "__metadata__"
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_DIMENSIONS_MAX = 64
+
+
+class Entry(NamedTuple):
+    """A tensor of an image: ``start`` is its byte offset in the data, ``nbytes`` its size."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+class Layout(NamedTuple):
+    """What a header says: tensors by name in the order of their data, and free text.
+
+    The data begins at byte ``data_start`` of the image, which has ``nbytes`` bytes.
+    """
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    data_start: int
+    nbytes: int
+
+
+def read_header(size: int, read: Callable[[int, int], bytes]) -> bytes:
+    """The header of an image in ``size`` bytes, of which ``read`` gives (nbytes, offset)."""
+    if size < LENGTH_SIZE:
+        raise _error(f"{size} bytes hold no image")
+    length = int.from_bytes(read(LENGTH_SIZE, 0), "little")
+    if length > min(HEADER_MAX, size - LENGTH_SIZE):
+        raise _error(
+            f"there is no image: its header would have {length} bytes, of at most {HEADER_MAX} and "
+            f"the {size} there are"
+        )
+    return read(length, LENGTH_SIZE)
+
+
+def parse(header: bytes) -> Layout:
+    """What a header says, of an image that has it as it is.
+
+    Raises ValueError, which names the tensor and what is wrong.
+    """
+    items = _parse_json(header)
+    metadata = check_metadata(items.pop(_METADATA, {}))
+    found = [(_checked_name(name), _entry(name, value)) for name, value in items.items()]
+    entries = dict(sorted(found, key=lambda item: (item[1].start, item[1].nbytes)))
+    end = 0
+    for name, entry in entries.items():
+        if entry.start != end:
+            what = "overlaps the one before it" if entry.start < end else "leaves a hole before it"
+            raise _error(f"begins at byte {entry.start} and {what}, which ends at {end}", name)
+        end += entry.nbytes
+    data_start = LENGTH_SIZE + len(header)
+    return Layout(entries, metadata, data_start, data_start + end)
+
+
+def lay_out(
+    kinds: Mapping[str, tuple[DType, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> Layout:
+    """Place tensors, without holes: sizes that divide by most first, then by name.
+
+    So each begins at a multiple of the largest power of two, up to 256, that divides its size: all
+    are aligned to their elements, and the matrices of a model as GPU code wants them.
+
+    Raises ValueError for names that the format refuses, and for too many of them.
+    """
+    sizes = {name: math.prod(shape) * kind.nbytes for name, (kind, shape) in kinds.items()}
+    entries = {}
+    end = 0
+    for name in sorted(kinds, key=lambda name: (-_divisor(sizes[name]), _checked_name(name))):
+        if name == _METADATA:
+            raise _error("is the name of the metadata", name)
+        kind, shape = kinds[name]
+        entries[name] = Entry(kind.name, shape, end, sizes[name])
+        end += sizes[name]
+    layout = Layout(entries, check_metadata(metadata), 0, 0)
+    data_start = len(pad(encode(layout)))
+    return layout._replace(data_start=data_start, nbytes=data_start + end)
+
+
+def _divisor(nbytes: int) -> int:
+    """The largest power of two, up to the alignment of the data, that divides a size."""
+    return math.gcd(nbytes, ALIGNMENT)
+
+
+def encode(layout: Layout) -> bytes:
+    """The header that says it."""
+    items: dict[str, Any] = {_METADATA: layout.metadata} if layout.metadata else {}
+    for name, entry in layout.entries.items():
+        items[name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": (entry.start, entry.start + entry.nbytes),
+        }
+    return json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def pad(header: bytes) -> bytes:
+    """Length and header, with as many spaces behind it as data needs that is to be aligned."""
+    header = header.rstrip(b" ")
+    header += b" " * (-(LENGTH_SIZE + len(header)) % ALIGNMENT)
+    if len(header) > HEADER_MAX:
+        raise _error(f"a header of {len(header)} bytes is too long: {HEADER_MAX} is the limit")
+    return len(header).to_bytes(LENGTH_SIZE, "little") + header
+
+
+def check_metadata(value: Any) -> dict[str, str]:
+    """Free text by name. Raises ValueError for anything else."""
+    if not isinstance(value, Mapping) or not all(
+        _is_text(text) for item in value.items() for text in item
+    ):
+        raise _error(f"{_METADATA} must give text for names, and is {reprlib.repr(value)}")
+    return dict(value)
+
+
+def _parse_json(header: bytes) -> dict[str, Any]:
+    if not header.startswith(b"{"):
+        raise _error(f"there is no image: a header begins with '{{', not with {header[:8]!r}")
+    try:
+        items: dict[str, Any] = json.loads(
+            header.decode(), object_pairs_hook=_unique, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError) as error:
+        raise _error(f"the header is not the JSON that it must be: {error}") from None
+    return items
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in items:
+            raise ValueError(f"{reprlib.repr(name)} is there twice")
+        items[name] = value
+    return items
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _entry(name: str, value: Any) -> Entry:
+    if not isinstance(value, dict) or set(value) != _FIELDS:
+        raise _error(f"needs {', '.join(sorted(_FIELDS))} alone: {reprlib.repr(value)}", name)
+    kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(kind, str) or kind not in DTYPES:
+        raise _error(f"dtype {reprlib.repr(kind)} is none of {', '.join(DTYPES)}", name)
+    if not _are_lengths(shape) or len(shape) > _DIMENSIONS_MAX:
+        raise _error(
+            f"shape {reprlib.repr(shape)} is no list of up to {_DIMENSIONS_MAX} lengths", name
+        )
+    if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _error(f"data_offsets {reprlib.repr(offsets)} are no begin and end", name)
+    nbytes = math.prod(shape) * DTYPES[kind].nbytes
+    if offsets[1] - offsets[0] != nbytes:
+        raise _error(
+            f"has {offsets[1] - offsets[0]} bytes of data, and {kind} of shape "
+            f"{reprlib.repr(shape)} takes {nbytes}",
+            name,
+        )
+    return Entry(kind, tuple(shape), offsets[0], nbytes)
+
+
+def _are_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        type(number) is int and 0 <= number < 1 << 62 for number in value
+    )
+
+
+def _checked_name(name: Any) -> str:
+    if not _is_text(name):
+        raise _error("a name must be Unicode text", name)
+    return str(name)
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return True
+
+
+def _error(what: str, name: Any = None) -> ValueError:
+    where = "" if name is None else f"tensor {reprlib.repr(name)}: "
+    return ValueError(f"safetensors: {where}{what}")

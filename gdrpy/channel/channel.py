@@ -1,0 +1,136 @@
+"""A channel: fixed-size records from a CPU producer to a GPU consumer, through a ring."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdrpy import cuda
+from gdrpy._core import _mapping
+from gdrpy.common.arguments import as_int
+from gdrpy.common.resource import Undo, close_after
+from gdrpy.memory.page_locked import pinned
+from gdrpy.region import alloc
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, NoReturn, Self
+
+#: What the size of a record is a multiple of, and at most: in bytes.
+RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
+#: In records: of the largest, as many as no address space holds.
+CAPACITY_MAX = 1 << 40
+
+
+def include_dir() -> str:
+    """The folder for a CUDA compiler's ``-I``: with it, ``#include <gdrpy/channel.cuh>``."""
+    return str(Path(__file__).parent.parent / "include")
+
+
+class _Closing:
+    """Closes at the end of a ``with`` block, and cannot be copied."""
+
+    closed: Any
+    close: Any
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        close_after(self, error)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: it is its process's; "
+            f"send records to that, or share a region and a flag of it"
+        )
+
+
+class Channel(_Closing, _mapping.Channel):
+    """A ring of ``capacity`` records of ``record_nbytes`` bytes, from the CPU to a GPU.
+
+    One producer: this object, whose pushes are stores through the mapping of the GPU's memory;
+    threads may share it. One consumer: a kernel that is given :attr:`ptr`, or :meth:`reader`. The
+    records arrive in the order of the pushes, each whole and once.
+
+    ``record_nbytes`` is a multiple of 16 up to 65536, ``capacity`` a power of two up to 2**40. The
+    end of a ``with`` block is :meth:`close`: it tells the consumer that no more comes. Keep the
+    object until the kernel has ended: its memory is freed when it and its readers are gone.
+
+    Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
+    CudaError.
+    """
+
+    _reader: weakref.ref[ChannelReader] | None = None
+
+    def __init__(
+        self, record_nbytes: int = 64, capacity: int = 4096, device: int | str = 0
+    ) -> None:
+        size = as_int("Channel", "record_nbytes", record_nbytes)
+        if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
+            raise ValueError(
+                f"Channel: record_nbytes must be a multiple of {RECORD_UNIT} up to {RECORD_MAX}, "
+                f"and is {size}"
+            )
+        count = as_int("Channel", "capacity", capacity)
+        if not 0 < count <= CAPACITY_MAX or count & (count - 1):
+            raise ValueError(
+                f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, and is {count}"
+            )
+        ordinal = cuda.ordinal("Channel", device)
+        with Undo() as undo:
+            region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
+            host = undo.keep(pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal))
+            super().__init__(region.cpu, host, size, count)
+            undo.pop_all()
+        self._region = region
+
+    @property
+    def device(self) -> int:
+        """The ordinal of the GPU that the records go to."""
+        assert self._region.device is not None
+        return self._region.device
+
+    @property
+    def ptr(self) -> int:
+        """GPU address of the ``struct gdr_channel`` that the consumer is given. Raises Forked."""
+        return self._region.ptr
+
+    def reader(self) -> ChannelReader:
+        """The consumer's end on the CPU, in place of a kernel; it goes on after what was taken.
+
+        Raises ValueError while there is another one.
+        """
+        reader = ChannelReader(self)
+        other = self._reader() if self._reader else None
+        if other is not None and not other.closed:
+            raise ValueError("Channel.reader: this channel has a reader, and may have only one")
+        self._reader = weakref.ref(reader)
+        return reader
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self.closed else f"on {self._region.location}"
+        return f"<Channel of {self.capacity} records of {self.record_nbytes} bytes {state}>"
+
+
+class ChannelReader(_Closing, _mapping.ChannelReader):
+    """The consumer's end of a channel, on the CPU. Made by :meth:`Channel.reader`.
+
+    It reads the GPU's memory through its mapping, which is slow on a real GPU; it serves tests, and
+    the simulated GPU, which has no kernels. Iterating takes record after record, up to the end.
+    Threads may share it; beside it there must be no other consumer.
+    """
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.pop, None)
+
+    def __repr__(self) -> str:
+        state = " CLOSED" if self.closed else ""
+        return f"<ChannelReader of {self.channel!r}{state}>"

@@ -1,0 +1,121 @@
+"""The consumer's end of a channel for kernels of numba.cuda.
+
+``channel`` is the address of its descriptor: pass ``numpy.uint64(channel.ptr)`` to the kernel.
+``head`` counts the records taken, as an unsigned 64-bit int; record number i is the i-th ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types, uint64
+from numba.cuda.extending import intrinsic
+
+from gdrpy.channel.layout import CAPACITY, CLOSED, HEAD, RECORD_NBYTES, RECORDS, STOPPED, TAIL
+
+
+def _load(instruction: str, result: Any, side_effect: bool) -> Any:
+    """A device function that loads from an address by one PTX instruction."""
+
+    @intrinsic
+    def load(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = context.get_value_type(signature.return_type)
+            constraint = {32: "r", 64: "l"}[signature.return_type.bitwidth]
+            code = ir.InlineAsm(
+                ir.FunctionType(kind, [ir.IntType(64)]),
+                f"{instruction} $0, [$1];",
+                f"={constraint},l" + ",~{memory}" * side_effect,
+                side_effect=side_effect,
+            )
+            return builder.call(code, args)
+
+        return result(types.uint64), generate
+
+    return load
+
+
+# The descriptor never changes, so the compiler may load a field of it once; the rest is read anew.
+_field = _load("ld.global.u64", types.uint64, side_effect=False)
+_half_field = _load("ld.global.u32", types.uint32, side_effect=False)
+_acquire = _load("ld.acquire.sys.global.u64", types.uint64, side_effect=True)
+_volatile = _load("ld.volatile.global.u64", types.uint64, side_effect=True)
+
+
+@intrinsic
+def _store(context: Any, address: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        code = ir.InlineAsm(
+            ir.FunctionType(ir.VoidType(), [word, word]),
+            "st.volatile.global.u64 [$0], $1;",
+            "l,l,~{memory}",
+            side_effect=True,
+        )
+        builder.call(code, args)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+@cuda.jit(device=True)
+def begin(channel):
+    """How many records earlier consumers have taken: the ``head`` to begin with."""
+    return _acquire(_field(channel + uint64(HEAD)))
+
+
+@cuda.jit(device=True)
+def wait(channel, head):
+    """Wait until records are ready, and say how many; 0 at the end. For one thread."""
+    tail = _field(channel + uint64(TAIL))
+    closed = _field(channel + uint64(CLOSED))
+    while True:
+        ready = _acquire(tail) - head
+        if ready != uint64(0):
+            return ready
+        if _acquire(closed) != uint64(0):
+            return _acquire(tail) - head  # pushed before the end was told
+
+
+@cuda.jit(device=True)
+def wait_block(channel, head):
+    """The same for a block: all its threads call it, and get the same answer."""
+    shared = cuda.shared.array(1, uint64)
+    if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
+        shared[0] = wait(channel, head)
+    cuda.syncthreads()
+    ready = shared[0]
+    cuda.syncthreads()  # all have it before the next call changes it
+    return ready
+
+
+@cuda.jit(device=True)
+def load64(channel, index, word):
+    """64-bit word number ``word`` of record number ``index``, which is ready."""
+    slot = uint64(index) & (_field(channel + uint64(CAPACITY)) - uint64(1))
+    start = _field(channel + uint64(RECORDS))
+    nbytes = uint64(_half_field(channel + uint64(RECORD_NBYTES)))
+    return _volatile(start + slot * nbytes + uint64(8) * uint64(word))
+
+
+@cuda.jit(device=True)
+def release(channel, head):
+    """Give the room of the records before number ``head`` back to the CPU. For one thread."""
+    cuda.threadfence_system()  # records are loaded before their room is given back
+    _store(_field(channel + uint64(HEAD)), uint64(head))
+
+
+@cuda.jit(device=True)
+def release_block(channel, head):
+    """The same for a block, whose threads have all loaded what they need of them."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
+        release(channel, head)
+
+
+@cuda.jit(device=True)
+def stop(channel):
+    """Take no more: the CPU's pushes raise Closed. For one thread."""
+    cuda.threadfence_system()
+    _store(_field(channel + uint64(STOPPED)), uint64(1))

@@ -1,0 +1,107 @@
+"""Checks of what callers pass, made before anything is touched."""
+
+from __future__ import annotations
+
+from operator import index
+
+from gdrpy.common.pci import pci_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def as_int(call: str, name: str, value: Any) -> int:
+    """An int, or an object that stands for one (numpy's integers). Raises TypeError."""
+    if not isinstance(value, bool):
+        try:
+            return index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
+
+
+def as_device(call: str, device: Any) -> int | str:
+    """A GPU as a caller names it: its ordinal, its UUID, or its PCI address as pci_name() has it.
+
+    Raises TypeError, ValueError.
+    """
+    if not isinstance(device, str):
+        return as_int(call, "device", device)
+    import re
+
+    hexadecimal = device.lower()
+    if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
+        return "GPU-" + hexadecimal[4:]
+    address = re.fullmatch(
+        r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.0)?", hexadecimal
+    )
+    if address is None:
+        raise ValueError(
+            f"{call}: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L "
+            f"lists it) or its PCI address ('0000:3b:00.0'), and is {device!r}"
+        )
+    return pci_name(*(int(number or "0", 16) for number in address.groups()))
+
+
+def as_viewer(call: str, device: Any, gpu: bool) -> int | None:
+    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
+
+    Raises TypeError, ValueError, NotFound.
+    """
+    if device is None:
+        return None
+    if not gpu:
+        raise ValueError(
+            f"{call}: device={device!r} chooses the GPU of the GPU view, which gpu=False leaves out"
+        )
+    from gdrpy import cuda
+
+    return cuda.ordinal(call, device)
+
+
+def as_size(call: str, value: Any) -> int:
+    """A number of bytes to allocate or show. Raises TypeError, ValueError."""
+    nbytes = as_int(call, "nbytes", value)
+    if not 0 < nbytes < 1 << 62:
+        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), and is {nbytes}")
+    return nbytes
+
+
+def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
+    """Offset and size of a range inside ``room`` bytes; a size of None is all from the offset on.
+
+    Raises TypeError, ValueError.
+    """
+    start = as_int(call, "offset", offset)
+    if not 0 <= start <= room:
+        raise ValueError(f"{call}: offset {start} lies outside the {room} bytes there are")
+    if nbytes is None:
+        return start, room - start
+    size = as_int(call, "nbytes", nbytes)
+    if size < 0:
+        raise ValueError(f"{call}: nbytes must not be negative, and is {size}")
+    if size > room - start:
+        raise ValueError(
+            f"{call}: offset {start} + {size} bytes lies outside the {room} bytes there are"
+        )
+    return start, size
+
+
+def as_offsets(call: str, offsets: Any) -> NDArray[np.int64]:
+    """Offsets in bytes, in one dimension, contiguous and aligned. Raises TypeError, ValueError."""
+    import numpy as np
+
+    array = np.asarray(offsets)
+    if array.ndim != 1:
+        raise ValueError(f"{call}: offsets must have one dimension, and have {array.ndim}")
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{call}: offsets must be integers, and are {array.dtype}")
+    if array.dtype == np.uint64:
+        (large,) = np.nonzero(array > np.uint64(np.iinfo(np.int64).max))
+        if large.size:
+            raise ValueError(f"{call}: offsets[{large[0]}] {array[large[0]]} does not fit 63 bits")
+    return np.require(array, np.int64, ["C", "A"])

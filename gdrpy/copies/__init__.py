@@ -1,0 +1,1 @@
+"""Which way a copy goes, and copies by the GPU."""

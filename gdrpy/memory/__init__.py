@@ -1,0 +1,1 @@
+"""Memory that this process holds, and its mappings for the CPU."""

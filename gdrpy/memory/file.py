@@ -1,0 +1,89 @@
+"""Memory that is a sealed memory file: of the simulated GPU, or of the host."""
+
+from __future__ import annotations
+
+import errno
+
+from gdrpy._core._mapping import close_private, sealed_size
+from gdrpy.errors import Error, InvalidHandle, PermissionDenied
+from gdrpy.memory import host
+from gdrpy.memory.descriptors import duplicate, private
+from gdrpy.memory.memory import Memory
+from gdrpy.memory.view import Mapping
+
+#: What the backend of a simulated GPU's memory is called.
+SIMULATED = "sim"
+
+
+def simulated_location(device: int) -> str:
+    """On which GPU simulated memory lies, in words."""
+    return f"simulated GPU {device}"
+
+
+class Memfd(Memory):
+    """A memory file that nobody can resize, and its descriptor, which it owns.
+
+    It is an allocation without GPU view, and the memory to be mapped, in one. Its mappings need it
+    no more: the kernel keeps the pages. They keep ``source`` alive.
+    """
+
+    ptr: int | None = None
+    device: int | None = None
+    devices: tuple[int, ...] = ()
+
+    def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
+        """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
+        super().__init__(None, size, backend, location)
+        self._fd = fd
+        self.size = size
+
+    @classmethod
+    def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
+        """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
+        own = private(duplicate, fd)
+        size = sealed_size(own)
+        if not size:
+            close_private(own)
+            raise InvalidHandle(
+                f"file descriptor {fd} bears the name of {location} but is empty, can be "
+                f"resized or is of huge pages: pass one that Region.export() gave"
+            )
+        return cls(own, size, backend, location)
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor, closed with it: duplicate it to keep it."""
+        self._check("Memfd.fd")
+        return self._fd
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it lies on no GPU."""
+        return self.backend == host.NAME
+
+    def map(
+        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
+    ) -> Mapping:
+        """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
+        try:
+            return Mapping._of_memfd(
+                self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
+            )
+        except OSError as error:
+            raise mapping_error(error, self.location, nbytes, offset) from None
+
+    def _give_back(self) -> None:
+        close_private(self._fd)
+
+
+def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:
+    """What it means that a range of a memory file cannot be mapped."""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(
+            error.errno,
+            f"the descriptor of {location} is open for reading only: open it with gpu=False, "
+            f"readonly=True",
+        )
+    from gdrpy._core.calls import call_failure
+
+    return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")

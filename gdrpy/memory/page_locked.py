@@ -1,0 +1,46 @@
+"""Page-locked host memory, which CPU and GPU both reach."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from gdrpy import cuda
+from gdrpy.common.arguments import as_size
+from gdrpy.common.resource import Undo
+from gdrpy.memory.mappingtype import MappingType
+from gdrpy.memory.view import Mapping
+
+
+def pinned(nbytes: int, device: int | str = 0) -> Mapping:
+    """Allocate ``nbytes`` bytes of page-locked host memory that a device reaches over the bus.
+
+    A flag in it is the quickest way for a GPU to answer, since the CPU waits on its own cached
+    memory; copies by DMA to and from it are faster than those of ordinary memory. ``ptr`` is its
+    address for GPU code on any device. ``device`` is named as for :func:`gdrpy.alloc`. Do not rely
+    on what the memory holds at first.
+
+    It is freed when the mapping is closed, or the mapping and the last array of it are gone. CUDA
+    waits for all kernels that run then: keep it while one waits for the CPU.
+
+    Raises ValueError, NotFound (no such device), OutOfMemory, CudaError.
+    """
+    size = as_size("pinned", nbytes)
+    ordinal = cuda.ordinal("pinned", device)
+    with cuda.context(ordinal), Undo() as undo:
+        driver = cuda.driver()
+        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+        address = int(cuda.call("cuMemHostAlloc", size, flags))
+        undo.callback(cuda.call, "cuMemFreeHost", address)
+        ptr = int(cuda.call("cuMemHostGetDevicePointer", address, 0))
+        free = functools.partial(_free, ordinal, address)
+        mapping = Mapping(address, size, MappingType.CACHED, False, free, "pinned", ptr, ordinal)
+        undo.pop_all()
+        return mapping
+
+
+def _free(device: int, address: int) -> None:
+    # At interpreter exit the process gives everything back, and CUDA may be gone already.
+    if not sys.is_finalizing():
+        with cuda.context(device):
+            cuda.call("cuMemFreeHost", address)

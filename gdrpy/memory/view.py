@@ -1,0 +1,241 @@
+"""The CPU view: a mapping, and a flag in it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+from gdrpy._core import _mapping
+from gdrpy.common.arguments import as_int, as_range
+from gdrpy.common.resource import HOW_TO_SEND, close_after
+from gdrpy.errors import MissingView, ReadOnly
+from gdrpy.memory.sending import map_parcel, map_region
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any, NoReturn, Self
+
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+    from gdrpy.memory.mappingtype import MappingType
+
+
+class Origin(namedtuple("Origin", "region parcel offset")):
+    """What a mapping is of, by which it travels to another process.
+
+    ``region`` is a weak reference to the region, None for a pin; ``parcel`` is what outlives it.
+    ``offset`` in bytes is where the mapping begins in either.
+    """
+
+    __slots__ = ()
+
+
+class Mapping(_mapping.Mapping):
+    """A range of GPU memory in this process's address space.
+
+    Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
+    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. A mapping
+    may be used by several threads at once; what two of them write to one place is undefined.
+
+    Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
+    byte, None in a process that has only the CPU view.
+    """
+
+    _origin: Origin | None = None
+
+    @property
+    def mapping_type(self) -> MappingType:
+        """How the CPU caches it."""
+        from gdrpy.memory.mappingtype import MappingType
+
+        return MappingType(self._type)
+
+    def numpy(
+        self,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """An array over the mapping's bytes, without a copy; by default all from ``offset`` on.
+
+        Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
+        than a few bytes. Raises ValueError if the array does not fit or is not aligned.
+        """
+        import math
+
+        import numpy as np
+
+        call = "Mapping.numpy"
+        kind = np.dtype(dtype)
+        start, room = as_range(call, offset, None, self.nbytes)
+        if not kind.itemsize or start % kind.alignment:
+            raise ValueError(
+                f"{call}: offset {start} is not aligned to the {kind.alignment} bytes of {kind}, "
+                f"or its elements have no size"
+            )
+        if shape is None:
+            shape = room // kind.itemsize
+        lengths = shape if isinstance(shape, tuple) else (shape,)
+        sizes = tuple(as_int(call, "shape", length) for length in lengths)
+        count = math.prod(sizes)
+        if min(sizes, default=0) < 0 or count * kind.itemsize > room:
+            raise ValueError(
+                f"{call}: an array of shape {shape} of {kind} at offset {start} does not fit the "
+                f"{self.nbytes}-byte mapping"
+            )
+        view = memoryview(self)[start : start + count * kind.itemsize]
+        return np.frombuffer(view, dtype=kind).reshape(sizes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """(1, 0): it is the CPU's view, wherever the memory lies."""
+        from gdrpy.arrays.dlpack import HOST
+
+        return HOST
+
+    def __dlpack__(self, **wishes: Any) -> object:
+        """A DLPack capsule of the bytes as the CPU sees them, which keeps them as an array does.
+
+        Parameters and errors as of :meth:`gdrpy.Array.__dlpack__`.
+        """
+        from gdrpy.arrays.dlpack import MappingBytes, export
+
+        return export("Mapping.__dlpack__", MappingBytes(self), **wishes)
+
+    def flag(self, offset: int = 0, width: int = 4) -> Flag:
+        """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
+        return Flag(self, offset, width)
+
+    def batch(self) -> Batch:
+        """Inside the block writes and stores are not fenced one by one; one fence ends it.
+
+        Of a mapping, not of a thread: batch in one thread only.
+        """
+        return Batch(self)
+
+    def close(self) -> None:
+        """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
+        super().close()
+        self._origin = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        close_after(self, error)
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError(f"a Mapping cannot be copied or pickled: {HOW_TO_SEND}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _ = self.address  # raises if it is closed or the parent's
+        if self._origin is None:
+            raise TypeError(
+                "a Mapping of gdrpy.pinned() cannot be copied or pickled: its memory is of this "
+                "process alone; share host memory, gdrpy.alloc(nbytes, device='cpu')"
+            )
+        reference, parcel, offset = self._origin
+        region = None if reference is None else reference()
+        if region is not None and region._cpu is self:
+            return getattr, (region, "cpu")
+        part = offset, self.nbytes, self.readonly
+        if region is not None:
+            return map_region, (region, *part)
+        gpu = reference is not None and self.ptr is not None
+        return map_parcel, (parcel, gpu, *part)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Mapping CLOSED>"
+        access = "read-only, " if self.readonly else ""
+        kind = self.mapping_type.name.lower().replace("_", "-")
+        return f"<Mapping of {self.nbytes} bytes, {access}{kind}, {self.backend}>"
+
+
+class Batch:
+    """The block of :meth:`Mapping.batch`."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+
+    def __enter__(self) -> None:
+        self._mapping._begin_batch()
+
+    def __exit__(self, *error: object) -> None:
+        self._mapping._end_batch()
+
+
+#: CUDA's numbers of the conditions that a flag can be waited for with.
+_WAIT_FLAGS = {">=": 0, "==": 1, "&": 2, "nor": 3}
+
+
+class Flag(_mapping.Flag):
+    """One aligned word of a mapping, used for signalling between CPU and GPU.
+
+    The CPU side is :meth:`set`, :meth:`get` and :meth:`wait`; the GPU side is what kernels do with
+    the word at ``ptr``, or :meth:`stream_wait` and :meth:`stream_write`.
+    """
+
+    mapping: Mapping
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Flag, (self.mapping, self.offset, self.width)
+
+    @property
+    def ptr(self) -> int:
+        """GPU address of the word. Raises MissingView without the GPU view, Closed, Forked."""
+        _ = self.mapping.address  # raises if it is closed or the parent's
+        if self.mapping.ptr is None:
+            raise MissingView(
+                "Flag.ptr: there is no GPU view of the word: open the region with gpu=True, or "
+                "take gdrpy.pinned() for host memory that the GPU reaches"
+            )
+        return self.mapping.ptr + self.offset
+
+    def stream_wait(self, stream: Any, value: int, op: str = ">=") -> None:
+        """Work queued on ``stream`` from now on waits until the word meets the condition.
+
+        ``stream`` is a handle as an int or CUstream, None for the default stream, or a stream of
+        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError where the
+        device cannot wait so ('nor').
+        """
+        self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
+
+    def stream_write(self, stream: Any, value: int) -> None:
+        """Queue a store of the word on ``stream``, after what is queued there already.
+
+        Raises ReadOnly where the mapping is read-only.
+        """
+        if self.mapping.readonly:
+            raise ReadOnly(
+                "Flag.stream_write: the mapping is read-only; map the region with readonly=False"
+            )
+        self._stream_call("cuStreamWriteValue", stream, value, 0)
+
+    def _stream_call(self, name: str, stream: Any, value: Any, flags: int) -> None:
+        word = as_int(name, "value", value)
+        if not 0 <= word < 1 << 8 * self.width:
+            raise ValueError(f"{name}: {word} does not fit {8 * self.width} unsigned bits")
+        from gdrpy import cuda
+
+        ptr = self.ptr
+        device = self.mapping.device
+        assert device is not None
+        with cuda.context(device):
+            cuda.call(f"{name}{8 * self.width}", cuda.stream_handle(stream), ptr, word, flags)
+
+    def __repr__(self) -> str:
+        state = "CLOSED" if self.mapping.closed else f"in {self.mapping!r}"
+        return f"<Flag of {self.width} bytes at offset {self.offset} {state}>"
+
+
+def _wait_flag(op: str) -> int:
+    try:
+        return _WAIT_FLAGS[op]
+    except KeyError:
+        raise ValueError(f"op must be '>=', '==', '&' or 'nor', and is {op!r}") from None

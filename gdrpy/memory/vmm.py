@@ -1,0 +1,228 @@
+"""GPU memory by CUDA's virtual memory management: allocations that other processes can import."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from gdrpy import cuda
+from gdrpy._core._mapping import close_private
+from gdrpy.common.arguments import as_size
+from gdrpy.common.resource import Undo
+from gdrpy.errors import (
+    BackendUnavailable,
+    CudaError,
+    InvalidHandle,
+    NotFound,
+    OutOfMemory,
+    SizeMismatch,
+)
+from gdrpy.memory import fabric as fabrics
+from gdrpy.memory import reclaim as _reclaim
+from gdrpy.memory.allocation import Allocation
+from gdrpy.memory.descriptors import describe, duplicate, private
+
+
+@functools.cache
+def _properties(device: int, fabric: bool = False) -> Any:
+    """Of every allocation on a device, ``fabric`` with a fabric handle too; not to be changed."""
+    driver = cuda.driver()
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = device
+    kinds = driver.CUmemAllocationHandleType
+    properties.requestedHandleTypes = kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    if fabric:
+        properties.requestedHandleTypes = int(kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) | int(
+            kinds.CU_MEM_HANDLE_TYPE_FABRIC
+        )
+    if cuda.attribute(device, "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"):
+        properties.allocFlags.gpuDirectRDMACapable = 1
+    return properties
+
+
+@functools.cache
+def granularity(device: int | str = 0) -> int:
+    """The bytes of which every allocation's size is a multiple. Raises NotFound."""
+    ordinal = cuda.ordinal("granularity", device)
+    cuda.device(ordinal)
+    minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
+
+
+def rounded_size(nbytes: int, device: int | str = 0) -> int:
+    """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
+    size = as_size("rounded_size", nbytes)
+    unit = granularity(cuda.ordinal("rounded_size", device))
+    return -(-size // unit) * unit
+
+
+def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = False) -> Allocation:
+    """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
+
+    Without ``gpu`` no CUDA context is made; with ``fabric`` it has a fabric handle. Raises
+    OutOfMemory, NotFound, CudaError, and BackendUnavailable where there are no fabric handles.
+    """
+    size = rounded_size(nbytes, device)
+    with Undo() as undo:
+        handle = _create(size, device, fabric)
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        fd = private(export, handle)
+        undo.callback(close_private, fd)
+        ptr = _map(undo, handle, size, (device,)) if gpu else None
+        name = fabrics.export(handle) if fabric else None
+        return Allocation(undo.pop_all(), fd, size, device, ptr, name, home=device)
+
+
+def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocation:
+    """Import the first ``nbytes`` bytes of what a fabric handle names, for a device of here.
+
+    Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
+    """
+    size = rounded_size(nbytes, device)
+    _reclaim.reclaim(device)
+    with Undo() as undo:
+        handle = fabrics.import_handle(call, name, device)
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        home = _home(handle)
+        try:
+            ptr = _map(undo, handle, size, _reaching(call, device, home))
+        except CudaError as error:
+            if error.call != "cuMemMap":
+                raise
+            raise SizeMismatch(
+                f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
+                f"{nbytes} take ({error.name}): pass the region's own nbytes"
+            ) from error
+        return Allocation(undo.pop_all(), None, size, device, ptr, name, home=home)
+
+
+def create_export(nbytes: int, device: int = 0) -> int:
+    """Allocate at least ``nbytes`` bytes that a new descriptor, the caller's, alone keeps alive.
+
+    No CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
+    """
+    handle = _create(rounded_size(nbytes, device), device)
+    try:
+        return export(handle)
+    finally:
+        cuda.call("cuMemRelease", handle)
+
+
+def _create(size: int, device: int, fabric: bool = False) -> Any:
+    """The handle of a new allocation."""
+    _reclaim.reclaim(device)
+    try:
+        return cuda.call("cuMemCreate", size, _properties(device, fabric), 0)
+    except OutOfMemory as error:
+        if _reclaim.reclaim(device, wait=True):
+            return _create(size, device, fabric)
+        raise OutOfMemory(
+            f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
+        ) from error
+    except CudaError as error:
+        if not fabric:
+            raise
+        raise fabrics.unavailable("cuMemCreate", device, error) from error
+
+
+def import_fd(
+    call: str, fd: int, size: int, viewer: int | None = None, readonly: bool = False
+) -> Allocation:
+    """Import an exported allocation of ``size`` bytes and map it for a GPU, None: where it lies.
+
+    GPUs refuse to write a ``readonly`` one, by their page tables.
+
+    ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
+    """
+    with Undo() as undo:
+        fd = private(duplicate, fd)
+        undo.callback(close_private, fd)
+        handle = import_handle(fd)
+        undo.callback(cuda.call, "cuMemRelease", handle)
+        home = _home(handle)
+        if home is None:
+            raise NotFound(
+                f"{call}: the memory lies on a GPU that this process does not see: have it be one "
+                f"of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with gpu=False"
+            )
+        device = home if viewer is None else viewer
+        _reclaim.reclaim(home)
+        ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
+        return Allocation(undo.pop_all(), fd, size, device, ptr, home=home)
+
+
+def export(handle: Any) -> int:
+    """A new file descriptor of an allocation's handle, closed on exec."""
+    kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    fd = int(cuda.call("cuMemExportToShareableHandle", handle, kind, 0))
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def import_handle(fd: int) -> Any:
+    """The handle of an exported allocation. Raises InvalidHandle."""
+    kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    try:
+        return cuda.call("cuMemImportFromShareableHandle", fd, kind)
+    except CudaError as error:
+        raise InvalidHandle(
+            f"file descriptor {fd} is {describe(fd)}, which CUDA does not import "
+            f"({error.name}): pass one that Region.export() gave"
+        ) from error
+
+
+def _home(handle: Any) -> int | None:
+    """The device that an allocation lies on; None for one that this process does not see."""
+    ordinal = int(cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id)
+    return ordinal if ordinal >= 0 else None
+
+
+def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
+    """The devices that a view of memory is for: its own, and that of the memory.
+
+    Libraries ask CUDA whose an address is, and may be told that it is the memory's device. Raises
+    NotFound, BackendUnavailable where there is no way from one to the other.
+    """
+    if home is None or device == home:
+        return (device,)
+    if not cuda.call("cuDeviceCanAccessPeer", cuda.device(device), cuda.device(home)):
+        raise BackendUnavailable(
+            f"{call}: GPU {device} cannot reach the memory of GPU {home}, where this memory lies "
+            f"(cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the ways): open it on "
+            f"GPU {home}, or copy it"
+        )
+    return device, home
+
+
+def _map(
+    undo: Undo, handle: Any, size: int, devices: tuple[int, ...], readonly: bool = False
+) -> int:
+    """Map an allocation at a fresh GPU address that devices may read, and write if they may.
+
+    The first one's context is made; others may have none, and do not get one.
+    """
+    driver = cuda.driver()
+    cuda.primary_context(devices[0])
+
+    address = cuda.call("cuMemAddressReserve", size, 0, 0, 0)
+    undo.callback(cuda.call, "cuMemAddressFree", address, size)
+    cuda.call("cuMemMap", address, size, 0, handle, 0)
+    undo.callback(cuda.call, "cuMemUnmap", address, size)
+
+    rights = driver.CUmemAccess_flags
+    accesses = []
+    for device in devices:
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = device
+        access.flags = (
+            rights.CU_MEM_ACCESS_FLAGS_PROT_READ
+            if readonly
+            else rights.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        )
+        accesses.append(access)
+    cuda.call("cuMemSetAccess", address, size, accesses, len(accesses))
+    return int(address)

@@ -22,9 +22,7 @@ PAGE = 4096
 def attach(fd: int, value: int, repeats: int, *, gpu: bool) -> dict[str, Any]:
     """Open the region, then again and again, then map more of it."""
     from gdrpy import Region
-    from gdrpy.memory import choice as backends
 
-    backends.prepare()
     start = perf_counter_ns()
     region = Region.from_fd(fd, gpu=gpu)
     region.cpu.store(FIRST, value)

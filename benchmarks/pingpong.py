@@ -51,7 +51,7 @@ def run(session: Session) -> None:
         if session.quick or cuda.simulated()
         else (_TURNS, _EXCHANGES, _WARM_UP)
     )
-    with gdrpy.alloc(4096) as region, gdrpy.pinned(4096) as memory, _copying(memory) as copied:
+    with gdrpy.alloc(4096) as region, gdrpy.page_locked(4096) as memory, _copying(memory) as copied:
         mapped, pinned = region.cpu, memory
         flags = "Flag.set, Flag.wait"
         ways = {

@@ -86,7 +86,7 @@ def run(session: Session) -> None:
     """Measure starts into the session."""
     with (
         gdrpy.alloc(4096) as region,
-        gdrpy.pinned(4096) as memory,
+        gdrpy.page_locked(4096) as memory,
         gpukernels.stream() as stream,
         _works(memory.flag(0), stream) as works,
     ):

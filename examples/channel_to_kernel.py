@@ -101,7 +101,7 @@ trades["number"] = range(20_000)
 trades["price"] = 0.5
 
 channel = gdrpy.Channel(record_nbytes=TRADE.itemsize, capacity=1024)
-with gdrpy.pinned(TOTALS.itemsize) as totals, cuda.context(0):
+with gdrpy.page_locked(TOTALS.itemsize) as totals, cuda.context(0):
     start = start_thread if cuda.simulated() else start_kernel
     finish = start(channel, totals)
     with channel:

@@ -11,7 +11,7 @@ from gdrpy import cuda
 
 ROUNDS, QUEUED = 1000, 100
 
-with gdrpy.alloc(4096) as region, gdrpy.pinned(4096) as host, cuda.context(0):
+with gdrpy.alloc(4096) as region, gdrpy.page_locked(4096) as host, cuda.context(0):
     ping = region.flag()  # in GPU memory, where the GPU waits
     pong = host.flag()  # in host memory that the GPU reaches, where the CPU waits
     ping.set(0)

@@ -6,6 +6,8 @@ process; ``open().pin()`` maps memory that somebody else allocated. Importing th
 GPU, and what it offers is imported when it is first used.
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import gdrpy._core._mapping  # noqa: F401
 except ModuleNotFoundError as error:
@@ -45,7 +47,7 @@ from gdrpy.errors import (
 #: Where the rest is: imported when it is first asked for.
 _HOMES = {
     "Arena": "gdrpy.arena",
-    "Array": "gdrpy.arrays.array",
+    "Array": "gdrpy.arrays.viewed",
     "Attributes": "gdrpy.pins",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
@@ -54,9 +56,8 @@ _HOMES = {
     "Event": "gdrpy.broker.client.records",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
-    "MappedTensor": "gdrpy.mappedtensor",
     "Mapping": "gdrpy.memory.view",
-    "MappingType": "gdrpy.memory.mappingtype",
+    "MappingType": "gdrpy.memory.view",
     "Pin": "gdrpy.pins",
     "PinInfo": "gdrpy.pins",
     "Region": "gdrpy.region",
@@ -65,18 +66,18 @@ _HOMES = {
     "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
-    "from_tensor": "gdrpy.mappedtensor",
+    "from_tensor": "gdrpy.pins",
     "granularity": "gdrpy.memory.vmm",
     "include_dir": "gdrpy.channel",
     "open": "gdrpy.pins",
-    "pinned": "gdrpy.memory.page_locked",
+    "page_locked": "gdrpy.memory.page_locked",
+    "pin": "gdrpy.pins",
     "rounded_size": "gdrpy.memory.vmm",
 }
 
 #: Modules that users name: imported when they are first asked for.
 _MODULES = ("aio", "broker", "cupy", "rmm", "safetensors", "torch")
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
@@ -85,18 +86,16 @@ if TYPE_CHECKING:
     from gdrpy import safetensors as safetensors
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
-    from gdrpy.arrays.array import Array
+    from gdrpy.arrays.viewed import Array
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.broker.client.watch import Watch
     from gdrpy.channel import Channel, ChannelReader, include_dir
-    from gdrpy.mappedtensor import MappedTensor, from_tensor
-    from gdrpy.memory.mappingtype import MappingType
-    from gdrpy.memory.page_locked import pinned
-    from gdrpy.memory.view import Flag, Mapping
+    from gdrpy.memory.page_locked import page_locked
+    from gdrpy.memory.view import Flag, Mapping, MappingType
     from gdrpy.memory.vmm import granularity, rounded_size
-    from gdrpy.pins import Attributes, Gdr, Pin, PinInfo, Revocation, open
+    from gdrpy.pins import Attributes, Gdr, Pin, PinInfo, Revocation, from_tensor, open, pin
     from gdrpy.region import Region, alloc
 
     __version__: str
@@ -141,7 +140,6 @@ __all__ = [
     "Gone",
     "InvalidHandle",
     "InvalidRequest",
-    "MappedTensor",
     "Mapping",
     "MappingType",
     "MissingView",
@@ -168,6 +166,7 @@ __all__ = [
     "granularity",
     "include_dir",
     "open",
-    "pinned",
+    "page_locked",
+    "pin",
     "rounded_size",
 ]

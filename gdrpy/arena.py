@@ -8,17 +8,14 @@ import functools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gdrpy import cuda
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.arguments import as_int, as_range, as_size
 from gdrpy.common.resource import Resource
 from gdrpy.errors import OutOfMemory
-
-if TYPE_CHECKING:
-    from gdrpy.memory.allocation import Allocation
-    from gdrpy.memory.file import Memfd
-    from gdrpy.region import Region
+from gdrpy.memory.memory import Memory, settle
 
 #: Of every block, in bytes: its address and its size are multiples.
 ALIGNMENT = 512
@@ -56,7 +53,7 @@ class Arena(Resource):
     _again = "make another one, of a region that it opened itself"
     _elsewhere = "send the region, and the offsets of the blocks in it"
 
-    def __init__(self, region: Region, offset: int = 0, nbytes: int | None = None) -> None:
+    def __init__(self, region: Viewed, offset: int = 0, nbytes: int | None = None) -> None:
         start, size = as_range("Arena", offset, nbytes, region.nbytes)
         if not size:
             raise ValueError(f"Arena: there are 0 bytes at offset {start}")
@@ -64,11 +61,11 @@ class Arena(Resource):
         region._check_writable("Arena")
         release_abandoned()
         library, driver = _library(), _driver(region.device)
-        allocation = region._allocation
-        allocation.hold()
+        memory = region._memory
+        memory.hold()
         slot = library.gdr_arena_open(ptr, size, region.device, driver)
         if slot < 0:
-            allocation.let_go()
+            memory.let_go()
             raise OutOfMemory(
                 "Arena: this process has as many arenas as it may, 64: close one that is not used"
             )
@@ -76,11 +73,11 @@ class Arena(Resource):
         self.offset = start
         self.nbytes = size
         self._slot = slot
-        self._allocation = allocation
+        self._memory = memory
         super().__init__()
 
     @classmethod
-    def of(cls, memory: Region | Arena) -> Arena:
+    def of(cls, memory: Viewed | Arena) -> Arena:
         """The arena itself, or a new one over all of a region."""
         return memory if isinstance(memory, Arena) else cls(memory)
 
@@ -155,7 +152,7 @@ class Arena(Resource):
 
     def _release(self) -> None:
         usage = self._usage()
-        if not _give_back(self._slot, self._allocation):
+        if not _give_back(self._slot, self._memory):
             raise BufferError(
                 f"Arena.close: {usage.blocks} blocks with {usage.used} bytes are in use: delete "
                 f"the tensors and arrays in them first, and have their library free what it caches"
@@ -165,8 +162,8 @@ class Arena(Resource):
         if self._closed or sys.is_finalizing() or self._forked():
             return
         self._closed = True
-        if not _give_back(self._slot, self._allocation):
-            _abandoned.append((self._slot, self._allocation))
+        if not _give_back(self._slot, self._memory):
+            _abandoned.append((self._slot, self._memory))
 
     def __repr__(self) -> str:
         if self.closed:
@@ -187,15 +184,15 @@ class _Usage(ctypes.Structure):
 
 _PATH = Path(__file__).parent / "lib" / "libgdrpy_arena.so"
 
-#: Slots of arenas that were dropped with blocks in them, and the allocations that they hold.
-_abandoned: list[tuple[int, Allocation | Memfd]] = []
+#: Slots of arenas that were dropped with blocks in them, and the memories that they hold.
+_abandoned: list[tuple[int, Memory]] = []
 
 
-def _give_back(slot: int, allocation: Allocation | Memfd) -> bool:
+def _give_back(slot: int, memory: Memory) -> bool:
     """Whether the slot has no blocks, and is free again."""
     if _library().gdr_arena_close(slot) == -errno.EBUSY:
         return False
-    allocation.let_go()
+    memory.let_go()
     return True
 
 
@@ -209,6 +206,9 @@ def release_abandoned() -> None:
             return
         if not _give_back(*one):
             _abandoned.append(one)
+
+
+settle.append(release_abandoned)
 
 
 @functools.cache

@@ -20,8 +20,7 @@ from typing import Any
 
 from gdrpy import sim
 from gdrpy._core._mapping import fork_generation
-from gdrpy.common.arguments import as_device, as_int
-from gdrpy.common.pci import pci_name
+from gdrpy.common.arguments import as_device, as_int, pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
@@ -34,6 +33,7 @@ def simulated() -> bool:
     return sim.loaded()
 
 
+@functools.cache
 def location(ordinal: int) -> str:
     """On which GPU memory lies, in words: its PCI address, or the simulated GPU's number."""
     return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
@@ -201,6 +201,20 @@ def ordinal(call: str, device: int | str) -> int:
         f"{call}: there is no GPU {named} among those that this process sees ({known}): look at "
         f"CUDA_VISIBLE_DEVICES, and at the GPUs given to the container"
     )
+
+
+def viewer(call: str, device: Any, gpu: bool) -> int | None:
+    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
+
+    Raises TypeError, ValueError, NotFound.
+    """
+    if device is None:
+        return None
+    if not gpu:
+        raise ValueError(
+            f"{call}: device={device!r} chooses the GPU of the GPU view, which gpu=False leaves out"
+        )
+    return ordinal(call, device)
 
 
 def uuid(ordinal: int) -> str:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cupy
 
 from gdrpy.arena import Arena
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.errors import Forked, OutOfMemory
-
-if TYPE_CHECKING:
-    from gdrpy.region import Region
 
 __all__ = ["allocator"]
 
 
-def allocator(memory: Region | Arena) -> Callable[[int], Any]:
+def allocator(memory: Viewed | Arena) -> Callable[[int], Any]:
     """An allocator of cupy's that carves arrays out of a region, or of an arena of one.
 
     For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, as it is or behind a pool:

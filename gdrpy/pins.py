@@ -1,23 +1,25 @@
-"""The gdrcopy API: pin GPU memory that somebody else allocated, and map it for the CPU."""
+"""Pins: GPU memory that another library allocated, held and mapped for the CPU."""
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from gdrpy import cuda
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.mappable import Mappable
+from gdrpy.arrays.viewed import Array, Viewed
 from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Resource, Undo
-from gdrpy.errors import BackendUnavailable, SizeMismatch
-from gdrpy.memory.choice import ALL, take_pointer
-from gdrpy.memory.gpu import CoreMemory
-from gdrpy.memory.mappingtype import MappingType
-from gdrpy.memory.node import Node
-from gdrpy.memory.sending import Parcel, map_parcel
-from gdrpy.memory.view import Origin
+from gdrpy.errors import BackendUnavailable, ReadOnly, SizeMismatch
+from gdrpy.memory import gpu
+from gdrpy.memory.backends import ALL, forced
+from gdrpy.memory.gpu import GpuMemory
+from gdrpy.memory.node import Node, own_node
+from gdrpy.memory.sending import map_part, travel
+from gdrpy.memory.view import Mapping, MappingType
+from gdrpy.region import region_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,113 @@ class Revocation:
     pin: Pin
 
 
+def pin(
+    pointer: Any,
+    nbytes: int | None = None,
+    *,
+    revocable: bool = False,
+    sigbus: bool = False,
+    backend: str | None = None,
+) -> Pin:
+    """Hold a range of GPU memory for CPU access.
+
+    ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
+    inside an allocation) with ``nbytes``, or a contiguous GPU array of any library. ``backend``
+    forces the way to it; by default it is the best that there is.
+
+    The pin keeps the memory when its owner frees it. A ``revocable`` one, which only the gdrdrv
+    backend makes, loses it: :meth:`Gdr.events` tells of the pins of :func:`gdrpy.open`, mappings
+    raise Revoked once it is known, and views find zeros; or with ``sigbus``, as from NVIDIA's
+    module, the process gets a SIGBUS.
+
+    On a stock driver this gives every process on the machine that guesses two 32-bit handles the
+    means to map a cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
+
+    A pin of an array that its library shares for reading only, and of memory that the GPU may only
+    read, is read-only: ``pin.readonly``.
+
+    Raises InvalidHandle, SizeMismatch, ValueError, BackendUnavailable.
+    """
+    return _pin("pin", pointer, nbytes, revocable, sigbus, own_node.get, backend)
+
+
+def _pin(
+    call: str,
+    pointer: Any,
+    nbytes: int | None,
+    revocable: bool,
+    sigbus: bool,
+    open_node: Callable[[], Node],
+    backend: str | None,
+) -> Pin:
+    array = None
+    if not isinstance(pointer, int | cuda.driver().CUdeviceptr):
+        array = packed_array(call, pointer)
+        if array is None:
+            raise TypeError(
+                f"{call}: {type(pointer).__name__} is no device pointer and no GPU array by "
+                f"__dlpack__ or __cuda_array_interface__: pass an int address with nbytes, or "
+                f"a contiguous CUDA array"
+            )
+    elif nbytes is None:
+        raise TypeError(f"{call}: an address needs nbytes")
+    address = int(pointer) if array is None else array.address
+    if sigbus and not revocable:
+        raise ValueError(f"{call}: sigbus=True says how a pin ends with revocable=True only")
+    size = as_size(call, array.nbytes if nbytes is None and array is not None else nbytes)
+    if array is not None and size > array.nbytes:
+        raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {array.nbytes}")
+    if address <= 0 or address + size >= 1 << 64:
+        raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
+    memory = gpu.pin(
+        address,
+        size,
+        revocable=bool(revocable),
+        sigbus=bool(sigbus),
+        open_node=open_node,
+        backend=forced(backend),
+    )
+    return Pin(memory, array is not None and array.readonly)
+
+
+def from_tensor(tensor: Any, *, backend: str | None = None) -> Array:
+    """A contiguous GPU array of torch, cupy, numba, jax or any other library, as the CPU sees it.
+
+    Where it lies in a region of this process that has a CPU view, that view is used; else it is
+    pinned, as by :func:`gdrpy.pin`: ``backend`` forces the way. What its library has queued on it
+    is waited for. The tensor is kept until the Array is closed.
+
+    Raises TypeError for what is no GPU array, ValueError where it has no elements or they are not
+    packed, InvalidHandle and BackendUnavailable with the reason where its memory is of a kind that
+    cannot be mapped (managed, of a cudaMallocAsync pool, not exportable).
+    """
+    call = "from_tensor"
+    array = packed_array(call, tensor)
+    if array is None:
+        raise TypeError(
+            f"{call}: this {type(tensor).__name__} is no array in GPU memory: what lies on the "
+            f"host needs no mapping"
+        )
+    if not array.nbytes:
+        raise ValueError(f"{call}: an array of shape {array.shape} has no elements to map")
+    found = region_of(array.address, array.nbytes)
+    if found is not None:
+        region, offset = found
+        if region._cpu is not None and backend in (None, region._cpu.backend):
+            return Array.of_tensor(region, array, offset, owned=False)
+    with Undo() as undo:
+        memory = gpu.pin(
+            array.address, array.nbytes, open_node=own_node.get, backend=forced(backend)
+        )
+        undo.keep(memory)
+        memory.source = array.owner
+        pinned = Pin(memory, array.readonly)
+        _ = pinned.cpu  # what keeps it from being mapped is said now
+        mapped = Array.of_tensor(pinned, array, 0, owned=True)
+        undo.pop_all()
+        return mapped
+
+
 def open(backend: str | None = None) -> Gdr:
     """Open the gdrcopy API. ``backend`` forces one; by default each pin takes the best there is."""
     if backend is not None and backend not in ALL:
@@ -61,12 +170,15 @@ def open(backend: str | None = None) -> Gdr:
 
 
 class Gdr(Resource):
-    """Pins GPU memory. Made by :func:`gdrpy.open`; closing it closes its pins."""
+    """Pins GPU memory, and tells when some is revoked. Made by :func:`gdrpy.open`.
+
+    Closing it closes its pins.
+    """
 
     def __init__(self, backend: str | None) -> None:
         super().__init__()
         self._backend = backend
-        self._pins: weakref.WeakSet[Pin] = weakref.WeakSet()
+        self._pins: WeakSet[Pin] = WeakSet()
         self._node: Node | None = None
 
     def pin(
@@ -77,58 +189,14 @@ class Gdr(Resource):
         revocable: bool = False,
         sigbus: bool = False,
     ) -> Pin:
-        """Hold a range of GPU memory for CPU access.
-
-        ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory,
-        also inside an allocation) with ``nbytes``, or a contiguous GPU array of any library.
-
-        The pin keeps the memory when its owner frees it. A ``revocable`` one, which only the gdrdrv
-        backend makes, loses it: :meth:`events` tells, mappings raise Revoked once it is known, and
-        views find zeros; or with ``sigbus``, as from NVIDIA's module, the process gets a SIGBUS.
-
-        On a stock driver this gives every process on the machine that guesses two 32-bit handles
-        the means to map a cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
-
-        A pin of an array that its library shares for reading only, and of memory that the GPU may
-        only read, is read-only: ``pin.readonly``.
-
-        Raises InvalidHandle, SizeMismatch, ValueError, BackendUnavailable.
-        """
+        """Hold a range of GPU memory for CPU access: see :func:`gdrpy.pin`."""
         call = "Gdr.pin"
         self._check(call)
-        if isinstance(pointer, int | cuda.driver().CUdeviceptr):
-            address, room, readonly = int(pointer), None, False
-        else:
-            array = packed_array(call, pointer)
-            if array is None:
-                raise TypeError(
-                    f"{call}: {type(pointer).__name__} is no device pointer and no GPU array by "
-                    f"__dlpack__ or __cuda_array_interface__: pass an int address with nbytes, or "
-                    f"a contiguous CUDA array"
-                )
-            address, room, readonly = array.address, array.nbytes, array.readonly
-        if nbytes is None and room is None:
-            raise TypeError(f"{call}: an address needs nbytes")
-        if sigbus and not revocable:
-            raise ValueError(f"{call}: sigbus=True says how a pin ends with revocable=True only")
-        size = as_size(call, room if nbytes is None else nbytes)
-        if room is not None and size > room:
-            raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {room}")
-        if address <= 0 or address + size >= 1 << 64:
-            raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
         with self._lock:
             self._check(call)
-            memory = take_pointer(
-                address,
-                size,
-                revocable=bool(revocable),
-                sigbus=bool(sigbus),
-                open_node=self._open_node,
-                backend=self._backend,
-            )
-            pin = Pin(memory, address, readonly)
-            self._pins.add(pin)
-        return pin
+            made = _pin(call, pointer, nbytes, revocable, sigbus, self._open_node, self._backend)
+            self._pins.add(made)
+        return made
 
     def fileno(self) -> int:
         """A descriptor that polls readable while a revocation waits: the kernel module's node.
@@ -147,11 +215,11 @@ class Gdr(Resource):
             found: list[Pin] = []
             while (event := node.next_event()) is not None:
                 found += [
-                    pin
-                    for pin in list(self._pins)
-                    if event.lost or pin._taken.handle == event.handle
+                    one
+                    for one in list(self._pins)
+                    if event.lost or one._memory.handle == event.handle
                 ]
-            return [Revocation(pin) for pin in found if pin._note_revocation()]
+            return [Revocation(one) for one in found if one._note_revocation()]
 
     def _open_node(self) -> Node:
         with self._lock:
@@ -171,13 +239,13 @@ class Gdr(Resource):
 
     def _release(self) -> None:
         pins = list(self._pins)
-        for pin in pins:
-            pin._refuse_if_busy()
+        for one in pins:
+            one._refuse_if_busy()
         with Undo() as undo:
             if self._node is not None:
                 undo.keep(self._node)
-            for pin in pins:
-                undo.callback(pin.close)
+            for one in pins:
+                undo.callback(one.close)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -185,33 +253,68 @@ class Gdr(Resource):
         return f"<Gdr with {len(self._pins)} pins, backend {self._backend or 'chosen by pin'}>"
 
 
-class Pin(Mappable):
-    """A pinned range of GPU memory. Made by :meth:`Gdr.pin`.
+class Pin(Viewed):
+    """A pinned range of GPU memory. Made by :func:`gdrpy.pin` and :meth:`Gdr.pin`.
 
-    Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not.
+    Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not. It is
+    written and read as a region is, through :attr:`cpu`, which is mapped when it is first used; by
+    DMA only the pins that :func:`gdrpy.from_tensor` makes, which keep their tensor.
     """
 
-    def __init__(self, memory: CoreMemory, ptr: int, readonly: bool) -> None:
+    _is_sent = False
+    _memory: GpuMemory
+
+    def __init__(self, memory: GpuMemory, readonly: bool) -> None:
         """``readonly`` is its library's wish; what the GPU may only read is read-only anyway."""
-        super().__init__(memory.nbytes, ptr, memory.device)
-        self.readonly = readonly or (
-            memory.device is not None and cuda.only_reads(memory.device, ptr)
+        assert memory.ptr is not None
+        readonly = readonly or (
+            memory.device is not None and cuda.only_reads(memory.device, memory.ptr)
         )
-        self._taken: CoreMemory = memory
+        # The address of memory that its owner may free can be another's before the pin ends.
+        ptr = None if memory.source is None or memory.device is None else memory.ptr
+        super().__init__(memory, memory.size, ptr, readonly)
         self._told = False
-        self.ptr = ptr
-        self.backend = memory.backend
-        self.location = memory.location
 
-    def _memory(self) -> CoreMemory:
-        return self._taken
+    @property
+    def ptr(self) -> int:
+        """The pointer that was pinned."""
+        assert self._memory.ptr is not None
+        return self._memory.ptr
 
-    def _origin(self, start: int) -> Origin:
-        # A share begins with the pin's first page.
-        return Origin(None, Parcel(self._taken), self.ptr % self._taken.page_size + start)
+    @property
+    def backend(self) -> str:
+        """The way in which it is pinned."""
+        assert self._memory.backend is not None
+        return self._memory.backend
 
-    def _give_back(self, undo: Undo) -> None:
-        undo.callback(self._taken.close)
+    @property
+    def cpu(self) -> Mapping:
+        """The mapping of the whole pin, made when it is first asked for."""
+        self._check("Pin.cpu")
+        with self._lock:
+            if self._cpu is None:
+                self._cpu = self._map(0, self.nbytes, self.readonly)
+            return self._cpu
+
+    @property
+    def _has_cpu_view(self) -> bool:
+        self._check("Pin.cpu")
+        return True
+
+    def _prepare(self, call: str, writing: bool) -> None:
+        with self._lock:
+            self._check(call)
+            _ = self.cpu
+            super()._prepare(call, writing)
+
+    def _check_writable(self, call: str) -> None:
+        self._check(call)
+        if self.readonly:
+            raise ReadOnly(f"{call}: the pin is read-only, as its array or the GPU's view of it is")
+
+    def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
+        # What it shares begins with the pin's first page.
+        return travel(None, self._memory, self.ptr % self._memory.page_size + start)
 
     def _note_revocation(self) -> bool:
         """Whether it is revoked, and this is the first time that somebody asks so."""
@@ -232,20 +335,19 @@ class Pin(Mappable):
 
         Raises BackendUnavailable where gdrpy's kernel module is not loaded.
         """
-        with self._lock:
-            self._check("Pin.export")
-            return self._taken.export(bool(readonly) or self.readonly)
+        self._check("Pin.export")
+        return self._memory.share(bool(readonly) or self.readonly)
 
     @property
     def attributes(self) -> Attributes:
         """What this pin's backend promises."""
-        return Attributes(self.backend, self._taken.persistent, self._taken.page_size)
+        return Attributes(self.backend, self._memory.persistent, self._memory.page_size)
 
     @property
     def info(self) -> PinInfo:
         """The range, rounded out to pages, and whether it is mapped."""
         self._check("Pin.info")
-        page = self._taken.page_size
+        page = self._memory.page_size
         first = self.ptr - self.ptr % page
         last = -(-(self.ptr + self.nbytes) // page) * page
         mapped = [one.mapping_type for one in self._mapped() if not one.closed]
@@ -253,8 +355,8 @@ class Pin(Mappable):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("sending a Pin")
-        _, parcel, offset = self._origin(0)
-        return map_parcel, (parcel, False, offset, self.nbytes, self.readonly)
+        offset = self.ptr % self._memory.page_size
+        return map_part, (self._memory, offset, self.nbytes, self.readonly)
 
     def __repr__(self) -> str:
         if self.closed:

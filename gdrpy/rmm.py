@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rmm
 
 from gdrpy.arena import Arena
-
-if TYPE_CHECKING:
-    from gdrpy.region import Region
+from gdrpy.arrays.viewed import Viewed
 
 __all__ = ["resource"]
 
 
-def resource(memory: Region | Arena) -> Any:
+def resource(memory: Viewed | Arena) -> Any:
     """A memory resource of rmm's that carves buffers out of a region, or of an arena of one.
 
     For ``rmm.mr.set_current_device_resource``, as it is or under rmm's own pools. Freeing a buffer

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.arrays import safetensors_image as image
-from gdrpy.arrays.array import Array
-from gdrpy.arrays.dtypes import DTYPES, as_dtype
 from gdrpy.arrays.elements import Elements, elements_of
-from gdrpy.arrays.mirror import host_memory
 from gdrpy.arrays.safetensors_image import Entry, Layout
+from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from gdrpy.region import Region
 
 __all__ = [
     "Entry",
@@ -66,7 +63,7 @@ def plan(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 
 def store(
-    region: Region, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+    region: Viewed, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write arrays into a region as :func:`plan` lays them out, the header last.
 
@@ -76,11 +73,11 @@ def store(
     found = _lay_out(arrays, metadata)
     _begin("store", region, found.nbytes)
     for name, tensor in _tensors(region, found).items():
-        arrays[name].copy_to("safetensors.store", region, tensor.offset)
+        region._put("safetensors.store", arrays[name], tensor.offset)
     region.write(image.pad(image.encode(found)))
 
 
-def layout(region: Region) -> Layout:
+def layout(region: Viewed) -> Layout:
     """What the header in a region says. Raises ValueError if it holds no valid image."""
     found = image.parse(image.read_header(region.nbytes, region.read))
     if found.nbytes > region.nbytes:
@@ -91,7 +88,7 @@ def layout(region: Region) -> Layout:
     return found
 
 
-def tensors(region: Region) -> dict[str, Array]:
+def tensors(region: Viewed) -> dict[str, Array]:
     """The tensors in a region by name. Raises ValueError if it holds no valid image."""
     return _tensors(region, layout(region))
 
@@ -113,7 +110,7 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
 def load(
     path: str | os.PathLike[str],
-    region: Region,
+    region: Viewed,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Copy a file into a region in large pieces, the data first and the padded header last.
@@ -126,7 +123,7 @@ def load(
         padded, target = _padded(header, source)
         _begin("load", region, target.nbytes)
         file.seek(source.data_start)
-        memory = host_memory(region, min(_CHUNK, target.nbytes - target.data_start))
+        memory = region._host_memory(min(_CHUNK, target.nbytes - target.data_start))
         for offset in range(target.data_start, target.nbytes, _CHUNK):
             piece = memory[: target.nbytes - offset]
             _fill(file, piece)
@@ -153,14 +150,14 @@ def _call(name: str) -> str:
     return f"safetensors: tensor {name!r}"
 
 
-def _tensors(region: Region, found: Layout) -> dict[str, Array]:
+def _tensors(region: Viewed, found: Layout) -> dict[str, Array]:
     return {
         name: Array(region, entry.shape, DTYPES[entry.dtype], found.data_start + entry.start)
         for name, entry in found.entries.items()
     }
 
 
-def _begin(call: str, region: Region, nbytes: int) -> None:
+def _begin(call: str, region: Viewed, nbytes: int) -> None:
     """Whoever reads the region before the new header is written finds none."""
     if nbytes > region.nbytes:
         raise SizeMismatch(

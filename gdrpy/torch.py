@@ -12,13 +12,12 @@ import torch
 from gdrpy import cuda
 from gdrpy.arena import Arena, Functions
 from gdrpy.arrays.interop import packed_array
+from gdrpy.arrays.viewed import Array, Viewed
 from gdrpy.common.resource import Resource, Undo
 from gdrpy.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     import gdrpy
-    from gdrpy.arrays.array import Array
-    from gdrpy.region import Region
 
 __all__ = ["Pool", "attach", "share"]
 
@@ -41,7 +40,7 @@ class Pool(Resource):
     _again = "make another one, of a region that it opened itself"
     _elsewhere = "send the region, and Pool.array(tensor)'s shape, dtype and offset"
 
-    def __init__(self, memory: Region | Arena) -> None:
+    def __init__(self, memory: Viewed | Arena) -> None:
         if cuda.simulated() or not torch.cuda.is_available():
             raise BackendUnavailable(
                 "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, have it "
@@ -58,7 +57,7 @@ class Pool(Resource):
         super().__init__()
 
     @property
-    def region(self) -> Region:
+    def region(self) -> Viewed:
         """The region that the tensors lie in."""
         return self.arena.region
 

@@ -58,7 +58,7 @@ def backends(config: pytest.Config) -> list[str]:
     """The backends to hold against the contract: on a real GPU all that can serve there."""
     if not on_real_gpu(config):
         return os.environ.get("GDRPY_TEST_BACKENDS", SIMULATED_BACKENDS).split(",")
-    from gdrpy.memory.choice import ALL
+    from gdrpy.memory.backends import ALL
 
     return [name for name, backend in ALL.items() if backend.status(0).usable]
 

@@ -82,7 +82,7 @@ class TestFailingClose:
         make_region()
         before = set(open_descriptors())
         region = gdrpy.alloc(4096)
-        mapping, allocation = region.cpu, region._allocation
+        mapping, allocation = region.cpu, region._memory
         with sim.fault(f"{function}:1:999"), pytest.raises(gdrpy.CudaError, match=function):
             region.close()
         assert mapping.closed

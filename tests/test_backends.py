@@ -14,8 +14,7 @@ from gdrpy import cuda, sim
 from gdrpy._core.calls import lib, text
 from gdrpy._core.driver import TESTED_DRIVERS, is_tested
 from gdrpy.memory import node
-from gdrpy.memory.backend import Status
-from gdrpy.memory.choice import ALL, candidates
+from gdrpy.memory.backends import ALL, Status, candidates
 
 
 class TestChoice:

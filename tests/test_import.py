@@ -20,7 +20,9 @@ opened = []
 watched = ("open", "ctypes.dlopen")
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event in watched else None)
 import gdrpy
-heavy = {"numpy", "cuda", "rich", "asyncio", "matplotlib", "torch"} & set(sys.modules)
+heavy = {
+    "numpy", "cuda", "_cffi_backend", "rich", "asyncio", "multiprocessing", "matplotlib", "torch"
+} & set(sys.modules)
 print(sorted(heavy), [path for path in opened if "/dev/" in path or "libcuda" in path])
 """
 
@@ -61,10 +63,7 @@ print(sorted(name for name in sys.modules if name in heavy or name.partition("."
 """
 
 #: What takes long to import, and opening a region for the CPU has no use for.
-UNUSED = (
-    "numpy asyncio ctypes re dataclasses pathlib socket importlib.metadata cuda rich inspect "
-    "typing enum functools contextlib weakref threading _cffi_backend"
-)
+UNUSED = "numpy cuda asyncio rich importlib.metadata"
 
 
 class TestOpeningARegionForTheCpu:

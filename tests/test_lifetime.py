@@ -69,7 +69,7 @@ from gdrpy.memory.node import own_node
 
 host = gdrpy.alloc(4096, device="cpu")
 arena = gdrpy.Arena(gdrpy.alloc(4096))
-owners = [region, pin, gdr, host, arena, region._allocation, region._taken, pin._taken, host._held]
+owners = [region, pin, gdr, host, arena, region._memory, pin._memory, host._memory]
 
 def hold():
     with contextlib.ExitStack() as locks:
@@ -92,13 +92,11 @@ uses = [
 ]
 uses += [
     "pin.map()", "pin.export()", "pin.revoked", "gdr.pin(region)", "gdr.pin(1, 1)", "gdr.events()",
-    "arena.allocate(1)", "arena.free(1)", "region._allocation.hold()",
-    "region._taken.map(0, 1, False, None, None)", "region._taken.revoked",
-    "region._taken.export(False)", "pinnedpool.borrow(1, 0)", "gdrpy.alloc(1)",
-    "gdrpy.open().pin(1, 1)",
+    "arena.allocate(1)", "arena.free(1)", "region._memory.hold()",
+    "region._memory.map(0, 1, False)", "region._memory.revoked",
+    "region._memory.export()", "pin._memory.share(False)", "pinnedpool.borrow(1, 0)",
+    "gdrpy.alloc(1)", "gdrpy.open().pin(1, 1)",
 ]
-for name in ("arrays.array", "arrays.mirror", "copies.tuning"):  # as if another thread imported it
-    sys.modules[f"gdrpy.{name}"] = None
 begun = {use: begin(lambda: eval(use)) for use in uses}
 print(json.dumps({use: end(*child) for use, child in begun.items()}))
 done.set()
@@ -395,7 +393,7 @@ assert region.read(5) == b"child"
 QUEUE_WORK = """
 import gdrpy, os
 from gdrpy import cuda
-region, word = gdrpy.alloc(1 << 20), gdrpy.pinned(4096)
+region, word = gdrpy.alloc(1 << 20), gdrpy.page_locked(4096)
 capsule = region.__dlpack__()
 cuda.call("cuCtxSetCurrent", cuda.primary_context(0))
 stream = cuda.call("cuStreamCreate", 1)

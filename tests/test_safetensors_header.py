@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gdrpy.arrays import safetensors_image as image
-from gdrpy.arrays.dtypes import DTYPES
+from gdrpy.common.dtypes import DTYPES
 
 lengths = st.integers(-1, 4) | st.sampled_from([1 << 40, 1 << 62, 1 << 64])
 scalars = st.none() | st.booleans() | lengths | st.floats() | st.text(max_size=3)

@@ -49,12 +49,6 @@ class Mapping:
     ) -> None: ...
     @property
     def _batch(self) -> int: ...
-    @property
-    def _fd(self) -> int: ...
-    @classmethod
-    def _adopt_memfd(
-        cls, fd: int, nbytes: int, readonly: bool, keep: object, backend: str, /
-    ) -> Self | None: ...
     @classmethod
     def _of_memfd(
         cls,
@@ -63,9 +57,7 @@ class Mapping:
         nbytes: int,
         readonly: bool,
         keep: object,
-        backend: str,
-        ptr: int | None,
-        device: int | None,
+        backend: str | None,
         /,
     ) -> Self: ...
     @property

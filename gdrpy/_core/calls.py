@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdrpy._core import _ffi
 from gdrpy.errors import (
     BackendUnavailable,
@@ -14,10 +16,6 @@ from gdrpy.errors import (
     Revoked,
     SizeMismatch,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 ffi = _ffi.ffi
 lib = _ffi.lib
@@ -73,32 +71,3 @@ def failure(error: Any) -> Error:
         purpose, name, result = message.rsplit(": ", 2)
         return CudaError(name, result, purpose)
     return DriverError(error.number, message, error.status)
-
-
-_functions: Any = None
-
-
-def cuda_functions() -> Any:
-    """The CUDA driver's functions, for the core. Raises what cuda.driver() raises."""
-    global _functions
-    from gdrpy import cuda
-
-    cuda.driver()
-    if _functions is None:
-        found = ffi.new("struct gdr_cuda *")
-        if not lib.gdr_cuda_find(found):
-            raise BackendUnavailable(
-                "the CUDA driver lacks functions that gdrpy needs: install a newer one"
-            )
-        _functions = found
-    return _functions
-
-
-def candidate_names() -> list[str]:
-    """The names of the backends that may be tried with this driver, in the order of choice."""
-    found = lib.gdr_candidates(cuda_functions())
-    names = []
-    while found[0]:
-        names.append(text(found[0].name))
-        found += 1
-    return names

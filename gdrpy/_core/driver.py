@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from gdrpy._core.calls import ffi, lib, text
 from gdrpy.errors import UntestedDriver
 
@@ -33,8 +35,6 @@ def warn_if_untested() -> None:
     version = driver_version()
     if version is None or is_tested(version):
         return
-    import warnings
-
     warnings.warn(
         f"NVIDIA driver {version} is outside the range that the nvrm backend was compared with "
         f"({TESTED_DRIVERS[0]} to {TESTED_DRIVERS[1]}); going on, since a changed interface is "

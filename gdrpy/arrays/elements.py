@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from gdrpy.arrays.dlpack import Hold
 from gdrpy.arrays.interop import DeviceArray, host_array, packed_array
-from gdrpy.copies import dma
-from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.common.dtypes import DType
 
 if TYPE_CHECKING:
-    from gdrpy.arrays.dtypes import DType
-    from gdrpy.region import Region
-
-#: Bytes that go through the host at once where they cannot go from GPU to GPU.
-_CHUNK = 16 << 20
+    import numpy as np
 
 
 class Elements(NamedTuple):
@@ -29,13 +21,6 @@ class Elements(NamedTuple):
     shape: tuple[int, ...]
     data: DeviceArray | np.ndarray[Any, Any]
 
-    def copy_to(self, call: str, region: Region, offset: int) -> None:
-        """Copy them, packed in C order. It is done on return. Raises ReadOnly, Closed."""
-        if isinstance(self.data, DeviceArray):
-            _copy_from_gpu(call, self.data, region, offset)
-        else:
-            region.write(as_bytes(np.asarray(self.data, order="C")), offset)
-
 
 def elements_of(call: str, array: Any) -> Elements:
     """What an array of any library, or what numpy makes one of, consists of.
@@ -43,6 +28,8 @@ def elements_of(call: str, array: Any) -> Elements:
     What its library has queued on it is waited for. Raises TypeError for element types without a
     name here, ValueError for GPU arrays that are not packed in C order.
     """
+    import numpy as np
+
     if not isinstance(array, np.ndarray | np.generic):
         on_gpu = packed_array(call, array)
         if on_gpu is not None:
@@ -55,8 +42,10 @@ def elements_of(call: str, array: Any) -> Elements:
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of a contiguous array, without a copy."""
-    return array.reshape(-1).view(np.uint8)
+    """The bytes of an array in C order, without a copy where they lie so."""
+    import numpy as np
+
+    return np.asarray(array, order="C").reshape(-1).view(np.uint8)
 
 
 class _Shown:
@@ -71,19 +60,3 @@ class _Shown:
             "data": (array.address, True),
             "strides": array.strides,
         }
-
-
-def _copy_from_gpu(call: str, source: DeviceArray, region: Region, offset: int) -> None:
-    region._check_gpu_may_write(call)
-    if not source.nbytes:
-        return
-    if region._ptr is not None and source.device in region._allocation.devices:
-        hold = Hold(region._allocation)
-        dma.copy(source.device, region.ptr + offset, source.address, source.nbytes)
-        del hold
-        return
-    memory = borrow(min(_CHUNK, source.nbytes), source.device)
-    for start in range(0, source.nbytes, _CHUNK):
-        piece = memory[: source.nbytes - start]
-        dma.copy(source.device, piece.ctypes.data, source.address + start, piece.nbytes)
-        region.write(piece, offset + start)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gdrpy import cuda, sim
 from gdrpy._core._mapping import take_dlpack
-from gdrpy.arrays.dtypes import DType, as_typestr, of_dlpack
+from gdrpy.common.dtypes import DType, as_typestr, of_dlpack
 from gdrpy.errors import CudaError, Forked
 
 #: DLPack's numbers of kinds of devices: host memory, page-locked host memory, a CUDA device's, and

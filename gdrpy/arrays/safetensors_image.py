@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from gdrpy.arrays.dtypes import DTYPES, DType
+from gdrpy.common.dtypes import DTYPES, DType
 
 #: The bytes of the length in front of the header.
 LENGTH_SIZE = 8

@@ -5,18 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int
 from gdrpy.common.resource import Undo, close_after
-from gdrpy.memory.page_locked import pinned
+from gdrpy.memory.page_locked import page_locked
 from gdrpy.region import alloc
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, NoReturn, Self
 
 #: What the size of a record is a multiple of, and at most: in bytes.
 RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
@@ -87,7 +84,7 @@ class Channel(_Closing, _mapping.Channel):
         ordinal = cuda.ordinal("Channel", device)
         with Undo() as undo:
             region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
-            host = undo.keep(pinned(_mapping.CHANNEL_HOST_NBYTES, ordinal))
+            host = undo.keep(page_locked(_mapping.CHANNEL_HOST_NBYTES, ordinal))
             super().__init__(region.cpu, host, size, count)
             undo.pop_all()
         self._region = region

@@ -82,7 +82,7 @@ class Bench:
         self._region = region
         self._device = region.device
         self._data = Noise(seed).bytes(region.nbytes)
-        self._host: Bytes = gdrpy.pinned(region.nbytes, region.device).numpy()
+        self._host: Bytes = gdrpy.page_locked(region.nbytes, region.device).numpy()
 
     def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Measurement:
         """Measure one of WAYS for ``nbytes`` bytes."""

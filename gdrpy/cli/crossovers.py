@@ -87,7 +87,7 @@ class Meter:
         self._device = region.device
         self._seconds = seconds
         self._noise = Noise(seed)
-        pinned = gdrpy.pinned(region.nbytes, self._device)
+        pinned = gdrpy.page_locked(region.nbytes, self._device)
         self._hosts: dict[bool, Bytes] = {
             True: pinned.numpy(),
             False: np.ones(region.nbytes, np.uint8),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from gdrpy.cli.exits import UNUSABLE, CommandError
-from gdrpy.memory.choice import ALL
+from gdrpy.memory.backends import ALL
 
 _CHOICES = {
     "GDRPY_BACKEND": ("", *ALL),

@@ -18,12 +18,11 @@ from gdrpy.cli.header import cuda_version, gpu_words, host_header
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
-from gdrpy.memory import choice as backends
-from gdrpy.memory import fabric
+from gdrpy.memory import backends, fabric
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands
-    from gdrpy.memory.backend import Status
+    from gdrpy.memory.backends import Status
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 #: The backends of which only CUDA knows whether they serve.

@@ -107,7 +107,7 @@ class Bench:
         self._device = region.device
         self._random = np.random.default_rng(seed)
         self._noise = Noise(seed)
-        self._arena: Bytes = gdrpy.pinned(_arena_size(region.nbytes), region.device).numpy()
+        self._arena: Bytes = gdrpy.page_locked(_arena_size(region.nbytes), region.device).numpy()
         self._arena[:] = self._noise.bytes(self._arena.size)
         self._evictor = np.ones(evictor_bytes(), np.uint8)
         #: Nanoseconds that a sample of no calls takes, for the clock and the loop's beginning.

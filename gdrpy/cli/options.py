@@ -10,7 +10,7 @@ from gdrpy import cuda
 from gdrpy.cli.exits import UNUSABLE
 from gdrpy.cli.output import Output
 from gdrpy.common.arguments import as_device
-from gdrpy.memory.choice import ALL
+from gdrpy.memory.backends import ALL
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     with (
         gdrpy.alloc(_PLACE_BYTES, args.device, backend=args.backend) as region,
-        gdrpy.pinned(_PLACE_BYTES, args.device) as host,
+        gdrpy.page_locked(_PLACE_BYTES, args.device) as host,
     ):
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
         header.announce(output)

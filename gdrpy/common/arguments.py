@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from operator import index
+from typing import TYPE_CHECKING, Any
 
-from gdrpy.common.pci import pci_name
-
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -31,8 +28,6 @@ def as_device(call: str, device: Any) -> int | str:
     """
     if not isinstance(device, str):
         return as_int(call, "device", device)
-    import re
-
     hexadecimal = device.lower()
     if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
         return "GPU-" + hexadecimal[4:]
@@ -47,20 +42,9 @@ def as_device(call: str, device: Any) -> int | str:
     return pci_name(*(int(number or "0", 16) for number in address.groups()))
 
 
-def as_viewer(call: str, device: Any, gpu: bool) -> int | None:
-    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
-
-    Raises TypeError, ValueError, NotFound.
-    """
-    if device is None:
-        return None
-    if not gpu:
-        raise ValueError(
-            f"{call}: device={device!r} chooses the GPU of the GPU view, which gpu=False leaves out"
-        )
-    from gdrpy import cuda
-
-    return cuda.ordinal(call, device)
+def pci_name(domain: int, bus: int, slot: int) -> str:
+    """A PCI address as the kernel writes it."""
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def as_size(call: str, value: Any) -> int:

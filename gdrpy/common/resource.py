@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import sys
-from _thread import RLock
+from collections.abc import Callable
+from threading import RLock
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from gdrpy._core._mapping import fork_generation
 from gdrpy.errors import Closed, Forked
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
-    from typing import Any, Protocol, Self, TypeVar
 
-    class Closable(Protocol):
-        """What has a close()."""
+class Closable(Protocol):
+    """What has a close()."""
 
-        def close(self) -> None:
-            """Give everything back."""
+    def close(self) -> None:
+        """Give everything back."""
 
-    R = TypeVar("R", bound=Closable)
+
+R = TypeVar("R", bound=Closable)
 
 #: What is to be done instead of pickling a region, or what is made of one.
 HOW_TO_SEND = (
@@ -46,10 +45,6 @@ class Undo:
     def callback(self, function: Callable[..., object], *args: Any) -> None:
         """Add a step."""
         self._steps.append((function, args))
-
-    def callback_last(self, function: Callable[..., object], *args: Any) -> None:
-        """Add a step to be run after all others."""
-        self._steps.insert(0, (function, args))
 
     def keep(self, resource: R) -> R:
         """Add closing a resource as a step; returns the resource."""
@@ -227,3 +222,28 @@ class Owner(Resource):
         self._closed = True
         if not self._held and not self._forked():
             self._drop()
+
+
+class Hold:
+    """One user of an owner: until the end of a ``with`` block, or as long as it is referred to.
+
+    Raises Closed, Forked.
+    """
+
+    _owner: Owner | None = None
+
+    def __init__(self, owner: Owner) -> None:
+        owner.hold()
+        self._owner = owner
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.let_go()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.__exit__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import namedtuple
+from typing import NamedTuple
 
 #: A way that is never the faster one is so from this size on.
 NEVER = sys.maxsize
@@ -14,13 +14,7 @@ MOST_THREADS = 16
 MOST_LANES = 8
 
 
-class Limits(
-    namedtuple(
-        "Limits",
-        "write_threads write_dma write_dma_pinned read_threads read_dma "
-        "threads_to threads_from lanes",
-    )
-):
+class Limits(NamedTuple):
     """Sizes in bytes from which a way is the faster one, and how many threads it takes.
 
     ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
@@ -29,7 +23,14 @@ class Limits(
     view. ``read_dma``: DMA instead of loads.
     """
 
-    __slots__ = ()
+    write_threads: int
+    write_dma: int
+    write_dma_pinned: int
+    read_threads: int
+    read_dma: int
+    threads_to: int
+    threads_from: int
+    lanes: int
 
     def check(self) -> None:
         """Raise ValueError for what cannot be."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 
+from gdrpy.copies import kept
 from gdrpy.copies.limits import BUILT_IN, Limits
 
 
@@ -22,9 +23,7 @@ def limits(device: int | None) -> Limits:
 def _of_device(device: int) -> Limits:
     if os.environ.get("GDRPY_TUNING") == "0":
         return BUILT_IN
-    from gdrpy.copies import kept as _tuned
-
-    return _tuned.load(device) or BUILT_IN
+    return kept.load(device) or BUILT_IN
 
 
 def forget() -> None:

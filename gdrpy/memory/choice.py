@@ -1,176 +1,134 @@
-"""The ways to get a CPU mapping of GPU memory, and the choice among them, which the C core makes.
-
-``GDRPY_BACKEND``, or ``backend=`` where a function takes it, forces one.
-"""
+"""Memory by the descriptor that it was exported as: what kind it is, and how it is taken in."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from errno import EACCES
+from typing import Any
 
-from gdrpy.errors import InvalidHandle
-from gdrpy.memory import host
+from gdrpy._core._mapping import close_private, note_private, sealed_size
+from gdrpy.common.resource import Undo
+from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
+from gdrpy.memory import vmm
+from gdrpy.memory.backends import forced
 from gdrpy.memory.descriptors import (
-    NVIDIA_NODE,
     bar_block,
     describe,
     is_host,
     is_nvidia_export,
     is_simulated,
+    is_writable,
     share_size,
     simulated_device,
     target_of,
 )
-from gdrpy.memory.file import SIMULATED, Memfd, simulated_location
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gdrpy.memory.allocation import Allocation
-    from gdrpy.memory.backend import Backend
-    from gdrpy.memory.gpu import CoreMemory
-    from gdrpy.memory.memory import Memory
-    from gdrpy.memory.node import Node
+from gdrpy.memory.file import MemoryFile, checked_size, location_of
+from gdrpy.memory.gpu import keep_fd, take_export
+from gdrpy.memory.memory import Memory
 
 
-class _Backends(Mapping[str, "Backend"]):
-    """Backends by name, each made when it is used."""
+def open_export(
+    call: str,
+    fd: int,
+    nbytes: int | None = None,
+    *,
+    gpu: bool,
+    readonly: bool = False,
+    backend: str | None = None,
+    viewer: int | None = None,
+) -> Memory:
+    """The memory behind a descriptor, which stays the caller's; at least ``nbytes`` of it.
 
-    def __init__(self, *names: str) -> None:
-        self._made: dict[str, Backend | None] = dict.fromkeys(names)
+    ``gpu`` gives it a GPU view, ``readonly`` or not, of GPU ``viewer``; None is the one that it
+    lies on. Without, neither CUDA nor a context is needed. The host's memory is taken in whatever
+    ``backend`` is forced, and has no GPU view.
 
-    def __getitem__(self, name: str) -> Backend:
-        backend = self._made[name]
-        if backend is None:
-            from gdrpy.memory.backend import Backend
-
-            backend = self._made[name] = Backend(name)
-        return backend
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._made
-
-
-#: Every backend, in the order of choice on a real GPU.
-ALL = _Backends("gdrdrv", "dmabuf", "nvrm", "sim")
-
-
-def prepare() -> None:
-    """Import now what the first mapping of exported memory will need on this machine."""
-    if os.access(NVIDIA_NODE, os.F_OK):
-        import gdrpy.allocation
-        import gdrpy.memory.gpu  # noqa: F401
-
-
-def _forced(backend: str | None) -> str | None:
-    """The backend that an argument or the environment forces. Raises ValueError."""
-    name = backend or os.environ.get("GDRPY_BACKEND") or None
-    if name is not None and name not in ALL:
-        raise ValueError(f"there is no backend {name!r}: choose one of {', '.join(ALL)}")
-    return name
-
-
-def candidates() -> list[str]:
-    """The backends that may be tried for this process's GPU memory, in the order of choice."""
-    forced = _forced(None)
-    if forced:
-        return [forced]
-    from gdrpy._core.calls import candidate_names
-
-    return candidate_names()
-
-
-def take_allocation(allocation: Allocation, backend: str | None = None) -> Memory:
-    """Take in a VMM allocation of this process, which stays alive as long as the memory."""
-    forced = _forced(backend)
-    from gdrpy.memory.gpu import take
-    from gdrpy.memory.node import own_node
-
-    assert allocation.home is not None
-    memory = take(
-        forced,
-        own_node.get,
-        ptr=allocation.ptr or 0,
-        nbytes=allocation.size,
-        fd=allocation.fd,
-        device=allocation.home,
-    )
-    memory.source = allocation
-    return memory
-
-
-def take_export(fd: int, backend: str | None = None) -> Memory:
-    """Take in an exported allocation by its descriptor alone, without CUDA.
-
-    Host memory is taken in whatever backend is forced: there is one way to map it.
+    Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
+    BackendUnavailable, ValueError.
     """
     if not 0 <= fd < 1 << 31:
         raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
-    forced = _forced(backend)
+    name = forced(backend)
     target = target_of(fd)
-    if is_host(target):
-        return Memfd.of_fd(fd, host.NAME, host.LOCATION)
-    if forced == "nvrm":
-        return _take_nvidia_export(fd)
-    device = simulated_device(target)
-    if device is not None:
-        return Memfd.of_fd(fd, SIMULATED, simulated_location(device))
-    if is_simulated(target):
-        ordinal, size = bar_block(fd)
-        return _take_export("sim", fd, size, ordinal)
-    if forced == "sim":
-        raise InvalidHandle(
-            f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
-            f"pass one that Region.export() gave"
+    device = None if name == "nvrm" else simulated_device(target)
+    with Undo() as undo:
+        if is_host(target) or (device is not None and not gpu):
+            file = undo.keep(MemoryFile.of_fd(fd, device))
+            _check_size(call, nbytes, file.size)
+            undo.pop_all()
+            return file
+        core = _take(undo, fd, target, name)
+        _check_size(call, nbytes, core.nbytes)
+        if gpu and device is not None and not is_writable(fd):
+            raise PermissionDenied(
+                EACCES,
+                f"{call}: file descriptor {fd} is open for reading only, which CUDA does not "
+                f"import: open it with gpu=False, readonly=True",
+            )
+        memory = (
+            vmm.import_fd(call, fd, core.nbytes, viewer, readonly)
+            if gpu
+            else keep_fd(fd, core.nbytes)
         )
-    if is_nvidia_export(target):
-        return _take_nvidia_export(fd)
-    if share_size(fd) is not None:
-        return _take_export("gdrdrv", fd)
-    raise InvalidHandle(
-        f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
-        f"Region.export() or Pin.export() gave"
-    )
+        memory.keep_core(core, undo.pop_all())
+        return memory
 
 
-def _take_export(backend: str, fd: int, nbytes: int = 0, device: int = -1) -> Memory:
-    from gdrpy.memory.gpu import take_export
+def own_export(
+    call: str,
+    fd: int,
+    nbytes: int,
+    device: int | None,
+    *,
+    gpu: bool,
+    readonly: bool = False,
+    viewer: int | None = None,
+) -> Memory:
+    """As :func:`open_export`, of a descriptor that is the memory's from here on.
 
-    return take_export(backend, fd, nbytes, device)
-
-
-def _take_nvidia_export(fd: int) -> Memory:
+    ``device`` is where it lies, None for the host, by the word of a broker: the descriptor's name
+    is not checked. Where this raises, the descriptor is closed.
+    """
+    note_private(fd)
+    if device is None or not gpu:
+        size = sealed_size(fd)
+        if nbytes <= size:
+            return MemoryFile(fd, size, device)
     try:
-        return _take_export("nvrm", fd)
+        return open_export(call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer)
+    finally:
+        close_private(fd)
+
+
+def _check_size(call: str, wanted: int | None, size: int) -> None:
+    if wanted is not None and wanted > size:
+        raise SizeMismatch(f"{call}: {wanted} bytes were asked for, and the allocation has {size}")
+
+
+def _take(undo: Undo, fd: int, target: str, forced: str | None) -> Any:
+    """What the C core takes in of a descriptor; ``undo`` gives it back. Raises InvalidHandle."""
+    device = simulated_device(target)
+    if forced != "nvrm":
+        if device is not None:
+            return take_export(undo, "sim", fd, checked_size(fd, location_of(device), fd), device)
+        if is_simulated(target):
+            ordinal, size = bar_block(fd)
+            return take_export(undo, "sim", fd, size, ordinal)
+        if forced == "sim":
+            raise InvalidHandle(
+                f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
+                f"pass one that Region.export() gave"
+            )
+        if not is_nvidia_export(target):
+            if share_size(fd) is not None:
+                return take_export(undo, "gdrdrv", fd)
+            raise InvalidHandle(
+                f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one "
+                f"that Region.export() or Pin.export() gave"
+            )
+    try:
+        return take_export(undo, "nvrm", fd)
     except InvalidHandle as error:
         raise InvalidHandle(
             f"file descriptor {fd} is {describe(fd)}, which the NVIDIA driver does not take for "
             f"an exported allocation ({error}): pass one that Region.export() gave"
         ) from error
-
-
-def take_pointer(
-    ptr: int,
-    nbytes: int,
-    *,
-    revocable: bool,
-    sigbus: bool,
-    open_node: Callable[[], Node],
-    backend: str | None = None,
-) -> CoreMemory:
-    """Take in a range at a device pointer of this process; byte 0 of the memory is at ``ptr``.
-
-    ``revocable`` has it lose the memory that its owner frees, rather than keep it; an access then
-    finds zeros, or with ``sigbus`` is a SIGBUS. ``open_node`` gives the node whose events tell.
-    """
-    forced = _forced(backend)
-    from gdrpy.memory.gpu import take
-
-    return take(forced, open_node, ptr=ptr, nbytes=nbytes, revocable=revocable, sigbus=sigbus)

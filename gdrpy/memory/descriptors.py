@@ -6,16 +6,14 @@ import errno
 import fcntl
 import os
 import stat
-from _thread import RLock
+import struct
+from collections.abc import Callable
+from threading import RLock
+from typing import Any
 
 from gdrpy._core._mapping import note_private
+from gdrpy._core.calls import lib
 from gdrpy.errors import InvalidHandle
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 
 _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
@@ -27,11 +25,11 @@ NVIDIA_NODE = "/dev/nvidiactl"
 #: an identity, the device's ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
 _BAR_NODE = "/dev/gpustandin"
 _BAR_INFO = 0x80184703
-_BAR_LAYOUT = "QQII"
+_BAR_LAYOUT = struct.Struct("QQII")
 
 
 def _readlink(fd: int) -> str:
-    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (pathlib takes long to import)
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 (pathlib takes several us)
 
 
 def target_of(fd: int) -> str:
@@ -67,11 +65,9 @@ def is_nvidia_export(target: str) -> bool:
 
 def bar_block(fd: int) -> tuple[int, int]:
     """Device and size in bytes of simulated memory on a PCI BAR. Raises InvalidHandle."""
-    import struct
-
-    layout = struct.Struct(_BAR_LAYOUT)
     try:
-        size, _, device, _ = layout.unpack(fcntl.ioctl(fd, _BAR_INFO, bytes(layout.size)))
+        told = fcntl.ioctl(fd, _BAR_INFO, bytes(_BAR_LAYOUT.size))
+        size, _, device, _ = _BAR_LAYOUT.unpack(told)
     except OSError:  # a view of nothing yet
         size = device = 0
     if not size:
@@ -84,9 +80,7 @@ def bar_block(fd: int) -> tuple[int, int]:
 
 def share_size(fd: int) -> int | None:
     """Bytes of the pin that a kernel module's share descriptor shows; None for any other."""
-    from gdrpy._core import _ffi
-
-    size = int(_ffi.lib.gdr_share_size(fd))
+    size = int(lib.gdr_share_size(fd))
     return size if size >= 0 else None
 
 

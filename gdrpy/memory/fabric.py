@@ -8,7 +8,7 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy.errors import BackendUnavailable, CudaError, InvalidHandle
-from gdrpy.memory.backend import Status
+from gdrpy.memory.backends import Status
 
 NBYTES = 64
 #: Where the driver shows the IMEX channels; a process needs one that it may open.

@@ -1,89 +1,122 @@
-"""Memory that is a sealed memory file: of the simulated GPU, or of the host."""
+"""Memory that is a sealed memory file: the host's, or a simulated GPU's without a GPU view."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
+from typing import Self
 
 from gdrpy._core._mapping import close_private, sealed_size
-from gdrpy.errors import Error, InvalidHandle, PermissionDenied
-from gdrpy.memory import host
-from gdrpy.memory.descriptors import duplicate, private
+from gdrpy._core.calls import call_failure
+from gdrpy.common.resource import Undo
+from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
+from gdrpy.memory.descriptors import HOST_NAME, duplicate, private
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.view import Mapping
 
-#: What the backend of a simulated GPU's memory is called.
-SIMULATED = "sim"
+#: Where the host's memory lies; its backend's name, and that of simulated memory.
+HOST_LOCATION = "host memory"
+HOST, SIMULATED = "host", "sim"
+
+_PAGE = os.sysconf("SC_PAGESIZE")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-def simulated_location(device: int) -> str:
-    """On which GPU simulated memory lies, in words."""
-    return f"simulated GPU {device}"
+def rounded_size(nbytes: int) -> int:
+    """The bytes of host memory that ``nbytes`` take: whole pages."""
+    return -(-nbytes // _PAGE) * _PAGE
 
 
-class Memfd(Memory):
-    """A memory file that nobody can resize, and its descriptor, which it owns.
+def create_export(nbytes: int) -> int:
+    """A new descriptor, closed on exec, of at least ``nbytes`` zeroed bytes: whole pages.
 
-    It is an allocation without GPU view, and the memory to be mapped, in one. Its mappings need it
-    no more: the kernel keeps the pages. They keep ``source`` alive.
+    Its size never changes. A process that holds no more than a descriptor opened for reading can
+    write to it only as the same user, or root. Raises OutOfMemory.
+    """
+    size = rounded_size(nbytes)
+    with Undo() as undo:
+        fd = os.memfd_create(HOST_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        undo.callback(os.close, fd)
+        os.fchmod(fd, 0o600)
+        try:
+            os.ftruncate(fd, size)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM, errno.ENOSPC):
+                raise
+            raise OutOfMemory(f"the host has no {size} bytes for a memory file") from error
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        undo.pop_all()
+        return fd
+
+
+def checked_size(fd: int, location: str, named: int) -> int:
+    """The bytes of a sealed memory file, which the caller knows as ``named``.
+
+    Raises InvalidHandle for any other file.
+    """
+    size = sealed_size(fd)
+    if not size:
+        raise InvalidHandle(
+            f"file descriptor {named} bears the name of {location} but is empty, can be "
+            f"resized or is of huge pages: pass one that Region.export() gave"
+        )
+    return size
+
+
+def location_of(device: int | None) -> str:
+    """Where a memory file of a simulated GPU lies, or of the host (None), in words."""
+    return HOST_LOCATION if device is None else f"simulated GPU {device}"
+
+
+class MemoryFile(Memory):
+    """A sealed memory file, by its descriptor. It has no GPU view.
+
+    ``device`` names the simulated GPU that it belongs to, None the host.
     """
 
-    ptr: int | None = None
-    device: int | None = None
-    devices: tuple[int, ...] = ()
-
-    def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
+    def __init__(self, fd: int, size: int, device: int | None, source: object = None) -> None:
         """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
-        super().__init__(None, size, backend, location)
-        self._fd = fd
-        self.size = size
+        super().__init__(size, HOST if device is None else SIMULATED, location_of(device))
+        self._fd: int = fd
+        self.home = device
+        self.source = source
 
     @classmethod
-    def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
+    def create(cls, nbytes: int) -> Self:
+        """New memory of the host's. Raises OutOfMemory."""
+        return cls(private(create_export, nbytes), rounded_size(nbytes), None)
+
+    @classmethod
+    def of_fd(cls, fd: int, device: int | None) -> Self:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        own = private(duplicate, fd)
-        size = sealed_size(own)
-        if not size:
-            close_private(own)
-            raise InvalidHandle(
-                f"file descriptor {fd} bears the name of {location} but is empty, can be "
-                f"resized or is of huge pages: pass one that Region.export() gave"
-            )
-        return cls(own, size, backend, location)
+        with Undo() as undo:
+            own = private(duplicate, fd)
+            undo.callback(close_private, own)
+            memory = cls(own, checked_size(own, location_of(device), fd), device)
+            undo.pop_all()
+            return memory
 
     @property
     def fd(self) -> int:
-        """Its descriptor, closed with it: duplicate it to keep it."""
-        self._check("Memfd.fd")
+        self._check("using a memory file")
         return self._fd
 
-    @property
-    def on_host(self) -> bool:
-        """Whether it lies on no GPU."""
-        return self.backend == host.NAME
-
-    def map(
-        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
-    ) -> Mapping:
+    def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
         """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
         try:
-            return Mapping._of_memfd(
-                self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
-            )
+            return Mapping._of_memfd(self.fd, offset, nbytes, readonly, self, self.backend)
         except OSError as error:
-            raise mapping_error(error, self.location, nbytes, offset) from None
+            raise self._mapping_error(error, nbytes, offset) from None
+
+    def _mapping_error(self, error: OSError, nbytes: int, offset: int) -> Error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            return PermissionDenied(
+                error.errno,
+                f"the descriptor of {self.location} is open for reading only: open it with "
+                f"gpu=False, readonly=True",
+            )
+        return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
 
     def _give_back(self) -> None:
         close_private(self._fd)
-
-
-def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:
-    """What it means that a range of a memory file cannot be mapped."""
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(
-            error.errno,
-            f"the descriptor of {location} is open for reading only: open it with gpu=False, "
-            f"readonly=True",
-        )
-    from gdrpy._core.calls import call_failure
-
-    return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")

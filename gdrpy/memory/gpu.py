@@ -1,110 +1,217 @@
-"""GPU memory that the C core has taken in."""
+"""GPU memory that this process holds: an allocation, what it was exported as, or a pinned range."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from gdrpy import cuda
 from gdrpy._core._mapping import close_private
-from gdrpy._core.calls import call, cuda_functions, ffi, lib, obtain, text
+from gdrpy._core.calls import call, ffi, lib, obtain, text
 from gdrpy._core.driver import warn_if_untested
 from gdrpy.common.resource import Undo
-from gdrpy.errors import Error
-from gdrpy.memory.descriptors import fork_lock, private
+from gdrpy.errors import Error, MissingView
+from gdrpy.memory import reclaim
+from gdrpy.memory.backends import cuda_functions
+from gdrpy.memory.descriptors import duplicate, fork_lock, private
 from gdrpy.memory.memory import Memory
+from gdrpy.memory.node import Node, own_node
 from gdrpy.memory.view import Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
-    from gdrpy.common.resource import Closable
-    from gdrpy.memory.node import Node
+class GpuMemory(Memory):
+    """GPU memory, by its descriptor, its GPU address, its fabric handle, or several of them.
 
+    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. At the end goes,
+    in this order: its mappings, what the core took in, its GPU view, the allocation, the
+    descriptor. ``close()`` does so at once, or with its last mapping where that ends in another
+    thread; a dropped GPU view stays until the GPU work that was queued by then is done.
+    """
 
-class CoreMemory(Memory):
-    """A ``struct gdr_memory``: it stays, also when it is closed, until its last mapping is gone."""
+    #: Bytes that a pin is rounded out to.
+    page_size = 1
+    #: Whether it keeps the GPU memory even when the owner of the range frees it.
+    persistent = True
+    #: The kernel module's name for a pin, in the events of its node; 0 for other memory.
+    handle = 0
 
-    _shared: int | None = None
+    def __init__(
+        self,
+        size: int,
+        undo: Undo | None,
+        *,
+        fd: int | None = None,
+        ptr: int | None = None,
+        device: int | None = None,
+        home: int | None = None,
+        fabric: bytes | None = None,
+        backend: str | None = None,
+    ) -> None:
+        """``undo`` gives back all but what the core takes in; None for a range of another owner.
 
-    def __init__(self, undo: Undo, memory: Any) -> None:
-        """``undo`` releases it."""
-        super().__init__(undo, memory.nbytes, text(memory.backend.name), text(memory.location))
-        self._memory = memory
-        #: The device that it lies on; None where that is not known.
-        self.device: int | None = None if memory.device < 0 else memory.device
-        #: Bytes that a pin is rounded out to.
-        self.page_size = int(memory.page_size)
-        #: Whether it keeps the GPU memory even when its owner frees it.
-        self.persistent = bool(memory.persistent)
-        #: The kernel module's name for the pin, in the events of its node; 0 for other memory.
-        self.handle = int(memory.handle)
+        ``fd`` is a private descriptor. ``backend`` is to take it in; None chooses one.
+        """
+        super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
+        self._undo = undo
+        self._fd = fd
+        self.ptr = ptr
+        self.device = device
+        self.home = home
+        self.fabric = fabric
+        self._forced = backend
+        self._core: Any = None
+        self._core_undo = Undo()
+        self._mapped = 0
 
-    def map(
-        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
-    ) -> Mapping:
-        """As :meth:`Memory.map`. Raises Revoked, PermissionDenied (shared read-only) too."""
+    def keep_core(self, core: Any, undo: Undo) -> None:
+        """Keep what the core took in of it; ``undo`` gives that back."""
+        self._core, self._core_undo = core, undo
+        self.backend, self.location = text(core.backend.name), text(core.location)
+        self.page_size = int(core.page_size)
+        self.persistent = bool(core.persistent)
+        self.handle = int(core.handle)
+        if self.backend == "nvrm":
+            warn_if_untested()
+
+    def _take(self) -> None:
+        """Have the core take the allocation in, unless another thread was quicker."""
+        with fork_lock, self._lock, Undo() as undo:
+            fd = self.fd
+            if self._core is not None:
+                return
+            assert self.home is not None
+            core = take(
+                undo,
+                self._forced,
+                own_node.get,
+                ptr=self.ptr or 0,
+                nbytes=self.size,
+                fd=fd,
+                device=self.home,
+            )
+            self.keep_core(core, undo.pop_all())
+
+    def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        """As :meth:`Memory.map`. Raises Revoked, PermissionDenied (shared read-only),
+        BackendUnavailable (no backend takes it in), MissingView (it came by a fabric handle) too.
+        """
         view = ffi.new("struct gdr_view *")
-        self.hold()
+        if self._core is None:
+            self._take()
+        with self._lock:
+            self._check("mapping memory")
+            self._held += 1
+            self._mapped += 1
         try:
-            call(lib.gdr_memory_map, self._memory, offset, nbytes, readonly, view)
+            call(lib.gdr_memory_map, self._core, offset, nbytes, readonly, view)
         except BaseException:
-            self.let_go()
+            self._end_mapping()
             raise
 
         def unmap() -> None:
             try:
-                call(lib.gdr_memory_unmap, self._memory, view)
+                call(lib.gdr_memory_unmap, self._core, view)
             finally:
-                self.let_go()
+                self._end_mapping()
 
         address = int(ffi.cast("uintptr_t", view.map.address))
-        return Mapping(address, nbytes, view.kind, readonly, unmap, self.backend, ptr, device)
+        ptr = None if self.ptr is None else self.ptr + offset
+        return Mapping(address, nbytes, view.kind, readonly, unmap, self.backend, ptr, self.device)
 
-    def close_with(self, allocation: Closable) -> None:
-        """As :meth:`Memory.close_with`; a mapping that still ends in another thread goes first."""
+    def _end_mapping(self) -> None:
         with self._lock:
-            assert self._undo is not None
-            self._undo.callback_last(allocation.close)
-            self.close()
+            self._mapped -= 1
+            self.let_go()
 
     @property
-    def revoked(self) -> bool:
-        """Whether the GPU memory was freed under it."""
-        with self._lock:
-            self._check("asking whether memory was revoked")
-            return bool(lib.gdr_memory_revoked(self._memory))
+    def users(self) -> int:
+        """How many use it by its GPU address now."""
+        return self._held - self._mapped
 
     @property
-    def devices(self) -> tuple[int, ...]:
-        """The GPUs that reach it at its address."""
-        return () if self.device is None else (self.device,)
+    def has_gpu_view(self) -> bool:
+        return self.ptr is not None and self._undo is not None
 
     @property
     def fd(self) -> int:
-        """A descriptor by which other processes may map it, closed with it. Raises as export()."""
-        with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
-            self._check("sharing memory")
-            if self._shared is None:
-                self._shared = private(self.export, False)
-                assert self._undo is not None
-                self._undo.callback(close_private, self._shared)
-            return self._shared
+        self._check("using memory's descriptor")
+        if self._fd is None:
+            if self.fabric is not None:
+                raise MissingView(
+                    "memory that came by a fabric handle has no file descriptor, and no CPU view: "
+                    "hand on the handle, Region.export_fabric()"
+                )
+            with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
+                if self._fd is None:
+                    self._fd = private(self.share, False)
+                    self._core_undo.callback(close_private, self._fd)
+        return self._fd
 
-    def export(self, readonly: bool) -> int:
-        """A new descriptor by which other processes may map it. Raises BackendUnavailable."""
+    def share(self, readonly: bool) -> int:
+        """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
         with self._lock:
             self._check("sharing memory")
-            return call(lib.gdr_memory_share, self._memory, readonly)
+            return call(lib.gdr_memory_share, self._core, readonly)
+
+    @property
+    def revoked(self) -> bool:
+        if self._core is None:
+            return False
+        with self._lock:
+            self._check("asking whether memory was revoked")
+            return bool(lib.gdr_memory_revoked(self._core))
+
+    def _give_back(self) -> None:
+        with Undo() as undo:
+            if self._undo is not None:
+                undo.callback(self._undo.close)
+            undo.callback(self._core_undo.close)
+
+    def _drop(self) -> None:
+        if not self.has_gpu_view:
+            self._give_back()
+            return
+        with Undo() as undo:
+            undo.callback(reclaim.give_back, self.devices, self._undo, self.source)
+            undo.callback(self._core_undo.close)
 
 
-def _own(undo: Undo, memory: Any) -> CoreMemory:
-    """What the core has just taken in, as an object; ``undo`` gives back what it needs."""
-    undo.callback(call, lib.gdr_memory_release, memory)
-    if memory.backend == lib.gdr_backend_named(b"nvrm"):
-        warn_if_untested()
-    return CoreMemory(undo.pop_all(), memory)
+def keep_fd(fd: int, size: int) -> GpuMemory:
+    """Exported memory without a GPU view, by a duplicate of its descriptor."""
+    with Undo() as undo:
+        own = private(duplicate, fd)
+        undo.callback(close_private, own)
+        return GpuMemory(size, undo.pop_all(), fd=own)
+
+
+def pin(
+    ptr: int,
+    nbytes: int,
+    *,
+    open_node: Callable[[], Node],
+    backend: str | None,
+    revocable: bool = False,
+    sigbus: bool = False,
+) -> GpuMemory:
+    """Take in a range at a device pointer of this process; byte 0 of the memory is at ``ptr``.
+
+    ``revocable`` has it lose the memory that its owner frees, rather than keep it; an access then
+    finds zeros, or with ``sigbus`` is a SIGBUS. ``open_node`` gives the node whose events tell.
+
+    Raises BackendUnavailable, InvalidHandle, SizeMismatch, OutOfMemory.
+    """
+    with Undo() as undo:
+        core = take(
+            undo, backend, open_node, ptr=ptr, nbytes=nbytes, revocable=revocable, sigbus=sigbus
+        )
+        device = None if core.device < 0 else core.device
+        memory = GpuMemory(nbytes, None, ptr=ptr, device=device, home=device)
+        memory.keep_core(core, undo.pop_all())
+        return memory
 
 
 def take(
+    undo: Undo,
     backend: str | None,
     open_node: Callable[[], Node],
     *,
@@ -114,11 +221,12 @@ def take(
     device: int = -1,
     revocable: bool = False,
     sigbus: bool = False,
-) -> CoreMemory:
-    """Take in what a ``struct gdr_request`` says, by a backend or by the first that can.
+) -> Any:
+    """Have the core take in what a ``struct gdr_request`` says; ``undo`` gives it back.
 
-    ``open_node`` gives the kernel module's node where that may serve; it stays open as long as the
-    memory. Raises BackendUnavailable, InvalidHandle, SizeMismatch, OutOfMemory.
+    A backend does it, or the first that can. ``open_node`` gives the kernel module's node where
+    that may serve; it stays open as long as the memory. Raises BackendUnavailable, InvalidHandle,
+    SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
     forced = lib.gdr_backend_named(backend.encode()) if backend else ffi.NULL
@@ -133,12 +241,12 @@ def take(
             "sigbus": sigbus,
         },
     )
-    with Undo() as undo:
-        if backend in (None, "gdrdrv"):
-            request.node = _hold_node(undo, functions, open_node)
-        with fork_lock:  # CUDA may open descriptors on the way
-            memory = obtain(lib.gdr_take, functions, forced, request)
-        return _own(undo, memory)
+    if backend in (None, "gdrdrv"):
+        request.node = _hold_node(undo, functions, open_node)
+    with fork_lock:  # CUDA may open descriptors on the way
+        core = obtain(lib.gdr_take, functions, forced, request)
+    undo.callback(call, lib.gdr_memory_release, core)
+    return core
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
@@ -154,11 +262,12 @@ def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any
     return node.struct
 
 
-def take_export(backend: str, fd: int, nbytes: int = 0, device: int = -1) -> CoreMemory:
-    """Take in exported memory by its descriptor alone, which stays the caller's.
+def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int = -1) -> Any:
+    """Have the core take in exported memory by its descriptor, which stays the caller's.
 
     ``nbytes`` and ``device`` are those of simulated memory. Raises InvalidHandle, DriverError.
     """
-    with Undo() as undo:
-        chosen = lib.gdr_backend_named(backend.encode())
-        return _own(undo, obtain(chosen.take_export, fd, nbytes, device))
+    chosen = lib.gdr_backend_named(backend.encode())
+    core = obtain(chosen.take_export, fd, nbytes, device)
+    undo.callback(call, lib.gdr_memory_release, core)
+    return core

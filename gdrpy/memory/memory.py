@@ -1,48 +1,75 @@
-"""Memory that has been taken into this process, to be mapped for the CPU."""
+"""Memory that this process holds."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NoReturn
 
-from gdrpy.common.resource import Owner, Undo
+from gdrpy.common.resource import HOW_TO_SEND, Owner
+from gdrpy.memory.descriptors import duplicate
+from gdrpy.memory.view import Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gdrpy.common.resource import Closable
-    from gdrpy.memory.view import Mapping
+#: Called before memory is said to be in use: each lets go of what it holds for no one any more.
+settle: list[Callable[[], None]] = []
 
 
 class Memory(Owner, ABC):
-    """Memory that a backend has taken into this process.
+    """``size`` bytes of memory, as long as it is open or has a mapping.
 
-    ``nbytes`` can be mapped; ``location`` says on which GPU, in words. It and its mappings keep
-    ``source`` alive.
+    A memory file, or GPU memory; ``location`` says where it lies, in words, ``backend`` is the name
+    of the way to a mapping of it. It keeps ``source`` alive.
+
+    ``ptr`` is the address of the first byte for GPU ``device``, None without a GPU view. ``home``
+    is the device that the memory lies on, None where this process does not know it. ``fabric`` is
+    its handle for other nodes.
     """
 
     source: object = None
+    ptr: int | None = None
+    device: int | None = None
+    home: int | None = None
+    fabric: bytes | None = None
+    _fd: int | None = None
 
-    def __init__(self, undo: Undo | None, nbytes: int, backend: str, location: str) -> None:
-        super().__init__(undo)
-        self.nbytes = nbytes
+    def __init__(self, size: int, backend: str | None, location: str) -> None:
+        super().__init__(None)
+        self.size = size
         self.backend = backend
         self.location = location
 
     @abstractmethod
-    def map(
-        self, offset: int, nbytes: int, readonly: bool, ptr: int | None, device: int | None
-    ) -> Mapping:
-        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR).
+    def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
+        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR)."""
 
-        ``ptr`` and ``device`` are the GPU address of the range and its device, where known.
+    @property
+    @abstractmethod
+    def fd(self) -> int:
+        """A descriptor by which other processes may map it, closed with it: duplicate it.
+
+        Raises MissingView, BackendUnavailable where it has none.
         """
 
-    def close_with(self, allocation: Closable) -> None:
-        """Close it, and then the allocation that it is of."""
-        with Undo() as undo:
-            undo.keep(allocation)
-            undo.keep(self)
+    def export(self) -> int:
+        """A new descriptor by which other processes may open it. Raises as :attr:`fd`."""
+        with self._lock:
+            return duplicate(self.fd)
+
+    @property
+    def has_gpu_view(self) -> bool:
+        """Whether it has a GPU address of its own, which is good as long as it is open."""
+        return self.ptr is not None
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Those that reach it at ``ptr``: the one that it lies on, and last the one of the view."""
+        known = [one for one in (self.home, self.device) if one is not None]
+        return tuple(dict.fromkeys(known))
 
     @property
     def revoked(self) -> bool:
         """Whether the GPU memory was freed under it."""
         return False
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a Region or Pin cannot be copied or pickled: {HOW_TO_SEND}")

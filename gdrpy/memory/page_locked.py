@@ -8,11 +8,10 @@ import sys
 from gdrpy import cuda
 from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Undo
-from gdrpy.memory.mappingtype import MappingType
-from gdrpy.memory.view import Mapping
+from gdrpy.memory.view import Mapping, MappingType
 
 
-def pinned(nbytes: int, device: int | str = 0) -> Mapping:
+def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
     """Allocate ``nbytes`` bytes of page-locked host memory that a device reaches over the bus.
 
     A flag in it is the quickest way for a GPU to answer, since the CPU waits on its own cached
@@ -25,8 +24,8 @@ def pinned(nbytes: int, device: int | str = 0) -> Mapping:
 
     Raises ValueError, NotFound (no such device), OutOfMemory, CudaError.
     """
-    size = as_size("pinned", nbytes)
-    ordinal = cuda.ordinal("pinned", device)
+    size = as_size("page_locked", nbytes)
+    ordinal = cuda.ordinal("page_locked", device)
     with cuda.context(ordinal), Undo() as undo:
         driver = cuda.driver()
         flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
@@ -34,7 +33,9 @@ def pinned(nbytes: int, device: int | str = 0) -> Mapping:
         undo.callback(cuda.call, "cuMemFreeHost", address)
         ptr = int(cuda.call("cuMemHostGetDevicePointer", address, 0))
         free = functools.partial(_free, ordinal, address)
-        mapping = Mapping(address, size, MappingType.CACHED, False, free, "pinned", ptr, ordinal)
+        mapping = Mapping(
+            address, size, MappingType.CACHED, False, free, "page-locked", ptr, ordinal
+        )
         undo.pop_all()
         return mapping
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gdrpy._core import _mapping
 from gdrpy.errors import OutOfMemory
-from gdrpy.memory.mappingtype import MappingType
-from gdrpy.memory.page_locked import pinned
+from gdrpy.memory.page_locked import page_locked
+from gdrpy.memory.view import Mapping, MappingType
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from gdrpy.memory.view import Mapping
 
 #: Bytes that are kept for each device. What is given back beyond is freed.
 KEPT_MAX = 256 << 20
@@ -64,10 +62,10 @@ def free_kept() -> None:
 
 def _allocate(nbytes: int, device: int) -> Mapping:
     try:
-        return pinned(nbytes, device)
+        return page_locked(nbytes, device)
     except OutOfMemory:
         free_kept()
-        return pinned(nbytes, device)
+        return page_locked(nbytes, device)
 
 
 def _take(nbytes: int, device: int) -> Mapping | None:

@@ -1,168 +1,111 @@
-"""How memory travels to another process: by multiprocessing, which sends its file descriptor.
+"""How memory goes to another process: by multiprocessing, which sends its file descriptor.
 
-Only multiprocessing's own pickler can do so. It is told when it is imported, before or after this.
+Only multiprocessing's own pickler can do so.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from errno import EACCES
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.reduction import DupFd, ForkingPickler
+from typing import Any
+from weakref import ref
 
 from gdrpy._core._mapping import close_private, note_private
-from gdrpy.common.resource import HOW_TO_SEND, Owner, Undo
+from gdrpy.common.resource import Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
+from gdrpy.memory.choice import open_export
+from gdrpy.memory.file import MemoryFile
+from gdrpy.memory.gpu import GpuMemory
+from gdrpy.memory.memory import Memory
+from gdrpy.memory.view import Mapping
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any, NoReturn
-
-    from gdrpy.broker.client.region import BrokerRegion
-    from gdrpy.memory.allocation import Allocation
-    from gdrpy.memory.file import Memfd
-    from gdrpy.memory.gpu import CoreMemory
-    from gdrpy.memory.view import Mapping
-    from gdrpy.region import Region
-
-_REDUCTION = "multiprocessing.reduction"
 #: What errors of a receiver begin with.
-_CALL = "receiving a Region"
+CALL = "receiving a Region"
 
 
-class Parcel:
-    """What holds memory, to be sent by its descriptor.
+class Received(Owner):
+    """A descriptor that has arrived, closed when what it brought has been opened, or failed to.
 
-    One region and its mappings have one, so that what is pickled in one go has one descriptor.
+    ``gpu`` says whether the memory had a GPU view where it came from.
     """
 
-    __slots__ = ("holder",)
-
-    def __init__(self, holder: Allocation | CoreMemory | Memfd) -> None:
-        self.holder = holder
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a Region or Pin cannot be copied or pickled: {HOW_TO_SEND}")
-
-
-class _Received(Owner):
-    """A descriptor that has arrived, closed when what it brought has been opened, or failed to."""
-
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, gpu: bool) -> None:
         undo = Undo()
         note_private(fd)
         undo.callback(close_private, fd)
         super().__init__(undo)
         self.fd = fd
+        self.gpu = gpu
+
+    def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
+        """A mapping of the memory, which it alone keeps."""
+        memory = open_export(CALL, self.fd, gpu=self.gpu, readonly=readonly)
+        mapping = memory.map(offset, nbytes, readonly)
+        mapping._travel = travel(None, memory, offset)
+        return mapping
 
 
-def _send(parcel: Parcel) -> tuple[Any, ...]:
-    from multiprocessing.reduction import DupFd
+def travel(
+    view: ref[Any] | None, memory: object, offset: int
+) -> Callable[[Mapping], tuple[Any, ...]]:
+    """How a mapping from byte ``offset`` on is pickled: as a part of the region that it is of.
 
+    ``view`` refers to the region; where that is gone, or None, the mapping is a part of ``memory``,
+    or of what stands for that.
+    """
+    return partial(_reduce_mapping, view, memory, offset)
+
+
+def _reduce_mapping(
+    view: ref[Any] | None, memory: object, offset: int, mapping: Mapping
+) -> tuple[Any, ...]:
+    region = None if view is None else view()
+    if region is not None and region._cpu is mapping:
+        return getattr, (region, "cpu")
+    whole = memory if region is None else region
+    return map_part, (whole, offset, mapping.nbytes, mapping.readonly)
+
+
+def map_part(whole: Any, offset: int, nbytes: int, readonly: bool) -> Mapping:
+    """A mapping of a region, or of memory that was received."""
+    mapping: Mapping = received(whole).map(offset, nbytes, readonly=readonly)
+    return mapping
+
+
+def received(whole: Any) -> Any:
+    """What arrived, unless it is what was to be sent: copy.copy() does not pickle that."""
+    if isinstance(whole, Memory):
+        whole.__reduce__()
+    return whole
+
+
+def _send(memory: Memory) -> tuple[Any, ...]:
     try:
-        fd = parcel.holder.fd
+        fd = memory.fd
     except (BackendUnavailable, MissingView) as error:
         raise TypeError(f"multiprocessing cannot send this memory: {error}") from error
-    return _receive, (DupFd(fd),)
+    return _receive, (DupFd(fd), memory.has_gpu_view)
 
 
-def _receive(sent: Any) -> _Received:
-    from multiprocessing import AuthenticationError
-
+def _receive(sent: Any, gpu: bool) -> Received:
     try:
-        return _Received(sent.detach())
+        return Received(sent.detach(), gpu)
     except AuthenticationError:
         raise PermissionDenied(
             EACCES,
-            f"{_CALL}: the process that sent it has another authkey: give both the same one, by "
+            f"{CALL}: the process that sent it has another authkey: give both the same one, by "
             f"multiprocessing.current_process().authkey = b'...', before the first is sent",
         ) from None
     except (OSError, EOFError) as error:
         raise Gone(
-            f"{_CALL}: the process that sent it has ended, or somebody has taken it already "
+            f"{CALL}: the process that sent it has ended, or somebody has taken it already "
             f"({error!r}): keep the sender until the region has arrived, and send it to each "
             f"receiver by itself"
         ) from error
 
 
-def open_region(
-    parcel: Parcel | _Received, nbytes: int | None, gpu: bool, cpu: bool, readonly: bool
-) -> Region:
-    """The region in a parcel, with these views; all of its bytes if ``nbytes`` is None."""
-    from gdrpy.region import Region
-
-    if isinstance(parcel, Parcel):  # of copy.copy()
-        parcel.__reduce__()
-    return Region._open(
-        _CALL,
-        parcel.fd,
-        nbytes,
-        gpu=gpu,
-        cpu=cpu,
-        readonly=readonly,
-        backend=None,
-    )
-
-
-def map_region(region: Region, offset: int, nbytes: int, readonly: bool) -> Mapping:
-    """A mapping of a region, as its sender had it."""
-    return region.map(offset, nbytes, readonly=readonly)
-
-
-def map_parcel(
-    parcel: Parcel | _Received | BrokerRegion, gpu: bool, offset: int, nbytes: int, readonly: bool
-) -> Mapping:
-    """A mapping of a range in a parcel, with a region of its own behind it."""
-    region = (
-        open_region(parcel, None, gpu, False, readonly)
-        if isinstance(parcel, Parcel | _Received)
-        else parcel
-    )
-    return map_region(region, offset, nbytes, readonly)
-
-
-class _Loader:
-    """Loads multiprocessing's pickler as ``loader`` does, and tells it of parcels."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: Any) -> None:
-        module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        _register()
-
-
-class _Finder:
-    """Finds that one module as the other finders do, until it has been loaded."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != _REDUCTION:
-            return None
-        for finder in sys.meta_path:
-            if finder is not self:
-                spec = finder.find_spec(name, path, target)
-                if spec is not None:
-                    spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
-                    return spec
-        return None
-
-
-_finder = _Finder()
-
-
-def _register() -> None:
-    from multiprocessing.reduction import ForkingPickler
-
-    ForkingPickler.register(Parcel, _send)
-    if _finder in sys.meta_path:
-        sys.meta_path.remove(_finder)
-
-
-sys.meta_path.insert(0, _finder)
-if _REDUCTION in sys.modules:
-    _register()
+for _kind in (MemoryFile, GpuMemory):
+    ForkingPickler.register(_kind, _send)

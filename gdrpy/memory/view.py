@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+import enum
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int, as_range
+from gdrpy.common.dlpack import HOST, Device, View, export, host_copy
+from gdrpy.common.dtypes import DTYPES
 from gdrpy.common.resource import HOW_TO_SEND, close_after
 from gdrpy.errors import MissingView, ReadOnly
-from gdrpy.memory.sending import map_parcel, map_region
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, NoReturn, Self
-
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.memory.mappingtype import MappingType
 
+class MappingType(enum.IntEnum):
+    """How the CPU caches a mapping: decides how copies to and from it are made."""
 
-class Origin(namedtuple("Origin", "region parcel offset")):
-    """What a mapping is of, by which it travels to another process.
-
-    ``region`` is a weak reference to the region, None for a pin; ``parcel`` is what outlives it.
-    ``offset`` in bytes is where the mapping begins in either.
-    """
-
-    __slots__ = ()
+    WRITE_COMBINED = 1
+    CACHED = 2
+    DEVICE = 3
 
 
 class Mapping(_mapping.Mapping):
@@ -42,13 +40,12 @@ class Mapping(_mapping.Mapping):
     byte, None in a process that has only the CPU view.
     """
 
-    _origin: Origin | None = None
+    #: What a pickle makes of it; None for memory that is its process's alone.
+    _travel: Callable[[Mapping], tuple[Any, ...]] | None = None
 
     @property
     def mapping_type(self) -> MappingType:
         """How the CPU caches it."""
-        from gdrpy.memory.mappingtype import MappingType
-
         return MappingType(self._type)
 
     def numpy(
@@ -62,8 +59,6 @@ class Mapping(_mapping.Mapping):
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
         than a few bytes. Raises ValueError if the array does not fit or is not aligned.
         """
-        import math
-
         import numpy as np
 
         call = "Mapping.numpy"
@@ -89,8 +84,6 @@ class Mapping(_mapping.Mapping):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """(1, 0): it is the CPU's view, wherever the memory lies."""
-        from gdrpy.arrays.dlpack import HOST
-
         return HOST
 
     def __dlpack__(self, **wishes: Any) -> object:
@@ -98,9 +91,16 @@ class Mapping(_mapping.Mapping):
 
         Parameters and errors as of :meth:`gdrpy.Array.__dlpack__`.
         """
-        from gdrpy.arrays.dlpack import MappingBytes, export
+        return export("Mapping.__dlpack__", self, **wishes)
 
-        return export("Mapping.__dlpack__", MappingBytes(self), **wishes)
+    def _view(self, device: Device) -> View | None:
+        if device != HOST:
+            return None
+        memory = memoryview(self)
+        return View(self.address, HOST, (self.nbytes,), DTYPES["U8"], self.readonly, memory)
+
+    def _copy(self, device: Device, stream: int | None) -> View:  # noqa: ARG002
+        return host_copy("Mapping.__dlpack__", device, (self.nbytes,), DTYPES["U8"], self.readinto)
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes at ``offset``, for signalling."""
@@ -116,7 +116,7 @@ class Mapping(_mapping.Mapping):
     def close(self) -> None:
         """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
         super().close()
-        self._origin = None
+        self._travel = None
 
     def __enter__(self) -> Self:
         return self
@@ -134,20 +134,12 @@ class Mapping(_mapping.Mapping):
 
     def __reduce__(self) -> tuple[Any, ...]:
         _ = self.address  # raises if it is closed or the parent's
-        if self._origin is None:
+        if self._travel is None:
             raise TypeError(
-                "a Mapping of gdrpy.pinned() cannot be copied or pickled: its memory is of this "
-                "process alone; share host memory, gdrpy.alloc(nbytes, device='cpu')"
+                "a Mapping of gdrpy.page_locked() cannot be copied or pickled: its memory is of "
+                "this process alone; share host memory, gdrpy.alloc(nbytes, device='cpu')"
             )
-        reference, parcel, offset = self._origin
-        region = None if reference is None else reference()
-        if region is not None and region._cpu is self:
-            return getattr, (region, "cpu")
-        part = offset, self.nbytes, self.readonly
-        if region is not None:
-            return map_region, (region, *part)
-        gpu = reference is not None and self.ptr is not None
-        return map_parcel, (parcel, gpu, *part)
+        return self._travel(self)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -193,7 +185,7 @@ class Flag(_mapping.Flag):
         if self.mapping.ptr is None:
             raise MissingView(
                 "Flag.ptr: there is no GPU view of the word: open the region with gpu=True, or "
-                "take gdrpy.pinned() for host memory that the GPU reaches"
+                "take gdrpy.page_locked() for host memory that the GPU reaches"
             )
         return self.mapping.ptr + self.offset
 
@@ -221,8 +213,6 @@ class Flag(_mapping.Flag):
         word = as_int(name, "value", value)
         if not 0 <= word < 1 << 8 * self.width:
             raise ValueError(f"{name}: {word} does not fit {8 * self.width} unsigned bits")
-        from gdrpy import cuda
-
         ptr = self.ptr
         device = self.mapping.device
         assert device is not None

@@ -19,9 +19,9 @@ from gdrpy.errors import (
     SizeMismatch,
 )
 from gdrpy.memory import fabric as fabrics
-from gdrpy.memory import reclaim as _reclaim
-from gdrpy.memory.allocation import Allocation
+from gdrpy.memory import reclaim
 from gdrpy.memory.descriptors import describe, duplicate, private
+from gdrpy.memory.gpu import GpuMemory
 
 
 @functools.cache
@@ -59,11 +59,19 @@ def rounded_size(nbytes: int, device: int | str = 0) -> int:
     return -(-size // unit) * unit
 
 
-def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = False) -> Allocation:
+def create(
+    nbytes: int,
+    device: int = 0,
+    *,
+    gpu: bool = True,
+    fabric: bool = False,
+    backend: str | None = None,
+) -> GpuMemory:
     """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
 
-    Without ``gpu`` no CUDA context is made; with ``fabric`` it has a fabric handle. Raises
-    OutOfMemory, NotFound, CudaError, and BackendUnavailable where there are no fabric handles.
+    Without ``gpu`` no CUDA context is made; with ``fabric`` it has a fabric handle. ``backend``
+    makes its mappings, None chooses one. Raises OutOfMemory, NotFound, CudaError, and
+    BackendUnavailable where there are no fabric handles.
     """
     size = rounded_size(nbytes, device)
     with Undo() as undo:
@@ -73,16 +81,25 @@ def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = Fal
         undo.callback(close_private, fd)
         ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
-        return Allocation(undo.pop_all(), fd, size, device, ptr, name, home=device)
+        return GpuMemory(
+            size,
+            undo.pop_all(),
+            fd=fd,
+            ptr=ptr,
+            device=device,
+            home=device,
+            fabric=name,
+            backend=backend,
+        )
 
 
-def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocation:
+def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory:
     """Import the first ``nbytes`` bytes of what a fabric handle names, for a device of here.
 
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
     """
     size = rounded_size(nbytes, device)
-    _reclaim.reclaim(device)
+    reclaim.reclaim(device)
     with Undo() as undo:
         handle = fabrics.import_handle(call, name, device)
         undo.callback(cuda.call, "cuMemRelease", handle)
@@ -96,7 +113,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> Allocatio
                 f"{call}: the memory of this handle cannot be mapped as the {size} bytes that "
                 f"{nbytes} take ({error.name}): pass the region's own nbytes"
             ) from error
-        return Allocation(undo.pop_all(), None, size, device, ptr, name, home=home)
+        return GpuMemory(size, undo.pop_all(), ptr=ptr, device=device, home=home, fabric=name)
 
 
 def create_export(nbytes: int, device: int = 0) -> int:
@@ -113,11 +130,11 @@ def create_export(nbytes: int, device: int = 0) -> int:
 
 def _create(size: int, device: int, fabric: bool = False) -> Any:
     """The handle of a new allocation."""
-    _reclaim.reclaim(device)
+    reclaim.reclaim(device)
     try:
         return cuda.call("cuMemCreate", size, _properties(device, fabric), 0)
     except OutOfMemory as error:
-        if _reclaim.reclaim(device, wait=True):
+        if reclaim.reclaim(device, wait=True):
             return _create(size, device, fabric)
         raise OutOfMemory(
             f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
@@ -130,7 +147,7 @@ def _create(size: int, device: int, fabric: bool = False) -> Any:
 
 def import_fd(
     call: str, fd: int, size: int, viewer: int | None = None, readonly: bool = False
-) -> Allocation:
+) -> GpuMemory:
     """Import an exported allocation of ``size`` bytes and map it for a GPU, None: where it lies.
 
     GPUs refuse to write a ``readonly`` one, by their page tables.
@@ -149,9 +166,9 @@ def import_fd(
                 f"of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with gpu=False"
             )
         device = home if viewer is None else viewer
-        _reclaim.reclaim(home)
+        reclaim.reclaim(home)
         ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
-        return Allocation(undo.pop_all(), fd, size, device, ptr, home=home)
+        return GpuMemory(size, undo.pop_all(), fd=fd, ptr=ptr, device=device, home=home)
 
 
 def export(handle: Any) -> int:

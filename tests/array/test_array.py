@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.arrays.dtypes import DTYPES
+from gdrpy.common.dtypes import DTYPES
 
 NATIVE = [dtype for dtype in DTYPES.values() if dtype.native]
 FOREIGN = {

@@ -10,8 +10,8 @@ import pytest
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
-from gdrpy.arrays.dtypes import DTYPES
 from gdrpy.arrays.interop import DeviceArray, device_array, packed_array
+from gdrpy.common.dtypes import DTYPES
 
 F32, BF16 = (2, 32), (4, 16)
 

@@ -11,7 +11,6 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.arrays.mirror import host_memory
 from gdrpy.memory import page_locked_pool as pinnedpool
 
 
@@ -165,4 +164,4 @@ class TestMemory:
 
     def test_that_cannot_be_had_is_refused(self, region):
         with pytest.raises(gdrpy.OutOfMemory):
-            host_memory(region, 1 << 60)
+            region._host_memory(1 << 60)

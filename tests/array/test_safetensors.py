@@ -14,8 +14,7 @@ import safetensors.numpy
 
 import gdrpy
 from gdrpy import safetensors as images
-from gdrpy.arrays.dtypes import as_dtype
-from gdrpy.arrays.elements import Elements
+from gdrpy.common.dtypes import as_dtype
 from gdrpy.errors import SizeMismatch
 
 ARRAYS = {
@@ -147,7 +146,7 @@ class TestStore:
         def fail(*_):
             raise OSError("broken off")
 
-        monkeypatch.setattr(Elements, "copy_to", fail)
+        monkeypatch.setattr(gdrpy.Region, "_put", fail)
         with pytest.raises(OSError, match="broken off"):
             images.store(region, ARRAYS)
         with pytest.raises(ValueError, match="there is no image"):

@@ -559,10 +559,7 @@ with gdrpy.connect(sys.argv[1]).get("a", gpu=False) as region:
 heavy = sys.argv[2].split()
 print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))
 """
-HEAVY = (
-    "numpy asyncio msgspec rich re dataclasses pathlib socket tempfile typing threading contextlib "
-    "importlib.metadata cuda ctypes cffi"
-)
+HEAVY = "numpy asyncio rich tempfile importlib.metadata cuda"
 
 
 class TestColdProcess:

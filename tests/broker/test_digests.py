@@ -15,7 +15,7 @@ import pytest
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.digests import Digests
 from gdrpy.errors import OutOfMemory
-from gdrpy.memory import host
+from gdrpy.memory import file
 
 SHA256 = hashlib.sha256(bytes(10)).hexdigest()
 #: A client that waits.
@@ -25,7 +25,7 @@ CONNECTION: Any = SimpleNamespace(is_open=lambda: True, uid=1)
 @pytest.fixture
 def region() -> Iterator[Any]:
     """Ten bytes as the digests know a region."""
-    fd = host.create(10)
+    fd = file.create_export(10)
     yield SimpleNamespace(fd=fd, nbytes=10, digest=None)
     os.close(fd)
 

@@ -16,7 +16,7 @@ def gpu_memory(memory: None):
 
 @pytest.fixture
 def host_memory(memory: None):
-    with gdrpy.pinned(256) as mapping:
+    with gdrpy.page_locked(256) as mapping:
         yield mapping
 
 
@@ -33,7 +33,7 @@ class TestMemory:
             _mapping.Channel(gpu_memory, host_memory, nbytes, capacity)
 
     def test_of_the_host_that_is_too_small_is_refused(self, gpu_memory):
-        with gdrpy.pinned(255) as small, pytest.raises(ValueError, match="out of range"):
+        with gdrpy.page_locked(255) as small, pytest.raises(ValueError, match="out of range"):
             _mapping.Channel(gpu_memory, small, 16, 8)
 
     def test_that_is_read_only_is_refused(self, memory, host_memory):

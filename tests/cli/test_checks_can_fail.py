@@ -12,7 +12,7 @@ import pytest
 import gdrpy
 from gdrpy.cli import checks, main
 from gdrpy.cli.checks import gpu, peer, rig, sharing
-from gdrpy.memory.gpu import CoreMemory
+from gdrpy.memory.gpu import GpuMemory
 
 Breaker = Callable[[pytest.MonkeyPatch], None]
 #: Those that need the kernel module are broken in the guest: tests/vm/inside/test_tools.py.
@@ -73,24 +73,24 @@ def mapping_reads_one_byte_too_few(patch: pytest.MonkeyPatch) -> None:
 
 
 def mappings_begin_a_byte_late(patch: pytest.MonkeyPatch) -> None:
-    map_ = CoreMemory.map
+    map_ = GpuMemory.map
 
-    def late(self: CoreMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
+    def late(self: GpuMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
         return map_(self, offset + (offset > 0), *rest)
 
-    patch.setattr(CoreMemory, "map", late)
+    patch.setattr(GpuMemory, "map", late)
 
 
 def read_only_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    map_ = CoreMemory.map
+    map_ = GpuMemory.map
 
     def writable(
-        self: CoreMemory, offset: int, nbytes: int, readonly: bool, *rest: Any
+        self: GpuMemory, offset: int, nbytes: int, readonly: bool, *rest: Any
     ) -> gdrpy.Mapping:
         del readonly
         return map_(self, offset, nbytes, False, *rest)
 
-    patch.setattr(CoreMemory, "map", writable)
+    patch.setattr(GpuMemory, "map", writable)
 
 
 def region_writes_wrong(*, cpu: bool) -> Breaker:

@@ -23,7 +23,7 @@ def region():
 
 @pytest.fixture
 def host():
-    with gdrpy.pinned(4096) as host:
+    with gdrpy.page_locked(4096) as host:
         yield host
 
 

@@ -42,7 +42,7 @@ def target(contract: None):
 @pytest.fixture
 def end(stream):
     """Let the stream's work go on, and wait for the GPU; at the latest when the test ends."""
-    with gdrpy.pinned(4096) as word:
+    with gdrpy.page_locked(4096) as word:
         go = word.flag()
         go.set(0)
         go.stream_wait(stream, 1)
@@ -154,7 +154,7 @@ class TestMemoryInUse:
             pass
 
         region, lease = in_use(), Lease()
-        region._allocation.source, gone = lease, weakref.ref(lease)
+        region._memory.source, gone = lease, weakref.ref(lease)
         del region, lease
         assert gone() is not None
         end()

@@ -17,7 +17,7 @@ def width(request) -> int:
 
 @pytest.fixture(params=["GPU memory", "page-locked host memory"])
 def flag(request, region: gdrpy.Region, width):
-    memory = region.cpu if request.param == "GPU memory" else gdrpy.pinned(4096)
+    memory = region.cpu if request.param == "GPU memory" else gdrpy.page_locked(4096)
     flag = memory.flag(64, width)
     flag.set(0)
     yield flag

@@ -283,7 +283,7 @@ class TestNamedGpu:
     def test_is_taken_wherever_an_ordinal_is(self, contract, name):
         with gdrpy.alloc(4096, name) as region:
             assert region.device == 0
-        with gdrpy.pinned(4096, name) as memory:
+        with gdrpy.page_locked(4096, name) as memory:
             assert memory.device == 0
         with gdrpy.Channel(device=name) as channel:
             assert channel.device == 0

@@ -114,7 +114,7 @@ class TestSentRegion:
 
     def test_that_cannot_be_opened_leaves_nothing(self, region: gdrpy.Region, monkeypatch) -> None:
         before = settled_descriptors()
-        monkeypatch.setattr(gdrpy.Region, "_open", None)
+        monkeypatch.setattr(gdrpy.Region, "_of", None)
         with pytest.raises(TypeError):
             sent(region)
         assert settled_descriptors() == before
@@ -241,9 +241,11 @@ class TestWhatIsNotSent:
     def test_page_locked_memory_is_of_its_process(
         self, backend: str, send: Callable[[Any], Any]
     ) -> None:
-        with gdrpy.pinned(4096) as mapping:
+        with gdrpy.page_locked(4096) as mapping:
             for thing in (mapping, mapping.flag()):
-                with pytest.raises(TypeError, match=r"gdrpy.pinned\(\) .*gdrpy.alloc\(nbytes, dev"):
+                with pytest.raises(
+                    TypeError, match=r"gdrpy.page_locked\(\) .*gdrpy.alloc\(nbytes, dev"
+                ):
                     send(thing)
 
 

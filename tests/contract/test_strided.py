@@ -166,7 +166,7 @@ class TestReadintoStrided:
 @pytest.fixture(scope="module")
 def page_locked():
     """A MiB of page-locked host memory."""
-    with gdrpy.pinned(1 << 20) as memory:
+    with gdrpy.page_locked(1 << 20) as memory:
         yield memory
 
 

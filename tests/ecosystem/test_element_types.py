@@ -10,7 +10,7 @@ import torch
 
 import gdrpy
 from gdrpy import safetensors
-from gdrpy.arrays.dtypes import DTYPES
+from gdrpy.common.dtypes import DTYPES
 
 TORCH = {
     "BOOL": torch.bool,

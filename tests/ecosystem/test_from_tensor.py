@@ -54,9 +54,9 @@ class TestTorchTensorInARegion:
     def test_is_seen_through_the_regions_mapping(self, region):
         tensor = torch.from_dlpack(region.array((2, 3), "F32", 256))
         with gdrpy.from_tensor(tensor) as mapped:
-            assert (mapped.region, mapped.offset, mapped.mapping) == (region, 256, region.cpu)
+            assert (mapped.region, mapped.offset) == (region, 256)
             assert (mapped.shape, mapped.dtype, mapped.nbytes) == ((2, 3), "F32", 24)
-            assert (mapped.ptr, mapped.backend, mapped.readonly) == (region.ptr + 256, "sim", False)
+            assert (mapped.ptr, mapped.readonly) == (region.ptr + 256, False)
             mapped.numpy()[1] = [1, 2, 3]
             assert tensor[1].tolist() == [1, 2, 3]
             tensor[0] = torch.tensor([4, 5, 6])
@@ -79,7 +79,7 @@ class TestTorchTensorInARegion:
         gc.collect()
         assert (mapped.ptr, mapped.offset) == (address + 4, 4)
         mapped.close()
-        with pytest.raises(gdrpy.Closed, match=r"MappedTensor\.numpy: the MappedTensor is closed"):
+        with pytest.raises(gdrpy.Closed, match=r"Array\.numpy: the Array is closed"):
             mapped.numpy()
 
     def test_has_flags(self, region):
@@ -88,7 +88,7 @@ class TestTorchTensorInARegion:
             mapped.flag(8).set(77)
             assert tensor.view(torch.int32).tolist()[2] == 77
             assert mapped.flag(8).ptr == tensor.data_ptr() + 8
-            with pytest.raises(ValueError, match=r"MappedTensor\.flag: offset 16"):
+            with pytest.raises(ValueError, match=r"Array\.flag: offset 16"):
                 mapped.flag(16)
 
     def test_of_a_block_of_an_arena_is_found_too(self, region):
@@ -136,17 +136,17 @@ class TestJaxArrayInARegion:
 class TestArrayElsewhere:
     def test_is_pinned(self, block, gpu_read):
         with gdrpy.from_tensor(Interface(block + 100, 5000)) as mapped:
-            assert (mapped.region, mapped.offset, mapped.nbytes) == (None, 0, 5000)
-            assert (mapped.ptr, mapped.mapping.ptr, mapped.backend) == (
-                block + 100,
-                block + 100,
-                "sim",
-            )
+            assert (type(mapped.region), mapped.offset, mapped.nbytes) == (gdrpy.Pin, 0, 5000)
+            view = mapped.region.cpu
+            assert (mapped.ptr, view.ptr, view.backend) == (block + 100, block + 100, "sim")
             mapped.write(np.arange(5000, dtype=np.uint8))
             mapped.numpy()[:3] = [9, 8, 7]
             mapped.flag(4).set(1)
             assert gpu_read(block + 100, 9) == bytes([9, 8, 7, 3, 1, 0, 0, 0, 8])
-            assert repr(mapped) == f"<MappedTensor U8 (5000,) at {block + 100:#x}, sim, pinned>"
+            assert repr(mapped) == (
+                f"<Array U8 (5000,) at offset 0 of <Pin of 5000 bytes at {block + 100:#x} on "
+                "simulated GPU 0, sim>>"
+            )
 
     def test_is_copied_whole_where_it_is_large(self, block, gpu_read):
         with gdrpy.from_tensor(Interface(block, MIB)) as mapped:
@@ -181,7 +181,7 @@ class TestArrayElsewhere:
 
     def test_that_is_read_only_is_mapped_so(self, block):
         with gdrpy.from_tensor(Interface(block, 16, readonly=True)) as mapped:
-            assert mapped.mapping.readonly
+            assert mapped.region.cpu.readonly
             with pytest.raises(gdrpy.ReadOnly):
                 mapped.write(np.zeros(16, np.uint8))
 
@@ -194,7 +194,7 @@ class TestArrayElsewhere:
         assert mapped.read()[0] == 3
         del view
         mapped.close()
-        assert repr(mapped) == "<MappedTensor CLOSED>"
+        assert repr(mapped) == "<Array CLOSED>"
 
     def test_is_kept_until_the_view_is_closed(self, block):
         array = Interface(block, 16)

@@ -20,7 +20,7 @@ BY_KERNEL = "a kernel of one thread, resident on the GPU"
 @pytest.fixture
 def places(backend):
     """The CPU views of GPU memory and of pinned memory."""
-    with gdrpy.alloc(4096) as region, gdrpy.pinned(4096) as host:
+    with gdrpy.alloc(4096) as region, gdrpy.page_locked(4096) as host:
         yield region.cpu, host
 
 

@@ -16,7 +16,7 @@ from gdrpy.cli.pingpong import play, responder
 
 NBYTES = 64 << 20
 data = np.arange(NBYTES // 8, dtype=np.uint64)
-with gdrpy.alloc(NBYTES) as region, gdrpy.alloc(4096) as words, gdrpy.pinned(4096) as answers:
+with gdrpy.alloc(NBYTES) as region, gdrpy.alloc(4096) as words, gdrpy.page_locked(4096) as answers:
     ping, reply = words.flag(0), answers.flag(0)
     with responder(ping, reply, 1000, seconds=10) as answering:
         {call}
@@ -31,7 +31,7 @@ CALLS = {
     "rows by staging": "region.write_strided(data.reshape(-1, 8)[:1000, :4], 64, via='dma')",
     "a fill by the GPU": "region.fill(7)",
     "a mirror": "exec('with region.mirror() as array: array[:] = 1')\n        del array",
-    "page-locked memory that comes": "memory = gdrpy.pinned(1 << 20)",
+    "page-locked memory that comes": "memory = gdrpy.page_locked(1 << 20)",
     "a map and its end": "region.map(0, 4096).close()",
     "a region that comes and goes": "gdrpy.alloc(4 << 20).close()",
     "a channel that comes": "channel = gdrpy.Channel(); channel.close()",

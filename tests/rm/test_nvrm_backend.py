@@ -18,8 +18,7 @@ import rmclient as rm
 from gdrpy import cuda, sim
 from gdrpy._core.calls import cuda_functions, ffi
 from gdrpy._core.driver import driver_version
-from gdrpy.memory.backend import Status
-from gdrpy.memory.choice import ALL, candidates
+from gdrpy.memory.backends import ALL, Status, candidates
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20

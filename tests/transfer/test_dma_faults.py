@@ -79,7 +79,7 @@ class TestFailingCall:
         with gdrpy.alloc(MIB):
             fail("cuMemHostAlloc:1")
             with pytest.raises(gdrpy.OutOfMemory, match="the host has no more memory to page-lock"):
-                gdrpy.pinned(64)
+                gdrpy.page_locked(64)
             fail("")
 
 

@@ -70,9 +70,9 @@ class TestBorrowedMemory:
             asked.append(kept())
             if len(asked) == 1:
                 raise gdrpy.OutOfMemory("cuMemHostAlloc: the host has no more memory")
-            return gdrpy.pinned(nbytes, device)
+            return gdrpy.page_locked(nbytes, device)
 
-        monkeypatch.setattr(pinnedpool, "pinned", short)
+        monkeypatch.setattr(pinnedpool, "page_locked", short)
         assert borrow(9 * MIB, 0).nbytes == 9 * MIB
         assert asked == [[2 * MIB], []]
 

@@ -122,9 +122,6 @@ static PyObject *release_once(struct mapping *self)
 	__atomic_store_n(&self->address, NULL, __ATOMIC_RELAXED);
 	self->release = NULL;
 	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
-	if (self->fd >= 0)
-		gdr_private_close(self->fd);
-	self->fd = -1;
 	Py_DECREF(release);
 	return result;
 }
@@ -206,7 +203,6 @@ void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 	self->readonly = readonly;
 	self->generation = gdr_fork_generation;
 	self->release = Py_NewRef(release);
-	self->fd = -1;
 }
 
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
@@ -328,7 +324,6 @@ static PyMethodDef mapping_methods[] = {
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
 	{"_of_memfd", gdr_map_memfd, METH_VARARGS | METH_CLASS, NULL},
-	{"_adopt_memfd", gdr_adopt_memfd, METH_VARARGS | METH_CLASS, NULL},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
 	{"_revoke", (PyCFunction)mapping_revoke, METH_NOARGS, NULL},
@@ -349,8 +344,6 @@ static PyMemberDef mapping_members[] = {
 	 "CUDA ordinal of the device, None without the GPU view."},
 	{"_batch", T_INT, offsetof(struct mapping, batch), READONLY,
 	 "How many batch() blocks it is in."},
-	{"_fd", T_INT, offsetof(struct mapping, fd), READONLY,
-	 "The descriptor that it owns, -1 if none."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},

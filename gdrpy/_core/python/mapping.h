@@ -22,7 +22,6 @@ struct mapping {
 	gdr_users users;    /* views: buffers exported, and calls that let go of the GIL */
 	int batch;	    /* depth of batch() blocks: writes are not fenced */
 	struct gdr_map map; /* what to unmap after the last use, if base is not NULL */
-	int fd;		    /* what to close then, -1 for nothing */
 	PyObject *release;  /* else called then, once, with no arguments; in both cases let go */
 	PyObject *backend, *ptr, *device; /* what Python calls it */
 };
@@ -120,12 +119,11 @@ void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 		       enum gdr_mapping_kind type, bool readonly, PyObject *release);
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
 
-/* In memfd.c: functions of the module, Mapping._of_memfd() and Mapping._adopt_memfd(). */
+/* In memfd.c: functions of the module, and Mapping._of_memfd(). */
 PyObject *gdr_note_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_close_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
-PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 
 /* In transfers.c: open_dma(context). */
 PyObject *gdr_open_dma(PyObject *module, PyObject *context);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Mappings of sealed memory files, made in one call: the way in which a process opens what a broker
- * hands it. Such a mapping unmaps itself; what it keeps alive meanwhile is its `release`.
+ * Mappings of sealed memory files. Such a mapping unmaps itself; what it keeps alive meanwhile is
+ * its `release`.
  */
 #define _GNU_SOURCE 1
 
@@ -43,23 +43,16 @@ PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	return PyLong_FromLongLong(sealed_size(fd));
 }
 
-/* The descriptor, which forked children do not keep; -1 with an exception set, and it is closed. */
-static int note(int fd)
-{
-	fd = gdr_private_note(fd);
-	if (fd < 0)
-		PyErr_NoMemory();
-	return fd;
-}
-
 PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 
 	if (fd < 0 && !PyErr_Occurred())
 		PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
-	if (fd < 0 || note(fd) < 0)
+	if (fd < 0)
 		return NULL;
+	if (gdr_private_note(fd) < 0) /* and it is closed */
+		return PyErr_NoMemory();
 	Py_RETURN_NONE;
 }
 
@@ -105,44 +98,18 @@ static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long 
 
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
 {
-	PyObject *keep, *backend, *ptr, *device;
+	PyObject *keep, *backend;
 	unsigned long long offset;
 	struct mapping *self;
 	Py_ssize_t nbytes;
 	int fd, readonly;
 
-	if (!PyArg_ParseTuple(args, "iKnpOOOO:Mapping._of_memfd", &fd, &offset, &nbytes, &readonly,
-			      &keep, &backend, &ptr, &device))
+	if (!PyArg_ParseTuple(args, "iKnpOO:Mapping._of_memfd", &fd, &offset, &nbytes, &readonly,
+			      &keep, &backend))
 		return NULL;
 
 	self = map_range((PyTypeObject *)type, fd, offset, nbytes, readonly, keep);
 	if (self)
-		gdr_mapping_name(self, backend, ptr, device);
-	return (PyObject *)self;
-}
-
-/*
- * Map the first bytes of a memory file, whose descriptor the mapping owns from then on. None, and
- * the descriptor stays the caller's, for any other descriptor and for one of fewer bytes.
- */
-PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args)
-{
-	PyObject *keep, *backend;
-	struct mapping *self;
-	Py_ssize_t nbytes;
-	int fd, readonly;
-
-	if (!PyArg_ParseTuple(args, "inpOO:Mapping._adopt_memfd", &fd, &nbytes, &readonly, &keep,
-			      &backend))
-		return NULL;
-	if (nbytes <= 0 || nbytes > sealed_size(fd))
-		Py_RETURN_NONE;
-	self = map_range((PyTypeObject *)type, fd, 0, nbytes, readonly, keep);
-	if (self) {
 		gdr_mapping_name(self, backend, Py_None, Py_None);
-		self->fd = note(fd);
-		if (self->fd < 0)
-			Py_CLEAR(self);
-	}
 	return (PyObject *)self;
 }

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from gdrpy.arrays.dtypes import DType
     from gdrpy.broker.client.calls import Client
     from gdrpy.broker.client.region import LeasedRegion
+    from gdrpy.common.dtypes import DType
 
     R = TypeVar("R", bound=LeasedRegion)
 
@@ -58,7 +58,7 @@ async def put(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: source.copy_to("put", draft, 0), seal)
+    return await _publish(draft, lambda: draft._put("put", source, 0), seal)
 
 
 async def put_tensors(
@@ -152,7 +152,7 @@ def _type_name(dtype: DType | np.dtype[Any]) -> str:
             raise TypeError(f"put: an array of {dtype} holds objects, not bytes: convert it first")
         return dtype.str
     if dtype.names is None:
-        from gdrpy.arrays.dtypes import as_dtype
+        from gdrpy.common.dtypes import as_dtype
 
         return as_dtype("put", dtype).name
     raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
@@ -165,7 +165,7 @@ def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]
     """
     import numpy as np
 
-    from gdrpy.arrays.dtypes import DTYPES
+    from gdrpy.common.dtypes import DTYPES
 
     try:
         name, lengths = layout

@@ -5,9 +5,9 @@ from __future__ import annotations
 from _thread import RLock
 
 from gdrpy._core._mapping import fork_generation
-from gdrpy.arrays.regions import remember
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.errors import BrokerUnavailable, Gone
+from gdrpy.region import remember
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _arrive(region: AwayRegion) -> None:
         fields.update(found)
         object.__setattr__(region, "__class__", BrokerRegion)
         if region._cpu is not None:
-            region._cpu._origin = region._origin(0)
+            region._cpu._travel = region._travel(0)
         if region._ptr is not None:
             remember(region)
         del fields["_identity"], fields["_arriving"]

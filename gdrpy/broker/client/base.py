@@ -11,7 +11,6 @@ from gdrpy.broker.place import VARIABLE, connect_path
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
-from gdrpy.memory.choice import prepare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ async def reach(
         raise ValueError(
             f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
         )
-    prepare()  # or the first region would wait for it
     connection = Connection(make_channel(timeout), path, reconnect)
     try:
         await connection.open()

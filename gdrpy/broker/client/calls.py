@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from gdrpy import cuda
 from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
@@ -19,7 +20,7 @@ from gdrpy.broker.protocol import (
     pack_metadata,
 )
 from gdrpy.broker.unix import close_all
-from gdrpy.common.arguments import as_size, as_viewer
+from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
@@ -189,7 +190,7 @@ async def get(
     cannot reach the memory).
     """
     request = request_to_get(name, gpu, cpu, readonly)
-    viewer = as_viewer("get", device, gpu)
+    viewer = cuda.viewer("get", device, gpu)
     if wait is None:
         message, fds = await client._ask(request)
     else:
@@ -235,7 +236,7 @@ async def get_many(
     if isinstance(names, str):
         raise TypeError(f"get_many: names must be several names, and is {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
-    viewer = as_viewer("get_many", device, gpu)
+    viewer = cuda.viewer("get_many", device, gpu)
     regions: list[R] = []
     with Undo() as undo:
         for batch in _batches(wanted):

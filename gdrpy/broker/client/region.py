@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from _weakref import ref
 
 from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arrays import ARRAY, stored_array
@@ -11,7 +10,6 @@ from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.broker.unix import NO_FD, close_all
 from gdrpy.errors import MissingView, ReadOnly, Sealed
-from gdrpy.memory.view import Origin
 from gdrpy.region import Region
 
 TYPE_CHECKING = False
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.arrays.array import Array
+    from gdrpy.arrays.viewed import Array
     from gdrpy.broker.client.base import BrokerBase
     from gdrpy.broker.client.connection import Lease, Message
     from gdrpy.memory.view import Mapping
 
 
-class _LeasedParcel:
+class _LeasedMemory:
     """What outlives a region in its mappings, and arrives in another process as a region."""
 
     __slots__ = ("gpu", "lease")
@@ -168,8 +166,8 @@ class LeasedRegion(Region):
             self._mappings.add(self._cpu)
             self._cpu = view
 
-    def _origin(self, start: int) -> Origin:
-        return Origin(ref(self), _LeasedParcel(self._source, self._ptr is not None), start)
+    def _stand_in(self) -> object:
+        return _LeasedMemory(self._memory.source, self._ptr is not None)
 
     def _release(self) -> None:
         super()._release()

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.errors import OutOfMemory
-from gdrpy.memory import host, vmm
-from gdrpy.memory.choice import take_export
+from gdrpy.memory import file, vmm
+from gdrpy.memory.choice import open_export
 
 
 def capacities() -> dict[int, int]:
@@ -32,14 +32,14 @@ def uuids() -> dict[int, str]:
 def rounded(nbytes: int, device: int) -> int:
     """Bytes that a region of ``nbytes`` takes on a device."""
     if device == CPU_DEVICE:
-        return host.rounded_size(nbytes)
+        return file.rounded_size(nbytes)
     return vmm.rounded_size(nbytes, device)
 
 
 def make(size: int, device: int) -> int:
     """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
     if device == CPU_DEVICE:
-        return host.create(size)
+        return file.create_export(size)
     return vmm.create_export(size, device)
 
 
@@ -67,11 +67,11 @@ def digest(fd: int, nbytes: int, buffer: bytearray) -> Generator[None, None, str
     Raises Error.
     """
     checksum = hashlib.sha256()
-    memory = take_export(fd)
+    memory = open_export("digest", fd, gpu=False)
     try:
         for start in range(0, nbytes, len(buffer)):
             size = min(len(buffer), nbytes - start)
-            with memory.map(start, size, True, None, None) as mapping, memoryview(buffer) as view:
+            with memory.map(start, size, True) as mapping, memoryview(buffer) as view:
                 mapping.readinto(view[:size], 0)
                 checksum.update(view[:size])
             yield

@@ -31,7 +31,7 @@ from gdrpy.cli.firstrun.firstrun import FirstRun, settled
 from gdrpy.cli.firstrun.node import PAGE, open_node
 from gdrpy.cli.sizes import approximate_size
 from gdrpy.errors import Error
-from gdrpy.memory import choice as backends
+from gdrpy.memory import backends
 from gdrpy.memory.node import PATH as NODE
 
 _MIB = 1 << 20

@@ -23,7 +23,7 @@ import gdrpy
 from gdrpy import cuda
 from gdrpy._core.calls import ffi, lib
 from gdrpy.memory import node
-from gdrpy.memory.choice import ALL
+from gdrpy.memory.backends import ALL
 from support import hide_features, open_descriptors
 
 MIB = 1 << 20
@@ -115,7 +115,7 @@ class TestMapping:
         with gdr.pin(pointer + 70_000, 10) as pin:
             assert pin.info == gdrpy.PinInfo(pointer + 65_536, 65_536, 65_536, False, None)
             told = ffi.new("struct gdr_pin_info *")
-            assert lib.gdr_node_info(gdr._open_node().struct, pin._taken.handle, told) == 0
+            assert lib.gdr_node_info(gdr._open_node().struct, pin._memory.handle, told) == 0
             assert (told.va, told.nbytes) == (pin.info.va, pin.info.mapped_size)
 
 
@@ -339,7 +339,7 @@ with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
                 """
 gdrpy.granularity()  # loads CUDA from where nobody may read
 os.setuid(65534)
-from gdrpy.memory.choice import ALL
+from gdrpy.memory.backends import ALL
 print(ALL["gdrdrv"].status(0).reason)
 """
             )

@@ -11,7 +11,7 @@ import pytest
 import gdrpy
 from gdrpy import region
 from gdrpy.cli import checks, main
-from gdrpy.memory.gpu import CoreMemory
+from gdrpy.memory.gpu import GpuMemory
 
 Run = Callable[..., dict[str, Any]]
 
@@ -57,23 +57,23 @@ def keeps_what_was_freed(patch: pytest.MonkeyPatch) -> None:
 
 
 def shares_another_page(patch: pytest.MonkeyPatch) -> None:
-    take, map_ = region.take_export, CoreMemory.map
+    open_export, map_ = region.open_export, GpuMemory.map
 
-    def shorter(fd: int, backend: str | None = None) -> Any:
-        memory = take(fd, backend)
-        memory.nbytes -= 4096
+    def shorter(*args: Any, **options: Any) -> Any:
+        memory = open_export(*args, **options)
+        memory.size -= 4096
         return memory
 
-    def shifted(self: CoreMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
+    def shifted(self: GpuMemory, offset: int, *rest: Any) -> gdrpy.Mapping:
         return map_(self, offset if self.handle else offset + 4096, *rest)
 
-    patch.setattr(region, "take_export", shorter)
-    patch.setattr(CoreMemory, "map", shifted)
+    patch.setattr(region, "open_export", shorter)
+    patch.setattr(GpuMemory, "map", shifted)
 
 
 def shares_for_writing(patch: pytest.MonkeyPatch) -> None:
-    export = CoreMemory.export
-    patch.setattr(CoreMemory, "export", lambda self, readonly: export(self, False))
+    share = GpuMemory.share
+    patch.setattr(GpuMemory, "share", lambda self, readonly: share(self, False))
 
 
 class TestCheckOfTheModule:

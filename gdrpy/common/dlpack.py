@@ -1,23 +1,19 @@
 """Memory shown to other array libraries by DLPack.
 
-What they drop last is given back when the GPU has done what was queued by then: see _reclaim.py.
+What they drop last is given back when the GPU has done what was queued by then: see
+memory/reclaim.py.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gdrpy._core import _mapping
-from gdrpy.arrays.dtypes import DTYPES, DType
 from gdrpy.common.arguments import as_int
-
-if TYPE_CHECKING:
-    from gdrpy.common.resource import Owner
-    from gdrpy.memory.view import Mapping
+from gdrpy.common.dtypes import DType
 
 #: A kind of devices by DLPack's number, and which of them.
 Device = tuple[int, int]
@@ -53,48 +49,6 @@ class Exporter(Protocol):
 
     def _copy(self, device: Device, stream: int | None) -> View:
         """A copy on a device, made by the time that it returns. Raises BufferError."""
-
-
-class MappingBytes:
-    """A mapping, as the bytes that the CPU sees."""
-
-    def __init__(self, mapping: Mapping) -> None:
-        self._mapping = mapping
-
-    def __dlpack_device__(self) -> Device:
-        return HOST
-
-    def _view(self, device: Device) -> View | None:
-        if device != HOST:
-            return None
-        mapping = self._mapping
-        memory = memoryview(mapping)
-        return View(
-            mapping.address,
-            HOST,
-            (mapping.nbytes,),
-            DTYPES["U8"],
-            mapping.readonly,
-            memory,
-        )
-
-    def _copy(self, device: Device, stream: int | None) -> View:  # noqa: ARG002
-        mapping = self._mapping
-        return host_copy(
-            "Mapping.__dlpack__", device, (mapping.nbytes,), DTYPES["U8"], mapping.readinto
-        )
-
-
-class Hold:
-    """One user of an allocation, for as long as it is referred to."""
-
-    def __init__(self, allocation: Owner) -> None:
-        allocation.hold()
-        self._allocation = allocation
-
-    def __del__(self) -> None:
-        if hasattr(self, "_allocation") and not sys.is_finalizing():
-            self._allocation.let_go()
 
 
 def export(

@@ -22,11 +22,11 @@ def page_locked(address: int) -> bool:
 
 @pytest.fixture
 def memory(contract: None):
-    with gdrpy.pinned(5000) as memory:
+    with gdrpy.page_locked(5000) as memory:
         yield memory
 
 
-class TestPinnedMemory:
+class TestPageLockedMemory:
     def test_is_a_mapping_as_any_other(self, memory):
         memory.write(b"hello", 3)
         assert memory.read(5, 3) == b"hello"
@@ -34,9 +34,9 @@ class TestPinnedMemory:
         assert memory.numpy("uint64", offset=4992)[0] == 1 << 40
 
     def test_is_cached_and_says_what_it_is(self, memory):
-        assert (memory.nbytes, memory.device, memory.backend) == (5000, 0, "pinned")
+        assert (memory.nbytes, memory.device, memory.backend) == (5000, 0, "page-locked")
         assert memory.mapping_type is gdrpy.MappingType.CACHED
-        assert repr(memory) == "<Mapping of 5000 bytes, cached, pinned>"
+        assert repr(memory) == "<Mapping of 5000 bytes, cached, page-locked>"
 
     def test_is_reached_by_the_gpu(self, memory, region):
         region.write(b"from the GPU")
@@ -55,7 +55,7 @@ class TestPinnedMemory:
         cuda.call("cuStreamDestroy", stream)
 
     def test_is_freed_when_it_is_closed(self, contract):
-        memory = gdrpy.pinned(64)
+        memory = gdrpy.page_locked(64)
         address = memory.address
         assert page_locked(address)
         memory.close()
@@ -64,7 +64,7 @@ class TestPinnedMemory:
             memory.write(b"late")
 
     def test_is_freed_when_the_last_array_of_it_is_gone(self, contract):
-        array = gdrpy.pinned(4096).numpy()[100:200]
+        array = gdrpy.page_locked(4096).numpy()[100:200]
         address = array.ctypes.data
         gc.collect()
         assert page_locked(address)
@@ -83,20 +83,22 @@ class TestRefusal:
     @pytest.mark.parametrize("nbytes", [0, -1])
     def test_of_sizes_that_are_none(self, contract, nbytes):
         with pytest.raises(
-            ValueError, match=f"pinned: nbytes must be 1 or more .* and is {nbytes}"
+            ValueError, match=f"page_locked: nbytes must be 1 or more .* and is {nbytes}"
         ):
-            gdrpy.pinned(nbytes)
+            gdrpy.page_locked(nbytes)
 
     def test_of_what_is_no_size_or_device(self, contract):
-        with pytest.raises(TypeError, match="pinned: nbytes must be an int, and is '64'"):
-            gdrpy.pinned("64")
-        with pytest.raises(ValueError, match="pinned: device must be a CUDA ordinal, .* is 'cpu'"):
-            gdrpy.pinned(64, "cpu")
+        with pytest.raises(TypeError, match="page_locked: nbytes must be an int, and is '64'"):
+            gdrpy.page_locked("64")
+        with pytest.raises(
+            ValueError, match="page_locked: device must be a CUDA ordinal, .* is 'cpu'"
+        ):
+            gdrpy.page_locked(64, "cpu")
 
     def test_of_a_device_that_is_not_there(self, contract):
         with pytest.raises(gdrpy.NotFound, match="no CUDA device 99"):
-            gdrpy.pinned(64, 99)
+            gdrpy.page_locked(64, 99)
 
     def test_of_more_than_there_is(self, contract):
         with pytest.raises(gdrpy.OutOfMemory):
-            gdrpy.pinned(1 << 60)
+            gdrpy.page_locked(1 << 60)

@@ -1,0 +1,643 @@
+"""Memory with views, and arrays in it."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakSet
+
+from gdrpy import cuda
+from gdrpy._core import _mapping
+from gdrpy.arrays.elements import Elements, as_bytes, elements_of
+from gdrpy.arrays.interop import DeviceArray
+from gdrpy.common import dlpack
+from gdrpy.common.arguments import as_int, as_range
+from gdrpy.common.dlpack import CUDA, HOST, View
+from gdrpy.common.dtypes import as_dtype
+from gdrpy.common.resource import Hold, Resource, Undo, close_after
+from gdrpy.copies import dma
+from gdrpy.copies.tuning import limits
+from gdrpy.errors import Closed, MissingView, ReadOnly
+from gdrpy.memory import vmm
+from gdrpy.memory.memory import Memory, settle
+from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.memory.view import Flag, Mapping
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
+#: Neither numpy nor DLPack's consumers take more.
+MAX_DIMENSIONS = 64
+#: From this size in bytes on a fill is quicker by the GPU, which has to be asked.
+_DMA_FILL_MIN = 64 * 1024
+#: Bytes that a fill through the mapping stores at a time.
+_FILL_CHUNK = 256 * 1024
+#: Bytes that go through the host at once where they cannot go from GPU to GPU.
+_COPY_CHUNK = 16 << 20
+
+
+class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
+    """``nbytes`` bytes of memory, with the views that this process has of them.
+
+    The CPU sees them through :attr:`cpu` and other mappings, GPU ``device`` at :attr:`ptr`. Copies
+    between host memory and these take the view that is the faster one; each is done when the call
+    returns, and waits for no kernel. Threads may share it.
+    """
+
+    #: Whether a pickle of it, by multiprocessing, arrives as one like it.
+    _is_sent = True
+    #: The mapping of all of it, and other mappings that were made.
+    _cpu: Mapping | None = None
+    _mappings: WeakSet[Mapping] | None = None
+
+    def __init__(self, memory: Memory, nbytes: int, ptr: int | None, readonly: bool) -> None:
+        """``ptr`` is the GPU address that copies and other libraries may use, None for none.
+
+        The memory is its own from here on. ``readonly`` has each of its views be read-only.
+        """
+        super().__init__()
+        self.nbytes = nbytes
+        self.device = memory.device
+        self.readonly = readonly
+        self._memory = memory
+        self._ptr = ptr
+
+    @property
+    def location(self) -> str:
+        """Where the memory lies, in words."""
+        return self._memory.location
+
+    @property
+    @abstractmethod
+    def ptr(self) -> int:
+        """The GPU address of the first byte."""
+
+    @property
+    @abstractmethod
+    def cpu(self) -> Mapping:
+        """The CPU view of all of it."""
+
+    @abstractmethod
+    def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
+        """How a mapping from byte ``start`` on is pickled."""
+
+    def _map(self, start: int, size: int, readonly: bool) -> Mapping:
+        """A mapping of a range that lies inside; called with the lock held."""
+        mapping = self._memory.map(start, size, readonly)
+        mapping._travel = self._travel(start)
+        return mapping
+
+    def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
+        """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
+
+        What is itself read-only is always mapped so.
+
+        Raises ValueError outside the memory, OutOfMemory when the BAR is full.
+        """
+        call = f"{type(self).__name__}.map"
+        start, size = as_range(call, offset, nbytes, self.nbytes)
+        if size == 0:
+            raise ValueError(f"{call}: a mapping of 0 bytes at offset {start}")
+        with self._lock:
+            self._check(call)
+            mapping = self._map(start, size, bool(readonly) or self.readonly)
+            if self._mappings is None:
+                self._mappings = WeakSet()
+            self._mappings.add(mapping)
+        return mapping
+
+    def _mapped(self) -> list[Mapping]:
+        """Its mappings, open or closed."""
+        own = () if self._cpu is None else (self._cpu,)
+        return [*own, *(self._mappings or ())]
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the GPU memory was freed under it by its owner, which costs a system call.
+
+        Its mappings raise Revoked from then on; views made before find what the pin was asked to
+        show. Only memory that the gdrdrv backend maps can be revoked.
+        """
+        self._check(f"{type(self).__name__}.revoked")
+        with self._lock:
+            found = self._memory.revoked
+            if found:
+                for mapping in self._mapped():
+                    mapping._revoke()
+        return found
+
+    @property
+    def _has_gpu_view(self) -> bool:
+        self._check(f"{type(self).__name__}.ptr")
+        return self._ptr is not None
+
+    @property
+    def _has_cpu_view(self) -> bool:
+        self._check(f"{type(self).__name__}.cpu")
+        return self._cpu is not None
+
+    def _check_writable(self, call: str) -> None:
+        """Raise where nothing may be written."""
+        self._check(call)
+        if self.readonly:
+            what = type(self).__name__.lower()
+            raise ReadOnly(f"{call}: the {what} is read-only; open it with readonly=False")
+
+    def _prepare(self, call: str, writing: bool) -> None:
+        """Arm the copies, or raise what keeps one from being made."""
+        with self._lock:
+            self._check(call)
+            if writing:
+                self._check_writable(call)
+            engine = device = None
+            if self._ptr is not None:
+                device = self.device
+                assert device is not None
+                engine = dma.engine(device)
+            self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, limits(device))
+
+    def _check_gpu_may_write(self, call: str) -> None:
+        """Raise where nothing may be written.
+
+        No store made before arrives after what the GPU writes from now on.
+        """
+        self._check_writable(call)
+        if self._cpu is not None:
+            self._cpu.flush()  # also those of a batch()
+
+    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
+
+        By CPU stores, or from 64 KiB on by the GPU. Raises ValueError, ReadOnly, Closed.
+        """
+        call = f"{type(self).__name__}.fill"
+        byte = as_int(call, "value", value)
+        if not 0 <= byte <= 255:
+            raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
+        start, size = as_range(call, offset, nbytes, self.nbytes)
+        self._check_gpu_may_write(call)
+        if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
+            assert self.device is not None
+            with Hold(self._memory):
+                if size:
+                    dma.fill(self.device, self._ptr + start, byte, size)
+            return
+        chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
+        for done in range(0, size, _FILL_CHUNK):
+            self.cpu.write(chunk[: size - done], start + done)
+
+    def _put(self, call: str, elements: Elements, offset: int) -> None:
+        """Copy an array's elements, packed in C order. It is done on return.
+
+        Raises ReadOnly, Closed.
+        """
+        source = elements.data
+        if not isinstance(source, DeviceArray):
+            self.write(as_bytes(source), offset)
+            return
+        self._check_gpu_may_write(call)
+        if not source.nbytes:
+            return
+        if self._ptr is not None and source.device in self._memory.devices:
+            with Hold(self._memory):
+                dma.copy(source.device, self._ptr + offset, source.address, source.nbytes)
+            return
+        staging = borrow(min(_COPY_CHUNK, source.nbytes), source.device)
+        for start in range(0, source.nbytes, _COPY_CHUNK):
+            piece = staging[: source.nbytes - start]
+            dma.copy(source.device, piece.ctypes.data, source.address + start, piece.nbytes)
+            self.write(piece, offset + start)
+
+    def numpy(
+        self,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> np.ndarray[Any, Any]:
+        """An array over the CPU view: see :meth:`Mapping.numpy`."""
+        return self.cpu.numpy(dtype, shape, offset)
+
+    def flag(self, offset: int = 0, width: int = 4) -> Flag:
+        """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
+        return self.cpu.flag(offset, width)
+
+    def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
+        """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
+
+        Raises ValueError if they do not fit, TypeError.
+        """
+        self._check(f"{type(self).__name__}.array")
+        return Array(self, shape, dtype, offset)
+
+    def _as_array(self) -> Array:
+        """All of it as bytes."""
+        return self.array(self.nbytes, "U8")
+
+    def _buffer(self) -> memoryview:
+        """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
+        return memoryview(self.cpu)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The CPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        return self._as_array().__array_interface__
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The GPU view as bytes (version 3): see :class:`gdrpy.Array`."""
+        return self._as_array().__cuda_array_interface__
+
+    def __dlpack__(self, **wishes: Any) -> object:
+        """All of it as bytes: see :meth:`Array.__dlpack__`."""
+        return self._as_array().__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where :meth:`__dlpack__` shows it: (2, device) on a GPU, (1, 0) in host memory."""
+        return self._as_array().__dlpack_device__()
+
+    def mirror(
+        self,
+        load: bool = False,
+        dtype: DTypeLike = "uint8",
+        shape: int | tuple[int, ...] | None = None,
+    ) -> AbstractContextManager[np.ndarray[Any, Any]]:
+        """A writable array in host memory, whose bytes go into the region at the block's end.
+
+        ``load`` copies the region's bytes in first; else the array begins with any values: fill all
+        of it. It begins at byte 0; ``shape`` None is the whole region. Its memory is page-locked if
+        the region has a GPU view; when the last array of it is gone it serves the next mirror, or
+        is freed beyond 256 MiB. Nothing is copied back when the block raises. Over a read-only
+        region the array is read-only.
+        """
+        call = f"{type(self).__name__}.mirror"
+        self._check(call)
+        return self._mirror(call, load, dtype, shape)
+
+    @contextmanager
+    def _mirror(
+        self, call: str, load: bool, dtype: Any, shape: Any
+    ) -> Iterator[np.ndarray[Any, Any]]:
+        kind = as_dtype(call, dtype)
+        array_kind = kind.numpy(call)
+        part = Array(self, self.nbytes // kind.nbytes if shape is None else shape, kind)
+        memory = self._host_memory(part.nbytes)
+        if load:
+            self.readinto(memory, 0)
+        array = memory.view(array_kind).reshape(part.shape)
+        writable = not self.readonly
+        array.flags.writeable = writable
+        yield array
+        if writable:
+            self.write(memory)
+
+    def _host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
+        """Bytes of host memory, page-locked if there is a GPU view; any values at first.
+
+        It is free for the next one when the last array of it is gone. Raises OutOfMemory,
+        CudaError.
+        """
+        import numpy as np
+
+        if not nbytes or not self._has_gpu_view:
+            return np.empty(nbytes, np.uint8)
+        assert self.device is not None
+        return borrow(nbytes, self.device)
+
+    def _refuse_if_busy(self) -> None:
+        """Raise BufferError while somebody could still use the memory."""
+        for one in settle:
+            one()
+        users = self._running + self._memory.users
+        for mapping in self._mapped():
+            users += mapping._users
+        if users:
+            raise BufferError(
+                f"{type(self).__name__}.close: {users} views or running copies still use the "
+                f"memory; delete the numpy arrays and memoryviews made from it first"
+            )
+
+    def _release(self) -> None:
+        self._refuse_if_busy()
+        self._disarm()
+        with Undo() as undo:
+            undo.keep(self._memory)
+            try:
+                for mapping in self._mapped():
+                    mapping.close()
+            except BufferError:  # a view made since: nothing is given back under it
+                undo.pop_all()
+                raise
+
+
+class Array(_mapping.Buffer):
+    """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.array`, and by
+    :func:`from_tensor` of another library's.
+
+    ``dtype`` is the safetensors name of the element type ("F32", "BF16"), ``shape`` a tuple of
+    lengths, ``nbytes`` the size in bytes, ``readonly`` whether it may be read only. It keeps its
+    ``region``, which is a Pin where it lies in one. Threads may share it.
+
+    Other libraries take it without a copy: the GPU view by ``from_dlpack`` and by
+    ``__cuda_array_interface__``, the CPU view as a buffer (``numpy.asarray``, ``memoryview``). What
+    they make of it keeps the memory, and the region's ``close()`` raises BufferError while it is
+    alive; but for users of ``__cuda_array_interface__``, which keep the Array and are not counted.
+    """
+
+    #: What from_tensor() has it keep until it is closed: the tensor, and a Pin to be closed with.
+    _tensor: object = None
+    _pin: Viewed | None = None
+
+    def __init__(
+        self, region: Viewed, shape: Any, dtype: Any, offset: Any = 0, readonly: bool = False
+    ) -> None:
+        call = f"{type(region).__name__}.array"
+        self._kind = as_dtype(call, dtype)
+        self.region = region
+        self.dtype = self._kind.name
+        self.shape = as_shape(call, shape)
+        self.nbytes = math.prod(self.shape) * self._kind.nbytes
+        self.offset, _ = as_range(call, offset, self.nbytes, region.nbytes)
+        self._readonly = readonly
+        self._closed = False
+
+    @classmethod
+    def of_tensor(cls, region: Viewed, tensor: DeviceArray, offset: int, owned: bool) -> Self:
+        """Another library's array that lies in a region, or in a Pin, then ``owned``."""
+        array = cls(region, tensor.shape, tensor.dtype, offset, tensor.readonly)
+        array._tensor = tensor.owner
+        array._pin = region if owned else None
+        return array
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it may be read only: as its region, or by its library's wish."""
+        return self._readonly or self.region.readonly
+
+    def _check(self, call: str) -> None:
+        if self._closed:
+            raise Closed(f"{call}: the Array is closed")
+
+    @property
+    def ptr(self) -> int:
+        """The GPU address of the first element. Raises MissingView without the GPU view."""
+        self._check("Array.ptr")
+        return self.region.ptr + self.offset
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """An array over the CPU view, without a copy.
+
+        Raises MissingView without the CPU view, ValueError if it is not aligned to its
+        elements, TypeError where numpy lacks the element type and ml_dtypes is not installed.
+        """
+        self._check("Array.numpy")
+        array = self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
+        if self._readonly:
+            array.flags.writeable = False
+        return array
+
+    def flag(self, offset: int = 0, width: int = 4) -> Flag:
+        """One aligned word of ``width`` (4 or 8) bytes at byte ``offset`` of the array.
+
+        Of a read-only array it is read-only.
+        """
+        call = "Array.flag"
+        self._check(call)
+        start, _ = as_range(call, offset, width, self.nbytes)
+        if self._readonly and not self.region.readonly:
+            part = self.region.map(self.offset + start, width, readonly=True)
+            return part.flag(0, width)
+        return self.region.flag(self.offset + start, width)
+
+    def write(self, array: Any) -> None:
+        """Copy an array of the same shape and element type into the region, the fast way.
+
+        It may be of any library that speaks DLPack or ``__cuda_array_interface__``, or what numpy
+        makes an array of. From the GPU that the region is on it is copied by that GPU, after what
+        its library has queued on it. The copy is done on return.
+
+        Raises TypeError for another element type, ValueError for another shape and for GPU arrays
+        that are not packed in C order, ReadOnly, Closed.
+        """
+        call = "Array.write"
+        self._check(call)
+        if self._readonly:
+            raise ReadOnly(f"{call}: the library that made the array has it read-only")
+        source = elements_of(call, array)
+        kind = as_dtype(call, source.dtype)
+        if kind != self._kind:
+            raise TypeError(
+                f"{call}: the array's dtype is {kind.name}, and this Array's {self.dtype}"
+            )
+        if source.shape != self.shape:
+            raise ValueError(
+                f"{call}: the array's shape is {source.shape}, and this Array's {self.shape}"
+            )
+        self.region._put(call, source, self.offset)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """A new array of a copy of the elements, made the fast way. Raises as :meth:`numpy`."""
+        import numpy as np
+
+        self._check("Array.read")
+        array = np.empty(self.shape, self._kind.numpy("Array.read"))
+        self.region.readinto(array.reshape(-1).view(np.uint8), self.offset)
+        return array
+
+    def _buffer(self) -> memoryview:
+        """The CPU view, for ``memoryview(array)`` and ``numpy.asarray(array)``.
+
+        Raises BufferError for element types that buffers have no letter for, and as :meth:`numpy`.
+        """
+        if not self._kind.native:
+            raise BufferError(self._unspoken("a buffer"))
+        return self.numpy().data
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The CPU view (version 3), for numpy and others; its ``data`` keeps the memory.
+
+        Raises TypeError for element types that have no type string, and as :meth:`numpy`.
+        """
+        if not self._kind.native:
+            raise TypeError(self._unspoken("__array_interface__"))
+        return {
+            "shape": self.shape,
+            "typestr": self._kind.numpy("__array_interface__").str,
+            "data": memoryview(self),
+            "version": 3,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The GPU view (version 3), for cupy, numba, torch and others.
+
+        gdrpy queues no GPU work on it, so its ``stream`` is None: there is nothing to wait for.
+
+        Absent without the GPU view, on the simulated GPU, and for element types that have no type
+        string there.
+        """
+        name = "__cuda_array_interface__"
+        if not self._kind.native:
+            raise AttributeError(self._unspoken(name))
+        try:
+            ptr = self.ptr
+        except MissingView as error:
+            raise AttributeError(f"{name}: {error}") from None
+        if cuda.simulated():
+            raise AttributeError(
+                f"{name}: a simulated GPU's memory is the host's, where no CUDA library finds it: "
+                f"use from_dlpack"
+            )
+        if not self._aligned:
+            raise AttributeError(f"{name}: {self._misplaced()}")
+        return {
+            "shape": self.shape,
+            "typestr": self._kind.numpy(name).str,
+            "data": (ptr if self.nbytes else 0, self.readonly),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where :meth:`__dlpack__` shows it: (2, device) on a GPU, (1, 0) in host memory."""
+        self._check("Array.__dlpack_device__")
+        if self.region._has_gpu_view and not cuda.simulated():
+            assert self.region.device is not None
+            return CUDA, self.region.device
+        return HOST
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A DLPack capsule of the GPU view, or of the CPU view where the region has no other.
+
+        A simulated GPU's memory is the host's, and its GPU view is given as that. ``dl_device=(1,
+        0)`` asks for host memory: on a real GPU that is the CPU view.
+
+        gdrpy queues no GPU work, so nothing is waited for on ``stream``. With ``copy=True``, and
+        where ``dl_device`` does not see the memory unless ``copy`` is False, it is a copy: on a GPU
+        made after what is queued on ``stream``, and in either case done on return.
+
+        Raises BufferError for what cannot be had, ValueError for an impossible stream.
+        """
+        return dlpack.export(
+            "Array.__dlpack__",
+            self,
+            stream=stream,
+            max_version=max_version,
+            dl_device=dl_device,
+            copy=copy,
+        )
+
+    def _view(self, device: tuple[int, int]) -> View | None:
+        region = self.region
+        if not self._aligned:
+            raise BufferError(f"Array.__dlpack__: {self._misplaced()}")
+        if region._has_gpu_view and device == self.__dlpack_device__():
+            owner = Hold(region._memory)
+            return View(self.ptr, device, self.shape, self._kind, self.readonly, owner)
+        if device == HOST and region._has_cpu_view:
+            cpu = region.cpu
+            return View(
+                cpu.address + self.offset,
+                device,
+                self.shape,
+                self._kind,
+                self._readonly or cpu.readonly,
+                memoryview(cpu),
+            )
+        return None
+
+    def _copy(self, device: tuple[int, int], stream: int | None) -> View:
+        if device == self.__dlpack_device__() != HOST:
+            return self._copy_on_gpu(device, stream)
+        return dlpack.host_copy(
+            "Array.__dlpack__",
+            device,
+            self.shape,
+            self._kind,
+            lambda data: self.region.readinto(data, self.offset),
+        )
+
+    def _copy_on_gpu(self, device: tuple[int, int], stream: int | None) -> View:
+        copy = vmm.create(max(self.nbytes, 1), device[1])
+        assert copy.ptr is not None
+        if self.nbytes:
+            with Hold(self.region._memory):
+                dma.copy(device[1], copy.ptr, self.ptr, self.nbytes, stream)
+        return View(copy.ptr, device, self.shape, self._kind, False, Hold(copy))
+
+    @property
+    def _aligned(self) -> bool:
+        return self.offset % self._kind.nbytes == 0
+
+    def _misplaced(self) -> str:
+        return (
+            f"offset {self.offset} is not aligned to the {self._kind.nbytes} bytes of "
+            f"{self.dtype}: take a copy by Array.read()"
+        )
+
+    def _unspoken(self, protocol: str) -> str:
+        return f"{protocol} cannot say {self.dtype}: use from_dlpack, or Array.numpy()"
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of what it keeps; the region stays open. May be called again.
+
+        What :func:`from_tensor` pinned is unpinned: raises BufferError while there are views of it.
+        """
+        if self._pin is not None:
+            self._pin.close()
+        self._closed = True
+        self._tensor = self._pin = None
+
+    def __enter__(self) -> Self:
+        self._check("with Array")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        close_after(self, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check("sending an Array")
+        if not self.region._is_sent:
+            raise TypeError(
+                "an Array in a Pin cannot be copied or pickled: send the tensor by its own library"
+            )
+        return type(self), (self.region, self.shape, self.dtype, self.offset, self._readonly)
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Array CLOSED>"
+        return f"<Array {self.dtype} {self.shape} at offset {self.offset} of {self.region!r}>"
+
+
+def as_shape(call: str, value: Any) -> tuple[int, ...]:
+    """A tuple of lengths; an int is a shape of one. Raises TypeError, ValueError."""
+    lengths = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    shape = tuple(as_int(call, "shape", length) for length in lengths)
+    if len(shape) > MAX_DIMENSIONS or not all(0 <= length < 1 << 62 for length in shape):
+        raise ValueError(
+            f"{call}: a shape is up to {MAX_DIMENSIONS} lengths of 0 or more, and this is {value!r}"
+        )
+    return shape

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 import gdrpy
 import gpukernels
-from gdrpy import Channel, ChannelReader, cuda
+from gdrpy import Channel, cuda
+from gdrpy.channel import ChannelReader
 from harness import Figure, Measurement, Session, Topic
 
 MODULE = "channel"

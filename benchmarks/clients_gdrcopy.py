@@ -113,7 +113,7 @@ def _build(client: Client, variant: str, source: Path, programs: Path) -> bool:
             client.add(variant, "builds", FAIL, said=[str(error)])
             return False
     # This library's gdrapi.h is found before theirs.
-    folders = (gdrpy.include_dir(), source / "include", source / "src")
+    folders = (gdrpy.channel.include_dir(), source / "include", source / "src")
     flags = ["-include", _MISSING_HEADERS, *(f"-I{one}" for one in folders)]
     linked = [f"-L{programs}", "-lgdrapi", "-lcuda"]
     with ExitStack() as undo:

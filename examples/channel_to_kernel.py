@@ -50,7 +50,7 @@ def compiled(source: str) -> bytes:
     from cuda.bindings import nvrtc
 
     major, minor = cuda.device_info(0).compute_capability
-    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{gdrpy.include_dir()}"]
+    options = [f"--gpu-architecture=sm_{major}{minor}", f"-I{gdrpy.channel.include_dir()}"]
     _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"total.cu", 0, [], [])
     (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:

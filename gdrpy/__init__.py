@@ -48,27 +48,17 @@ from gdrpy.errors import (
 _HOMES = {
     "Arena": "gdrpy.arena",
     "Array": "gdrpy.arrays.viewed",
-    "Attributes": "gdrpy.pins",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
     "Channel": "gdrpy.channel",
-    "ChannelReader": "gdrpy.channel",
-    "Event": "gdrpy.broker.client.records",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
     "Mapping": "gdrpy.memory.view",
-    "MappingType": "gdrpy.memory.view",
     "Pin": "gdrpy.pins",
-    "PinInfo": "gdrpy.pins",
     "Region": "gdrpy.region",
-    "RegionInfo": "gdrpy.broker.client.records",
-    "Revocation": "gdrpy.pins",
-    "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
     "connect": "gdrpy.broker.client.broker",
     "from_tensor": "gdrpy.pins",
-    "granularity": "gdrpy.memory.vmm",
-    "include_dir": "gdrpy.channel",
     "open": "gdrpy.pins",
     "page_locked": "gdrpy.memory.page_locked",
     "pin": "gdrpy.pins",
@@ -76,26 +66,26 @@ _HOMES = {
 }
 
 #: Modules that users name: imported when they are first asked for.
-_MODULES = ("aio", "broker", "cupy", "rmm", "safetensors", "torch")
+_MODULES = ("aio", "broker", "channel", "cupy", "pins", "rmm", "safetensors", "torch")
 
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
+    from gdrpy import channel as channel
     from gdrpy import cupy as cupy
+    from gdrpy import pins as pins
     from gdrpy import rmm as rmm
     from gdrpy import safetensors as safetensors
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
     from gdrpy.arrays.viewed import Array
     from gdrpy.broker.client.broker import Broker, connect
-    from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
-    from gdrpy.broker.client.watch import Watch
-    from gdrpy.channel import Channel, ChannelReader, include_dir
+    from gdrpy.channel import Channel
     from gdrpy.memory.page_locked import page_locked
-    from gdrpy.memory.view import Flag, Mapping, MappingType
-    from gdrpy.memory.vmm import granularity, rounded_size
-    from gdrpy.pins import Attributes, Gdr, Pin, PinInfo, Revocation, from_tensor, open, pin
+    from gdrpy.memory.view import Flag, Mapping
+    from gdrpy.memory.vmm import rounded_size
+    from gdrpy.pins import Gdr, Pin, from_tensor, open, pin
     from gdrpy.region import Region, alloc
 
     __version__: str
@@ -122,18 +112,15 @@ else:
 __all__ = [
     "Arena",
     "Array",
-    "Attributes",
     "BackendUnavailable",
     "Broker",
     "BrokerRegion",
     "BrokerUnavailable",
     "Channel",
-    "ChannelReader",
     "Closed",
     "CudaError",
     "DriverError",
     "Error",
-    "Event",
     "Flag",
     "Forked",
     "Gdr",
@@ -141,30 +128,23 @@ __all__ = [
     "InvalidHandle",
     "InvalidRequest",
     "Mapping",
-    "MappingType",
     "MissingView",
     "NotFound",
     "OutOfMemory",
     "PermissionDenied",
     "Pin",
-    "PinInfo",
     "ProtocolError",
     "QuotaExceeded",
     "ReadOnly",
     "Region",
-    "RegionInfo",
-    "Revocation",
     "Revoked",
     "Sealed",
     "SizeMismatch",
     "Timeout",
     "UntestedDriver",
-    "Watch",
     "alloc",
     "connect",
     "from_tensor",
-    "granularity",
-    "include_dir",
     "open",
     "page_locked",
     "pin",

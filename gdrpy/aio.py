@@ -181,7 +181,7 @@ class BrokerRegion(LeasedRegion):
 
 
 class Watch(Watching):
-    """Events as they happen: ``async for``, in one task. As :class:`gdrpy.Watch` else.
+    """Events as they happen: ``async for``, in one task. As the Watch of ``gdrpy.Broker`` else.
 
     It begins with the first event waited for, or on entering ``async with``.
     """

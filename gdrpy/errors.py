@@ -8,10 +8,7 @@ catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong argu
 from __future__ import annotations
 
 from errno import ECONNREFUSED, ENODEV, ENXIO, EPERM, EPROTO
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import ClassVar
+from typing import ClassVar
 
 
 class Error(Exception):

@@ -21,6 +21,9 @@ from gdrpy.memory.sending import map_part, travel
 from gdrpy.memory.view import Mapping, MappingType
 from gdrpy.region import region_of
 
+#: What gdrpy itself does not offer.
+__all__ = ["Attributes", "PinInfo", "Revocation"]
+
 
 @dataclass(frozen=True)
 class PinInfo:
@@ -273,6 +276,7 @@ class Pin(Viewed):
         # The address of memory that its owner may free can be another's before the pin ends.
         ptr = None if memory.source is None or memory.device is None else memory.ptr
         super().__init__(memory, memory.size, ptr, readonly)
+        self._pin = True
         self._told = False
 
     @property

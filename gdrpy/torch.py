@@ -17,7 +17,7 @@ from gdrpy.common.resource import Resource, Undo
 from gdrpy.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    import gdrpy
+    from gdrpy.broker.client.broker import Broker
 
 __all__ = ["Pool", "attach", "share"]
 
@@ -112,7 +112,7 @@ def _allocator(functions: Functions) -> Any:
 
 
 def share(
-    broker: gdrpy.Broker,
+    broker: Broker,
     name: str,
     tensors: torch.nn.Module | Mapping[str, torch.Tensor],
     device: int | str | None = None,
@@ -143,7 +143,7 @@ def share(
 
 
 def attach(
-    broker: gdrpy.Broker, name: str, *, gpu: bool = True, wait: float | None = None
+    broker: Broker, name: str, *, gpu: bool = True, wait: float | None = None
 ) -> dict[str, torch.Tensor]:
     """The tensors by name in the region that :func:`share`, or ``put_tensors``, published.
 

@@ -4,6 +4,8 @@ CUDA C++ has ``gdrpy/channel.cuh``, in the folder that :func:`include_dir` names
 Python take ``gdrpy.channel.numba`` or ``gdrpy.channel.triton``.
 """
 
-from gdrpy.channel.channel import Channel, ChannelReader, include_dir
+from gdrpy.channel.channel import Channel as Channel
+from gdrpy.channel.channel import ChannelReader, include_dir
 
-__all__ = ["Channel", "ChannelReader", "include_dir"]
+#: What gdrpy itself does not offer.
+__all__ = ["ChannelReader", "include_dir"]

@@ -50,14 +50,16 @@ def open_export(
     name = forced(backend)
     target = target_of(fd)
     device = None if name == "nvrm" else simulated_device(target)
+    if is_host(target) or (device is not None and not gpu):
+        file = MemoryFile.of_fd(fd, device)
+        if nbytes is not None and nbytes > file.size:
+            file.close()
+            raise _too_large(call, nbytes, file.size)
+        return file
     with Undo() as undo:
-        if is_host(target) or (device is not None and not gpu):
-            file = undo.keep(MemoryFile.of_fd(fd, device))
-            _check_size(call, nbytes, file.size)
-            undo.pop_all()
-            return file
         core = _take(undo, fd, target, name)
-        _check_size(call, nbytes, core.nbytes)
+        if nbytes is not None and nbytes > core.nbytes:
+            raise _too_large(call, nbytes, core.nbytes)
         if gpu and device is not None and not is_writable(fd):
             raise PermissionDenied(
                 EACCES,
@@ -99,9 +101,8 @@ def own_export(
         close_private(fd)
 
 
-def _check_size(call: str, wanted: int | None, size: int) -> None:
-    if wanted is not None and wanted > size:
-        raise SizeMismatch(f"{call}: {wanted} bytes were asked for, and the allocation has {size}")
+def _too_large(call: str, wanted: int, size: int) -> SizeMismatch:
+    return SizeMismatch(f"{call}: {wanted} bytes were asked for, and the allocation has {size}")
 
 
 def _take(undo: Undo, fd: int, target: str, forced: str | None) -> Any:

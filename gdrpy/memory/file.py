@@ -90,12 +90,12 @@ class MemoryFile(Memory):
     @classmethod
     def of_fd(cls, fd: int, device: int | None) -> Self:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        with Undo() as undo:
-            own = private(duplicate, fd)
-            undo.callback(close_private, own)
-            memory = cls(own, checked_size(own, location_of(device), fd), device)
-            undo.pop_all()
-            return memory
+        own = private(duplicate, fd)
+        try:
+            return cls(own, checked_size(own, location_of(device), fd), device)
+        except BaseException:
+            close_private(own)
+            raise
 
     @property
     def fd(self) -> int:

@@ -33,7 +33,7 @@ def channel(memory: None) -> gdrpy.Channel:
 
 
 @pytest.fixture
-def reader(channel: gdrpy.Channel) -> gdrpy.ChannelReader:
+def reader(channel: gdrpy.Channel) -> gdrpy.channel.ChannelReader:
     return channel.reader()
 
 

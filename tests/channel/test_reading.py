@@ -167,7 +167,7 @@ class TestManyRecords:
         assert taking.result() == MILLION
 
 
-def verified(reader: gdrpy.ChannelReader, words: int) -> int:
+def verified(reader: gdrpy.channel.ChannelReader, words: int) -> int:
     """How many records came, if each word of them was the one that should come next."""
     done = 0
     while found := reader.pop_many():

@@ -10,6 +10,7 @@ import stat
 import pytest
 
 import gdrpy
+from gdrpy.memory.view import MappingType
 from support import reopened_for_reading
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -48,7 +49,7 @@ class TestHostRegion:
 
     def test_lies_on_no_device(self, host):
         assert (host.device, host.location, host.cpu.backend) == (None, "host memory", "host")
-        assert host.cpu.mapping_type is gdrpy.MappingType.CACHED
+        assert host.cpu.mapping_type is MappingType.CACHED
         assert (host.cpu.ptr, host.cpu.device, host.revoked) == (None, None, False)
         assert repr(host) == "<Region of 5000 bytes on host memory, CPU view, host>"
 

@@ -8,6 +8,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.memory.view import MappingType
 
 
 def page_locked(address: int) -> bool:
@@ -35,7 +36,7 @@ class TestPageLockedMemory:
 
     def test_is_cached_and_says_what_it_is(self, memory):
         assert (memory.nbytes, memory.device, memory.backend) == (5000, 0, "page-locked")
-        assert memory.mapping_type is gdrpy.MappingType.CACHED
+        assert memory.mapping_type is MappingType.CACHED
         assert repr(memory) == "<Mapping of 5000 bytes, cached, page-locked>"
 
     def test_is_reached_by_the_gpu(self, memory, region):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -86,13 +87,13 @@ class TestPinOfAllocatedMemory:
         page = 65536 if backend == "gdrdrv" else 4096
         pointer = allocate(2 * MIB)
         with gdr.pin(pointer, page + 1, **asking) as pin:
-            assert pin.info == gdrpy.PinInfo(pointer, 2 * page, page, False, None)
+            assert pin.info == gdrpy.pins.PinInfo(pointer, 2 * page, page, False, None)
             with pin.map() as mapping:
-                assert pin.info == gdrpy.PinInfo(
+                assert pin.info == gdrpy.pins.PinInfo(
                     pointer, 2 * page, page, True, mapping.mapping_type
                 )
             assert not pin.info.mapped
-            assert pin.attributes == gdrpy.Attributes(backend, not asking, page)
+            assert pin.attributes == gdrpy.pins.Attributes(backend, not asking, page)
 
     def test_two_pins_of_one_allocation_agree(self, gdr, allocate, asking):
         pointer = allocate(2 * MIB)
@@ -155,3 +156,80 @@ class TestPointerThatCannotBePinned:
             gdr.pin("0x1000", 1)
         with pytest.raises(TypeError, match="needs nbytes"):
             gdr.pin(4096)
+
+
+class TestPinAsMemory:
+    """It is written and read as a region is."""
+
+    @pytest.fixture
+    def pin(self, gdr, allocate, asking) -> Iterator[gdrpy.Pin]:
+        with gdr.pin(allocate(1 << 20), 100_000, **asking) as pin:
+            yield pin
+
+    def test_is_mapped_when_it_is_first_used(self, pin, gpu_read):
+        assert not pin.info.mapped
+        pin.write(b"hello", 7)
+        assert pin.info.mapped
+        assert (pin.read(5, 7), gpu_read(pin.ptr + 7, 5)) == (b"hello", b"hello")
+
+    def test_is_filled_and_read_whole(self, pin, gpu_read):
+        pin.fill(7)
+        found = bytearray(pin.nbytes)
+        assert pin.readinto(found) == pin.nbytes
+        assert bytes(found) == gpu_read(pin.ptr, pin.nbytes) == b"\7" * pin.nbytes
+
+    def test_has_arrays_and_flags(self, pin, gpu_read):
+        array = pin.array((2, 3), "F32", 256)
+        array.write(np.arange(6, dtype=np.float32).reshape(2, 3))
+        pin.flag(8).set(77)
+        pin.cpu.flush()
+        assert array.region is pin
+        assert gpu_read(pin.ptr + 256, 24) == np.arange(6, dtype=np.float32).tobytes()
+        assert gpu_read(pin.ptr + 8, 4) == (77).to_bytes(4, "little")
+        assert np.asarray(pin)[256:260].tobytes() == bytes(4)
+
+    def test_copies_by_its_mapping_since_its_address_may_become_anothers(self, pin):
+        for copy in (lambda: pin.write(b"x", via="dma"), lambda: pin.read(1, via="dma")):
+            with pytest.raises(gdrpy.MissingView, match=r"Pin\.\w+: via='dma' needs a GPU view"):
+                copy()
+
+    def test_names_its_own_calls_in_errors(self, pin):
+        with pytest.raises(ValueError, match=r"Pin\.write: offset 99999 \+ 2 bytes lies outside"):
+            pin.write(b"xy", 99_999)
+        with pytest.raises(ValueError, match=r"Pin\.fill: value must be a byte's"):
+            pin.fill(256)
+
+    def test_with_a_view_stays_open(self, pin):
+        view = pin.numpy()
+        with pytest.raises(BufferError, match="Pin.close: 1 views"):
+            pin.close()
+        view[0] = 1
+        del view
+
+    def test_array_in_it_is_not_pickled(self, pin):
+        with pytest.raises(TypeError, match="an Array in a Pin cannot be copied or pickled"):
+            pickle.dumps(pin.array(3, "U8"))
+
+
+class TestPinInOneCall:
+    def test_takes_an_address_with_its_size(self, allocate, gpu_read, asking):
+        pointer = allocate(4096)
+        with gdrpy.pin(pointer, 4096, **asking) as pin:
+            pin.write(b"hello")
+            assert gpu_read(pointer, 5) == b"hello"
+        assert repr(pin) == "<Pin CLOSED>"
+
+    def test_takes_an_array(self, contract, asking):
+        with gdrpy.alloc(5000) as region, gdrpy.pin(region, **asking) as pin:
+            assert (pin.ptr, pin.nbytes) == (region.ptr, 5000)
+
+    def test_forces_a_backend(self, allocate, backend, asking):
+        pointer = allocate(4096)
+        with gdrpy.pin(pointer, 4096, backend=backend, **asking) as pin:
+            assert pin.backend == backend
+        with pytest.raises(ValueError, match="there is no backend 'best'"):
+            gdrpy.pin(pointer, 4096, backend="best")
+
+    def test_of_an_address_without_a_size_is_refused(self, allocate):
+        with pytest.raises(TypeError, match="^pin: an address needs nbytes"):
+            gdrpy.pin(allocate(4096))

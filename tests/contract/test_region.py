@@ -13,6 +13,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.memory.vmm import granularity
 
 MIB = 1 << 20
 REFUSED_COPIES = {
@@ -58,9 +59,7 @@ class TestAllocatedRegion:
     def test_holds_a_multiple_of_the_granularity(self, backend):
         with gdrpy.alloc(1) as region:
             assert region.nbytes == 1
-            assert (
-                region.allocation_size == gdrpy.granularity(0) == gdrpy.rounded_size(1) == 2 * MIB
-            )
+            assert region.allocation_size == granularity(0) == gdrpy.rounded_size(1) == 2 * MIB
 
     def test_is_described_by_its_repr(self, region, backend):
         where = region.location
@@ -287,7 +286,7 @@ class TestNamedGpu:
             assert memory.device == 0
         with gdrpy.Channel(device=name) as channel:
             assert channel.device == 0
-        assert gdrpy.rounded_size(1, name) == gdrpy.granularity(name) == gdrpy.granularity(0)
+        assert gdrpy.rounded_size(1, name) == granularity(name) == granularity(0)
 
 
 class TestWrongArguments:

@@ -61,7 +61,12 @@ class TestExampleInC:
 
     def test_of_libgdrapi_stores_into_cuda_memory(self, build):
         folder = libgdrapi.SHARED_OBJECT.parent
-        words = (f"-I{gdrpy.include_dir()}", f"-L{folder}", "-lgdrapi", f"-Wl,-rpath,{folder}")
+        words = (
+            f"-I{gdrpy.channel.include_dir()}",
+            f"-L{folder}",
+            "-lgdrapi",
+            f"-Wl,-rpath,{folder}",
+        )
         program = build("libgdrapi.c", *words, "-l:libcuda.so.1")
         done = subprocess.run([program], check=True, capture_output=True)
         assert (done.stdout, done.stderr) == (b"written by the CPU, read by CUDA\n", b"")

@@ -16,9 +16,9 @@ import gdrpy
 import releases
 import rmclient as rm
 from gdrpy import cuda, sim
-from gdrpy._core.calls import cuda_functions, ffi
+from gdrpy._core.calls import ffi
 from gdrpy._core.driver import driver_version
-from gdrpy.memory.backends import ALL, Status, candidates
+from gdrpy.memory.backends import ALL, Status, candidates, cuda_functions
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20

@@ -62,10 +62,11 @@ bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_wri
 		return false;
 	}
 	if (way == GDR_BY_DMA && !self->dma) {
-		PyErr_Format(gdr_error_missing_view,
-			     "%s: via='dma' needs a GPU view, and this region has none: it is host "
-			     "memory, or was opened with gpu=False",
-			     method);
+		PyErr_Format(
+			gdr_error_missing_view,
+			"%s: via='dma' needs a GPU view, and there is none: it is host memory, was "
+			"opened with gpu=False, or is a pin, which does not keep the address",
+			method);
 		return false;
 	}
 	return true;
@@ -111,7 +112,7 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 static PyObject *transfers_write(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				 PyObject *kwnames)
 {
-	if (copy_buffer(self, "Region.write", true, args, nargs, kwnames) < 0)
+	if (copy_buffer(self, GDR_TRANSFERS_METHOD(self, "write"), true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -119,7 +120,8 @@ static PyObject *transfers_write(struct transfers *self, PyObject *const *args, 
 static PyObject *transfers_readinto(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				    PyObject *kwnames)
 {
-	Py_ssize_t nbytes = copy_buffer(self, "Region.readinto", false, args, nargs, kwnames);
+	Py_ssize_t nbytes = copy_buffer(self, GDR_TRANSFERS_METHOD(self, "readinto"), false, args,
+					nargs, kwnames);
 
 	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }
@@ -142,7 +144,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 				PyObject *kwnames)
 {
 	static const char *const names[] = {"nbytes", "offset", "via", NULL};
-	struct gdr_copy copy = {.method = "Region.read"};
+	struct gdr_copy copy = {.method = GDR_TRANSFERS_METHOD(self, "read")};
 	PyObject *arg[3], *bytes;
 
 	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 0, arg))
@@ -288,6 +290,7 @@ static PyMethodDef transfers_methods[] = {
 static PyMemberDef transfers_members[] = {
 	{"_running", T_PYSSIZET, offsetof(struct transfers, running), READONLY,
 	 "Copies by DMA under way."},
+	{"_pin", T_BOOL, offsetof(struct transfers, pin), 0, "Whether it is a Pin."},
 	{NULL, 0, 0, 0, NULL},
 };
 

@@ -26,9 +26,13 @@ struct transfers {
 	Py_ssize_t nbytes;
 	struct gdr_limits limits;
 	bool armed, writable;
+	bool pin; /* else a region */
 	unsigned int generation;
 	Py_ssize_t running; /* copies by DMA, which close() waits for */
 };
+
+/* What a method is called in messages. */
+#define GDR_TRANSFERS_METHOD(self, name) ((self)->pin ? "Pin." name : "Region." name)
 
 /* A copy that was asked for: its bytes lie inside the region. */
 struct gdr_copy {

@@ -116,7 +116,8 @@ static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to
 PyObject *gdr_transfers_write_strided(struct transfers *self, PyObject *const *args,
 				      Py_ssize_t nargs, PyObject *kwnames)
 {
-	if (copy_array(self, "Region.write_strided", true, args, nargs, kwnames) < 0)
+	if (copy_array(self, GDR_TRANSFERS_METHOD(self, "write_strided"), true, args, nargs,
+		       kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -124,8 +125,8 @@ PyObject *gdr_transfers_write_strided(struct transfers *self, PyObject *const *a
 PyObject *gdr_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
 					 Py_ssize_t nargs, PyObject *kwnames)
 {
-	Py_ssize_t nbytes =
-		copy_array(self, "Region.readinto_strided", false, args, nargs, kwnames);
+	Py_ssize_t nbytes = copy_array(self, GDR_TRANSFERS_METHOD(self, "readinto_strided"), false,
+				       args, nargs, kwnames);
 
 	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }

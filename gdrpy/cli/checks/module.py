@@ -23,7 +23,7 @@ def revocation(rig: Rig) -> None:
         expect(gdr.events() == [], "an event came before the memory was freed")
     finally:
         rig.call("cuMemFree", ptr)
-    expect(gdr.events() == [gdrpy.Revocation(pin)], "no event told that the memory was freed")
+    expect(gdr.events() == [gdrpy.pins.Revocation(pin)], "no event told that the memory was freed")
     try:
         mapping.write(b"\0")
     except gdrpy.Revoked:

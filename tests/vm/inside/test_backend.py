@@ -24,6 +24,7 @@ from gdrpy import cuda
 from gdrpy._core.calls import ffi, lib
 from gdrpy.memory import node
 from gdrpy.memory.backends import ALL
+from gdrpy.memory.view import MappingType
 from support import hide_features, open_descriptors
 
 MIB = 1 << 20
@@ -77,7 +78,7 @@ class TestChoice:
     def test_falls_on_the_module_where_it_can_pin_the_memory(self) -> None:
         with gdrpy.alloc(MIB) as region:
             assert region.cpu.backend == "gdrdrv"
-            assert region.cpu.mapping_type is gdrpy.MappingType.WRITE_COMBINED
+            assert region.cpu.mapping_type is MappingType.WRITE_COMBINED
 
     def test_falls_on_another_backend_for_a_region_without_gpu_view(self) -> None:
         with gdrpy.alloc(MIB, gpu=False) as region:
@@ -113,7 +114,7 @@ class TestMapping:
 
     def test_info_is_what_the_kernel_says(self, gdr: gdrpy.Gdr, pointer: int) -> None:
         with gdr.pin(pointer + 70_000, 10) as pin:
-            assert pin.info == gdrpy.PinInfo(pointer + 65_536, 65_536, 65_536, False, None)
+            assert pin.info == gdrpy.pins.PinInfo(pointer + 65_536, 65_536, 65_536, False, None)
             told = ffi.new("struct gdr_pin_info *")
             assert lib.gdr_node_info(gdr._open_node().struct, pin._memory.handle, told) == 0
             assert (told.va, told.nbytes) == (pin.info.va, pin.info.mapped_size)
@@ -153,7 +154,7 @@ class TestRevocablePin:
             assert (readable(gdr), gdr.events(), pin.revoked) == (False, [], False)
             cuda.call("cuMemFree", pointer)
             assert readable(gdr)
-            assert gdr.events() == [gdrpy.Revocation(pin)]
+            assert gdr.events() == [gdrpy.pins.Revocation(pin)]
             assert (readable(gdr), gdr.events(), pin.revoked) == (False, [], True)
 
     def test_raises_revoked_once_it_is_known(self, gdr: gdrpy.Gdr, pointer: int) -> None:
@@ -319,7 +320,7 @@ class TestUser:
     def test_who_pins_more_than_allowed_is_told_so(self, quota: None) -> None:
         told = run(
             """
-gdrpy.granularity()  # loads CUDA from where nobody may read
+gdrpy.rounded_size(1)  # loads CUDA from where nobody may read
 os.setuid(65534)
 with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
     for size in (1 << 20, (1 << 20) + 1):
@@ -337,7 +338,7 @@ with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
         try:
             told = run(
                 """
-gdrpy.granularity()  # loads CUDA from where nobody may read
+gdrpy.rounded_size(1)  # loads CUDA from where nobody may read
 os.setuid(65534)
 from gdrpy.memory.backends import ALL
 print(ALL["gdrdrv"].status(0).reason)

@@ -1,0 +1,110 @@
+"""The rooms of the package: upper ones import lower ones, and nothing is imported in a function."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import gdrpy
+
+PACKAGE = Path(gdrpy.__file__).parent
+
+#: The rooms from the ground up; those of one floor do not know each other.
+FLOORS = (
+    {"errors", "sim"},
+    {"_core"},
+    {"common"},
+    {"cuda"},
+    {"copies", "memory"},
+    {"arrays"},
+    {"arena", "region", "safetensors"},
+    {"broker", "channel", "cupy", "pins", "rmm"},
+    {"aio", "torch"},
+    {"__init__"},
+    {"cli"},
+    {"__main__"},
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+#: What may be imported inside a function: other projects' libraries, which not all processes pay
+#: for; and what the command line and the broker load for a part of their work.
+ELSEWHERE = {"cuda", "matplotlib", "numpy"}
+LATER = {"gdrpy/__init__.py", "gdrpy/broker", "gdrpy/cli"}
+
+
+def modules() -> list[Path]:
+    """Every module, compiled or not, by its path in the package."""
+    return sorted(path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """The modules that a file imports, and whether it does so inside a function."""
+    tree = ast.parse((PACKAGE.parent / path).read_text())
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [
+                f"{node.module}.{alias.name}" if is_package(str(node.module)) else str(node.module)
+                for alias in node.names
+            ]
+        else:
+            continue
+        for name in names:
+            yield name, id(node) in inside
+
+
+def is_package(name: str) -> bool:
+    return name.startswith("gdrpy") and (PACKAGE.parent / name.replace(".", "/")).is_dir()
+
+
+def room_of(name: str) -> str | None:
+    """The room of a module; None for other projects'."""
+    words = name.split(".")
+    if words[0] != "gdrpy":
+        return None
+    return words[1] if words[1:] and words[1] in FLOOR else "__init__"
+
+
+def room_of_file(path: Path) -> str:
+    return path.with_suffix("").parts[1]
+
+
+class TestRooms:
+    def test_are_all_on_a_floor(self):
+        folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+        files = {path.stem for path in PACKAGE.glob("*.py")}
+        assert folders | files == set(FLOOR)
+
+    @pytest.mark.parametrize("path", modules(), ids=str)
+    def test_import_lower_ones_alone(self, path):
+        here = room_of_file(path)
+        for name, _ in imports(path):
+            there = room_of(name)
+            if there not in (None, here):
+                assert FLOOR[there] < FLOOR[here], f"{path} imports {name}"
+
+    @pytest.mark.parametrize("path", modules(), ids=str)
+    def test_import_nothing_inside_a_function(self, path):
+        if any(Path(late) in (path, *path.parents) for late in LATER):
+            return
+        late = {name for name, inside in imports(path) if inside}
+        assert {name.partition(".")[0] for name in late} <= ELSEWHERE
+
+    def test_have_no_circle_inside_them(self):
+        needs = {
+            ".".join(path.with_suffix("").parts): {name for name, _ in imports(path)}
+            for path in modules()
+            if room_of_file(path) != "broker"
+        }
+        tuple(TopologicalSorter(needs).static_order())  # raises CycleError

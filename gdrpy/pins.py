@@ -116,7 +116,7 @@ def _pin(
         raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {array.nbytes}")
     if address <= 0 or address + size >= 1 << 64:
         raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
-    memory = gpu.pin(
+    memory = gpu.pin_range(
         address,
         size,
         revocable=bool(revocable),
@@ -153,7 +153,7 @@ def from_tensor(tensor: Any, *, backend: str | None = None) -> Array:
         if region._cpu is not None and backend in (None, region._cpu.backend):
             return Array.of_tensor(region, array, offset, owned=False)
     with Undo() as undo:
-        memory = gpu.pin(
+        memory = gpu.pin_range(
             array.address, array.nbytes, open_node=own_node.get, backend=forced(backend)
         )
         undo.keep(memory)

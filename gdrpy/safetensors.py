@@ -7,7 +7,8 @@ be larger than its image.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections import abc
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,7 +51,7 @@ class Plan(NamedTuple):
     nbytes: int
 
 
-def plan(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> Plan:
+def plan(tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None) -> Plan:
     """Lay arrays out without holes, so that all are aligned: to their elements at least, and to 256
     bytes where their sizes divide by that.
 
@@ -63,7 +64,7 @@ def plan(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) 
 
 
 def store(
-    region: Viewed, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+    region: Viewed, tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None
 ) -> None:
     """Write arrays into a region as :func:`plan` lays them out, the header last.
 
@@ -135,11 +136,11 @@ def load(
         progress(target.nbytes, target.nbytes)
 
 
-def _arrays(tensors: Mapping[str, Any]) -> dict[str, Elements]:
+def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:
     return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 
 
-def _lay_out(arrays: Mapping[str, Elements], metadata: Mapping[str, str] | None) -> Layout:
+def _lay_out(arrays: abc.Mapping[str, Elements], metadata: abc.Mapping[str, str] | None) -> Layout:
     kinds = {
         name: (as_dtype(_call(name), array.dtype), array.shape) for name, array in arrays.items()
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections import abc
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,7 @@ def _allocator(functions: Functions) -> Any:
 def share(
     broker: Broker,
     name: str,
-    tensors: torch.nn.Module | Mapping[str, torch.Tensor],
+    tensors: torch.nn.Module | abc.Mapping[str, torch.Tensor],
     device: int | str | None = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ _MEANINGS = {
     r"\bR\b": "BrokerRegion",  # what a call of either client returns
     r"\b_Bytes\b": "Buffer",
     r"\bBatch\b": "contextlib.AbstractContextManager[None]",
-    r"\bMapping\[": "collections.abc.Mapping[",
+    r"\b(abc\.)?Mapping\[": "collections.abc.Mapping[",
 }
 
 _ERRORS = re.compile(rf"(?<![\w.`])({'|'.join(set(vars(errors)) & set(gdrpy.__all__))})(?![\w`])")

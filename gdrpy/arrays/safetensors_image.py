@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Callable, Mapping
+from collections import abc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gdrpy.common.dtypes import DTYPES, DType
@@ -79,7 +80,7 @@ def parse(header: bytes) -> Layout:
 
 
 def lay_out(
-    kinds: Mapping[str, tuple[DType, tuple[int, ...]]], metadata: Mapping[str, str]
+    kinds: abc.Mapping[str, tuple[DType, tuple[int, ...]]], metadata: abc.Mapping[str, str]
 ) -> Layout:
     """Place tensors, without holes: sizes that divide by most first, then by name.
 
@@ -130,7 +131,7 @@ def pad(header: bytes) -> bytes:
 
 def check_metadata(value: Any) -> dict[str, str]:
     """Free text by name. Raises ValueError for anything else."""
-    if not isinstance(value, Mapping) or not all(
+    if not isinstance(value, abc.Mapping) or not all(
         _is_text(text) for item in value.items() for text in item
     ):
         raise _error(f"{_METADATA} must give text for names, and is {reprlib.repr(value)}")

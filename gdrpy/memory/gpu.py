@@ -184,7 +184,7 @@ def keep_fd(fd: int, size: int) -> GpuMemory:
         return GpuMemory(size, undo.pop_all(), fd=own)
 
 
-def pin(
+def pin_range(
     ptr: int,
     nbytes: int,
     *,

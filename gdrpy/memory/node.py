@@ -22,7 +22,7 @@ PATH = Path(text(lib.GDRDRV_NODE))
 
 
 @dataclass(frozen=True)
-class Event:
+class PinEvent:
     """A revocation of the pin of a handle; or that ``lost`` of them found no room."""
 
     handle: int
@@ -56,14 +56,14 @@ class Node(Owner):
         """Whether this is the project's module, with everything that it has beyond NVIDIA's."""
         return bool(lib.gdr_node_full(self.struct))
 
-    def next_event(self) -> Event | None:
+    def next_event(self) -> PinEvent | None:
         """The next event that waits, None if none does."""
         event = ffi.new("struct gdrdrv_event *")
         self._check("reading events")
         got = lib.gdr_node_next_event(self.struct, event)
         if got < 0:
             raise call_failure(-got, "reading events of /dev/gdrdrv")
-        return Event(event.handle, event.lost) if got else None
+        return PinEvent(event.handle, event.lost) if got else None
 
 
 def _open_error(error: int) -> Error:

@@ -115,7 +115,7 @@ class TestTrials:
         subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent, check=True)
 
     def test_all_hold_once(self, tmp_path: Path) -> None:
-        made = Trials(tmp_path, "--patience", "60")
+        made = Trials(tmp_path, "--patience", "45")
         assert made.counts["failures"] == []
         assert made.status == 0
         left_out = set(made.counts["left_out"])

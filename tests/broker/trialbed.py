@@ -50,6 +50,10 @@ class Grown(AssertionError):
     """Memory, descriptors, leases or sessions that should be gone are not."""
 
 
+class Ended(Exception):
+    """A process ended before its work."""
+
+
 class Watched:
     """A broker with regions that nobody may change, and what it has when all is quiet."""
 
@@ -167,7 +171,8 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                os.write(answers, self._answer(work, uid))
+                answer = self._answer(work, uid)
+                os.write(answers, answer)  # at once, or it would be half of one that is killed
             finally:
                 os._exit(0)
         os.close(answers)
@@ -185,12 +190,18 @@ class Child:
         return pickle.dumps((done, result, self._bed.counted, self._bed.refusals))
 
     def result(self) -> Any:
-        """What the work returned. Raises what it raised."""
-        with os.fdopen(self._pipe, "rb") as pipe:
-            answer = pipe.read()
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        assert answer, f"a client's process ended with status {os.waitstatus_to_exitcode(status)}"
+        """What the work returned. Raises what it raised, and Ended if it was killed before."""
+        pid, self.pid = self.pid, 0
+        try:
+            with os.fdopen(self._pipe, "rb") as pipe:
+                answer = pipe.read()
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            _, status = os.waitpid(pid, 0)
+        if not answer:
+            raise Ended(f"a client ended with status {os.waitstatus_to_exitcode(status)}")
         done, result, counted, refusals = pickle.loads(answer)
         self._bed.counted.update(counted)
         self._bed.refusals.update(refusals)
@@ -202,12 +213,8 @@ class Child:
         """End it in the middle of things. Raises what its work raised before that."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
-            try:
+            with contextlib.suppress(Ended):
                 self.result()
-            except (AssertionError, pickle.UnpicklingError, EOFError) as error:
-                if type(error) is AssertionError or not isinstance(error, AssertionError):
-                    return
-                raise
 
 
 class Bed:

@@ -79,6 +79,18 @@ BROKEN = {
         "come and go",
         "grown",
     ),
+    "takes memory for each client and keeps it": (
+        """
+        from gdrpy.broker.server.service import Service
+        begin, kept = Service.begin, []
+        def keep(self, who, request):
+            kept.append(bytearray(b"x") * (8 << 20))
+            return begin(self, who, request)
+        Service.begin = keep
+        """,
+        "cannot be seen --rounds 7",
+        "grown",
+    ),
     "forgets what was sealed when it is killed": (
         """
         from gdrpy.broker.server import records
@@ -131,12 +143,15 @@ class TestTrials:
 
     @pytest.mark.parametrize("how", BROKEN)
     def test_find_a_broker_that(self, how: str, tmp_path: Path) -> None:
-        patch, words, verdict = BROKEN[how]
+        patch, chosen, verdict = BROKEN[how]
+        words, _, rounds = chosen.partition(" --rounds ")
         program = tmp_path / "broken.py"
         main = "if __name__ == '__main__':\n    from gdrpy.cli import main\n    main()\n"
         program.write_text(textwrap.dedent(patch) + main)
         serve = f"{sys.executable} {program} serve"
-        made = Trials(tmp_path, "--patience", "5", "--program", serve, words)
+        made = Trials(
+            tmp_path, "--patience", "5", "--program", serve, "--rounds", rounds or "1", words
+        )
         if made.counts["left_out"]:
             assert "take several users" in made.printed
             return

@@ -123,14 +123,31 @@ def leases_resumed_after_a_crash_are_what_they_were(bed: Bed) -> None:
 
 
 @trial(killing=True)
-def leases_that_nobody_resumes_end(bed: Bed) -> None:
-    """Though their process lives, and says hello again."""
-    client = bed.client()
-    number = client.allocate(None)["region"]
+def leases_that_nobody_resumes_end_with_their_process(bed: Bed) -> None:
+    """Though that says hello again: until then they are kept for it."""
+    told, tell = os.pipe()
+    restarted = os.eventfd(0)
+
+    def hold() -> None:
+        client = bed.client()
+        number = client.allocate(None)["region"]
+        os.write(tell, number.to_bytes(8, "big"))
+        os.eventfd_read(restarted)
+        bed.reopen(client)
+        for _ in range(3):
+            bed.same(held(client, number), {os.getpid(): 1}, "leases")
+
+    child = bed.start(hold)
+    os.close(tell)
+    number = int.from_bytes(os.read(told, 8), "big")
     bed.broker.restart()
     bed.count("brokers killed")
-    bed.reopen(client)
-    for _ in bed.until("a lease that nobody resumed ends"):
+    os.eventfd_write(restarted, 1)
+    child.result()
+    for fd in (told, restarted):
+        os.close(fd)
+    client = bed.client()
+    for _ in bed.until("the lease of a process that ended ends"):
         if client.call("stat", region=number).get("error") == "Gone":
             break
     bed.count("leases that nobody resumed")

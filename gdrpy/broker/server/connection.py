@@ -18,7 +18,7 @@ from gdrpy.broker.server.table import Region, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
 EVENTS_LIMIT = 256
-#: Packets without sense that a connection may send before it is closed.
+#: Packets without sense that a connection may send in a row before it is closed.
 NONSENSE_LIMIT = 16
 #: Bytes that a packet takes besides its own: where it is kept, and in the kernel. Rounded up.
 _KEPT_BYTES, _SENT_BYTES = 256, 1024
@@ -113,6 +113,7 @@ class Connection:
         #: Whether it has a turn to come, and what the loop hears of it.
         self.queued = False
         self.mask = 0
+        #: Packets without sense since the last request.
         self.nonsense = 0
         #: Bytes in the outbox, in the kernel since it was last seen to have read, in the request.
         self.kept = self.sent = self.asked = 0

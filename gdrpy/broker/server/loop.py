@@ -519,6 +519,7 @@ class Server:
         except _UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
+        connection.nonsense = 0
         connection.request = request
         self._do(connection, self._begin, connection, request, size)
 
@@ -607,37 +608,51 @@ class Server:
             yield made
 
     def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
-        """Answer a packet that is no request; a client that goes on sending such is closed."""
+        """Answer a packet that is no request; a client that sends only such is closed."""
         refusal: errors.Error
-        connection.nonsense += 1
-        number = 0
-        greeting = _greeting(self._view[:size])
+        packet = self._view[:size]
+        greeting = _greeting(packet)
         if greeting is not None and greeting.version != protocol.VERSION:
             refusal = errors.ProtocolError(other_version(greeting.version))
             self._reply(connection, greeting.id, protocol.error_message(refusal), [])
             return
         reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
-        refusal = errors.InvalidRequest(f"request: {reason}")
         try:
-            number = _Numbered.decode(self._view[:size]).id
+            number = _Numbered.decode(packet).id
+            kind: type[errors.Error] = errors.InvalidRequest
         except _UNDECODABLE:
-            refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {reason}")
-        self._reply(connection, number, protocol.error_message(refusal), [])
+            number, kind = 0, errors.ProtocolError
+            reason = f"a packet of {size} bytes is none: {reason}"
+        connection.nonsense += 1
         if connection.nonsense >= NONSENSE_LIMIT:
+            reason += (
+                f"; after {NONSENSE_LIMIT} such packets in a row the broker closes the "
+                f"connection, and what it held is given back"
+            )
+        self._reply(connection, number, protocol.error_message(kind(f"request: {reason}")), [])
+        if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
     def _close_read(self, connection: Connection) -> None:
-        """Close a connection that sends nonsense, once it has read: until then what it was sent is
-        on its way, and counts.
+        """Close a connection that sends nonsense, once all was sent that it is told, and it has
+        read the descriptors: until then these are on their way, and count.
         """
-        if connection.in_flight and connection.unread():
+        try:
+            told = connection.flush()
+        except OSError:
+            told = True
+        if not told or (connection.in_flight and connection.unread()):
             connection.busy = True
             connection.work = None
             self._waiting[connection] = None
             self._listen(connection, 0)
-        else:
-            log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
-            self._close(connection)
+            return
+        log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
+        with contextlib.suppress(OSError):  # what is left unread would reset it before it reads
+            connection.sock.shutdown(socket.SHUT_RD)
+            while connection.sock.recv_into(self._buffer):
+                pass
+        self._close(connection)
 
     def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
         region = self.service.digestible(session, request)

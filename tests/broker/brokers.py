@@ -43,6 +43,8 @@ class Setup:
     linger: float = 30.0
     uid: int | None = None
     descriptors: int | None = None
+    #: Bytes after which a journal is begun anew, three records at a time.
+    journal: int | None = None
     log: str | None = None
 
 
@@ -250,7 +252,7 @@ def _serve(setup: Setup) -> None:
     """Be a broker, in a forked child."""
     import logging
 
-    from gdrpy.broker.server import daemon, store
+    from gdrpy.broker.server import daemon, state, store
 
     os.environ.update(setup.environment)
     if setup.log is not None:
@@ -266,6 +268,8 @@ def _serve(setup: Setup) -> None:
         os.setresuid(setup.uid, setup.uid, setup.uid)
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as if it had been started so
         store.subprocess.Popen = _forked_keeper  # type: ignore[misc, assignment]
+    if setup.journal is not None:
+        state._COMPACT_BYTES, state._COMPACT_RATIO, state._COMPACT_SLICE = setup.journal, 1, 3
     limits = daemon.Limits(**setup.limits)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
     options = daemon.Options(setup.path, limits, kept, **setup.options)

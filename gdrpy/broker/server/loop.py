@@ -57,8 +57,10 @@ _ASKED_BYTES = 128
 _ROUND = 0.0002
 #: What is told at a time of what happened: connections whose turn may come.
 _EVENTS = 8192
-#: The row of new connections among those of users, and how many of them a turn takes.
-_DOOR, _DOOR_SLICE = -1, 4
+#: The rows of new connections and of the journal among those of users.
+_DOOR, _JOURNAL = -1, -2
+#: How many new connections a turn takes.
+_DOOR_SLICE = 4
 #: Connections that were refused, and have not said hello yet.
 _REFUSED = 8
 #: Connections that wait for what their users' others do before they are refused.
@@ -140,6 +142,7 @@ class Server:
         self._epoll.register(self._listener, _IN)
         self._epoll.register(self._woken, _IN)
         self._state.store_replaced = self._watch_store
+        self._state.too_long = self._compact
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
             self._watch_orphan(session)
@@ -319,6 +322,14 @@ class Server:
         self._store_is_new = True
         if self._store_fd is not None:
             self._epoll.register(self._store_fd, _IN)
+
+    def _compact(self) -> None:
+        """Have the journal begun anew, in turns."""
+        self._turns.add(_JOURNAL, self._go_on_compacting)
+
+    def _go_on_compacting(self) -> None:
+        if not self._state.compact():
+            self._compact()
 
     def _watch_orphan(self, session: Session) -> None:
         """Keep what a process held under an earlier broker until it resumes or ends."""

@@ -45,6 +45,8 @@ class Setup:
     descriptors: int | None = None
     #: Bytes after which a journal is begun anew, three records at a time.
     journal: int | None = None
+    #: A file for what :func:`longest` finds there.
+    turns: str | None = None
     log: str | None = None
 
 
@@ -270,10 +272,78 @@ def _serve(setup: Setup) -> None:
         store.subprocess.Popen = _forked_keeper  # type: ignore[misc, assignment]
     if setup.journal is not None:
         state._COMPACT_BYTES, state._COMPACT_RATIO, state._COMPACT_SLICE = setup.journal, 1, 3
+    if setup.turns is not None:
+        _measure(daemon, setup.turns)
     limits = daemon.Limits(**setup.limits)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
     options = daemon.Options(setup.path, limits, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
+
+
+def _measure(daemon: Any, path: str) -> None:
+    """Have a broker note its longest turn, pass of its loop and collection of garbage."""
+    import gc
+
+    clock = time.thread_time
+    worst: dict[str, Any] = {}
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    def note(what: str, began: float, about: str = "") -> None:
+        took = round(1000 * (clock() - began), 3)
+        if took < 0.05:
+            return
+        if not os.fstat(out).st_size:  # somebody emptied it, to have it measured anew
+            worst.clear()
+        if took > worst.get(f"{what}_ms", 0):
+            worst[f"{what}_ms"] = took
+            if about:
+                worst[what] = about
+            text = json.dumps(worst).encode()
+            os.pwrite(out, text.ljust(1000), 0)
+
+    class Poll:
+        """The loop's epoll, which sees how long each pass takes."""
+
+        def __init__(self, epoll: select.epoll) -> None:
+            self.epoll, self.began = epoll, clock()
+            self.register, self.modify = epoll.register, epoll.modify
+
+        def poll(self, timeout: float | None, most: int) -> list[tuple[int, int]]:
+            note("pass", self.began)
+            found = self.epoll.poll(timeout, most)
+            self.began = clock()
+            return found
+
+    class Server(daemon.Server):  # type: ignore[misc]
+        """A loop with a clock."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._epoll = Poll(self._epoll)
+
+        def _guarded(self, connection: Any, do: Any, *args: Any) -> None:
+            began = clock()
+            super()._guarded(connection, do, *args)
+            request = getattr(connection, "request", None)
+            about = getattr(do, "func", do).__name__
+            note("turn", began, f"{about} {type(request).__name__}")
+
+    began = [0.0]
+
+    def collected(phase: str, _: object) -> None:
+        if phase == "start":
+            began[0] = clock()
+        else:
+            note("garbage", began[0])
+
+    gc.callbacks.append(collected)
+    daemon.Server = Server
+
+
+def longest(path: str) -> dict[str, Any]:
+    """The longest turn, pass and collection of a broker, in milliseconds of its thread's time."""
+    found: dict[str, Any] = json.loads(Path(path).read_bytes() or b"{}")
+    return found
 
 
 def _forked_keeper(command: list[str], **_: object) -> None:

@@ -15,7 +15,7 @@ from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
 if TYPE_CHECKING:
-    from gdrpy.broker.client.records import RegionInfo
+    from gdrpy.broker.messages import RegionInfo
     from gdrpy.cli.options import Commands
 
 

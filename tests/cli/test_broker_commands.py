@@ -422,14 +422,14 @@ class TestTop:
 
 class TestListOfMany:
     def test_is_drawn_and_told_as_one_of_few(self, capsys: pytest.CaptureFixture[str]) -> None:
-        from gdrpy.broker.client.records import RegionInfo
+        from gdrpy.broker.messages import RegionInfo
         from gdrpy.cli import ls
         from gdrpy.cli.output import Output
 
-        some = {"size": 4096, "device": -1, "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
+        some = {"size": 4096, "device": "cpu", "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
         some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000, "uuid": None}
         names = ["a", "weights/layer", "\u91cd\u307f", "[bold]"]
-        regions = [RegionInfo.listed({"region": 1, "name": name, **some}) for name in names]
+        regions = [RegionInfo(region=1, name=name, **some) for name in names]
         Output().show(ls.regions_table(regions))
         assert capsys.readouterr().out == ls._drawn(regions) + "\n"
 

@@ -7,8 +7,6 @@ import time
 from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost, run
-from gdrpy.broker.client.records import LOST, Event
-from gdrpy.broker.protocol import decode
 from gdrpy.errors import ProtocolError, Timeout
 
 TYPE_CHECKING = False
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gdrpy.broker.client.connection import Connection
+    from gdrpy.broker.messages import Event
 
 
 class Watching:
@@ -36,6 +35,8 @@ class Watching:
 
     async def next(self, deadline: float | None) -> Event | None:
         """The next event; None if there is none by ``deadline``, of ``time.monotonic()``."""
+        from gdrpy.broker.messages import LOST, decode_event
+
         channel = self._connection.channel
         try:
             if not channel.connected:
@@ -48,9 +49,8 @@ class Watching:
             await self.begin()
             return LOST
         close_all(fds or [])
-        message = decode(data)
         try:
-            return Event.of(message)
+            return decode_event(data)
         except ProtocolError:
             channel.close()
             raise

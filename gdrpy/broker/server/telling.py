@@ -17,9 +17,7 @@ Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
-#: Bytes of entries in a page, and what an entry that the asker may not see counts for: a page is
-#: one turn's work.
-PAGE_BYTES = 16 * 1024
+#: What an entry that the asker may not see counts for: a page is one turn's work.
 _HIDDEN_BYTES = 16
 
 
@@ -49,7 +47,7 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
     if after:
         start = max(start, bisect.bisect_right(names, after))
     found: list[RegionInfo] = []
-    room = PAGE_BYTES
+    room = protocol.PAGE_BYTES
     for index in range(start, len(names)):
         if not names[index].startswith(prefix):
             break

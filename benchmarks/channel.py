@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import gdrpy
 import gpukernels
 from gdrpy import Channel, cuda
-from gdrpy.channel.channel import ChannelReader
+from gdrpy.channel import ChannelReader
 from harness import Figure, Measurement, Session, Topic
 
 MODULE = "channel"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy.channel.channel import include_dir
+from gdrpy.channel import include_dir
 
 
 class NotCompiled(Exception):

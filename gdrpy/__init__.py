@@ -50,7 +50,7 @@ _HOMES = {
     "Array": "gdrpy.arrays.viewed",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.region",
-    "Channel": "gdrpy.channel.channel",
+    "Channel": "gdrpy.channel",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
     "Mapping": "gdrpy.memory.view",
@@ -71,6 +71,7 @@ _MODULES = ("aio", "broker", "channel", "cupy", "pins", "rmm", "safetensors", "t
 if TYPE_CHECKING:
     from gdrpy import aio as aio
     from gdrpy import broker as broker
+    from gdrpy import channel as channel
     from gdrpy import cupy as cupy
     from gdrpy import pins as pins
     from gdrpy import rmm as rmm
@@ -80,7 +81,7 @@ if TYPE_CHECKING:
     from gdrpy.arrays.viewed import Array
     from gdrpy.broker.client.broker import Broker, connect
     from gdrpy.broker.client.region import BrokerRegion
-    from gdrpy.channel.channel import Channel, channel
+    from gdrpy.channel import Channel
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping
     from gdrpy.memory.vmm import rounded_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gdrpy.channel.channel import layout
+from gdrpy.channel import layout
 
 _RECORD_NBYTES = tl.constexpr(layout.RECORD_NBYTES)
 _CAPACITY = tl.constexpr(layout.CAPACITY)

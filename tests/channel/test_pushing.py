@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.channel.channel import layout as device
+from gdrpy.channel import layout as device
 
 DESCRIPTOR = struct.Struct("<8sIIQQQQQQ")
 

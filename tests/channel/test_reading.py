@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.channel.channel import layout as device
+from gdrpy.channel import layout as device
 
 MILLION = 1_000_000
 ODD = np.uint64(0x9E3779B97F4A7C15)

@@ -51,7 +51,7 @@ def by_numba(channel: gdrpy.Channel) -> Finish:
     from numba import cuda as numba_cuda
     from numba import uint64
 
-    from gdrpy.channel.channel import numba as device
+    from gdrpy.channel import numba as device
 
     @numba_cuda.jit
     def verify(channel, verdict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gdrpy.channel.channel import triton as device
+from gdrpy.channel import triton as device
 
 
 @triton.jit

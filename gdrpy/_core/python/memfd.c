@@ -63,6 +63,22 @@ PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	Py_RETURN_NONE;
 }
 
+PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
+{
+	int fd = (int)PyLong_AsLong(descriptor);
+
+	if (fd == -1 && PyErr_Occurred())
+		return NULL;
+	gdr_private_lend(fd);
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	gdr_private_take_back();
+	Py_RETURN_NONE;
+}
+
 PyObject *gdr_close_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);

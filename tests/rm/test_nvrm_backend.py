@@ -214,6 +214,18 @@ class TestPointer:
                 assert sim.call_count("cuMemAlloc") == before
             cuda.call("cuMemFree", pointer)
 
+    def test_self_check_takes_no_more_memory_when_it_is_made_again(self) -> None:
+        with cuda.context(0), gdrpy.open() as gdr:
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            free = cuda.call("cuMemGetInfo")[0]
+            for call in ("cuStreamCreate", "cuMemAlloc", "cuMemcpyHtoDAsync") * 3:
+                with sim.fault(f"{call}:1"), pytest.raises(gdrpy.OutOfMemory):
+                    gdr.pin(pointer, 100)
+            gdr.pin(pointer, 100).close()
+            assert sim.call_count("cuMemAlloc") == 1 + 3 + 3  # the pointer, the faults, the check
+            assert free - cuda.call("cuMemGetInfo")[0] == 4 * MIB  # the rest is in its block
+            cuda.call("cuMemFree", pointer)
+
 
 class TestSeveralDevices:
     @pytest.mark.preloaded(**ON_NVRM, GDRPY_SIM_DEVICES="3")

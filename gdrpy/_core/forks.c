@@ -78,7 +78,7 @@ static void __attribute__((constructor(101))) watch_forks(void)
 	pthread_atfork(before_fork, go_on, begin_child);
 }
 
-/* The next three are called with the lock held. */
+/* The next four are called with the lock held. */
 static bool have_room(int fd)
 {
 	int wanted = fd + 64;
@@ -113,20 +113,21 @@ static bool forget(int fd)
 	return found;
 }
 
-int gdr_private_note(int fd)
+static int note_or_close(int fd)
 {
-	bool noted;
-
-	if (fd < 0)
-		return -1;
-	pthread_mutex_lock(&lock);
-	noted = note(fd);
-	pthread_mutex_unlock(&lock);
-	if (noted)
+	if (fd < 0 || note(fd))
 		return fd;
 	close(fd);
 	errno = ENOMEM;
 	return -1;
+}
+
+int gdr_private_note(int fd)
+{
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fd);
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 int gdr_private_adopt(int fd)
@@ -151,9 +152,9 @@ int gdr_private_open(const char *path, int flags)
 
 int gdr_private_duplicate(int fd)
 {
-	gdr_forks_hold();
-	fd = gdr_private_note(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-	gdr_forks_let_go();
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	pthread_mutex_unlock(&lock);
 	return fd;
 }
 

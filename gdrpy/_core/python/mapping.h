@@ -125,7 +125,7 @@ PyObject *gdr_note_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_lend_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_take_back_private(PyObject *module, PyObject *none);
 PyObject *gdr_close_private(PyObject *module, PyObject *descriptor);
-PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
+PyObject *gdr_take_memfd(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
 PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 

@@ -485,6 +485,7 @@ class Region(Transferable, _mapping.Buffer):
         views = " and ".join(
             name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
+        views = f"read-only {views}" if self.readonly else views
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
 

@@ -68,6 +68,16 @@ class TestAllocatedRegion:
         region.close()
         assert repr(region) == "<Region CLOSED>"
 
+    def test_for_reading_says_so_by_its_repr(self, region, backend):
+        fd = region.export()
+        for gpu, views in ((True, "GPU and CPU"), (False, "CPU")):
+            with gdrpy.Region.from_fd(fd, 4096, gpu=gpu, readonly=True) as reader:
+                assert repr(reader) == (
+                    f"<Region of 4096 bytes on {reader.location}, read-only {views} view, "
+                    f"{reader.cpu.backend}>"
+                )
+        os.close(fd)
+
     def test_several_regions_hold_their_own_bytes(self, backend):
         regions = [gdrpy.alloc(4096) for _ in range(5)]
         for number, region in enumerate(regions):
@@ -413,6 +423,17 @@ class TestReadOnlyRegion:
             with pytest.raises(gdrpy.ReadOnly, match="the region is read-only; open it with"):
                 write()
         assert reader.read(4) == b"kept"
+
+    def test_tells_by_its_mappings_too_how_one_may_write(self, reader):
+        words = r"read-only; map with readonly=False, from .*: Region.from_fd\(.* a broker lets"
+        with reader.map(0, 4096) as mapping:
+            for write in (
+                lambda: mapping.write(b"x"),
+                lambda: mapping.flag(0).set(1),
+                lambda: mapping.flag(0).stream_write(None, 1),
+            ):
+                with pytest.raises(gdrpy.ReadOnly, match=words):
+                    write()
 
     def test_gives_read_only_mappings(self, reader):
         with reader.map(0, 4096) as mapping:

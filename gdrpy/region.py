@@ -242,7 +242,7 @@ class Region(Transferable, _mapping.Buffer):
     ) -> Self:
         """What :meth:`from_fd` does, and that the memory in this process keeps ``source``."""
         with Undo() as undo:
-            memory = undo.keep(take_export(fd, backend))
+            memory = undo.keep(take_export(fd, backend, call))
             size = memory.nbytes
             if wanted is not None and wanted > size:
                 raise SizeMismatch(

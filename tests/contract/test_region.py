@@ -240,12 +240,18 @@ class TestImportedRegion:
 
 
 class TestWrongDescriptor:
-    @pytest.fixture(params=["pipe", "socket", "file", "memfd", "closed", "negative"])
+    @pytest.fixture(
+        params=["pipe", "socket", "file", "memfd", "closed", "negative", "absent", "long"]
+    )
     def wrong(self, request, tmp_path: Path):
         import socket
 
-        if request.param == "negative":
-            yield -1, "not open"
+        absent = {"negative": -1, "absent": 999, "long": 1 << 40}.get(request.param)
+        if absent is not None:
+            yield (
+                absent,
+                rf"^Region.from_fd: file descriptor {absent} is not open: pass one that Re",
+            )
             return
         keep = []
         if request.param == "pipe":
@@ -264,7 +270,10 @@ class TestWrongDescriptor:
         else:
             fd = os.dup(0)
             os.close(fd)
-        words = {"closed": "not open", "file": "the file", "memfd": "resized|memory of|memfd"}
+        closed = (
+            r"^Region.from_fd: file descriptor \d+ is not open: pass one that Region.export\(\)"
+        )
+        words = {"closed": closed, "file": "the file", "memfd": "resized|memory of|memfd"}
         yield fd, words.get(request.param, f"a {request.param}")
         for one in keep if request.param == "closed" else [*keep, fd]:
             os.close(one)

@@ -64,7 +64,7 @@ def alloc(
     _check_views("alloc", gpu, cpu)
     from gdrpy import cuda, vmm
 
-    ordinal = cuda.ordinal("alloc", device)
+    ordinal = cuda.ordinal("alloc", device, or_cpu=True)
     with Undo() as undo:
         allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric)))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None

@@ -327,14 +327,31 @@ class TestWrongArguments:
 
     @pytest.mark.parametrize("device", [-1, 99])
     def test_device_that_is_not_there_is_not_found(self, backend, device):
-        with pytest.raises(gdrpy.NotFound, match=f"there is no CUDA device {device}: ") as caught:
-            gdrpy.alloc(4096, device)
-        assert isinstance(caught.value, KeyError)
+        words = f"there is no CUDA device {device}: this process sees [1-9], numbered from 0: "
+        for call, use in (
+            ("alloc", lambda: gdrpy.alloc(4096, device)),
+            ("pinned", lambda: gdrpy.pinned(4096, device)),
+            ("granularity", lambda: gdrpy.granularity(device)),
+            ("rounded_size", lambda: gdrpy.rounded_size(1, device)),
+        ):
+            with pytest.raises(gdrpy.NotFound, match=f"^{call}: {words}.*CUDA_VISIBLE") as caught:
+                use()
+            assert isinstance(caught.value, KeyError)
 
     @pytest.mark.parametrize("device", ["0", "gpu", "GPU-0000", "3b", "0000:3b:00.1", ""])
     def test_text_that_names_no_gpu_is_refused(self, backend, device):
-        words = r"alloc: device must be a CUDA ordinal, a GPU's UUID .* or its PCI address"
-        with pytest.raises(ValueError, match=f"{words} .*, and is {device!r}$"):
+        words = (
+            r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
+        )
+        with pytest.raises(ValueError, match=f"{words}, and is {device!r}$"):
+            gdrpy.alloc(4096, device)
+
+    @pytest.mark.parametrize("device", [None, 1.5, True])
+    def test_what_names_no_gpu_is_refused(self, backend, device):
+        words = (
+            r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
+        )
+        with pytest.raises(TypeError, match=f"{words}, and is {device!r}$"):
             gdrpy.alloc(4096, device)
 
     @pytest.mark.parametrize("device", [f"GPU-{UUID(int=7)}", "0000:fe:1f.0"])

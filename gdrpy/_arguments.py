@@ -46,9 +46,11 @@ def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
             return index(device)
         except TypeError:
             pass
-    uuid = "a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L lists it)"
-    address_words = "its PCI address ('0000:3b:00.0')"
-    names = f"{uuid}, {address_words} or 'cpu'" if or_cpu else f"{uuid} or {address_words}"
+    link, last = (",", " or 'cpu'") if or_cpu else (" or", "")
+    names = (
+        f"a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L lists it){link} its PCI address "
+        f"('0000:3b:00.0'){last}"
+    )
     kind = ValueError if isinstance(device, str) else TypeError
     raise kind(f"{call}: device must be {names}, and is {device!r}")
 

@@ -62,7 +62,7 @@ def alloc(
         memory = MemoryFile.create(size)
     else:
         _check_views("alloc", gpu, cpu)
-        ordinal = cuda.ordinal("alloc", device)
+        ordinal = cuda.ordinal("alloc", device, or_cpu=True)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
 
@@ -251,6 +251,7 @@ class Region(Viewed):
         views = " and ".join(
             name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
+        views = f"read-only {views}" if self.readonly else views
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
 

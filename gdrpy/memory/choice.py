@@ -21,7 +21,7 @@ from gdrpy.memory.descriptors import (
     simulated_device,
     target_of,
 )
-from gdrpy.memory.file import MemoryFile, checked_size, location_of
+from gdrpy.memory.file import MemoryFile, location_of, refused
 from gdrpy.memory.gpu import keep_fd, take_export
 from gdrpy.memory.memory import Memory
 
@@ -45,10 +45,12 @@ def open_export(
     Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
     BackendUnavailable, ValueError.
     """
-    if not 0 <= fd < 1 << 31:
-        raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
     name = forced(backend)
-    target = target_of(fd)
+    target = target_of(fd) if 0 <= fd < 1 << 31 else ""
+    if not target:
+        raise InvalidHandle(
+            f"{call}: file descriptor {fd} is not open: pass one that Region.export() gave"
+        )
     device = None if name == "nvrm" else simulated_device(target)
     if is_host(target) or (device is not None and not gpu):
         file = MemoryFile.of_fd(fd, device)
@@ -57,7 +59,7 @@ def open_export(
             raise _too_large(call, nbytes, file.size)
         return file
     with Undo() as undo:
-        core = _take(undo, fd, target, name)
+        core = _take(undo, call, fd, target, name)
         if nbytes is not None and nbytes > core.nbytes:
             raise _too_large(call, nbytes, core.nbytes)
         if gpu and device is not None and not is_writable(fd):
@@ -105,26 +107,29 @@ def _too_large(call: str, wanted: int, size: int) -> SizeMismatch:
     return SizeMismatch(f"{call}: {wanted} bytes were asked for, and the allocation has {size}")
 
 
-def _take(undo: Undo, fd: int, target: str, forced: str | None) -> Any:
+def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> Any:
     """What the C core takes in of a descriptor; ``undo`` gives it back. Raises InvalidHandle."""
     device = simulated_device(target)
     if forced != "nvrm":
         if device is not None:
-            return take_export(undo, "sim", fd, checked_size(fd, location_of(device), fd), device)
+            size = sealed_size(fd)
+            if not size:
+                raise refused(fd, location_of(device))
+            return take_export(undo, "sim", fd, size, device)
         if is_simulated(target):
             ordinal, size = bar_block(fd)
             return take_export(undo, "sim", fd, size, ordinal)
         if forced == "sim":
             raise InvalidHandle(
-                f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
-                f"pass one that Region.export() gave"
+                f"{call}: file descriptor {fd} is {describe(fd)}, not an allocation of the "
+                f"simulated GPU: pass one that Region.export() gave"
             )
         if not is_nvidia_export(target):
             if share_size(fd) is not None:
                 return take_export(undo, "gdrdrv", fd)
             raise InvalidHandle(
-                f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one "
-                f"that Region.export() or Pin.export() gave"
+                f"{call}: file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: "
+                f"pass one that Region.export() or Pin.export() gave"
             )
     try:
         return take_export(undo, "nvrm", fd)

@@ -7,11 +7,11 @@ import fcntl
 import os
 from typing import Self
 
-from gdrpy._core._mapping import close_private, sealed_size
+from gdrpy._core._mapping import close_private, take_memfd
 from gdrpy._core.calls import call_failure
 from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
-from gdrpy.memory.descriptors import HOST_NAME, duplicate, private
+from gdrpy.memory.descriptors import HOST_NAME, private
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.view import Mapping
 
@@ -50,18 +50,12 @@ def create_export(nbytes: int) -> int:
         return fd
 
 
-def checked_size(fd: int, location: str, named: int) -> int:
-    """The bytes of a sealed memory file, which the caller knows as ``named``.
-
-    Raises InvalidHandle for any other file.
-    """
-    size = sealed_size(fd)
-    if not size:
-        raise InvalidHandle(
-            f"file descriptor {named} bears the name of {location} but is empty, can be "
-            f"resized or is of huge pages: pass one that Region.export() gave"
-        )
-    return size
+def refused(fd: int, location: str) -> InvalidHandle:
+    """That a descriptor with the name of a memory file is none that may be taken in."""
+    return InvalidHandle(
+        f"file descriptor {fd} bears the name of {location} but is empty, can be resized or is of "
+        f"huge pages: pass one that Region.export() gave"
+    )
 
 
 def location_of(device: int | None) -> str:
@@ -90,12 +84,10 @@ class MemoryFile(Memory):
     @classmethod
     def of_fd(cls, fd: int, device: int | None) -> Self:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        own = private(duplicate, fd)
-        try:
-            return cls(own, checked_size(own, location_of(device), fd), device)
-        except BaseException:
-            close_private(own)
-            raise
+        taken = take_memfd(fd)
+        if taken is None:
+            raise refused(fd, location_of(device))
+        return cls(*taken, device)
 
     @property
     def fd(self) -> int:

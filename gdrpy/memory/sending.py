@@ -5,15 +5,17 @@ Only multiprocessing's own pickler can do so.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from errno import EACCES
 from functools import partial
 from multiprocessing import AuthenticationError
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 from weakref import ref
 
-from gdrpy._core._mapping import close_private, note_private
+from gdrpy._core._mapping import close_private, lend_private, note_private, take_back_private
 from gdrpy.common.resource import Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 from gdrpy.memory.choice import open_export
@@ -87,6 +89,8 @@ def _send(memory: Memory) -> tuple[Any, ...]:
         fd = memory.fd
     except (BackendUnavailable, MissingView) as error:
         raise TypeError(f"multiprocessing cannot send this memory: {error}") from error
+    if get_spawning_popen() is not None:  # the program inherits it, maybe by a fork
+        lend_private(fd)
     return _receive, (DupFd(fd), memory.has_gpu_view)
 
 
@@ -106,6 +110,9 @@ def _receive(sent: Any, gpu: bool) -> Received:
             f"receiver by itself"
         ) from error
 
+
+# Python asks for this ahead of a fork that goes on, and not of one that starts a program.
+os.register_at_fork(before=take_back_private)
 
 for _kind in (MemoryFile, GpuMemory):
     ForkingPickler.register(_kind, _send)

@@ -121,8 +121,11 @@ void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, Py
 
 /* In memfd.c: functions of the module, and Mapping._of_memfd(). */
 PyObject *gdr_note_private(PyObject *module, PyObject *descriptor);
+PyObject *gdr_lend_private(PyObject *module, PyObject *descriptor);
+PyObject *gdr_take_back_private(PyObject *module, PyObject *none);
 PyObject *gdr_close_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
+PyObject *gdr_take_memfd(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
 
 /* In transfers.c: open_dma(context). */

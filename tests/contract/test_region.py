@@ -329,8 +329,8 @@ class TestWrongArguments:
         words = f"there is no CUDA device {device}: this process sees [1-9], numbered from 0: "
         for call, use in (
             ("alloc", lambda: gdrpy.alloc(4096, device)),
-            ("pinned", lambda: gdrpy.page_locked(4096, device)),
-            ("granularity", lambda: gdrpy.granularity(device)),
+            ("page_locked", lambda: gdrpy.page_locked(4096, device)),
+            ("granularity", lambda: granularity(device)),
             ("rounded_size", lambda: gdrpy.rounded_size(1, device)),
         ):
             with pytest.raises(gdrpy.NotFound, match=f"^{call}: {words}.*CUDA_VISIBLE") as caught:

@@ -96,7 +96,7 @@ class TestForkedChild:
         with gdrpy.alloc(4096, device) as region:
             process = context.Process(target=children.write, args=(region, b"world"))
             process.start()
-            descriptor = region._allocation.fd
+            descriptor = region._memory.fd
             pid = os.fork()
             if not pid:
                 os._exit(str(descriptor) in open_descriptors())

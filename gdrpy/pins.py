@@ -259,9 +259,9 @@ class Gdr(Resource):
 class Pin(Viewed):
     """A pinned range of GPU memory. Made by :func:`gdrpy.pin` and :meth:`Gdr.pin`.
 
-    Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not. It is
-    written and read as a region is, through :attr:`cpu`, which is mapped when it is first used; by
-    DMA only the pins that :func:`gdrpy.from_tensor` makes, which keep their tensor.
+    Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not. A pin is
+    written and read as a region is, through :attr:`cpu`, which is mapped when it is first used.
+    Only the pins that :func:`gdrpy.from_tensor` makes use DMA: they keep their tensor.
     """
 
     _is_sent = False

@@ -45,8 +45,8 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     """``nbytes`` bytes of memory, with the views that this process has of them.
 
     The CPU sees them through :attr:`cpu` and other mappings, GPU ``device`` at :attr:`ptr`. Copies
-    between host memory and these take the view that is the faster one; each is done when the call
-    returns, and waits for no kernel. Threads may share it.
+    take the faster view; each is done when the call returns, and waits for no kernel. Threads may
+    share it.
     """
 
     #: Whether a pickle of it, by multiprocessing, arrives as one like it.

@@ -38,9 +38,9 @@ def open_export(
 ) -> Memory:
     """The memory behind a descriptor, which stays the caller's; at least ``nbytes`` of it.
 
-    ``gpu`` gives it a GPU view, ``readonly`` or not, of GPU ``viewer``; None is the one that it
-    lies on. Without, neither CUDA nor a context is needed. The host's memory is taken in whatever
-    ``backend`` is forced, and has no GPU view.
+    ``gpu`` gives it a GPU view, ``readonly`` or not, on GPU ``viewer``; None is the GPU that it
+    lies on. Without a GPU view neither CUDA nor a context is needed. Host memory has none, and is
+    mapped in one way, whatever ``backend`` is forced.
 
     Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
     BackendUnavailable, ValueError.
@@ -87,10 +87,10 @@ def own_export(
     readonly: bool = False,
     viewer: int | None = None,
 ) -> Memory:
-    """As :func:`open_export`, of a descriptor that is the memory's from here on.
+    """As :func:`open_export`, but the memory takes the descriptor over.
 
-    ``device`` is where it lies, None for the host, by the word of a broker: the descriptor's name
-    is not checked. Where this raises, the descriptor is closed.
+    A broker says that the memory lies on ``device``, None for the host: the descriptor's name is
+    not checked. The descriptor is closed if this raises.
     """
     note_private(fd)
     if device is None or not gpu:

@@ -1,4 +1,4 @@
-"""GPU memory that this process holds: an allocation, what it was exported as, or a pinned range."""
+"""GPU memory that this process holds: an allocation, an import of one, or a pinned range."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gdrpy.memory.view import Mapping
 
 
 class GpuMemory(Memory):
-    """GPU memory, by its descriptor, its GPU address, its fabric handle, or several of them.
+    """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
 
-    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. At the end goes,
+    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. It is given back
     in this order: its mappings, what the core took in, its GPU view, the allocation, the
-    descriptor. ``close()`` does so at once, or with its last mapping where that ends in another
-    thread; a dropped GPU view stays until the GPU work that was queued by then is done.
+    descriptor. ``close()`` does so at once, or when its last mapping ends in another thread. A GPU
+    view that is dropped stays until the GPU work that was queued by then is done.
     """
 
     #: Bytes that a pin is rounded out to.

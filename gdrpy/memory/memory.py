@@ -10,15 +10,15 @@ from gdrpy.common.resource import HOW_TO_SEND, Owner
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
 
-#: Called before memory is said to be in use: each lets go of what it holds for no one any more.
+#: Called before close() refuses because memory is in use: each releases holds that have ended.
 settle: list[Callable[[], None]] = []
 
 
 class Memory(Owner, ABC):
-    """``size`` bytes of memory, as long as it is open or has a mapping.
+    """``size`` bytes of memory: a MemoryFile or GpuMemory.
 
-    A memory file, or GPU memory; ``location`` says where it lies, in words, ``backend`` is the name
-    of the way to a mapping of it. It keeps ``source`` alive.
+    It stays until it is closed and its last mapping has ended. ``location`` says where it lies, in
+    words; ``backend`` names the way to a mapping of it. It keeps ``source`` alive.
 
     ``ptr`` is the address of the first byte for GPU ``device``, None without a GPU view. ``home``
     is the device that the memory lies on, None where this process does not know it. ``fabric`` is

@@ -53,10 +53,10 @@ class Received(Owner):
 def travel(
     view: ref[Any] | None, memory: object, offset: int
 ) -> Callable[[Mapping], tuple[Any, ...]]:
-    """How a mapping from byte ``offset`` on is pickled: as a part of the region that it is of.
+    """How a mapping that begins at byte ``offset`` is pickled: as a part of its region.
 
-    ``view`` refers to the region; where that is gone, or None, the mapping is a part of ``memory``,
-    or of what stands for that.
+    ``view`` refers to the region. If that is gone, or None, the mapping is pickled as a part of
+    ``memory``, or of what stands in for that.
     """
     return partial(_reduce_mapping, view, memory, offset)
 
@@ -78,7 +78,7 @@ def map_part(whole: Any, offset: int, nbytes: int, readonly: bool) -> Mapping:
 
 
 def received(whole: Any) -> Any:
-    """What arrived, unless it is what was to be sent: copy.copy() does not pickle that."""
+    """What arrived. Raises TypeError for what copy.copy() passes on without pickling it."""
     if isinstance(whole, Memory):
         whole.__reduce__()
     return whole

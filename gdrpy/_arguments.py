@@ -24,27 +24,35 @@ def as_int(call: str, name: str, value: Any) -> int:
     raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
 
 
-def as_device(call: str, device: Any) -> int | str:
+def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
     """A GPU as a caller names it: its ordinal, its UUID, or its PCI address as pci_name() has it.
 
-    Raises TypeError, ValueError.
+    ``or_cpu`` is for the error alone: whether the caller takes "cpu" too. Raises TypeError,
+    ValueError.
     """
-    if not isinstance(device, str):
-        return as_int(call, "device", device)
-    import re
+    if isinstance(device, str):
+        import re
 
-    hexadecimal = device.lower()
-    if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
-        return "GPU-" + hexadecimal[4:]
-    address = re.fullmatch(
-        r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.0)?", hexadecimal
-    )
-    if address is None:
-        raise ValueError(
-            f"{call}: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L "
-            f"lists it) or its PCI address ('0000:3b:00.0'), and is {device!r}"
+        hexadecimal = device.lower()
+        if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
+            return "GPU-" + hexadecimal[4:]
+        address = re.fullmatch(
+            r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([01][0-9a-f])(?:\.0)?", hexadecimal
         )
-    return pci_name(*(int(number or "0", 16) for number in address.groups()))
+        if address is not None:
+            return pci_name(*(int(number or "0", 16) for number in address.groups()))
+    elif not isinstance(device, bool):
+        try:
+            return index(device)
+        except TypeError:
+            pass
+    link, last = (",", " or 'cpu'") if or_cpu else (" or", "")
+    names = (
+        f"a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L lists it){link} its PCI address "
+        f"('0000:3b:00.0'){last}"
+    )
+    kind = ValueError if isinstance(device, str) else TypeError
+    raise kind(f"{call}: device must be {names}, and is {device!r}")
 
 
 def as_viewer(call: str, device: Any, gpu: bool) -> int | None:

@@ -5,10 +5,11 @@ Only multiprocessing's own pickler can do so. It is told when it is imported, be
 
 from __future__ import annotations
 
+import os
 import sys
 from errno import EACCES
 
-from gdrpy._core._mapping import close_private, note_private
+from gdrpy._core._mapping import close_private, lend_private, note_private, take_back_private
 from gdrpy._resource import HOW_TO_SEND, Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 
@@ -57,12 +58,15 @@ class _Received(Owner):
 
 
 def _send(parcel: Parcel) -> tuple[Any, ...]:
+    from multiprocessing.context import get_spawning_popen
     from multiprocessing.reduction import DupFd
 
     try:
         fd = parcel.holder.fd
     except (BackendUnavailable, MissingView) as error:
         raise TypeError(f"multiprocessing cannot send this memory: {error}") from error
+    if get_spawning_popen() is not None:  # the program inherits it, maybe by a fork
+        lend_private(fd)
     return _receive, (DupFd(fd),)
 
 
@@ -162,6 +166,9 @@ def _register() -> None:
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
+
+# Python asks for this ahead of a fork that goes on, and not of one that starts a program.
+os.register_at_fork(before=take_back_private)
 
 sys.meta_path.insert(0, _finder)
 if _REDUCTION in sys.modules:

@@ -143,7 +143,7 @@ class Resource:
         if self._forked():
             self._closed = True
             return
-        with self._lock:
+        with self._mutex:
             if not self._closed:
                 self._release()
                 self._closed = True

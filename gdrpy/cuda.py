@@ -176,21 +176,30 @@ def device_count() -> int:
 def device(ordinal: int) -> Any:
     """The CUdevice of an ordinal. Raises NotFound."""
     ordinal = as_int("device", "ordinal", ordinal)
-    count = device_count()
-    if not 0 <= ordinal < count:
-        raise NotFound(
-            f"there is no CUDA device {ordinal}: this process sees {count}, numbered from 0"
-        )
+    _require("device", ordinal)
     return call("cuDeviceGet", ordinal)
 
 
-def ordinal(call: str, device: int | str) -> int:
+@functools.cache
+def _require(call: str, ordinal: int) -> None:
+    """Raise NotFound for an ordinal that is no device's, but not again for one that is."""
+    count = device_count()
+    if not 0 <= ordinal < count:
+        raise NotFound(
+            f"{call}: there is no CUDA device {ordinal}: this process sees {count}, numbered from "
+            f"0: name one of them, or look at CUDA_VISIBLE_DEVICES, and at the GPUs given to the "
+            f"container"
+        )
+
+
+def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
     """The ordinal of the GPU that a caller names: by it, by UUID or by PCI address.
 
-    An ordinal need not be a device's. Raises TypeError, ValueError, NotFound.
+    ``or_cpu`` as for as_device(). Raises TypeError, ValueError, NotFound.
     """
-    named = as_device(call, device)
+    named = as_device(call, device, or_cpu=or_cpu)
     if isinstance(named, int):
+        _require(call, named)
         return named
     seen = [(uuid(number), pci_name(*pci_address(number))) for number in range(device_count())]
     for number, names in enumerate(seen):

@@ -213,7 +213,9 @@ class Flag(_mapping.Flag):
         """
         if self.mapping.readonly:
             raise ReadOnly(
-                "Flag.stream_write: the mapping is read-only; map the region with readonly=False"
+                "Flag.stream_write: the mapping is read-only; map with readonly=False, from a "
+                "region that may be written: Region.from_fd(..., readonly=False), or one that a "
+                "broker lets this user write"
             )
         self._stream_call("cuStreamWriteValue", stream, value, 0)
 

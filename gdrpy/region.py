@@ -64,7 +64,7 @@ def alloc(
     _check_views("alloc", gpu, cpu)
     from gdrpy import cuda, vmm
 
-    ordinal = cuda.ordinal("alloc", device)
+    ordinal = cuda.ordinal("alloc", device, or_cpu=True)
     with Undo() as undo:
         allocation = undo.keep(vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric)))
         memory = undo.keep(take_allocation(allocation, backend)) if cpu else None
@@ -242,7 +242,7 @@ class Region(Transferable, _mapping.Buffer):
     ) -> Self:
         """What :meth:`from_fd` does, and that the memory in this process keeps ``source``."""
         with Undo() as undo:
-            memory = undo.keep(take_export(fd, backend))
+            memory = undo.keep(take_export(fd, backend, call))
             size = memory.nbytes
             if wanted is not None and wanted > size:
                 raise SizeMismatch(
@@ -485,6 +485,7 @@ class Region(Transferable, _mapping.Buffer):
         views = " and ".join(
             name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
+        views = f"read-only {views}" if self.readonly else views
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"
 

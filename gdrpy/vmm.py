@@ -46,7 +46,6 @@ def _properties(device: int, fabric: bool = False) -> Any:
 def granularity(device: int | str = 0) -> int:
     """The bytes of which every allocation's size is a multiple. Raises NotFound."""
     ordinal = cuda.ordinal("granularity", device)
-    cuda.device(ordinal)
     minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
 

@@ -12,6 +12,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
+import gdrpy
 from serving import BrokerProcess, broker_process, start_serving
 
 __all__ = ["broker_process", "start_serving"]
@@ -72,6 +73,8 @@ class TestExamples:
         printed = run_examples("README.md", GDRPY_SOCKET=broker_process.socket).splitlines()
         assert [printed[0], printed[1][:2], printed[2]] == ["b'any buffer'", "0x", "2097152"]
         assert printed[3:] == ["b'shared'", "[3 4 5]"]
+        with gdrpy.connect(broker_process.socket) as client:
+            assert (client.list(), client.status()["regions"]) == ([], 0)
 
     @pytest.mark.parametrize("page", PROGRAMS)
     def test_of_a_page_print_what_it_says(self, page, broker_process: BrokerProcess):

@@ -13,8 +13,14 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
-static bool *is_private;	      /* of each descriptor below `room` */
 static int room;
+
+/* Of each descriptor below `room`. */
+static struct {
+	bool is_private;
+	bool is_lent; /* by one thread, to the program that it forks to run */
+	pthread_t lender;
+} *known;
 
 /* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
 void gdr_forks_hold(void)
@@ -49,12 +55,17 @@ static void go_on(void)
 	pthread_mutex_unlock(&lock);
 }
 
+static bool is_lent_here(int fd)
+{
+	return known[fd].is_lent && pthread_equal(known[fd].lender, pthread_self());
+}
+
 static void begin_child(void)
 {
 	for (int fd = 0; fd < room; fd++) {
-		if (is_private[fd])
+		if (known[fd].is_private && !is_lent_here(fd))
 			close(fd);
-		is_private[fd] = false;
+		known[fd].is_private = false;
 	}
 	pthread_cond_init(&changed, NULL); /* whoever waited is not here */
 	forking = 0;
@@ -67,19 +78,19 @@ static void __attribute__((constructor(101))) watch_forks(void)
 	pthread_atfork(before_fork, go_on, begin_child);
 }
 
-/* The next three are called with the lock held. */
+/* The next four are called with the lock held. */
 static bool have_room(int fd)
 {
 	int wanted = fd + 64;
-	bool *larger;
+	void *larger;
 
 	if (fd < room)
 		return true;
-	larger = realloc(is_private, (size_t)wanted * sizeof(*larger));
+	larger = realloc(known, (size_t)wanted * sizeof(*known));
 	if (!larger)
 		return false;
-	memset(larger + room, 0, (size_t)(wanted - room) * sizeof(*larger));
-	is_private = larger;
+	known = larger;
+	memset(known + room, 0, (size_t)(wanted - room) * sizeof(*known));
 	room = wanted;
 	return true;
 }
@@ -88,33 +99,35 @@ static bool note(int fd)
 {
 	if (!have_room(fd))
 		return false;
-	is_private[fd] = true;
+	known[fd].is_private = true;
+	known[fd].is_lent = false;
 	return true;
 }
 
 static bool forget(int fd)
 {
-	bool known = fd >= 0 && fd < room && is_private[fd];
+	bool found = fd >= 0 && fd < room && known[fd].is_private;
 
-	if (known)
-		is_private[fd] = false;
-	return known;
+	if (found)
+		known[fd].is_private = false;
+	return found;
 }
 
-int gdr_private_note(int fd)
+static int note_or_close(int fd)
 {
-	bool noted;
-
-	if (fd < 0)
-		return -1;
-	pthread_mutex_lock(&lock);
-	noted = note(fd);
-	pthread_mutex_unlock(&lock);
-	if (noted)
+	if (fd < 0 || note(fd))
 		return fd;
 	close(fd);
 	errno = ENOMEM;
 	return -1;
+}
+
+int gdr_private_note(int fd)
+{
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fd);
+	pthread_mutex_unlock(&lock);
+	return fd;
 }
 
 int gdr_private_adopt(int fd)
@@ -139,23 +152,42 @@ int gdr_private_open(const char *path, int flags)
 
 int gdr_private_duplicate(int fd)
 {
-	gdr_forks_hold();
-	fd = gdr_private_note(fcntl(fd, F_DUPFD_CLOEXEC, 3));
-	gdr_forks_let_go();
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	pthread_mutex_unlock(&lock);
 	return fd;
+}
+
+void gdr_private_lend(int fd)
+{
+	pthread_mutex_lock(&lock);
+	if (fd >= 0 && fd < room) {
+		known[fd].is_lent = true;
+		known[fd].lender = pthread_self();
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void gdr_private_take_back(void)
+{
+	pthread_mutex_lock(&lock);
+	for (int fd = 0; fd < room; fd++)
+		if (is_lent_here(fd))
+			known[fd].is_lent = false;
+	pthread_mutex_unlock(&lock);
 }
 
 int gdr_private_close(int fd)
 {
-	bool known;
+	bool found;
 	int ret;
 
 	gdr_forks_hold();
 	pthread_mutex_lock(&lock);
-	known = forget(fd);
+	found = forget(fd);
 	pthread_mutex_unlock(&lock);
 	errno = EBADF;
-	ret = known ? close(fd) : -1;
+	ret = found ? close(fd) : -1;
 	gdr_forks_let_go();
 	return ret;
 }

@@ -31,4 +31,11 @@ int gdr_private_adopt(int fd);
  */
 int gdr_private_close(int fd);
 
+/*
+ * Have children that this thread forks keep their copy of a private descriptor, until this thread
+ * takes all of its back: for a program that is about to be started and handed the descriptor.
+ */
+void gdr_private_lend(int fd);
+void gdr_private_take_back(void);
+
 #endif

@@ -101,32 +101,24 @@ static const struct {
 	{GRANULE + PAGE, 1024, 0x67647203},
 };
 
-/* New GPU memory that ends with the words, waiting for no other work. 0 with *error filled in. */
-static uint64_t new_scratch(const struct gdr_cuda *cuda, size_t nbytes, const uint32_t *words,
-			    size_t end_nbytes, struct gdr_error *error)
+#define PURPOSE "the self-check of IPC handles"
+
+/* Have GPU memory end with the words, waiting for no other work. */
+static int fill_end(const struct gdr_cuda *cuda, uint64_t end, const uint32_t *words, size_t nbytes,
+		    struct gdr_error *error)
 {
 	const char *call = "cuStreamCreate";
-	uint64_t memory;
 	void *stream;
 	int result = cuda->cuStreamCreate(&stream, NON_BLOCKING);
 
-	if (result)
-		goto failed;
-	call = "cuMemAlloc";
-	result = cuda->cuMemAlloc(&memory, nbytes);
 	if (!result) {
 		call = "cuMemcpyHtoDAsync";
-		result = cuda->cuMemcpyHtoDAsync(memory + nbytes - end_nbytes, words, end_nbytes,
-						 stream);
+		result = cuda->cuMemcpyHtoDAsync(end - nbytes, words, nbytes, stream);
+		if (!result)
+			result = cuda->cuStreamSynchronize(stream);
+		cuda->cuStreamDestroy(stream);
 	}
-	if (!result)
-		result = cuda->cuStreamSynchronize(stream);
-	cuda->cuStreamDestroy(stream);
-	if (!result)
-		return memory;
-failed:
-	gdr_cuda_fail(error, cuda, call, result, "the self-check of IPC handles");
-	return 0;
+	return result ? gdr_cuda_fail(error, cuda, call, result, PURPOSE) : 0;
 }
 
 /* It goes with the context that it was made in, and then others may lie at its address. */
@@ -137,13 +129,17 @@ static bool is_there(const struct gdr_cuda *cuda, const struct gdr_ipc_scratch *
 	return scratch->memory && !gdr_pointer_id(cuda, scratch->memory, &id) && id == scratch->id;
 }
 
+/* The memory is kept also where what comes after fails. */
 static int make(const struct gdr_cuda *cuda, struct gdr_ipc_scratch *scratch, size_t nbytes,
-		const uint32_t *words, size_t end_nbytes, struct gdr_error *error)
+		struct gdr_error *error)
 {
-	scratch->memory = new_scratch(cuda, nbytes, words, end_nbytes, error);
-	if (!scratch->memory)
-		return -1;
-	gdr_pointer_id(cuda, scratch->memory, &scratch->id);
+	uint64_t memory;
+	int result = cuda->cuMemAlloc(&memory, nbytes);
+
+	if (result)
+		return gdr_cuda_fail(error, cuda, "cuMemAlloc", result, PURPOSE);
+	scratch->memory = memory;
+	gdr_pointer_id(cuda, memory, &scratch->id);
 	return 0;
 }
 
@@ -157,7 +153,8 @@ static int check_one(const struct gdr_cuda *cuda, size_t nbytes, size_t words, u
 
 	for (size_t i = 0; i < words; i++)
 		put[i] = pattern;
-	if (!is_there(cuda, scratch) && make(cuda, scratch, nbytes, put, end_nbytes, error))
+	if ((!is_there(cuda, scratch) && make(cuda, scratch, nbytes, error)) ||
+	    fill_end(cuda, scratch->memory + nbytes, put, end_nbytes, error))
 		return -1;
 	if (gdr_pointer_find(cuda, scratch->memory, &pointer, error) ||
 	    gdr_ipc_find(cuda, &pointer, &info, error) ||

@@ -434,6 +434,30 @@ static bool is_guest(struct gdr_nvrm *client, const struct device *device)
 	       answer.mode == NVRM_VIRTUALIZATION_GUEST;
 }
 
+/* Whether a GPU (NULL: each that this process may use) is a virtual one. */
+static bool is_virtual(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted)
+{
+	struct gdr_nvrm_error ignored;
+	const struct device *device;
+	struct gdr_nvrm_gpu gpu;
+	uint32_t instance;
+	bool found = false;
+
+	if (wanted) {
+		if (find_card(client, wanted, &instance, &gpu, &ignored))
+			return false;
+		device = device_get(client, instance, NVRM_NO_INSTANCE, &gpu, &ignored);
+		return device && is_guest(client, device);
+	}
+	for (instance = 0; instance < NVRM_MAX_CARDS; instance++) {
+		device = device_get(client, instance, NVRM_NO_INSTANCE, NULL, &ignored);
+		if (device && !is_guest(client, device))
+			return false;
+		found = found || device;
+	}
+	return found;
+}
+
 static bool has_instances(uint32_t minor)
 {
 	char path[80];
@@ -471,6 +495,8 @@ const struct gdr_nvrm_obstacle *gdr_nvrm_find_obstacle(struct gdr_nvrm *client,
 {
 	if (is_confidential(client))
 		return &confidential;
+	if (is_virtual(client, gpu))
+		return &guest;
 	if (gpu && gdr_nvrm_split(client, gpu) && !tells_instances(client))
 		return &nameless_instance;
 	return NULL;

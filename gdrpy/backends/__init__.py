@@ -106,15 +106,17 @@ def take_allocation(allocation: Allocation, backend: str | None = None) -> Memor
     return memory
 
 
-def take_export(fd: int, backend: str | None = None) -> Memory:
+def take_export(fd: int, backend: str | None = None, call: str = "take_export") -> Memory:
     """Take in an exported allocation by its descriptor alone, without CUDA.
 
     Host memory is taken in whatever backend is forced: there is one way to map it.
     """
-    if not 0 <= fd < 1 << 31:
-        raise InvalidHandle(f"file descriptor {fd} is not open: pass one that Region.export() gave")
     forced = _forced(backend)
-    target = target_of(fd)
+    target = target_of(fd) if 0 <= fd < 1 << 31 else ""
+    if not target:
+        raise InvalidHandle(
+            f"{call}: file descriptor {fd} is not open: pass one that Region.export() gave"
+        )
     if is_host(target):
         return Memfd.of_fd(fd, host.NAME, host.LOCATION)
     if forced == "nvrm":
@@ -127,16 +129,16 @@ def take_export(fd: int, backend: str | None = None) -> Memory:
         return _take_export("sim", fd, size, ordinal)
     if forced == "sim":
         raise InvalidHandle(
-            f"file descriptor {fd} is {describe(fd)}, not an allocation of the simulated GPU: "
-            f"pass one that Region.export() gave"
+            f"{call}: file descriptor {fd} is {describe(fd)}, not an allocation of the simulated "
+            f"GPU: pass one that Region.export() gave"
         )
     if is_nvidia_export(target):
         return _take_nvidia_export(fd)
     if share_size(fd) is not None:
         return _take_export("gdrdrv", fd)
     raise InvalidHandle(
-        f"file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass one that "
-        f"Region.export() or Pin.export() gave"
+        f"{call}: file descriptor {fd} is {describe(fd)}, not an exported GPU allocation: pass "
+        f"one that Region.export() or Pin.export() gave"
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from gdrpy._core._mapping import close_private, sealed_size
-from gdrpy._fd import duplicate, private
+from gdrpy._core._mapping import close_private, take_memfd
 from gdrpy.backends import host
 from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error, InvalidHandle, PermissionDenied
@@ -32,7 +31,7 @@ class Memfd(Memory):
     devices: tuple[int, ...] = ()
 
     def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
-        """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
+        """As take_memfd() gives them; ``fd`` is its own from here on."""
         super().__init__(None, size, backend, location)
         self._fd = fd
         self.size = size
@@ -40,15 +39,13 @@ class Memfd(Memory):
     @classmethod
     def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        own = private(duplicate, fd)
-        size = sealed_size(own)
-        if not size:
-            close_private(own)
+        taken = take_memfd(fd)
+        if taken is None:
             raise InvalidHandle(
                 f"file descriptor {fd} bears the name of {location} but is empty, can be "
                 f"resized or is of huge pages: pass one that Region.export() gave"
             )
-        return cls(own, size, backend, location)
+        return cls(*taken, backend, location)
 
     @property
     def fd(self) -> int:

@@ -10,7 +10,7 @@ from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.cli.header import gpu_words
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import approximate_size
+from gdrpy.cli.sizes import approximate_size, counted
 from gdrpy.errors import Error
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
     if settings.limits.user is not None:
         output.line(f"of that each user {approximate_size(settings.limits.user)}")
     if recovered:
-        output.line(f"took over {recovered} region{'s' * (recovered > 1)} of an earlier broker")
+        output.line(f"took over {counted(recovered, 'region')} of an earlier broker")
     if metrics:
         output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
     output.line(f"serving at {settings.path}")

@@ -42,10 +42,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
             try:
                 client.delete(name)
             except (NotFound, PermissionDenied) as error:
-                errors[name] = words_of(error)
+                errors[name] = _typed(words_of(error))
                 output.error(errors[name])
             else:
                 output.line(f"deleted {name}")
                 deleted.append(name)
     output.finish({"deleted": deleted, "errors": errors})
     return FAILED if errors else OK
+
+
+def _typed(words: str) -> str:
+    """What an error of Broker.delete() says, of the command that was typed."""
+    return words.replace("delete: ", "rm: ", 1) if words.startswith("delete: ") else words

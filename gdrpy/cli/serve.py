@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import functools
 import grp
 import logging
@@ -154,8 +156,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from gdrpy.broker.server import daemon
 
     _log_to_stderr(args.log_level)
+    path = args.socket
     try:
         settings = _settings(args)
+        path = settings.path
         ready = functools.partial(_ready, args, output, settings)
         daemon.serve(settings, f"gdrpy {gdrpy_version()}", ready)
     except KeyboardInterrupt:
@@ -163,10 +167,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
     except Error:
         raise
     except OSError as error:
-        where = f" at {args.socket}" if args.socket else ""
+        where = f" at {path}" if path else ""
+        remedy = "choose another --socket"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"end it, or {remedy}; `gdrpy ls --socket {path}` shows what it has"
         raise CommandError(
-            f"cannot serve{where}: {error.strerror or error}; choose another --socket", UNUSABLE
+            f"cannot serve{where}: {error.strerror or error}; {remedy}", UNUSABLE
         ) from error
+    # Whoever read the lines may be gone: rich exits for that.
+    with contextlib.suppress(CommandError, SystemExit):
+        output.line(
+            "the broker has ended; its names are gone, and memory goes with its last holder"
+        )
     return OK
 
 

@@ -34,7 +34,12 @@ def format_size(nbytes: int) -> str:
     for unit in "TGMK":
         if nbytes and nbytes % (1 << _UNITS[unit]) == 0:
             return f"{nbytes >> _UNITS[unit]} {unit}iB"
-    return f"{nbytes} byte" + ("" if nbytes == 1 else "s")
+    return counted(nbytes, "byte")
+
+
+def counted(number: int, noun: str) -> str:
+    """How many there are: ``1 region``, ``2 regions``."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def approximate_size(nbytes: int) -> str:

@@ -15,7 +15,7 @@ from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.cli import broker, ls, options
 from gdrpy.cli.exits import OK
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import approximate_size
+from gdrpy.cli.sizes import approximate_size, counted
 
 if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker
@@ -103,8 +103,10 @@ class Sample:
     def picture(self) -> RenderableType:
         """For people."""
         status = self.status
-        rate = "" if self.rate is None else f", {self.rate:.0f} requests a second"
-        counts = ", ".join(f"{status[name]} {name}" for name in ("regions", "leases", "sessions"))
+        rate = "" if self.rate is None else f", {counted(round(self.rate), 'request')} a second"
+        counts = ", ".join(
+            counted(status[f"{noun}s"], noun) for noun in ("region", "lease", "session")
+        )
         first = Text(f"{self.socket}: {counts}{rate}")
         return Group(first, self._devices(), self._users(), ls.regions_table(self.regions))
 

@@ -43,7 +43,9 @@ class TestRegion:
 
     def test_shows_its_name_and_state(self, granted):
         region = granted(readonly=True)
-        assert repr(region).startswith("<BrokerRegion 'a', read-only: Region of 4096 bytes on sim")
+        assert repr(region) == (
+            "<BrokerRegion 'a': Region of 4096 bytes on simulated GPU 0, read-only CPU view, sim>"
+        )
         region.close()
         assert repr(region) == "<BrokerRegion CLOSED>"
         assert repr(granted(name=None, sealed=True)).startswith("<BrokerRegion anonymous, sealed: ")
@@ -71,7 +73,8 @@ class TestRegion:
 class TestReadOnlyRegion:
     def test_refuses_to_be_written_by_the_cpu(self, granted):
         region = granted(readonly=True)
-        with pytest.raises(gdrpy.ReadOnly, match="Region.write: region 'a' is read-only here"):
+        words = "Region.write: region 'a' is read-only here; get it with readonly=False, as a user"
+        with pytest.raises(gdrpy.ReadOnly, match=words):
             region.write(b"x")
         assert not region.numpy().flags.writeable
         assert region.map().readonly

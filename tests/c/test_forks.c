@@ -140,6 +140,35 @@ static void a_child_has_private_ones_of_its_own(void)
 	});
 }
 
+static void *fork_elsewhere(void *lent)
+{
+	IN_CHILD(CHECK(!is_open(*(int *)lent)));
+	return NULL;
+}
+
+static void a_child_keeps_what_its_thread_lends(void)
+{
+	int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	pthread_t thread;
+
+	gdr_private_lend(fd);
+	IN_CHILD({
+		CHECK(is_open(fd));
+		CHECK_EQ(gdr_private_close(fd), -1);
+	});
+	CHECK_EQ(pthread_create(&thread, NULL, fork_elsewhere, &fd), 0);
+	CHECK_EQ(pthread_join(thread, NULL), 0);
+	gdr_private_take_back();
+	IN_CHILD(CHECK(!is_open(fd)));
+
+	gdr_private_lend(fd);
+	CHECK_EQ(gdr_private_close(fd), 0);
+	CHECK_EQ(gdr_private_open(ANY_FILE, O_RDONLY), fd);
+	IN_CHILD(CHECK(!is_open(fd)));
+	CHECK_EQ(gdr_private_close(fd), 0);
+	gdr_private_lend(-1);
+}
+
 static atomic_bool busy;
 
 static void *open_and_close(void *unused)
@@ -183,5 +212,5 @@ CHECK_MAIN(TEST(a_private_one_is_closed_on_exec), TEST(what_cannot_be_opened_is_
 	   TEST(an_interrupted_open_is_made_again), TEST(a_child_keeps_no_private_one),
 	   TEST(a_child_leaves_alone_what_has_taken_its_number),
 	   TEST(a_child_does_not_close_its_own_by_its_parents_number),
-	   TEST(a_child_has_private_ones_of_its_own),
+	   TEST(a_child_has_private_ones_of_its_own), TEST(a_child_keeps_what_its_thread_lends),
 	   TEST(a_child_of_busy_threads_keeps_none_of_theirs))

@@ -311,6 +311,7 @@ class TestRm:
         assert status == 1
         assert said["deleted"] == ["a", "c"]
         assert list(said["errors"]) == ["b"]
+        assert said["errors"]["b"] == "rm: there is no region of the name 'b'"
         assert json_of("ls")[1]["regions"] == []
 
 
@@ -406,7 +407,7 @@ class TestTop:
         put("table")
         assert main(["top", "--count", "1"]) == 0
         printed = capsys.readouterr().out
-        assert f"{broker.socket}: 1 regions, 0 leases, 1 sessions\n" in printed
+        assert f"{broker.socket}: 1 region, 0 leases, 1 session\n" in printed
         for cell in ("GPU 0", "host", "table", "2.0 MiB", "16.0 GiB"):
             assert f" {cell} " in printed
 

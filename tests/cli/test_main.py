@@ -130,7 +130,7 @@ class TestWrongUsage:
 class TestErrors:
     def test_of_a_missing_device_end_with_2(self, capsys):
         assert main(["validate", "--device", "7"]) == 2
-        assert capsys.readouterr().err.startswith("error: there is no CUDA device 7")
+        assert capsys.readouterr().err.startswith("error: --device: there is no CUDA device 7")
 
     def test_of_a_backend_that_cannot_serve_end_with_2_and_its_reason(self, capsys):
         assert main(["validate", "--backend", "gdrdrv"]) == 2
@@ -151,7 +151,7 @@ class TestErrors:
         status, result = json_of("validate", "--device", "7")
         assert status == 2
         assert result["error"]["type"] == "NotFound"
-        assert result["error"]["message"].startswith("there is no CUDA device 7")
+        assert result["error"]["message"].startswith("--device: there is no CUDA device 7")
 
     def test_of_a_cuda_without_devices_end_with_2_and_no_traceback(self, gdrpy_command):
         done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)

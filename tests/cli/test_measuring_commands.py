@@ -125,7 +125,7 @@ class TestOutcome:
     def test_is_an_error_where_the_device_is_missing(self, capsys, words):
         assert main([*words, "--device", "7"]) == 2
         captured = capsys.readouterr()
-        assert captured.err.startswith("error: there is no CUDA device 7")
+        assert captured.err.startswith("error: --device: there is no CUDA device 7")
         assert captured.out == ""
 
     def test_of_a_full_disk_is_an_error_of_one_line(self, checkout, words):

@@ -61,6 +61,22 @@ class TestEnd:
         assert not Path(broker_process.socket).exists()
         assert wait_for_ends(family) == []
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_by_a_signal_is_told_in_a_line(self, tmp_path: Path, number):
+        command = [sys.executable, "-m", "gdrpy", "serve", "--socket", str(tmp_path / "b.sock")]
+        environment = os.environ | {"GDRPY_SIM": "1"}
+        with subprocess.Popen(
+            command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            while not process.stdout.readline().startswith("serving at "):
+                assert process.poll() is None
+            process.send_signal(number)
+            assert process.stdout.read() == (
+                "the broker has ended; its names are gone, and memory goes with its last holder\n"
+            )
+        assert process.returncode == 0
+
     def test_comes_though_another_thread_takes_the_signal(self, tmp_path: Path):
         # As a signal that comes after the last look for one, and before the wait.
         program = """
@@ -151,8 +167,9 @@ class TestRefusal:
         done = gdrpy_command("serve", "--socket", broker_process.socket)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            f"error: cannot serve at {broker_process.socket}: another broker runs there; choose "
-            f"another --socket\n"
+            f"error: cannot serve at {broker_process.socket}: another broker runs there; end it, "
+            f"or choose another --socket; `gdrpy ls --socket {broker_process.socket}` shows what "
+            f"it has\n"
         )
         assert len(broker_process.family()) == 2
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from gdrpy.cli.sizes import approximate_size, format_size, parse_size, parse_sizes
+from gdrpy.cli.sizes import approximate_size, counted, format_size, parse_size, parse_sizes
 
 
 class TestParsing:
@@ -67,3 +67,9 @@ class TestFormatting:
     def test_approximates_where_asked(self):
         assert approximate_size(150_109_880_320) == "139.8 GiB"
         assert approximate_size(512) == "512 bytes"
+
+
+class TestCount:
+    def test_has_a_plural_but_for_one(self):
+        told = [counted(number, "request") for number in (0, 1, 2)]
+        assert told == ["0 requests", "1 request", "2 requests"]

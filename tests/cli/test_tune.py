@@ -319,4 +319,4 @@ def test_wrong_usage_is_refused(capsys, words, message):
 @pytest.mark.parametrize("words", [[], ["--show"], ["--reset"]])
 def test_a_device_that_is_not_there_is_refused(capsys, words):
     assert main(["tune", "--device", "7", *words]) == 2
-    assert "there is no CUDA device 7" in capsys.readouterr().err
+    assert "--device: there is no CUDA device 7" in capsys.readouterr().err

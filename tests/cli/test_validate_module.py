@@ -126,7 +126,7 @@ class TestRefusal:
         monkeypatch.setattr(cuda, "simulated", lambda: False)
         status, result = json_of("validate", "--module", "--device", "7")
         assert status == 2
-        assert result["error"]["message"].startswith("there is no CUDA device 7")
+        assert result["error"]["message"].startswith("--device: there is no CUDA device 7")
 
     def test_of_an_obstacle_that_insmod_tells(self, refusal, root_files, monkeypatch):
         script = root_files / "insmod.sh"

@@ -68,6 +68,16 @@ class TestAllocatedRegion:
         region.close()
         assert repr(region) == "<Region CLOSED>"
 
+    def test_for_reading_says_so_by_its_repr(self, region, backend):
+        fd = region.export()
+        for gpu, views in ((True, "GPU and CPU"), (False, "CPU")):
+            with gdrpy.Region.from_fd(fd, 4096, gpu=gpu, readonly=True) as reader:
+                assert repr(reader) == (
+                    f"<Region of 4096 bytes on {reader.location}, read-only {views} view, "
+                    f"{reader.cpu.backend}>"
+                )
+        os.close(fd)
+
     def test_several_regions_hold_their_own_bytes(self, backend):
         regions = [gdrpy.alloc(4096) for _ in range(5)]
         for number, region in enumerate(regions):
@@ -230,12 +240,18 @@ class TestImportedRegion:
 
 
 class TestWrongDescriptor:
-    @pytest.fixture(params=["pipe", "socket", "file", "memfd", "closed", "negative"])
+    @pytest.fixture(
+        params=["pipe", "socket", "file", "memfd", "closed", "negative", "absent", "long"]
+    )
     def wrong(self, request, tmp_path: Path):
         import socket
 
-        if request.param == "negative":
-            yield -1, "not open"
+        absent = {"negative": -1, "absent": 999, "long": 1 << 40}.get(request.param)
+        if absent is not None:
+            yield (
+                absent,
+                rf"^Region.from_fd: file descriptor {absent} is not open: pass one that Re",
+            )
             return
         keep = []
         if request.param == "pipe":
@@ -254,7 +270,10 @@ class TestWrongDescriptor:
         else:
             fd = os.dup(0)
             os.close(fd)
-        words = {"closed": "not open", "file": "the file", "memfd": "resized|memory of|memfd"}
+        closed = (
+            r"^Region.from_fd: file descriptor \d+ is not open: pass one that Region.export\(\)"
+        )
+        words = {"closed": closed, "file": "the file", "memfd": "resized|memory of|memfd"}
         yield fd, words.get(request.param, f"a {request.param}")
         for one in keep if request.param == "closed" else [*keep, fd]:
             os.close(one)
@@ -308,14 +327,31 @@ class TestWrongArguments:
 
     @pytest.mark.parametrize("device", [-1, 99])
     def test_device_that_is_not_there_is_not_found(self, backend, device):
-        with pytest.raises(gdrpy.NotFound, match=f"there is no CUDA device {device}: ") as caught:
-            gdrpy.alloc(4096, device)
-        assert isinstance(caught.value, KeyError)
+        words = f"there is no CUDA device {device}: this process sees [1-9], numbered from 0: "
+        for call, use in (
+            ("alloc", lambda: gdrpy.alloc(4096, device)),
+            ("pinned", lambda: gdrpy.pinned(4096, device)),
+            ("granularity", lambda: gdrpy.granularity(device)),
+            ("rounded_size", lambda: gdrpy.rounded_size(1, device)),
+        ):
+            with pytest.raises(gdrpy.NotFound, match=f"^{call}: {words}.*CUDA_VISIBLE") as caught:
+                use()
+            assert isinstance(caught.value, KeyError)
 
     @pytest.mark.parametrize("device", ["0", "gpu", "GPU-0000", "3b", "0000:3b:00.1", ""])
     def test_text_that_names_no_gpu_is_refused(self, backend, device):
-        words = r"alloc: device must be a CUDA ordinal, a GPU's UUID .* or its PCI address"
-        with pytest.raises(ValueError, match=f"{words} .*, and is {device!r}$"):
+        words = (
+            r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
+        )
+        with pytest.raises(ValueError, match=f"{words}, and is {device!r}$"):
+            gdrpy.alloc(4096, device)
+
+    @pytest.mark.parametrize("device", [None, 1.5, True])
+    def test_what_names_no_gpu_is_refused(self, backend, device):
+        words = (
+            r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
+        )
+        with pytest.raises(TypeError, match=f"{words}, and is {device!r}$"):
             gdrpy.alloc(4096, device)
 
     @pytest.mark.parametrize("device", [f"GPU-{UUID(int=7)}", "0000:fe:1f.0"])
@@ -413,6 +449,17 @@ class TestReadOnlyRegion:
             with pytest.raises(gdrpy.ReadOnly, match="the region is read-only; open it with"):
                 write()
         assert reader.read(4) == b"kept"
+
+    def test_tells_by_its_mappings_too_how_one_may_write(self, reader):
+        words = r"read-only; map with readonly=False, from .*: Region.from_fd\(.* a broker lets"
+        with reader.map(0, 4096) as mapping:
+            for write in (
+                lambda: mapping.write(b"x"),
+                lambda: mapping.flag(0).set(1),
+                lambda: mapping.flag(0).stream_write(None, 1),
+            ):
+                with pytest.raises(gdrpy.ReadOnly, match=words):
+                    write()
 
     def test_gives_read_only_mappings(self, reader):
         with reader.map(0, 4096) as mapping:

@@ -203,8 +203,10 @@ for how in ({"device": 1, "gpu": False}, {"device": "cpu"}, {"device": 1.5}, {"d
             "ValueError Region.from_fd: device=1 chooses the GPU of the GPU view, which gpu=False "
             "leaves out",
             "ValueError Region.from_fd: device must be a CUDA ordinal",
-            "TypeError Region.from_fd: device must be an int, and is 1.5",
-            "NotFound there is no CUDA device 7: this process sees 2, numbered from 0",
+            "TypeError Region.from_fd: device must be a CUDA ordinal",
+            "NotFound Region.from_fd: there is no CUDA device 7: this process sees 2, numbered "
+            "from 0: name one of them, or look at CUDA_VISIBLE_DEVICES, and at the GPUs given to "
+            "the container",
         ]
 
 
@@ -233,7 +235,7 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
             "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "
             "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",
             "ValueError allocate: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as "
-            "nvidia-smi -L lists it) or its PCI address ('0000:3b:00.0'), and is 'GPU-7'",
+            "nvidia-smi -L lists it), its PCI address ('0000:3b:00.0') or 'cpu', and is 'GPU-7'",
         ]
 
     def test_grants_are_opened_on_the_gpu_that_was_named(self) -> None:

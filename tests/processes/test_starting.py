@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_sharer
 from typing import Any
@@ -16,7 +18,16 @@ from support import open_descriptors
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 
 
+@pytest.fixture(params=[True, False], ids=["vfork", "fork"])
+def vfork(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether Python may start programs by vfork and posix_spawn, as documented in subprocess."""
+    monkeypatch.setattr(subprocess, "_USE_VFORK", request.param)
+    monkeypatch.setattr(subprocess, "_USE_POSIX_SPAWN", request.param)
+    return bool(request.param)
+
+
 @METHODS
+@pytest.mark.usefixtures("vfork")
 class TestProcessArguments:
     def test_are_the_same_memory(self, method: str) -> None:
         context = multiprocessing.get_context(method)
@@ -77,6 +88,22 @@ class TestPool:
 
 
 class TestForkedChild:
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_of_a_thread_that_sent_a_region_keeps_none_of_it(
+        self, device: int | str, vfork: bool
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        with gdrpy.alloc(4096, device) as region:
+            process = context.Process(target=children.write, args=(region, b"world"))
+            process.start()
+            descriptor = region._allocation.fd
+            pid = os.fork()
+            if not pid:
+                os._exit(str(descriptor) in open_descriptors())
+            assert os.waitpid(pid, 0)[1] == 0
+            process.join(30)
+            assert (process.exitcode, region.read(5)) == (0, b"world")
+
     def test_is_told_that_its_copy_is_the_parents(self) -> None:
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)

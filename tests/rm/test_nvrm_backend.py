@@ -158,7 +158,9 @@ class TestRefusedCall:
     def test_of_the_first_client_leaves_nothing(self) -> None:
         cuda.driver()
         before = descriptors()
-        for fault in ("ROOT_CLIENT:1:0x51", "DEVICE:1:0x51", "CARD_INFO:1:0x1f"):
+        # The device is made to ask whether it is virtual, and where that fails, for the memory.
+        device = "DEVICE:1:0x51,DEVICE:2:0x51"
+        for fault in ("ROOT_CLIENT:1:0x51", device, "CARD_INFO:1:0x1f"):
             assert rm.set_fault(fault) == 0
             with pytest.raises(gdrpy.Error):
                 gdrpy.alloc(4096, gpu=False)
@@ -210,6 +212,18 @@ class TestPointer:
                 before = sim.call_count("cuMemAlloc")
                 gdr.pin(pointer, 100).close()
                 assert sim.call_count("cuMemAlloc") == before
+            cuda.call("cuMemFree", pointer)
+
+    def test_self_check_takes_no_more_memory_when_it_is_made_again(self) -> None:
+        with cuda.context(0), gdrpy.open() as gdr:
+            pointer = int(cuda.call("cuMemAlloc", 4096))
+            free = cuda.call("cuMemGetInfo")[0]
+            for call in ("cuStreamCreate", "cuMemAlloc", "cuMemcpyHtoDAsync") * 3:
+                with sim.fault(f"{call}:1"), pytest.raises(gdrpy.OutOfMemory):
+                    gdr.pin(pointer, 100)
+            gdr.pin(pointer, 100).close()
+            assert sim.call_count("cuMemAlloc") == 1 + 3 + 3  # the pointer, the faults, the check
+            assert free - cuda.call("cuMemGetInfo")[0] == 4 * MIB  # the rest is in its block
             cuda.call("cuMemFree", pointer)
 
 
@@ -407,17 +421,44 @@ class TestVirtualGpu:
         "release",
         [
             pytest.param(
-                release,
-                marks=pytest.mark.preloaded(**ON_NVRM, FAKE_RM_GUEST="1", FAKE_RM_VERSION=release),
+                release.first,
+                marks=pytest.mark.preloaded(
+                    **ON_NVRM, FAKE_RM_GUEST="1", FAKE_RM_VERSION=release.first
+                ),
             )
-            for release in ("535.261.03", "550.163.01", "555.42.02")
+            for release in releases.read()
         ],
     )
-    def test_is_told_where_a_mapping_fails(self, release: str) -> None:
-        with pytest.raises(gdrpy.BackendUnavailable, match=r"RM_MAP_MEMORY: .* virtual GPU \(vGPU"):
+    def test_is_told_before_and_after(self, release: str) -> None:
+        with gdrpy.alloc(4096, backend="sim") as region:
+            fd = region.export()
+        reason = "this is a virtual GPU (vGPU), whose host refuses the CPU its memory"
+        told = re.escape(reason)
+        with pytest.raises(gdrpy.BackendUnavailable, match=rf"RM_MAP_MEMORY: {told} \(pass the"):
+            gdrpy.Region.from_fd(fd, gpu=False)
+        os.close(fd)
+        answer = Status(False, reason, "pass the whole GPU through, or copy by CUDA")
+        assert (ALL["nvrm"].status(0), ALL["nvrm"].status()) == (answer, answer)
+        with pytest.raises(gdrpy.BackendUnavailable, match=f"nvrm: {told}"):
             gdrpy.alloc(4096)
         assert driver_version() == release
         assert ledger() == NOTHING
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_GUEST="1")
+    def test_makes_the_backend_unusable_in_info(self) -> None:
+        for environment in (os.environ, {**os.environ, "GDRPY_SIM": "0"}):
+            command = [sys.executable, "-m", "gdrpy", "info", "--json"]
+            run = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment
+            )
+            states = json.loads(run.stdout)["backends"]
+            (state,) = (one for one in states if one["backend"] == "nvrm")
+            assert not state["usable"]
+            assert "virtual GPU" in state["reason"]
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_FAULT="GET_VIRTUALIZATION:1:0x56")
+    def test_is_not_suspected_where_the_driver_does_not_answer(self) -> None:
+        assert ALL["nvrm"].status(0).usable
 
 
 class TestForkedChild:

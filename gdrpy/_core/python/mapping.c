@@ -46,7 +46,9 @@ bool gdr_mapping_writable(struct mapping *self, const char *method)
 		return false;
 	if (self->readonly) {
 		PyErr_Format(gdr_error_readonly,
-			     "%s: the mapping is read-only; map the region with readonly=False",
+			     "%s: the mapping is read-only; map with readonly=False, from a "
+			     "region that may be written: Region.from_fd(..., readonly=False), or "
+			     "one that a broker lets this user write",
 			     method);
 		return false;
 	}

@@ -122,8 +122,10 @@ void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, Py
 
 /* In memfd.c: functions of the module, Mapping._of_memfd() and Mapping._adopt_memfd(). */
 PyObject *gdr_note_private(PyObject *module, PyObject *descriptor);
+PyObject *gdr_lend_private(PyObject *module, PyObject *descriptor);
+PyObject *gdr_take_back_private(PyObject *module, PyObject *none);
 PyObject *gdr_close_private(PyObject *module, PyObject *descriptor);
-PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
+PyObject *gdr_take_memfd(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);
 PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args);
 

@@ -12,6 +12,7 @@
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include "forks.h"
 
@@ -28,19 +29,31 @@ static long long sealed_size(int fd)
 	struct statfs system;
 	struct stat status;
 
-	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstatfs(fd, &system) ||
-	    system.f_type != TMPFS_MAGIC || fstat(fd, &status))
+	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstat(fd, &status))
+		return 0;
+	/* Blocks of a tmpfs are pages, or larger where it may have transparent huge pages. */
+	if (status.st_blksize > sysconf(_SC_PAGESIZE) &&
+	    (fstatfs(fd, &system) || system.f_type != TMPFS_MAGIC))
 		return 0;
 	return status.st_size;
 }
 
-PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
+	PyObject *taken;
+	long long nbytes;
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	return PyLong_FromLongLong(sealed_size(fd));
+	fd = gdr_private_duplicate(fd);
+	if (fd < 0 && errno != EBADF)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	nbytes = sealed_size(fd);
+	taken = nbytes ? Py_BuildValue("iL", fd, nbytes) : Py_NewRef(Py_None);
+	if (taken == NULL || taken == Py_None)
+		gdr_private_close(fd);
+	return taken;
 }
 
 /* The descriptor, which forked children do not keep; -1 with an exception set, and it is closed. */
@@ -60,6 +73,22 @@ PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 		PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
 	if (fd < 0 || note(fd) < 0)
 		return NULL;
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
+{
+	int fd = (int)PyLong_AsLong(descriptor);
+
+	if (fd == -1 && PyErr_Occurred())
+		return NULL;
+	gdr_private_lend(fd);
+	Py_RETURN_NONE;
+}
+
+PyObject *gdr_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	gdr_private_take_back();
 	Py_RETURN_NONE;
 }
 

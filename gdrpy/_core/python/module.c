@@ -64,10 +64,16 @@ static PyMethodDef functions[] = {
 	{"open_dma", gdr_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a device, whose CUcontext that is, as a "
 	 "capsule."},
-	{"sealed_size", gdr_sealed_size, METH_O,
-	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
+	{"take_memfd", gdr_take_memfd, METH_O,
+	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that nobody can resize, and "
+	 "its "
+	 "bytes; None for any other."},
 	{"note_private", gdr_note_private, METH_O,
 	 "note_private(fd)\n--\n\nHave forked children close their copy of a descriptor."},
+	{"lend_private", gdr_lend_private, METH_O,
+	 "lend_private(fd)\n--\n\nHave children that this thread forks keep a private descriptor."},
+	{"take_back_private", gdr_take_back_private, METH_NOARGS,
+	 "take_back_private()\n--\n\nHave them close again what this thread lent."},
 	{"close_private", gdr_close_private, METH_O,
 	 "close_private(fd)\n--\n\nClose a descriptor that was noted. Raises OSError for any "
 	 "other."},

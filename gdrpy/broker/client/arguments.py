@@ -39,7 +39,7 @@ def as_device(call: str, device: Any) -> int | str:
     """A device as it travels. Raises TypeError, ValueError."""
     if device == "cpu":
         return CPU_DEVICE
-    named = _arguments.as_device(call, device)
+    named = _arguments.as_device(call, device, or_cpu=True)
     if isinstance(named, int) and named < 0:
         raise ValueError(f"{call}: device must be a CUDA ordinal from 0 up, and is {named}")
     return named

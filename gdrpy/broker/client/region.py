@@ -156,7 +156,10 @@ class LeasedRegion(Region):
         if self.sealed:
             raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
         if self.readonly:
-            raise ReadOnly(f"{call}: region {self.name!r} is read-only here")
+            raise ReadOnly(
+                f"{call}: region {self.name!r} is read-only here; get it with "
+                f"readonly=False, as a user who may write it (`gdrpy stat` tells who)"
+            )
 
     def _seal_here(self, view: Mapping | None) -> None:
         """Refuse writes from now on; ``view`` is a read-only one to have instead of the CPU's."""
@@ -185,7 +188,7 @@ class LeasedRegion(Region):
     def __repr__(self) -> str:
         if self.closed:
             return f"<{type(self).__name__} CLOSED>"
-        state = ", sealed" if self.sealed else ", read-only" if self.readonly else ""
+        state = ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
 

@@ -20,23 +20,30 @@ CHECKOUT = Path(__file__).parent.parent
 _PATIENCE = 30.0
 #: What a broker and its keeper are known by: they inherit it.
 MARK = "GDRPY_TEST_BROKER"
+SERVE = (sys.executable, "-m", "gdrpy", "serve")
 
 
 class BrokerProcess:
     """A ``gdrpy serve --json`` with a socket in ``folder``, more words and more environment.
 
     ``ready`` is what it said when clients could connect. What it logs is appended to ``log_file``.
-    A test that provokes errors in the log sets ``errors_expected``.
+    A test that provokes errors in the log sets ``errors_expected``. ``program`` runs in place of
+    ``gdrpy serve``.
     """
 
-    def __init__(self, folder: Path, words: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        environment: dict[str, str],
+        program: Sequence[str] = SERVE,
+    ) -> None:
         self.folder = folder
         self.socket = str(folder / "broker.sock")
         self.log_file = folder / "broker.log"
         self.errors_expected = False
         self.ready: dict[str, Any] = {}
-        program = [sys.executable, "-m", "gdrpy", "serve", "--json"]
-        self._command = [*program, "--socket", self.socket, *words]
+        self._command = [*program, "--json", "--socket", self.socket, *words]
         self._environment = {"GDRPY_SIM": "1", **environment, MARK: str(folder)}
         self._process: subprocess.Popen[str] | None = None
 

@@ -206,6 +206,14 @@ def await_end(pid: int, seconds: float = 20.0) -> None:
         os.close(process)
 
 
+def resident(pid: int) -> int:
+    """KiB of a process's memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(pid)
+
+
 def descriptors(pid: int | str) -> list[str]:
     """What a process has open."""
     found = []

@@ -139,7 +139,8 @@ def _resident(pid: int) -> float:
 
 
 @contextmanager
-def _crowd(path: str, kind: str, connections: int) -> Iterator[None]:
+def crowd(path: str, kind: str, connections: int) -> Iterator[None]:
+    """So many connections that ask what a kind of crowd asks, again and again."""
     read, write = os.pipe()
     children = []
     try:
@@ -167,7 +168,7 @@ def trial(broker: Broker, kind: str, connections: int, gets: int, priority: int)
     before = peak = _resident(broker.pid)
     read, write = os.pipe()
     answer = b""
-    with _crowd(broker.path, kind, connections):
+    with crowd(broker.path, kind, connections):
         time.sleep(1.0)  # what is asked gets under way
         victim = _as_user(VICTIM, lambda: _be_victim(broker.path, gets, write))
         os.setpriority(os.PRIO_PROCESS, victim, priority)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import mmap
 import os
+import signal
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
 
 #: Bytes that a reply may have, and descriptors beside it.
 _PACKET, _FDS = 64 * 1024, 253
+_PR_SET_PDEATHSIG = 1
 
 
 class Reply(dict[str, Any]):
@@ -159,3 +164,28 @@ def allocation(name: str | None, nbytes: int = 4096, **fields: Any) -> dict[str,
     """The fields of a request for memory, of the host unless they say otherwise."""
     usual = {"device": -1, "mode": 0o600, "metadata": b"", "gpu": False}
     return {"name": name, "nbytes": nbytes, **usual, **fields}
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Connect as another user, which takes root."""
+    user, group = os.geteuid(), os.getegid()
+    if uid == user:
+        yield
+        return
+    os.setegid(uid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        os.setegid(group)
+
+
+def become(uid: int) -> None:
+    """Be another user from here on, if not already; and end with the process that forked this."""
+    if uid != os.geteuid():
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

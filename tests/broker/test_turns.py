@@ -15,7 +15,7 @@ from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.limits import Descriptors
 from gdrpy.broker.server.rights import identity_of
 from gdrpy.broker.server.turns import Turns
-from rawclient import RawClient, allocation
+from rawclient import RawClient, acting_as, allocation
 
 ANN, BOB = 40001, 40002
 
@@ -172,17 +172,6 @@ class TestUserWhoReadsNothing:
             assert 50 < left < 201
             assert other.ok("stat", name="big")["readers"] < 201
             assert "leaves too much unread" in broker.log.read_text()
-
-
-@contextmanager
-def acting_as(uid: int) -> Iterator[None]:
-    """Connect as another user."""
-    before = os.geteuid()
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(before)
 
 
 @pytest.fixture

@@ -543,6 +543,9 @@ class Server:
     def _go_on(self, connection: Connection) -> None:
         """Do a turn's worth of the request under way."""
         assert connection.work is not None
+        if type(connection.request) is requests.GetMany:
+            # Else it would wait for others of its user, who may never read.
+            self.service.at_once = SLICE if self._flight.admits(connection, SLICE) else 1
         for made in connection.work:
             if made is not None:
                 reply, fds = made

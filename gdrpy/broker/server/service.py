@@ -44,6 +44,8 @@ class Service:
     strict: bool
     announce: Callable[[str, Region | None], None]
     counts: Counter[type] = field(default_factory=Counter)
+    #: Grants that the next packet of a get_many may have: as many descriptors can be sent.
+    at_once: int = SLICE
     #: Whether the GPUs of an earlier broker's regions have the numbers that they have here.
     recognized: bool = False
 
@@ -306,7 +308,7 @@ class Service:
         grants: list[Message] = []
         fds: list[int] = []
         room = _GRANTS_BYTES
-        for name in itertools.islice(request.names, done, done + SLICE):
+        for name in itertools.islice(request.names, done, done + self.at_once):
             try:
                 region = self._find("get_many", session, name, None)
                 grant, its = self._get_region(session, region, request.readonly, request.gpu)

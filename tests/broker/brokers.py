@@ -43,6 +43,10 @@ class Setup:
     linger: float = 30.0
     uid: int | None = None
     descriptors: int | None = None
+    #: Bytes after which a journal is begun anew, three records at a time.
+    journal: int | None = None
+    #: A file for what :func:`longest` finds there.
+    turns: str | None = None
     log: str | None = None
 
 
@@ -186,7 +190,7 @@ def _running(broker: Broker) -> Iterator[Broker]:
             assert broker.stop() == 0
             await_end(keeper)
             assert not Path(broker.path).exists()
-        assert broker.errors() == []
+        assert broker.errors() == [], broker.errors()
     finally:
         if broker.pid:
             broker.kill()
@@ -258,7 +262,7 @@ def _serve(setup: Setup) -> None:
     """Be a broker, in a forked child."""
     import logging
 
-    from gdrpy.broker.server import daemon, store
+    from gdrpy.broker.server import daemon, state, store
 
     os.environ.update(setup.environment)
     if setup.log is not None:
@@ -274,10 +278,97 @@ def _serve(setup: Setup) -> None:
         os.setresuid(setup.uid, setup.uid, setup.uid)
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as if it had been started so
         store.subprocess.Popen = _forked_keeper  # type: ignore[misc, assignment]
+    if setup.journal is not None:
+        state._COMPACT_BYTES, state._COMPACT_RATIO, state._COMPACT_SLICE = setup.journal, 1, 3
+    if setup.turns is not None:
+        _measure(daemon, setup.turns)
+    _watch_garbage(daemon)
     limits = daemon.Limits(**setup.limits)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
     options = daemon.Options(setup.path, limits, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
+
+
+def _watch_garbage(daemon: Any) -> None:
+    """Have a broker log as errors that it makes garbage that only the collector finds, and that it
+    runs that: it would take as long as there is much to look at.
+    """
+    import gc
+
+    run = daemon.Server.run
+
+    def complain(phase: str, about: dict[str, int]) -> None:
+        print(f"ERROR garbage is collected: {phase} {about}", file=sys.stderr, flush=True)
+
+    def watched(server: Any) -> None:
+        gc.collect()  # what importing everything left
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.callbacks.append(complain)
+        run(server)
+        gc.callbacks.remove(complain)
+        gc.collect()
+        if gc.garbage:
+            kinds = collections.Counter(type(one).__name__ for one in gc.garbage)
+            print(f"ERROR garbage: {dict(kinds)}", file=sys.stderr, flush=True)
+
+    daemon.Server.run = watched
+
+
+def _measure(daemon: Any, path: str) -> None:
+    """Have a broker note its longest turn, and pass of its loop."""
+    clock = time.thread_time
+    worst: dict[str, Any] = {}
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    def note(what: str, began: float, about: str = "") -> None:
+        took = round(1000 * (clock() - began), 3)
+        if took < 0.05:
+            return
+        if not os.fstat(out).st_size:  # somebody emptied it, to have it measured anew
+            worst.clear()
+        if took > 2:
+            worst[f"{what}_over_2_ms"] = worst.get(f"{what}_over_2_ms", 0) + 1
+        elif took < worst.get(f"{what}_ms", 0):
+            return
+        worst[f"{what}_ms"] = max(took, worst.get(f"{what}_ms", 0))
+        if about:
+            worst[what] = about
+        os.pwrite(out, json.dumps(worst).encode().ljust(1000), 0)
+
+    class Poll:
+        """The loop's epoll, which sees how long each pass takes."""
+
+        def __init__(self, epoll: select.epoll) -> None:
+            self.epoll, self.began = epoll, clock()
+            self.register, self.modify = epoll.register, epoll.modify
+
+        def poll(self, timeout: float | None, most: int) -> list[tuple[int, int]]:
+            note("pass", self.began)
+            found = self.epoll.poll(timeout, most)
+            self.began = clock()
+            return found
+
+    class Server(daemon.Server):  # type: ignore[misc]
+        """A loop with a clock."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._epoll = Poll(self._epoll)
+
+        def _guarded(self, connection: Any, do: Any, *args: Any) -> None:
+            began = clock()
+            super()._guarded(connection, do, *args)
+            request = getattr(connection, "request", None)
+            about = getattr(do, "func", do).__name__
+            note("turn", began, f"{about} {type(request).__name__}")
+
+    daemon.Server = Server
+
+
+def longest(path: str) -> dict[str, Any]:
+    """The longest turn and pass of a broker, in milliseconds of its thread's time."""
+    found: dict[str, Any] = json.loads(Path(path).read_bytes() or b"{}")
+    return found
 
 
 def _forked_keeper(command: list[str], **_: object) -> None:

@@ -1,12 +1,15 @@
 """Watching, and waiting for what a watch tells."""
 
+import os
 import select
+import signal
 
 import pytest
 
 import gdrpy
 from fake_server import grant
 from gdrpy.broker.client.broker import connect
+from gdrpy.broker.client.watch import Watch
 
 
 def watched(peer, prefix="", session=2):
@@ -125,6 +128,42 @@ class TestWatch:
     def test_of_no_text_raises_type_error(self, fake):
         with connect(fake(idle)) as broker, pytest.raises(TypeError, match="prefix must be a str"):
             broker.watch(7)
+
+
+class TestForkedChild:
+    @pytest.mark.parametrize(
+        "use",
+        [next, iter, lambda watch: select.select([watch], [], []), Watch.__enter__],
+        ids=["next", "iter", "select", "with"],
+    )
+    def test_of_a_watch_is_told_that_it_is_the_parents_which_goes_on(self, fake, use):
+        def events(peer):
+            watched(peer)
+            peer.take("release")
+            peer.send(PUBLISHED)
+            peer.until_closed()
+
+        with connect(fake(idle, events)) as broker, broker.watch() as watch:
+            told, tell = os.pipe()
+            child = os.fork()
+            if not child:
+                signal.alarm(10)
+                try:
+                    use(watch)
+                except gdrpy.Forked as error:
+                    os.write(tell, str(error).encode())
+                    watch.close()
+                finally:
+                    os._exit(0)
+            os.close(tell)
+            with os.fdopen(told) as said:
+                assert said.read().partition(": ")[2] == (
+                    "this Watch belongs to the parent process; in a forked child connect to the "
+                    "broker again and watch there"
+                )
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            watch._connection.channel.send_now(b"\x82\xa2op\xa7release\xa7regions\x90")
+            assert next(watch).kind == "published"
 
 
 def refuse(peer, op, error):

@@ -30,3 +30,19 @@ class TestUserOfManyConnectionsThatReadNothing:
         for receiver in receivers:
             assert not flight.admits(receiver, 250)
         assert Deaf.looks <= 3 * len(receivers) + 100
+
+    def test_has_some_looked_at_a_time_in_turn(self) -> None:
+        flight = Flight()
+        receivers: list[Deaf] = []
+        while flight.admits(receiver := Deaf(), 2):
+            flight.note(receiver, 2)
+            receivers.append(receiver)
+        receivers[-1].unread = lambda: 0  # type: ignore[method-assign]
+        asked, admitted = 0, False
+        while not admitted:
+            Deaf.looks = 0
+            flight._next_look.clear()
+            admitted = flight.admits(Deaf(), 2)
+            assert Deaf.looks <= 64
+            asked += 1
+            assert asked <= len(receivers) // 64 + 1

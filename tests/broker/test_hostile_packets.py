@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -145,15 +146,50 @@ class TestNoMessage:
         assert len(reply["message"]) < 1000
         client.ok("status")
 
-    def test_closes_the_connection_when_it_goes_on(
+    def test_closes_the_connection_after_some_in_a_row_and_says_so(
         self, broker: Broker, client: RawClient, other: RawClient
     ) -> None:
-        for _ in range(NONSENSE_LIMIT):
+        for _ in range(NONSENSE_LIMIT - 1):
             client.send_bytes(b"\xc1")
-        for _ in range(NONSENSE_LIMIT):
-            assert client.receive()["error"] == "ProtocolError"
+            assert "in a row" not in client.receive()["message"]
+        client.send_bytes(msgpack.packb({"op": "format_disk", "id": 7}))
+        last = client.receive()
+        assert (last["id"], last["error"]) == (7, "InvalidRequest")
+        assert "format_disk" in last["message"]
+        assert (
+            f"after {NONSENSE_LIMIT} such packets in a row the broker closes the connection, and "
+            "what it held is given back" in last["message"]
+        )
         with pytest.raises(ConnectionError):
             client.receive()
+
+    def test_between_good_requests_closes_nothing(
+        self, client: RawClient, other: RawClient
+    ) -> None:
+        draft = client.create("draft")["region"]
+        for _ in range(3 * NONSENSE_LIMIT):
+            client.send_bytes(b"\xc1")
+            assert client.receive()["error"] == "ProtocolError"
+            assert client.ok("stat", region=draft)["version"] == 0
+
+    def test_in_a_flood_that_nobody_reads_meanwhile_is_told_why_it_ended(
+        self, client: RawClient, other: RawClient
+    ) -> None:
+        with suppress(ConnectionError):
+            for _ in range(2 * NONSENSE_LIMIT):
+                client.send_bytes(b"\xc1")
+        told = [client.receive()["message"] for _ in range(NONSENSE_LIMIT)]
+        assert f"after {NONSENSE_LIMIT} such packets in a row" in told[-1]
+        with pytest.raises(ConnectionError):
+            client.receive()
+
+    def test_that_is_a_greeting_of_another_version_is_sense(
+        self, broker: Broker, other: RawClient
+    ) -> None:
+        with broker.client(hello=False) as client:
+            for _ in range(2 * NONSENSE_LIMIT):
+                assert client.error("hello", version=2, newer=True) == "ProtocolError"
+            client.ok("hello", version=1, client="raw")
 
     def test_of_no_bytes_is_the_end(self, client: RawClient, other: RawClient) -> None:
         client.send_bytes(b"")

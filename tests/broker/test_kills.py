@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,16 @@ def memory_of(pid: int) -> tuple[int, bool]:
     return len(memory) - len(journals), len(journals) in (1, 2)  # mapping one takes another
 
 
+def journals_of(pid: int) -> set[int]:
+    """Which journals a process has."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if "gdrpy-journal" in str(entry.readlink()):
+                found.add(entry.stat().st_ino)
+    return found
+
+
 def content(client: RawClient) -> Content:
     """All that names mean, without what differs between two runs."""
     found: Content = {}
@@ -296,6 +307,43 @@ class TestBrokerKilledInTheMiddleOf:
             assert client.ok("resume", session=first.session, leases=rest)["lost"] == []
             for number in numbers:
                 assert client.ok("stat", region=number)["holders"][0]["count"] == 1
+            victim.clean(client)
+
+
+class TestBrokerKilledWhileItBeginsAnotherJournal:
+    @pytest.fixture
+    def victim(self, killer: Killer, tmp_path: Path) -> Iterator[Victim]:
+        template = Template(**killer.environment)
+        with running(template, tmp_path, journal=500) as broker:
+            yield Victim(broker, killer)
+        template.close()
+
+    def test_has_done_what_it_answered_and_perhaps_one_call_more(self, victim: Victim) -> None:
+        for step in steps():
+            client = victim.broker.client()
+            number = named(client)
+            journals = journals_of(victim.keeper)
+            victim.killer.arm(victim.broker.pid, step)
+            answered = 0
+            try:
+                for turn in range(6):
+                    client.ok("change", region=number, metadata=bytes([turn + 1]) * 200)
+                    answered += 1
+                    client.ok("status")  # between which the journal is copied
+                    journals |= journals_of(victim.keeper)
+            except ConnectionError:
+                pass
+            if victim.killer.disarm() > 0:
+                assert len(journals) > 1
+                victim.clean(client)
+                return
+            client, lost = victim.reconnect(client, [number])
+            assert lost == []
+            stat = client.ok("stat", region=number)
+            assert stat["metadata"] in [
+                bytes([turn]) * 200 if turn else b"old" for turn in (answered, answered + 1)
+            ]
+            assert stat["holders"][0]["count"] == 1
             victim.clean(client)
 
 

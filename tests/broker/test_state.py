@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from gdrpy.broker.server import records, state
+from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Store
 from support import open_descriptors
 from test_table import described
@@ -43,7 +45,7 @@ def nothing_stays_open() -> Iterator[None]:
 def await_closed(kept: State) -> None:
     """Until what was freed is closed, lest its thread close what has the number by then."""
     end, last = os.pipe()
-    kept._closing.put(last)
+    kept._closing.put(functools.partial(os.close, last))
     assert os.read(end, 1) == b""
     os.close(end)
 
@@ -107,9 +109,10 @@ def store() -> Iterator[Held]:
 
 @pytest.fixture(autouse=True)
 def often_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Journals are begun anew after some ten records rather than a megabyte of them."""
+    """Journals are begun anew after some ten records rather than a megabyte, three at a time."""
     monkeypatch.setattr(state, "_COMPACT_BYTES", 500)
     monkeypatch.setattr(state, "_COMPACT_RATIO", 2)
+    monkeypatch.setattr(state, "_COMPACT_SLICE", 3)
 
 
 def made(number: int, name: str | None = None) -> records.Made:
@@ -149,6 +152,7 @@ def work(kept: State, steps: int) -> Iterator[dict[str, Any]]:
         if step % 7 == 6:
             kept.table.commit(records.Ended(session))
             session = session_of(kept)
+        kept.compact()
         yield described(kept.table)
 
 
@@ -246,14 +250,66 @@ class TestState:
     def test_change_is_made_also_when_no_new_journal_can_be_begun(
         self, store: Held, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(generation: int, entries: object) -> None:
+        def refuse(generation: int) -> None:
             raise OSError(24, "too many open files")
 
         kept = State(store)
         with monkeypatch.context() as patched:
-            patched.setattr(state.Journal, "begin", refuse)
+            patched.setattr(state.Journal, "empty", refuse)
             *_, then = work(kept, 30)
         assert described(State(store).table) == then
+
+    def test_change_is_made_also_when_the_new_journal_has_no_room_for_it(
+        self, store: Held, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append, full = Journal.append, 0
+
+        def append_or_refuse(journal: Journal, entry: bytes) -> None:
+            nonlocal full
+            if kept._next is not None and journal is kept._next[0]:
+                full += 1
+                if full % 20 == 0:
+                    raise OSError(28, "no space left on device")
+            append(journal, entry)
+
+        kept = State(store)
+        monkeypatch.setattr(Journal, "append", append_or_refuse)
+        for then in work(kept, 60):
+            copy = store.copy()
+            assert described(State(copy).table) == then
+            copy.end()
+        assert full > 60
+        assert kept._journal.generation > 2
+
+    def test_copies_some_records_a_turn_however_many_there_are(
+        self, store: Held, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append, appended = Journal.append, 0
+
+        def count(journal: Journal, entry: bytes) -> None:
+            nonlocal appended
+            appended += 1
+            append(journal, entry)
+
+        monkeypatch.setattr(Journal, "append", count)
+        monkeypatch.setattr(state, "_COMPACT_BYTES", 20_000)
+        kept = State(store)
+        session = session_of(kept)
+        told: list[str] = []
+        kept.too_long = lambda: told.append("too long")
+        for step in range(300):
+            appended = 0
+            add(kept, f"name-{step}", session)
+            assert appended == 3
+        assert told == ["too long"]
+        turns, done = 0, False
+        while not done:
+            appended = 0
+            done = kept.compact()
+            assert appended <= 3 + 2
+            turns += 1
+        assert turns >= 300
+        assert described(State(store).table) == described(kept.table)
 
     def test_store_that_is_lost_at_any_call_is_replaced_by_one_that_holds_everything(
         self,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gdrpy.broker.server import records
+from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.table import Region, Table
 
@@ -48,6 +52,11 @@ def replayed(entries: list[bytes]) -> Table:
     return table
 
 
+def copying(table: Table, entries: list[bytes]) -> Compaction:
+    """What copies a table to a list."""
+    return Compaction(table, lambda record: entries.append(records.encode(record)))
+
+
 NAMES = st.sampled_from(["a", "b", "weights/0", "weights/1", "\u00e4\U0001f600"])
 DEVICES = st.sampled_from([-1, 0, 1])
 
@@ -55,16 +64,26 @@ DEVICES = st.sampled_from([-1, 0, 1])
 class TableMachine(RuleBasedStateMachine):
     """What a broker may do to its table, in any order, beside a model of it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[bytes] = []
+        self.compaction: Compaction | None = None
+
     @initialize()
     def begin(self) -> None:
         self.journal = Journal.begin(0, [])
         self.freed: list[int] = []
         self.table = Table(
-            lambda record: self.journal.append(records.encode(record)),
+            self.remember,
             lambda region: self.freed.append(region.number),
         )
         self.table.commit(records.Life("00ff" * 8, 1))
         self.made: set[int] = set()
+
+    def remember(self, record: records.Record) -> None:
+        self.journal.append(records.encode(record))
+        if self.compaction is not None:
+            self.compaction.follow(record)
 
     def teardown(self) -> None:
         if hasattr(self, "journal"):
@@ -159,11 +178,21 @@ class TableMachine(RuleBasedStateMachine):
         if digest:
             self.table.commit(records.Digested(region.number, "ab" * 32))
 
+    @precondition(lambda self: self.compaction is None)
     @rule()
-    def journal_is_begun_anew(self) -> None:
-        old = self.journal
-        self.journal = Journal.begin(old.generation + 1, map(records.encode, self.table.snapshot()))
-        old.close()
+    def compaction_begins(self) -> None:
+        self.copied = []
+        self.compaction = copying(self.table, self.copied)
+
+    @precondition(lambda self: self.compaction is not None)
+    @rule(count=st.integers(1, 4))
+    def compaction_goes_on(self, count: int) -> None:
+        assert self.compaction is not None
+        if self.compaction.go_on(count):
+            self.compaction = None
+            old = self.journal
+            self.journal = Journal.begin(old.generation + 1, self.copied)
+            old.close()
 
     @invariant()
     def next_broker_finds_the_same(self) -> None:
@@ -179,7 +208,8 @@ class TableMachine(RuleBasedStateMachine):
     def snapshot_says_the_same(self) -> None:
         if not hasattr(self, "table"):
             return
-        entries = [records.encode(record) for record in self.table.snapshot()]
+        entries: list[bytes] = []
+        assert copying(self.table, entries).go_on(1 << 30)
         again = replayed(entries)
         assert described(again) == described(self.table)
         assert again.number() == self.table._next
@@ -219,3 +249,59 @@ TestTable.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def change(table: Table, chance: random.Random) -> None:
+    """Something that a broker may do to its table, often to the same few names."""
+    sessions, regions = list(table.sessions.values()), list(table.regions.values())
+    region = chance.choice(regions) if regions else None
+    session = chance.choice(sessions) if sessions else None
+    what = chance.randrange(10)
+    if session is None or what == 0:
+        table.commit(records.Began(table.number(), 100, 7, 1, 1, []))
+    elif region is None or what < 4:
+        number = table.number()
+        name = chance.choice(["a", "b", None])
+        table.commit(records.Made(number, name, 1, 4096, -1, 1, 1, 0o600, b""))
+        if name is not None and name not in table.names:
+            table.commit(records.Published(number, 1))
+        table.grant(session, table.regions[number], True, False)
+    elif what == 4:
+        table.commit(records.Ended(session.number))
+    elif what == 5:
+        table.grant(session, region, chance.random() < 0.5, chance.random() < 0.5)
+    elif what == 6 and region.leases:
+        table.release(table.sessions[chance.choice(list(region.leases))], region)
+    elif what == 7 and region.linked:
+        table.commit(records.Unlinked(region.number))
+    elif what == 8 and region.draft:
+        table.commit(records.Published(region.number, 2))
+    elif what == 9 and not region.sealed:
+        table.commit(records.SealedNow(region.number, ("other life", 5)))
+        table.commit(records.Digested(region.number, "ab" * 32))
+        table.commit(records.Changed(region.number, 0o640, b"new"))
+
+
+class TestCompaction:
+    @pytest.mark.parametrize("seeds", [range(start, start + 500) for start in range(0, 2000, 500)])
+    def test_copies_the_state_whatever_is_done_to_it_meanwhile(self, seeds: range) -> None:
+        for seed in seeds:
+            copied_beside_changes(random.Random(seed))
+
+
+def copied_beside_changes(chance: random.Random) -> None:
+    """Change a table before and while it is copied, and check the copy."""
+    follow: list[Callable[[records.Record], object]] = []
+    table = Table(lambda record: [one(record) for one in follow], lambda region: None)
+    table.commit(records.Life("00ff" * 8, 1))
+    for _ in range(chance.randrange(40)):
+        change(table, chance)
+    entries: list[bytes] = []
+    compaction = copying(table, entries)
+    follow.append(compaction.follow)
+    done = False
+    while not done:
+        for _ in range(chance.randrange(8)):
+            change(table, chance)
+        done = compaction.go_on(1)
+    assert described(replayed(entries)) == described(table)

@@ -249,7 +249,7 @@ class Connection:
     def _lost_lease(self, request: Message, lease: Lease) -> Error:
         return Gone(
             f"{request['op']}: region {lease.region} was lost when the broker at {self.path} was "
-            f"restarted: its memory stays usable here until it is closed"
+            f"restarted, or closed the connection: its memory stays usable here until it is closed"
         )
 
     async def _exchange(self, request: Message) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from gdrpy._resource import Resource
 from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost, run
@@ -13,29 +14,34 @@ from gdrpy.errors import ProtocolError, Timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from gdrpy.broker.client.connection import Connection
 
 
-class Watching:
+class Watching(Resource):
     """Events about names that begin with ``prefix``, from :meth:`begin` on.
 
     ``connection`` is its own, and waits for replies, not for events.
     """
 
+    _again = "connect to the broker again and watch there"
+    _elsewhere = "watch there"
+
     def __init__(self, connection: Connection, prefix: str) -> None:
+        super().__init__()
         self._connection = connection
         self._prefix = as_prefix("watch", prefix)
 
     async def begin(self) -> None:
         """Have the broker send events, if it does not yet. Raises as any call does."""
+        self._check("watch")
         if not self._connection.channel.connected:
             await self._connection.ask({"op": "watch", "prefix": self._prefix})
 
     async def next(self, deadline: float | None) -> Event | None:
         """The next event; None if there is none by ``deadline``, of ``time.monotonic()``."""
+        self._check("watch")
         channel = self._connection.channel
         try:
             if not channel.connected:
@@ -57,22 +63,11 @@ class Watching:
 
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""
+        self._check("watch")
         return self._connection.channel.fileno()
 
-    def close(self) -> None:
-        """Hear of nothing more. May be called again."""
+    def _release(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def deadline_of(timeout: float | None) -> float | None:
@@ -100,6 +95,7 @@ class Watch(Watching):
         self.timeout = timeout
 
     def __iter__(self) -> Self:
+        self._check("watch")
         return self
 
     def __next__(self) -> Event:

@@ -18,7 +18,7 @@ from gdrpy.broker.server.table import Region, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
 EVENTS_LIMIT = 256
-#: Packets without sense that a connection may send before it is closed.
+#: Packets without sense that a connection may send in a row before it is closed.
 NONSENSE_LIMIT = 16
 #: Bytes that a packet takes besides its own: where it is kept, and in the kernel. Rounded up.
 _KEPT_BYTES, _SENT_BYTES = 256, 1024
@@ -29,7 +29,7 @@ _SENT_LIMIT = 320 * 1024
 class User:
     """What all connections of one user have together."""
 
-    __slots__ = ("connections", "events", "owed", "uid", "watchers")
+    __slots__ = ("connections", "events", "owed", "relieved", "uid", "watchers")
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -38,6 +38,8 @@ class User:
         self.watchers: dict[Connection, None] = {}
         #: Bytes that are kept for these connections: what they have not read, what they asked for.
         self.owed = 0
+        #: Whether those are being closed that leave most unread.
+        self.relieved = False
         #: What its watchers are still to be told of.
         self.events: deque[Event] = deque()
 
@@ -62,6 +64,7 @@ class Connection:
     __slots__ = (
         "asked",
         "busy",
+        "ended",
         "flight",
         "identity",
         "in_flight",
@@ -97,6 +100,8 @@ class Connection:
         self.number = sock.fileno()
         self.identity = identity
         self.open = True
+        #: Whether the client is gone: what it is still to be sent is for nobody.
+        self.ended = False
         #: None until it has said hello.
         self.session: Session | None = None
         self.outbox: deque[tuple[bytes, list[int]]] = deque()
@@ -113,6 +118,7 @@ class Connection:
         #: Whether it has a turn to come, and what the loop hears of it.
         self.queued = False
         self.mask = 0
+        #: Packets without sense since the last request.
         self.nonsense = 0
         #: Bytes in the outbox, in the kernel since it was last seen to have read, in the request.
         self.kept = self.sent = self.asked = 0

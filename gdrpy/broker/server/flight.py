@@ -7,6 +7,7 @@ clients that do not read must not get so many that the broker could send none to
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
 from collections import defaultdict
@@ -14,8 +15,9 @@ from typing import Protocol
 
 #: Descriptors that one connection may always leave unread: two packets full of them.
 _CONNECTION_FDS = 506
-#: Seconds between two looks at all connections of a user, for each of them; one takes a fiftieth.
-_PAUSE = 5e-5
+#: Connections of a user that are looked at a time, and seconds until the next look, for each of
+#: them; one takes a fiftieth.
+_SLICE, _PAUSE = 64, 5e-5
 
 
 class Receiver(Protocol):
@@ -42,7 +44,8 @@ class Flight:
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._share = max(_CONNECTION_FDS, self._limit // 4)
         self._of_user: dict[int, int] = defaultdict(int)
-        self._receivers: dict[int, set[Receiver]] = defaultdict(set)
+        #: Of each user; those that were looked at last are the last.
+        self._receivers: dict[int, dict[Receiver, None]] = defaultdict(dict)
         self._next_look: dict[int, float] = {}
 
     def admits(self, receiver: Receiver, count: int) -> bool:
@@ -55,14 +58,17 @@ class Flight:
         return self._fits(receiver, count)
 
     def _look_at(self, uid: int) -> None:
-        """Forget who has read everything of a user's, but not so often that others notice."""
+        """Forget who has read everything of some of a user's, so few that others do not notice."""
         now = time.monotonic()
         if now < self._next_look.get(uid, 0.0):
             return
-        receivers = list(self._receivers.get(uid, ()))
-        self._next_look[uid] = now + len(receivers) * _PAUSE
-        for receiver in receivers:
-            if not receiver.unread():
+        receivers = self._receivers.get(uid, {})
+        some = list(itertools.islice(receivers, _SLICE))
+        self._next_look[uid] = now + len(some) * _PAUSE
+        for receiver in some:
+            if receiver.unread():
+                receivers[receiver] = receivers.pop(receiver)
+            else:
                 self.forget(receiver)
 
     def _fits(self, receiver: Receiver, count: int) -> bool:
@@ -74,14 +80,14 @@ class Flight:
     def note(self, receiver: Receiver, count: int) -> None:
         """They were sent."""
         if not receiver.in_flight:
-            self._receivers[receiver.uid].add(receiver)
+            self._receivers[receiver.uid][receiver] = None
         receiver.in_flight += count
         self._of_user[receiver.uid] += count
 
     def forget(self, receiver: Receiver) -> None:
         """The connection has read everything, or is gone."""
         uid = receiver.uid
-        self._receivers[uid].discard(receiver)
+        self._receivers[uid].pop(receiver, None)
         self._of_user[uid] -= receiver.in_flight
         receiver.in_flight = 0
         if not self._receivers[uid]:

@@ -34,8 +34,8 @@ class Journal:
             self._end += _ENTRY.size + len(entry)
 
     @classmethod
-    def begin(cls, generation: int, entries: Iterable[bytes]) -> Journal:
-        """A new journal that starts with these entries."""
+    def empty(cls, generation: int) -> Journal:
+        """A new journal that no broker takes over before :meth:`complete`."""
         fd = os.memfd_create("gdrpy-journal", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _FIRST_SIZE)
@@ -44,15 +44,25 @@ class Journal:
         except BaseException:
             os.close(fd)
             raise
+        _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
+        return journal
+
+    @classmethod
+    def begin(cls, generation: int, entries: Iterable[bytes]) -> Journal:
+        """A new journal that starts with these entries."""
+        journal = cls.empty(generation)
         try:
-            _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 0)
             for entry in entries:
                 journal.append(entry)
-            _HEADER.pack_into(journal._view, 0, _MAGIC, generation, 1)
         except BaseException:
             journal.close()
             raise
+        journal.complete()
         return journal
+
+    def complete(self) -> None:
+        """All is there that was before it."""
+        _HEADER.pack_into(self._view, 0, _MAGIC, self.generation, 1)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -56,17 +56,22 @@ _ASKED_BYTES = 128
 #: Seconds after which it is looked who else came, if turns are left.
 _ROUND = 0.0002
 #: What is told at a time of what happened: connections whose turn may come.
-_EVENTS = 8192
-#: The row of new connections among those of users, and how many of them a turn takes.
-_DOOR, _DOOR_SLICE = -1, 4
+_EVENTS = 1024
+#: The rows of new connections and of the journal among those of users.
+_DOOR, _JOURNAL = -1, -2
+#: How many new connections a turn takes.
+_DOOR_SLICE = 4
+#: How many connections of a user who leaves too much unread a turn closes.
+_CLOSED_SLICE = 2
 #: Connections that were refused, and have not said hello yet.
 _REFUSED = 8
 #: Connections that wait for what their users' others do before they are refused.
 _LATE = 64
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
-#: Seconds after which clients that may be sent no more descriptors are looked at again.
-_LOOK = 0.002
+#: Seconds after which clients that may be sent no more descriptors are looked at again, and how
+#: many of them.
+_LOOK, _LOOK_SLICE = 0.002, 8
 #: And at least so many seconds for each of them: looking at many shall not be all that is done.
 _LOOK_EACH = 5e-5
 
@@ -75,7 +80,7 @@ _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 #: Characters that are told of why a packet is none.
 _REASON_LIMIT = 300
 
-_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _OF_CONNECTIONS = (
     requests.Hello,
     requests.Resume,
@@ -140,6 +145,7 @@ class Server:
         self._epoll.register(self._listener, _IN)
         self._epoll.register(self._woken, _IN)
         self._state.store_replaced = self._watch_store
+        self._state.too_long = self._compact
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
             self._watch_orphan(session)
@@ -155,9 +161,10 @@ class Server:
                 connection = self._connections.get(number)
                 if connection is None:
                     self._guarded(None, self._happened, number, store_fd)
-                elif events & _OUT or connection.busy:
-                    self._guarded(connection, self._turn, connection, events)
-                elif alone:
+                    continue
+                if events & _END:
+                    connection.ended = True
+                if alone:
                     self._guarded(connection, self._serve, connection)
                 elif not connection.queued:
                     self._queue(connection)
@@ -208,31 +215,58 @@ class Server:
             self._turns.add(connection.uid, connection)
 
     def _serve(self, connection: Connection) -> None:
-        """One turn of a connection: what is next of its request, or else a new one."""
+        """One turn of a connection: what it is still to be sent, else what is next of its request,
+        or else a new one.
+        """
+        if connection.outbox or connection.busy:
+            if connection.ended:
+                self._close(connection)
+            else:
+                self._flush(connection)
+            return
         if connection.work is None:
             self._read(connection)
         else:
             self._do(connection, self._go_on, connection)
         if connection.work is not None or connection.mask != _IN:
             self._listen_to(connection)
-        if connection.user.owed > USER_BYTES:
-            self._relieve(connection.user)
+        self._check_owed(connection.user)
 
-    def _relieve(self, user: User) -> None:
-        """Close those of a user's connections that have left most unread."""
-        for connection in user.connections:
-            connection.settle()
+    def _check_owed(self, user: User) -> None:
+        """Have a user's connections closed, before anything else is done for that user, that leave
+        most unread, if all leave too much.
+        """
+        if user.owed > USER_BYTES and not user.relieved:
+            self._relieve(user, self._relief(user))
+
+    def _relieve(self, user: User, work: Iterator[None]) -> None:
+        user.relieved = False
+        for _ in work:
+            user.relieved = True
+            self._turns.add_again(user.uid, functools.partial(self._relieve, user, work))
+            return
+
+    def _relief(self, user: User) -> Iterator[None]:
+        """Close those of a user's connections that have left most unread, some at a time."""
+        for some in _slices(list(user.connections), SLICE):
+            for connection in some:
+                if connection.open:
+                    connection.settle()
+            yield
         if user.owed <= USER_BYTES * 7 // 8:  # else each of the next turns would ask all again
             return
-        for connection in sorted(user.connections, key=lambda one: one.owed, reverse=True):
-            if user.owed <= USER_BYTES * 3 // 4:
-                return
-            log.warning(
-                "closed a connection of process %d: user %d leaves too much unread",
-                connection.identity.pid,
-                user.uid,
-            )
-            self._close(connection)
+        by_owed = sorted(user.connections, key=lambda one: one.owed, reverse=True)
+        for some in _slices(by_owed, _CLOSED_SLICE):
+            for connection in some:
+                if user.owed <= USER_BYTES * 3 // 4:
+                    return
+                log.warning(
+                    "closed a connection of process %d: user %d leaves too much unread",
+                    connection.identity.pid,
+                    user.uid,
+                )
+                self._close(connection)
+            yield
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take new connections from another socket. For the serving thread."""
@@ -268,7 +302,7 @@ class Server:
         now = time.monotonic()
         if now < self._next_look:
             return
-        some = list(itertools.islice(self._waiting, SLICE))
+        some = list(itertools.islice(self._waiting, _LOOK_SLICE))
         self._next_look = now + _LOOK_EACH * len(some)
         for connection in some:
             del self._waiting[connection]
@@ -276,9 +310,7 @@ class Server:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
                 self._guarded(connection, self._close_read, connection)
             elif connection.open:
-                self._guarded(connection, self._turn, connection, _OUT)
-                self._listen_to(connection)
-        self._end_sessions()
+                self._guarded(connection, self._flush, connection)
 
     def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
@@ -320,6 +352,14 @@ class Server:
         if self._store_fd is not None:
             self._epoll.register(self._store_fd, _IN)
 
+    def _compact(self) -> None:
+        """Have the journal begun anew, in turns."""
+        self._turns.add(_JOURNAL, self._go_on_compacting)
+
+    def _go_on_compacting(self) -> None:
+        if not self._state.compact():
+            self._compact()
+
     def _watch_orphan(self, session: Session) -> None:
         """Keep what a process held under an earlier broker until it resumes or ends."""
         who = session.identity
@@ -345,9 +385,16 @@ class Server:
         self._ended.append(session)
 
     def _end_sessions(self) -> None:
+        """End one session, and have the others wait for their turns."""
+        first = True
         while self._ended:
             session = self._ended.pop()
-            self._end(session.identity.uid, self.service.end(session))
+            uid, work = session.identity.uid, self.service.end(session)
+            if first:
+                self._end(uid, work)
+            else:
+                self._turns.add(uid, functools.partial(self._end, uid, work))
+            first = False
 
     def _end(self, uid: int, work: Work) -> None:
         """Do a turn's worth of ending a session; the rest when its user's turn comes again."""
@@ -466,11 +513,8 @@ class Server:
             del self._of_session[connection.session.number]
             self._ended.append(connection.session)
 
-    def _turn(self, connection: Connection, events: int) -> None:
-        """What was still to be sent can be, or the client of a busy connection is gone."""
-        if not events & _OUT:
-            self._close(connection)
-            return
+    def _flush(self, connection: Connection) -> None:
+        """Send what was still to be sent."""
         try:
             if connection.flush() and connection.lost:
                 connection.lost = False
@@ -519,6 +563,7 @@ class Server:
         except _UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
+        connection.nonsense = 0
         connection.request = request
         self._do(connection, self._begin, connection, request, size)
 
@@ -610,37 +655,51 @@ class Server:
             yield made
 
     def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
-        """Answer a packet that is no request; a client that goes on sending such is closed."""
+        """Answer a packet that is no request; a client that sends only such is closed."""
         refusal: errors.Error
-        connection.nonsense += 1
-        number = 0
-        greeting = _greeting(self._view[:size])
+        packet = self._view[:size]
+        greeting = _greeting(packet)
         if greeting is not None and greeting.version != protocol.VERSION:
             refusal = errors.ProtocolError(other_version(greeting.version))
             self._reply(connection, greeting.id, protocol.error_message(refusal), [])
             return
         reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
-        refusal = errors.InvalidRequest(f"request: {reason}")
         try:
-            number = _Numbered.decode(self._view[:size]).id
+            number = _Numbered.decode(packet).id
+            kind: type[errors.Error] = errors.InvalidRequest
         except _UNDECODABLE:
-            refusal = errors.ProtocolError(f"request: a packet of {size} bytes is none: {reason}")
-        self._reply(connection, number, protocol.error_message(refusal), [])
+            number, kind = 0, errors.ProtocolError
+            reason = f"a packet of {size} bytes is none: {reason}"
+        connection.nonsense += 1
         if connection.nonsense >= NONSENSE_LIMIT:
+            reason += (
+                f"; after {NONSENSE_LIMIT} such packets in a row the broker closes the "
+                f"connection, and what it held is given back"
+            )
+        self._reply(connection, number, protocol.error_message(kind(f"request: {reason}")), [])
+        if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
     def _close_read(self, connection: Connection) -> None:
-        """Close a connection that sends nonsense, once it has read: until then what it was sent is
-        on its way, and counts.
+        """Close a connection that sends nonsense, once all was sent that it is told, and it has
+        read the descriptors: until then these are on their way, and count.
         """
-        if connection.in_flight and connection.unread():
+        try:
+            told = connection.flush()
+        except OSError:
+            told = True
+        if not told or (connection.in_flight and connection.unread()):
             connection.busy = True
             connection.work = None
             self._waiting[connection] = None
             self._listen(connection, 0)
-        else:
-            log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
-            self._close(connection)
+            return
+        log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
+        with contextlib.suppress(OSError):  # what is left unread would reset it before it reads
+            connection.sock.shutdown(socket.SHUT_RD)
+            while connection.sock.recv_into(self._buffer):
+                pass
+        self._close(connection)
 
     def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
         region = self.service.digestible(session, request)
@@ -718,8 +777,7 @@ class Server:
         for connection in some:
             if connection.open and connection.since <= event.number:
                 self._guarded(connection, self._tell_one, connection, event)
-        if user.owed > USER_BYTES:
-            self._relieve(user)
+        self._check_owed(user)
 
     def _tell_one(self, connection: Connection, event: Event) -> None:
         """Tell a watcher of what it may know of."""
@@ -739,6 +797,11 @@ class Server:
             connection.lost = True
         else:
             self._send(connection, event.packet, [])
+
+
+def _slices(connections: list[Connection], count: int) -> Iterator[list[Connection]]:
+    """So many of them at a time."""
+    return (connections[start : start + count] for start in range(0, len(connections), count))
 
 
 def _event_packet(event: str, region: Region | None) -> bytes:

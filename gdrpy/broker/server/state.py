@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 from gdrpy import _unix
 from gdrpy.broker.server import records
+from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
 from gdrpy.broker.server.table import Region, Table
@@ -22,6 +24,8 @@ log.addFilter(Throttle())
 #: Bytes of a journal, and times its size when it was begun, at which a new one is begun.
 _COMPACT_BYTES = 1 << 20
 _COMPACT_RATIO = 4
+#: Records that a turn of that copies.
+_COMPACT_SLICE = 128
 
 
 class State:
@@ -31,14 +35,19 @@ class State:
         self._store = store
         self.table = Table(self._remember, self._free)
         # Giving memory back may take seconds, and nobody shall wait for it.
-        self._closing: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._closing: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
         #: Whether there is no store, because no other one could be had when it was lost.
         self.store_lost = False
         #: Called when there is another store.
         self.store_replaced: Callable[[], object] = lambda: None
+        #: Called when the journal has become so long that :meth:`compact` is to be called.
+        self.too_long: Callable[[], object] = lambda: None
         self._compact_at = _COMPACT_BYTES
+        self._due = False
+        #: The next journal, and what copies the state into it.
+        self._next: tuple[Journal, Compaction] | None = None
         found = store.recover()
         try:
             self._journal = self._replay(found)
@@ -47,11 +56,15 @@ class State:
             _unix.close_all(list(found.values()))
             raise
         self.recovered = len(self.table.regions)
-        self._compact()
+        while not self._compact():
+            pass
 
     def _close(self) -> None:
         while True:
-            os.close(self._closing.get())
+            self._closing.get()()
+
+    def _close_later(self, fd: int) -> None:
+        self._closing.put(functools.partial(os.close, fd))
 
     def _replay(self, found: dict[str, int]) -> Journal:
         """The newest journal among what was found, its records applied; else a first one."""
@@ -86,7 +99,7 @@ class State:
                 region.fd = fd
         for key, fd in found.items():
             self._store.drop(key)
-            self._closing.put(fd)
+            self._close_later(fd)
         found.clear()
 
     def _lose(self, region: Region) -> None:
@@ -96,27 +109,51 @@ class State:
             self.table.commit(records.Unlinked(region.number))
 
     def _remember(self, record: records.Record) -> None:
-        if self._journal.size > self._compact_at:  # before: the table has no part of the record yet
-            try:
-                self._compact()
-            except (OSError, OutOfMemory) as error:
-                log.warning("the journal goes on growing: no new one can be begun (%s)", error)
-                self._compact_at = 2 * self._journal.size
         self._journal.append(records.encode(record))
+        if self._next is not None:
+            try:
+                self._next[1].follow(record)
+            except OSError as error:
+                self._stay(error)
+        elif self._journal.size > self._compact_at and not self._due:
+            self._due = True
+            self.too_long()
 
-    def _compact(self) -> None:
-        """Begin a new journal with the state as it is. Raises OSError, and the old one stays."""
-        old = self._journal
-        new = Journal.begin(old.generation + 1, map(records.encode, self.table.snapshot()))
+    def compact(self) -> bool:
+        """Do a turn's worth of beginning a new journal, if one is due; whether none is then."""
         try:
-            self._hold(f"j{new.generation}", new.fd)
-        except BaseException:
-            new.close()
-            raise
-        self._journal = new
+            return not self._due or self._compact()
+        except (OSError, OutOfMemory) as error:
+            self._stay(error)
+            return True
+
+    def _compact(self) -> bool:
+        """Copy some of the state into the next journal, and take that one when it has all.
+
+        Raises OSError, OutOfMemory. A broker that is killed meanwhile leaves the old one.
+        """
+        if self._next is None:
+            made = Journal.empty(self._journal.generation + 1)
+            self._next = made, Compaction(self.table, lambda one: made.append(records.encode(one)))
+        new, compaction = self._next
+        if not compaction.go_on(_COMPACT_SLICE):
+            return False
+        new.complete()
+        self._hold(f"j{new.generation}", new.fd)
+        old, self._journal, self._next, self._due = self._journal, new, None, False
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_RATIO * new.size)
         self._drop(f"j{old.generation}")
-        old.close()
+        self._closing.put(old.close)
+        return True
+
+    def _stay(self, error: Exception) -> None:
+        """Go on with the journal that there is."""
+        log.warning("the journal goes on growing: no new one can be begun (%s)", error)
+        self._compact_at = 2 * self._journal.size
+        self._due = False
+        if self._next is not None:
+            self._next[0].close()
+            self._next = None
 
     def add(self, made: records.Made, fd: int) -> Region:
         """Take a new region's memory over. Raises OSError, and ``fd`` is the caller's then."""
@@ -133,7 +170,7 @@ class State:
         self._drop(_key(region))
         for fd in (region.fd, region.readonly_fd):
             if fd is not None:
-                self._closing.put(fd)
+                self._close_later(fd)
 
     def _hold(self, key: str, fd: int) -> None:
         try:
@@ -179,6 +216,8 @@ class State:
         """Give everything up: the broker stops for good."""
         self._store.end()
         self._journal.close()
+        if self._next is not None:
+            self._next[0].close()
 
 
 def _key(region: Region) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gdrpy.broker.server import records
@@ -290,40 +290,9 @@ class Table:
         for region in list(self.regions.values()):
             self._forget_unheld(region)
 
-    def snapshot(self) -> Iterator[records.Record]:
-        """The records that make this state."""
-        yield records.Life(self.life, self._next)
-        for session in self.sessions.values():
-            who = session.identity
-            groups = sorted(who.groups)
-            yield records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
-        for region in self.regions.values():
-            yield from _snapshot_of(region)
-
-
-def _snapshot_of(region: Region) -> Iterator[records.Record]:
-    number = region.number
-    yield records.Made(
-        number,
-        region.name,
-        region.nbytes,
-        region.size,
-        region.device,
-        region.uid,
-        region.gid,
-        region.mode,
-        region.metadata,
-        region.version,
-        region.uuid,
-    )
-    if region.linked:
-        yield records.Published(number, region.version)
-    if region.sealed:
-        yield records.SealedNow(number, region.copy_of)
-    if region.digest is not None:
-        yield records.Digested(number, region.digest)
-    for session, lease in region.leases.items():
-        yield records.Granted(session, number, lease.writable, lease.gpu)
+    def beginning(self) -> records.Life:
+        """The first record of those that make this state."""
+        return records.Life(self.life, self._next)
 
 
 _APPLY: dict[type, Callable[[Table, Any], None]] = {

@@ -1,0 +1,108 @@
+"""The state, copied into a new journal in slices, while it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gdrpy.broker.server import records
+from gdrpy.broker.server.table import Region, Session, Table
+
+
+class Compaction:
+    """Gives ``append`` the records that make a table, some at a time.
+
+    What was copied follows the changes that are made to it. What was not is copied later, as it is
+    then.
+    """
+
+    def __init__(self, table: Table, append: Callable[[records.Record], object]) -> None:
+        self._table = table
+        self._append = append
+        #: What is left to copy. A session is copied before anything that it holds.
+        self._sessions = table.sessions.copy()
+        self._regions = table.regions.copy()
+        append(table.beginning())
+
+    def go_on(self, count: int) -> bool:
+        """Copy what takes about so many records; whether all is copied.
+
+        A region is copied whole, with a record for each of its leases.
+        """
+        while count > 0 and self._sessions:
+            _, session = self._sessions.popitem()
+            self._append(_record_of(session))
+            count -= 1
+        while count > 0 and self._regions:
+            _, region = self._regions.popitem()
+            count -= self._copy(region)
+        return not (self._sessions or self._regions)
+
+    def follow(self, record: records.Record) -> None:
+        """Copy a change that the table is about to make, if it is one of what was copied."""
+        match record:
+            case records.Ended(session):
+                if self._sessions.pop(session, None) is not None:
+                    return
+            case records.Published(number):
+                # Now, or the copy would not learn that another region loses the name.
+                region = self._regions.pop(number, None)
+                if region is not None:
+                    self._copy(region)
+            case records.Granted(session, region=number):
+                if number in self._regions:
+                    return
+                self._copy_session(session)
+            case records.Made() | records.Began():
+                pass
+            case _:
+                if record.region in self._regions:  # type: ignore[attr-defined]
+                    return
+        self._append(record)
+
+    def _copy_session(self, number: int) -> None:
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._append(_record_of(session))
+
+    def _copy(self, region: Region) -> int:
+        """Copy a region, unless it is gone; how many records that took."""
+        if region.number not in self._table.regions:
+            return 1
+        for number in region.leases:
+            self._copy_session(number)
+        count = 0
+        for record in _records_of(region):
+            self._append(record)
+            count += 1
+        return count
+
+
+def _record_of(session: Session) -> records.Began:
+    who = session.identity
+    groups = sorted(who.groups)
+    return records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
+
+
+def _records_of(region: Region) -> Iterator[records.Record]:
+    number = region.number
+    yield records.Made(
+        number,
+        region.name,
+        region.nbytes,
+        region.size,
+        region.device,
+        region.uid,
+        region.gid,
+        region.mode,
+        region.metadata,
+        region.version,
+        region.uuid,
+    )
+    if region.linked:
+        yield records.Published(number, region.version)
+    if region.sealed:
+        yield records.SealedNow(number, region.copy_of)
+    if region.digest is not None:
+        yield records.Digested(number, region.digest)
+    for session, lease in region.leases.items():
+        yield records.Granted(session, number, lease.writable, lease.gpu)

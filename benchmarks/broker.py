@@ -25,6 +25,8 @@ THROUGHPUT = "16 clients"
 COLD = "cold process to first load"
 FIRST = "first get of a process, with its CPU view"
 MANY = "1,000 regions in one call"
+LISTING = "list 4,000 regions"
+LS, LS_JSON = "gdrpy ls", "gdrpy ls --json"
 BARE = "bare server"
 BARE_C = "bare server, packets in C"
 GET = "get with its CPU view"
@@ -39,6 +41,7 @@ _FOLDER = Path(__file__).resolve().parent
 _NBYTES = 2 << 20
 _CLIENTS = 16
 _REGIONS = 1000
+_LISTED = 4000
 #: Regions of one batch that are open at a time: their descriptors are.
 _OPEN = 100
 
@@ -58,6 +61,7 @@ def run(session: Session) -> None:
             _round_trips(session, bare, path, broker)
             _allocations(session, path)
         _many(session, broker)
+        _listing(session, path, broker)
         _cold(session, path)
         _throughput(session, bare, path)
 
@@ -253,6 +257,44 @@ def _many(session: Session, broker: gdrpy.Broker) -> None:
     session.add(Measurement(topic, "gdrpy", method, samples, verified=len(regions) == count))
 
 
+def _listing(session: Session, path: str, broker: gdrpy.Broker) -> None:
+    """All regions of a broker, told to a client, to a person and to a program."""
+    count = 20 if session.quick else _LISTED
+    names = [f"listed/{number:05}" for number in range(count)]
+    for name in names:
+        broker.allocate(name, 4096, device="cpu").close()
+    topic = Topic(MODULE, LISTING if count == _LISTED else f"list {count} regions", unit="ms")
+    command = [sys.executable, "-m", "gdrpy", "ls", "listed/", "--socket", path]
+    ways: dict[str, Callable[[], list[str | None]]] = {
+        "broker.list()": lambda: [info.name for info in broker.list("listed/")],
+        LS: lambda: _lines(command, names),
+        LS_JSON: lambda: _lines([*command, "--json"], names),
+    }
+    for way, told in ways.items():
+        samples, right = [], []
+        for _ in range(3 if session.quick else 20):
+            start = time.perf_counter_ns()
+            found = told()
+            samples.append(topic.sample(time.perf_counter_ns() - start))
+            right.append(found == names)
+        method = f"{way} from its start to its end" + ", byte code cached" * (LS in way)
+        session.add(Measurement(topic, way, method, samples, verified=all(right)))
+    for name in names:
+        broker.delete(name)
+
+
+def _lines(command: list[str], names: list[str]) -> list[str | None]:
+    """Those of the names that a command's output has, in its order."""
+    done = subprocess.run(command, env=_cached(), check=True, capture_output=True, text=True)
+    wanted = set(names)
+    return [word for word in done.stdout.replace('"', " ").split() if word in wanted]
+
+
+def _cached() -> dict[str, str]:
+    """This process's environment, with which Python keeps byte code."""
+    return {name: value for name, value in os.environ.items() if name != _NO_BYTE_CODE}
+
+
 _COLD_GET = """
 import gdrpy, time
 broker = gdrpy.connect({path!r})
@@ -270,12 +312,11 @@ def _cold(session: Session, path: str) -> None:
     programs = {BARE_PYTHON: "pass", CONNECT_AND_GET: _COLD_GET.format(path=path)}
     samples: dict[str, list[float]] = {way: [] for way in programs}
     first: list[float] = []
-    cached = {name: value for name, value in os.environ.items() if name != _NO_BYTE_CODE}
     for _ in range(3 if session.quick else 40):
         for way, program in programs.items():
             start = time.perf_counter_ns()
             command = [sys.executable, "-c", program]
-            done = subprocess.run(command, env=cached, check=True, capture_output=True)
+            done = subprocess.run(command, env=_cached(), check=True, capture_output=True)
             samples[way].append(topic.sample(time.perf_counter_ns() - start))
             first += [topic.sample(int(taken)) for taken in done.stdout.split()]
     method = "from starting the process to its end, byte code cached: "

@@ -303,6 +303,16 @@ GOALS = (
         "ms",
         simulated=True,
     ),
+    *(
+        Goal(
+            f"broker: 4,000 regions listed by {way}, its start included",
+            _broker(broker.LISTING, way),
+            500,
+            "ms",
+            simulated=True,
+        )
+        for way in (broker.LS, broker.LS_JSON)
+    ),
     Goal(
         "broker: first get of a process, with its CPU view",
         _broker(broker.FIRST, "gdrpy"),

@@ -42,6 +42,11 @@ myst_links_external_new_tab = False
 autodoc_mock_imports = ["cupy", "rmm", "torch"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+#: Bounds of a message's fields, which are not what a reader asks for.
+autodoc_type_aliases = dict.fromkeys(("Number", "Bytes", "_Size"), "int") | {
+    "_Device": "int | str",
+    "_NumberOrNone": "int | None",
+}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 maximum_signature_line_length = 80

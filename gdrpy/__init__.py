@@ -51,7 +51,7 @@ _HOMES = {
     "BrokerRegion": "gdrpy.broker.client.region",
     "Channel": "gdrpy.channel",
     "ChannelReader": "gdrpy.channel",
-    "Event": "gdrpy.broker.client.records",
+    "Event": "gdrpy.broker.messages",
     "Flag": "gdrpy.mapping",
     "Gdr": "gdrpy.gdr",
     "MappedTensor": "gdrpy.mappedtensor",
@@ -60,7 +60,7 @@ _HOMES = {
     "Pin": "gdrpy.gdr",
     "PinInfo": "gdrpy.gdr",
     "Region": "gdrpy.region",
-    "RegionInfo": "gdrpy.broker.client.records",
+    "RegionInfo": "gdrpy.broker.messages",
     "Revocation": "gdrpy.gdr",
     "Watch": "gdrpy.broker.client.watch",
     "alloc": "gdrpy.region",
@@ -87,9 +87,9 @@ if TYPE_CHECKING:
     from gdrpy.arena import Arena
     from gdrpy.array import Array
     from gdrpy.broker.client.broker import Broker, connect
-    from gdrpy.broker.client.records import Event, RegionInfo
     from gdrpy.broker.client.region import BrokerRegion
     from gdrpy.broker.client.watch import Watch
+    from gdrpy.broker.messages import Event, RegionInfo
     from gdrpy.channel import Channel, ChannelReader, include_dir
     from gdrpy.gdr import Attributes, Gdr, Pin, PinInfo, Revocation, open
     from gdrpy.mappedtensor import MappedTensor, from_tensor

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from gdrpy.broker.client.channel import Descriptors, Packet
     from gdrpy.broker.client.connection import Connection, Message
-    from gdrpy.broker.client.records import Event
+    from gdrpy.broker.messages import Event
 
     T = TypeVar("T")
 

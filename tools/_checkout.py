@@ -1,5 +1,6 @@
 """Runs a gdrpy command from the checkout, installed or not."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ def run(command: str) -> int:
     """Run ``gdrpy COMMAND`` with this program's arguments; returns its exit status."""
     sys.path.insert(0, str(ROOT))
     try:
+        for needed in ("rich", f"gdrpy.cli.{command}"):
+            importlib.import_module(needed)
         from gdrpy.cli import main
     except ImportError as error:
         _use_virtual_environment()

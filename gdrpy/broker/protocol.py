@@ -29,7 +29,7 @@ NAME_LIMIT = 255
 METADATA_LIMIT = 4096
 #: Names in one ``get_many``, and regions in one ``release`` or ``resume``.
 BATCH_LIMIT = 4096
-#: Bytes of a packet after which a list goes on in another one.
+#: Bytes of names or entries after which a list goes on in another packet.
 PAGE_BYTES = 32 * 1024
 #: Holders that a ``stat`` tells of.
 HOLDERS_LIMIT = 256

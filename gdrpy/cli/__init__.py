@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import shlex
 import sys
 import warnings
@@ -10,33 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gdrpy import sim
-from gdrpy.cli import (
-    alloc,
-    apiperf,
-    consumer,
-    copybw,
-    copylat,
-    get,
-    info,
-    libgdrapi,
-    load,
-    ls,
-    options,
-    pplat,
-    producer,
-    put,
-    rm,
-    seal,
-    serve,
-    stat,
-    top,
-    tune,
-    validate,
-    watch,
-)
+from gdrpy.cli import options
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
-from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
     BackendUnavailable,
@@ -52,15 +29,16 @@ if TYPE_CHECKING:
 
 #: Every command, in the order of ``gdrpy --help``.
 GROUPS = {
-    "this machine and this process": (info, validate, producer, consumer, libgdrapi),
-    "how fast it is here": (copybw, copylat, pplat, apiperf, tune),
-    "the broker": (serve, top, watch),
-    "regions of the broker": (ls, stat, alloc, put, get, load, seal, rm),
+    "this machine and this process": ("info", "validate", "producer", "consumer", "libgdrapi"),
+    "how fast it is here": ("copybw", "copylat", "pplat", "apiperf", "tune"),
+    "the broker": ("serve", "top", "watch"),
+    "regions of the broker": ("ls", "stat", "alloc", "put", "get", "load", "seal", "rm"),
 }
+_NAMES = [name for group in GROUPS.values() for name in group]
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+def parser(names: Sequence[str] = _NAMES) -> argparse.ArgumentParser:
+    """The parser of the command line with these commands, which imports no others."""
     whole = argparse.ArgumentParser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",
@@ -68,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    whole.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = whole.add_subparsers(
         prog="gdrpy",
         metavar="COMMAND",
@@ -76,20 +54,29 @@ def parser() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
         parser_class=options.CommandParser,
     )
-    for modules in GROUPS.values():
-        for module in modules:
-            module.add_parser(commands)
-    whole.epilog = f"{_overview(commands)}\nEach command explains itself: gdrpy COMMAND --help"
+    for name in names:
+        importlib.import_module(f"gdrpy.cli.{name}").add_parser(commands)
+    if names is _NAMES:
+        whole.epilog = f"{_overview(commands)}\nEach command explains itself: gdrpy COMMAND --help"
     return whole
+
+
+class _Version(argparse.Action):
+    """Looks for the version when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from gdrpy.cli.header import gdrpy_version
+
+        print(f"gdrpy {gdrpy_version()}")
+        parser.exit()
 
 
 def _overview(commands: Commands) -> str:
     """The commands in their groups, with a line on each."""
     lines = []
-    for title, modules in GROUPS.items():
+    for title, names in GROUPS.items():
         lines.append(f"{title}:")
-        for module in modules:
-            name = module.__name__.rpartition(".")[2]
+        for name in names:
             lines.append(f"  {name:10}{commands.choices[name].get_default('summary')}")
         lines.append("")
     return "\n".join(lines)
@@ -98,7 +85,8 @@ def _overview(commands: Commands) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args, unknown = parser().parse_known_args(words)
+    named = [name for name in words[:1] if name in _NAMES] or _NAMES
+    args, unknown = parser(named).parse_known_args(words)
     if unknown:
         args.parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     args.command_line = shlex.join(["gdrpy", *words])

@@ -19,7 +19,7 @@ from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Tim
 
 if TYPE_CHECKING:
     from gdrpy.broker.client.broker import Broker
-    from gdrpy.broker.client.records import RegionInfo
+    from gdrpy.broker.messages import RegionInfo
     from gdrpy.cli.options import Commands, Run
 
 _NO_BROKER = "2  wrong usage, or no broker there: start one by 'gdrpy serve'"

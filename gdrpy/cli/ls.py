@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
@@ -15,13 +12,17 @@ from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
 if TYPE_CHECKING:
-    from gdrpy.broker.client.records import RegionInfo
+    from gdrpy.broker.messages import RegionInfo
     from gdrpy.cli.options import Commands
 
 
 _COLUMNS = ("name", "version", "size", "on", "rights", "owner", "held by")
-#: Regions that rich lays out in a blink.
-_MANY = 100
+_EMPTY = ("",) * (len(_COLUMNS) - 1)
+#: Cells that a name has at least, or columns are left out from the last.
+_NAME_CELLS = 8
+#: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom.
+_LINES = ("┏━┳┓", "┃", "┡━╇┩", "│", "└─┴┘")
+_ASCII_LINES = ("+-++", "|", "+-++", "|", "+-++")
 
 
 def add_parser(commands: Commands) -> None:
@@ -50,25 +51,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """List them."""
     with broker.connect(args) as client:
         found = client.list(args.prefix)
-    if len(found) > _MANY and output.draws() and not output.as_json:
-        output.text(_drawn(found))
-    elif found:
-        output.show(regions_table(found))
-    else:
+    if found and not output.as_json:
+        output.text(drawn(found, output))
+    elif not found:
         output.line("no regions" + (f" whose names begin with {args.prefix!r}" * bool(args.prefix)))
     output.finish({"regions": [broker.listed(region) for region in found]})
     return OK
-
-
-def regions_table(regions: list[RegionInfo]) -> Table:
-    """A line for each region."""
-    table = Table()
-    table.add_column("name", overflow="fold", min_width=12)
-    for column in _COLUMNS[1:]:
-        table.add_column(column, no_wrap=True)
-    for region in regions:
-        table.add_row(*map(Text, _row(region)))
-    return table
 
 
 def _row(region: RegionInfo) -> tuple[str, ...]:
@@ -83,22 +71,56 @@ def _row(region: RegionInfo) -> tuple[str, ...]:
     )
 
 
-def _drawn(regions: list[RegionInfo]) -> str:
-    """The same table, which rich would take seconds to lay out; names are never folded."""
+def drawn(regions: list[RegionInfo], output: Output) -> str:
+    """A table with a line for each region that fits stdout's width: long names are folded, and in
+    a narrow terminal columns left out.
+
+    rich would take seconds to lay thousands out, and tenths of one to be imported.
+    """
     rows = [_COLUMNS, *map(_row, regions)]
-    sizes = [[cell_len(cell) for cell in row] for row in rows]
-    widths = [max(column) for column in zip(*sizes, strict=True)]
+    widths = [max(map(_cells, column)) for column in zip(*rows, strict=True)]
+    least = min(widths[0], _NAME_CELLS)
+    while len(widths) > 1 and least + _besides_name(widths) > output.width():
+        widths.pop()
+    widths[0] = min(widths[0], max(least, output.width() - _besides_name(widths)))
+    top, title, middle, bar, bottom = _LINES if output.draws() else _ASCII_LINES
 
     def rule(left: str, line: str, between: str, right: str) -> str:
         return left + between.join(line * (width + 2) for width in widths) + right
 
-    def drawn(row: tuple[str, ...], taken: list[int], bar: str) -> str:
-        cells = (
-            f" {cell}{' ' * (width - size)} "
-            for cell, size, width in zip(row, taken, widths, strict=True)
-        )
-        return bar + bar.join(cells) + bar
+    def lines(row: tuple[str, ...], bar: str) -> Iterator[str]:
+        first, *rest = _folded(row[0], widths[0])
+        for line in ((first, *row[1:]), *((part, *_EMPTY) for part in rest)):
+            cells = (
+                f" {cell}{' ' * (width - _cells(cell))} "
+                for cell, width in zip(line, widths, strict=False)
+            )
+            yield bar + bar.join(cells) + bar
 
-    lines = [rule("┏", "━", "┳", "┓"), drawn(rows[0], sizes[0], "┃"), rule("┡", "━", "╇", "┩")]
-    lines += [drawn(row, taken, "│") for row, taken in zip(rows[1:], sizes[1:], strict=True)]
-    return "\n".join([*lines, rule("└", "─", "┴", "┘")])
+    drawn = [rule(*top), *lines(rows[0], title), rule(*middle)]
+    for row in rows[1:]:
+        drawn += lines(row, bar)
+    return "\n".join([*drawn, rule(*bottom)])
+
+
+def _besides_name(widths: list[int]) -> int:
+    """Cells that a line has besides the name: the other columns, bars and spaces."""
+    return sum(widths[1:]) + 3 * len(widths) + 1
+
+
+def _cells(text: str) -> int:
+    """Cells of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """A text in lines of so many cells."""
+    if _cells(text) <= width:
+        return [text]
+    from rich.cells import chop_cells
+
+    return chop_cells(text, width)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, BinaryIO, TextIO
-
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from gdrpy.cli.exits import CommandError
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 #: Columns to lay tables out for where nobody's terminal says how wide it is.
 _PLAIN_WIDTH = 140
@@ -51,14 +44,25 @@ class Output:
 
     With ``as_json`` stdout carries what :meth:`finish` gets and nothing else. Progress and errors
     go to stderr either way. Writing to stdout raises CommandError where that cannot be written;
-    nothing more goes there then.
+    nothing more goes there then. rich, which takes longer to import than many a command to run, is
+    imported by what first needs it.
     """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self._out = Console(highlight=False, width=_width(sys.stdout))
-        self._err = Console(highlight=False, width=_width(sys.stderr), stderr=True)
         self._writable = True
+
+    @functools.cached_property
+    def _out(self) -> Console:
+        from rich.console import Console
+
+        return Console(highlight=False, width=_width(sys.stdout))
+
+    @functools.cached_property
+    def _err(self) -> Console:
+        from rich.console import Console
+
+        return Console(highlight=False, width=_width(sys.stderr), stderr=True)
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """Print a line, never folded, unless JSON is wanted."""
@@ -89,7 +93,14 @@ class Output:
 
     def draws(self) -> bool:
         """Whether stdout takes the lines of tables."""
-        return self._out.encoding.startswith("utf")
+        return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+
+    def width(self) -> int:
+        """Columns of stdout."""
+        plain, told = _width(sys.stdout), os.environ.get("COLUMNS", "")
+        if plain is not None:
+            return plain
+        return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print one of several results, as a line of its own, where JSON is wanted."""
@@ -132,6 +143,8 @@ class Output:
         A command that prints a line at each step needs no bar on the terminal where they appear.
         No thread draws it meanwhile: that would disturb what is being timed.
         """
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
         told = tells_steps and self._out.is_terminal and not self.as_json
         bar = Progress(
             TextColumn("{task.description}"),
@@ -156,6 +169,14 @@ class Output:
     @contextmanager
     def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """A bar on stderr, where that is a terminal; call what it gives with bytes done and all."""
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TransferSpeedColumn,
+        )
+
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -178,6 +199,8 @@ class Output:
         if self.as_json or not self._out.is_terminal:
             yield self.show
             return
+        from rich.live import Live
+
         with Live(console=self._out, screen=True, auto_refresh=False) as live:
             yield lambda picture: live.update(picture, refresh=True)
 

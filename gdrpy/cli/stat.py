@@ -14,7 +14,7 @@ from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 
 if TYPE_CHECKING:
-    from gdrpy.broker.client.records import Holder, RegionInfo
+    from gdrpy.broker.messages import Holder, RegionInfo
     from gdrpy.cli.options import Commands
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client, output.live() as show:
         for number in itertools.count(1):
             sample = Sample(client, before)
-            show(sample.picture())
+            show(sample.picture(output))
             output.record(sample.json())
             if number == args.count:
                 break
@@ -100,15 +100,16 @@ class Sample:
             "largest": [broker.listed(region) for region in self.regions],
         }
 
-    def picture(self) -> RenderableType:
+    def picture(self, output: Output) -> RenderableType:
         """For people."""
+        regions = [Text(ls.drawn(self.regions, output))] if self.regions else []
         status = self.status
         rate = "" if self.rate is None else f", {counted(round(self.rate), 'request')} a second"
         counts = ", ".join(
             counted(status[f"{noun}s"], noun) for noun in ("region", "lease", "session")
         )
         first = Text(f"{self.socket}: {counts}{rate}")
-        return Group(first, self._devices(), self._users(), ls.regions_table(self.regions))
+        return Group(first, self._devices(), self._users(), *regions)
 
     def _devices(self) -> Table:
         table = Table()

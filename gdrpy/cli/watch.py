@@ -11,7 +11,7 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.output import Output
 
 if TYPE_CHECKING:
-    from gdrpy.broker.client.records import Event
+    from gdrpy.broker.messages import Event
     from gdrpy.cli.options import Commands
 
 

@@ -97,6 +97,8 @@ class TestSources:
         ids = {one["id"] for kind in ("measurements", "figures") for one in result[kind]}
         ids |= {  # a quick run gets fewer regions, and smaller ones
             "broker/1,000 regions in one call/gdrpy",
+            "broker/list 4,000 regions/gdrpy ls",
+            "broker/list 4,000 regions/gdrpy ls --json",
             "threads/to the mapping/64 MiB, 4 threads",
             "threads/from the mapping/64 MiB, 16 threads",
             # NVML knows no simulated GPU

@@ -250,9 +250,9 @@ class TestSimulatedGpu:
         held = {
             one["goal"] for one in held_to_goals["goals"] if one["verdict"] in ("met", "missed")
         }
-        thousand = "broker: 1,000 regions got in one call"  # a quick run gets a few
         software = {goal.words for goal in promises.GOALS if goal.simulated}
-        assert held == software - {thousand}
+        # a quick run gets and lists a few regions
+        assert held == {words for words in software if ",000 regions" not in words}
 
     def test_is_held_to_no_goal_of_hardware(self, held_to_goals):
         real = {goal.words for goal in promises.GOALS if not goal.simulated}

@@ -12,6 +12,7 @@ from typing import Any
 
 from gdrpy import _unix
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT, VERSION, decode, encode
+from golden import REPLIES
 
 LIFE = "00112233445566778899aabbccddeeff"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -42,6 +43,13 @@ def grant(region: int = 7, name: str | None = "a", **others: Any) -> dict[str, A
         "metadata": b"",
         **others,
     }
+
+
+def described(**others: Any) -> dict[str, Any]:
+    """What a broker tells of a region that is asked about."""
+    told = {**REPLIES["stat"][0], **others}
+    del told["id"]
+    return told
 
 
 class Peer:

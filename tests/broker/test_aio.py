@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import gdrpy
-from fake_server import grant, memory
+from fake_server import described, grant, memory
 from gdrpy import aio
 
 pytestmark = pytest.mark.usefixtures("no_descriptors_leak")
@@ -111,7 +111,7 @@ class TestCalls:
         def serve(peer):
             peer.hello()
             peer.give(peer.take("get"), grant())
-            peer.reply(peer.take("stat"), linked=False)
+            peer.reply(peer.take("stat"), **described(linked=False))
             peer.until_closed()
 
         async def main():

@@ -11,10 +11,11 @@ import threading
 import pytest
 
 import gdrpy
-from fake_server import LIFE, grant, memory
+from fake_server import LIFE, described, grant, memory
 from gdrpy import _unix, aio
 from gdrpy.broker.client.broker import connect
 from gdrpy.broker.protocol import decode, encode
+from golden import REPLIES
 from support import open_descriptors
 
 OTHER_LIFE = "f" * 32
@@ -192,11 +193,40 @@ MALFORMED = [
 ]
 
 
-def malformed(field, value):
-    made = {**grant(), field: value}
+def changed(message, field, value):
+    made = {**message, field: value}
     if value == ABSENT:
         del made[field]
     return made
+
+
+def malformed(field, value):
+    return changed(grant(), field, value)
+
+
+#: Replies that are as they must be.
+GOOD = {
+    "rounded_size": {"size": 1},
+    "get_many": {"grants": [], "more": False},
+    "list": {"regions": [], "next": None},
+    "stat": described(),
+}
+ENTRY = REPLIES["list"][0]["regions"][0]
+
+
+def fits_entry(value, field):
+    """Whether what is told of a region may have that value."""
+    if field in ("mode", "uid", "gid", "readers", "writers"):
+        return fits(value, "version")
+    return fits(value, "name" if field == "uuid" else field)
+
+
+MALFORMED_ENTRY = [
+    pytest.param(field, value, id=f"{field}-{value!r:.20}")
+    for field in ENTRY
+    for value in ODD
+    if not fits_entry(value, field)
+]
 
 
 async def get_by_asyncio(path):
@@ -298,28 +328,52 @@ class TestMalformedReply:
     @pytest.mark.parametrize("value", [value for value in ODD if value not in (ABSENT, 0)])
     @pytest.mark.parametrize("op", CALLS)
     def test_with_an_odd_number_of_descriptors_is_refused(self, fake, op, value):
-        assert self.check(fake, op, fds=value).startswith(f"{op}: the reply tells of ")
+        message = self.check(fake, op, **{**GOOD.get(op, {}), "fds": value})
+        assert message.startswith(f"{op}: the reply tells of ")
 
     @pytest.mark.parametrize("op", ["stat", "list", "rounded_size", "status", "delete"])
     def test_with_a_descriptor_that_nothing_grants_is_refused(self, fake, op):
-        full = {"linked": True, "regions": [], "next": None, "size": 1, "fds": 1}
-        assert self.check(fake, op, [memory()], **full) == "0 grants came with 1 descriptors"
+        fields = {**GOOD.get(op, {}), "fds": 1}
+        assert self.check(fake, op, [memory()], **fields) == "0 grants came with 1 descriptors"
 
     @pytest.mark.parametrize(
-        ("op", "field", "good"),
+        ("op", "field"),
         [
-            ("rounded_size", "size", {}),
-            ("get_many", "grants", {"more": False}),
-            ("get_many", "more", {"grants": []}),
-            ("list", "regions", {"next": None}),
-            ("list", "next", {"regions": []}),
-            ("stat", "linked", {}),
+            ("rounded_size", "size"),
+            ("get_many", "grants"),
+            ("get_many", "more"),
+            ("list", "regions"),
+            ("list", "next"),
+            ("stat", "holders"),
+            ("stat", "linked"),
+            ("stat", "metadata"),
+            ("stat", "sha256"),
         ],
     )
-    @pytest.mark.parametrize("value", [ABSENT, 1.5, {}, b"x"])
-    def test_is_refused_by_its_field(self, fake, op, field, good, value):
-        fields = good if value == ABSENT else {**good, field: value}
-        assert self.check(fake, op, **fields).startswith(f"{op}: the broker's reply has ")
+    @pytest.mark.parametrize("value", [ABSENT, 1.5, {}])
+    def test_is_refused_by_its_field(self, fake, op, field, value):
+        message = self.check(fake, op, **changed(GOOD[op], field, value))
+        assert message.startswith(f"{op}: the broker's reply has ")
+        assert field in message
+
+    @pytest.mark.parametrize(("field", "value"), MALFORMED_ENTRY)
+    @pytest.mark.parametrize("op", ["list", "stat"])
+    def test_about_a_region_is_refused_by_its_field(self, fake, op, field, value):
+        fields = changed(GOOD["stat"], field, value)
+        if op == "list":
+            fields = {"regions": [ENTRY, changed(ENTRY, field, value)], "next": None}
+        message = self.check(fake, op, **fields)
+        assert message.startswith(f"{op}: the broker's reply has what cannot be: ")
+        assert f"{field}`" in message
+
+    @pytest.mark.parametrize("field", ["pid", "uid", "writable", "gpu", "count"])
+    @pytest.mark.parametrize("value", [ABSENT, None, -1, "x"])
+    def test_about_a_holder_is_refused_by_its_field(self, fake, field, value):
+        holder = {"pid": 1, "uid": 0, "writable": True, "gpu": True, "count": 1}
+        holders = [holder, changed(holder, field, value)]
+        message = self.check(fake, "stat", **{**GOOD["stat"], "holders": holders})
+        assert message.startswith("stat: the broker's reply has what cannot be: ")
+        assert f"{field}`" in message
 
     @pytest.mark.parametrize("value", [value for value in ODD if value != ABSENT])
     def test_with_an_error_of_no_name_is_a_protocol_error(self, fake, value):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from fake_server import LIFE, grant, memory
+from fake_server import LIFE, described, grant, memory
 from gdrpy import cuda
 from gdrpy.broker.client.attach import attach
 from gdrpy.broker.client.broker import connect
@@ -253,8 +253,8 @@ class TestRegionCalls:
 
     def test_stale_asks_whether_the_name_means_it(self, granted):
         def told(peer):
-            peer.reply(peer.take("stat"), linked=True)
-            peer.reply(peer.take("stat"), linked=False)
+            peer.reply(peer.take("stat"), **described(linked=True))
+            peer.reply(peer.take("stat"), **described(linked=False))
 
         region = granted(then=told)
         assert [region.stale, region.stale] == [False, True]

@@ -97,9 +97,11 @@ class TestWatch:
     @pytest.mark.parametrize(
         ("message", "words"),
         [
-            ({"id": 5}, "has no 'event'"),
-            ({"event": 5}, "has a 'event' that cannot be: 5"),
-            ({"event": "freed", "region": "a"}, "has a 'region' that cannot be: 'a'"),
+            ({"id": 5}, "watch: .* missing required field `event`"),
+            ({"error": "NotFound"}, "watch: .* missing required field `event`"),
+            ({"event": 5}, r"watch: .* got `int` - at `\$.event`"),
+            ({"event": "freed", "region": "a"}, r"watch: .* got `str` - at `\$.region`"),
+            ({"event": "freed", "version": -1}, r"watch: .* >= 0 - at `\$.version`"),
         ],
     )
     def test_of_what_is_no_event_raises_protocol_error(self, fake, message, words):

@@ -89,6 +89,20 @@ class TestRegions:
         connected.delete("a/1")
         assert [info.name for info in connected.list()] == ["a/2", "b"]
 
+    def test_list_takes_no_python_call_for_each_region(self, connected):
+        for number in range(300):
+            connected.allocate(f"region/{number:03}", 1, "cpu").close()
+        connected.list()
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(event == "call"))
+        try:
+            found = connected.list()
+        finally:
+            sys.setprofile(None)
+        assert [info.name for info in found] == [f"region/{number:03}" for number in range(300)]
+        assert {info.device for info in found} == {"cpu"}
+        assert sum(called) < 300
+
     def test_a_thousand_come_in_one_call_in_their_order(self, connected):
         names = [f"region/{number}" for number in range(600)]
         for name in names:

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gdrpy.broker import protocol
-from gdrpy.broker.server import limits, loop, requests, service, telling
+from gdrpy.broker.server import limits, loop, requests, service
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT
 from golden import REPLIES
 
@@ -57,7 +57,7 @@ class TestLimits:
             f"1 to {protocol.NAME_LIMIT} bytes",
             f"up to {protocol.METADATA_LIMIT} bytes",
             f"`names`: up to {protocol.BATCH_LIMIT};",
-            f"ends after {telling.PAGE_BYTES >> 10} KiB",
+            f"ends after {protocol.PAGE_BYTES >> 10} KiB",
             f"up to {protocol.HOLDERS_LIMIT} are told",
             f"1 to 2^{protocol.REGION_LIMIT.bit_length() - 1} ",
             f"After {NONSENSE_LIMIT} such packets",

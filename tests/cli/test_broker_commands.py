@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,42 @@ class TestImpossibleName:
         assert "argument PREFIX: the command line: prefix must be " in capsys.readouterr().err
 
 
+#: A table of four regions, by the columns that there are.
+TABLES = {
+    140: """
+┏━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┓
+┃ name           ┃ version ┃ size    ┃ on   ┃ rights           ┃ owner ┃ held by  ┃
+┡━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━┩
+│ a              │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ weights/layer  │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ 重み/重み/重み │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ [bold]         │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+└────────────────┴─────────┴─────────┴──────┴──────────────────┴───────┴──────────┘""",
+    80: """
+┏━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┓
+┃ name        ┃ version ┃ size    ┃ on   ┃ rights           ┃ owner ┃ held by  ┃
+┡━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━┩
+│ a           │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ weights/lay │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ er          │         │         │      │                  │       │          │
+│ 重み/重み/  │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+│ 重み        │         │         │      │                  │       │          │
+│ [bold]      │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
+└─────────────┴─────────┴─────────┴──────┴──────────────────┴───────┴──────────┘""",
+    60: """
+┏━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ name       ┃ version ┃ size    ┃ on   ┃ rights           ┃
+┡━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ a          │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
+│ weights/la │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
+│ yer        │         │         │      │                  │
+│ 重み/重み/ │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
+│ 重み       │         │         │      │                  │
+│ [bold]     │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
+└────────────┴─────────┴─────────┴──────┴──────────────────┘""",
+}
+
+
 class TestLs:
     def test_of_nothing_says_so(self, broker, capsys):
         assert main(["ls"]) == 0
@@ -134,6 +172,36 @@ class TestLs:
         printed = capsys.readouterr().out
         for cell in ("table", "10.0 KiB", "host", "rw-r----- sealed", "0 r, 0 w"):
             assert f" {cell} " in printed
+
+    @pytest.mark.parametrize(("columns", "table"), TABLES.items())
+    def test_fits_the_terminal(self, monkeypatch, columns, table):
+        from gdrpy.broker.messages import RegionInfo
+        from gdrpy.cli import ls
+        from gdrpy.cli.output import Output
+
+        some = {"size": 4096, "device": "cpu", "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
+        some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000, "uuid": None}
+        names = ["a", "weights/layer", "\u91cd\u307f/\u91cd\u307f/\u91cd\u307f", "[bold]"]
+        monkeypatch.setattr(Output, "width", lambda _: columns)
+        regions = [RegionInfo(region=1, name=name, **some) for name in names]
+        assert "\n" + ls.drawn(regions, Output()) == table
+
+    def test_is_drawn_in_ascii_where_stdout_takes_no_more(self, put, gdrpy_command):
+        put("table")
+        done = gdrpy_command("ls", PYTHONIOENCODING="ascii")
+        assert done.stdout.startswith("+-------+---------+")
+
+    def test_is_as_wide_as_the_terminal_that_stdout_is(self, put):
+        put("weights/" + "x" * 40)
+        ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, (24, 60))
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        command = [sys.executable, "-m", "gdrpy", "ls"]
+        subprocess.run(command, cwd=CHECKOUT, env=environment, stdout=theirs, check=True)
+        lines = os.read(ours, 1 << 16).decode().splitlines()
+        os.close(ours)
+        os.close(theirs)
+        assert {len(line) for line in lines} == {60}
 
 
 class TestStat:
@@ -421,18 +489,30 @@ class TestTop:
         assert [region["name"] for region in second["largest"]] == ["table"]
 
 
-class TestListOfMany:
-    def test_is_drawn_and_told_as_one_of_few(self, capsys: pytest.CaptureFixture[str]) -> None:
-        from gdrpy.broker.client.records import RegionInfo
-        from gdrpy.cli import ls
-        from gdrpy.cli.output import Output
+#: What takes long to import, and a list has no use for.
+HEAVY = "numpy cuda rich asyncio importlib.metadata gdrpy.cli.stat gdrpy.cli.copybw"
+IMPORTING = """
+import sys
+from gdrpy.cli import main
+assert main({0}) == 0
+heavy = sys.argv[1].split()
+print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))
+"""
 
-        some = {"size": 4096, "device": -1, "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
-        some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000, "uuid": None}
-        names = ["a", "weights/layer", "\u91cd\u307f", "[bold]"]
-        regions = [RegionInfo.listed({"region": 1, "name": name, **some}) for name in names]
-        Output().show(ls.regions_table(regions))
-        assert capsys.readouterr().out == ls._drawn(regions) + "\n"
+
+class TestListOfMany:
+    def test_takes_a_page_of_32_kib_an_exchange_and_imports_no_more_than_it_uses(self, broker):
+        with gdrpy.connect() as client:
+            for number in range(300):
+                client.allocate(f"{number:04}", 1, "cpu").close()
+            command = [sys.executable, "-c", IMPORTING.format(["ls"]), HEAVY]
+            done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+            assert client.status()["requests"]["list"] == 3
+        *lines, imported = done.stdout.splitlines()
+        assert imported == "[]"
+        assert len(lines) == 300 + 4
+        for cell in ("0042", "1", "1 byte", "host", "rw-------", "0 r, 0 w"):
+            assert f" {cell} " in lines[45]
 
     def test_is_the_same_json(self) -> None:
         from gdrpy.cli import output

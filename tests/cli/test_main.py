@@ -18,7 +18,7 @@ from gdrpy.cli.header import gdrpy_version
 
 #: The simulated driver's cuInit fails as on a machine without GPUs.
 NO_DEVICE = "cuInit:1:100"
-NAMES = [module.__name__.rpartition(".")[2] for group in GROUPS.values() for module in group]
+NAMES = [name for group in GROUPS.values() for name in group]
 
 
 class TestHelp:

@@ -12,7 +12,6 @@ from gdrpy._arguments import as_size, as_viewer
 from gdrpy._resource import Undo
 from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
-from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from gdrpy.broker.client.channel import Descriptors
     from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
     from gdrpy.broker.client.region import LeasedRegion
+    from gdrpy.broker.messages import RegionInfo
 
     R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
     R = TypeVar("R", bound=LeasedRegion)
@@ -279,7 +279,7 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
     after: str | None = ""
     while True:
         message, _ = await client._ask({"op": "list", "prefix": wanted, "after": after})
-        found += map(RegionInfo.listed, message["regions"])
+        found += message["regions"]
         after = message["next"]
         if after is None:
             return found
@@ -291,7 +291,8 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
     message, _ = await client._ask({"op": "stat", "name": as_name("stat", name)})
-    return RegionInfo.of(message)
+    info: RegionInfo = message["info"]
+    return info
 
 
 async def delete(client: Client[R], name: str) -> None:

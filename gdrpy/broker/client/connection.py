@@ -7,12 +7,11 @@ import time
 
 from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client.channel import Lost, Silent
-from gdrpy.broker.client.replies import WELCOME, check, grants_of
+from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     FDS_LIMIT,
     VERSION,
-    decode,
     encode,
     error_of,
     packer,
@@ -294,7 +293,7 @@ class Connection:
         """What a packet says that must be the reply to a request. Raises ProtocolError."""
         data, fds = packet
         try:
-            message = decode(data)
+            message = decode_reply(request["op"], data)
             if message.get("id") != request["id"]:
                 if "error" in message and not message.get("id"):  # of no request: the connection
                     raise error_of(message)

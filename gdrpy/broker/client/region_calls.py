@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gdrpy._resource import Undo
-from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.protocol import pack_metadata
 
 TYPE_CHECKING = False
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from gdrpy.broker.client.base import BrokerBase
     from gdrpy.broker.client.connection import Message
     from gdrpy.broker.client.region import LeasedRegion
+    from gdrpy.broker.messages import RegionInfo
 
 
 async def _ask(region: LeasedRegion, call: str, **fields: Any) -> Message:
@@ -100,12 +100,12 @@ async def delete(region: LeasedRegion) -> None:
 
 async def info(region: LeasedRegion) -> RegionInfo:
     """All that the broker tells of it, with metadata and holders. Raises Gone."""
-    return RegionInfo.of(await _ask(region, "stat"))
+    told: RegionInfo = (await _ask(region, "stat"))["info"]
+    return told
 
 
 async def stale(region: LeasedRegion) -> bool:
     """Whether its name means another region by now, or none. Asks the broker."""
     if region.name is None or region.version == 0:
         return False
-    message = await _ask(region, "stat")
-    return not message["linked"]
+    return not (await info(region)).linked

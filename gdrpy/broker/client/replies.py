@@ -1,8 +1,10 @@
-"""What a broker may reply: the one description of every reply's fields and their bounds."""
+"""What a broker may reply: the one description of every reply's fields and their bounds, but for
+what :mod:`gdrpy.broker.messages` describes, which is imported when it is first told.
+"""
 
 from __future__ import annotations
 
-from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, REGION_LIMIT
+from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, REGION_LIMIT, decode
 from gdrpy.errors import ProtocolError
 
 TYPE_CHECKING = False
@@ -20,10 +22,6 @@ def _flag(value: Any) -> bool:
 
 def _number(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def _number_or_none(value: Any) -> bool:
-    return value is None or _number(value)
 
 
 def _numbers(value: Any) -> bool:
@@ -62,7 +60,7 @@ def _list(value: Any) -> bool:
     return type(value) is list
 
 
-_REGION: Fields = {
+_GRANT: Fields = {
     "region": _number,
     "name": _text_or_none,
     "nbytes": _nbytes,
@@ -70,38 +68,9 @@ _REGION: Fields = {
     "device": _device,
     "version": _number,
     "sealed": _flag,
-}
-_GRANT: Fields = {**_REGION, "readonly": _flag, "enforced": _flag, "metadata": _metadata}
-#: Of an entry of a ``list``.
-ENTRY: Fields = {
-    **_REGION,
-    "mode": _number,
-    "uid": _number,
-    "gid": _number,
-    "readers": _number,
-    "writers": _number,
-    "uuid": _text_or_none,
-}
-STAT: Fields = {
-    **ENTRY,
+    "readonly": _flag,
+    "enforced": _flag,
     "metadata": _metadata,
-    "holders": _list,
-    "sha256": _text_or_none,
-    "linked": _flag,
-}
-HOLDER: Fields = {
-    "pid": _number,
-    "uid": _number,
-    "writable": _flag,
-    "gpu": _flag,
-    "count": _number,
-}
-#: What is not about a region has only the first.
-EVENT: Fields = {
-    "event": _text,
-    "name": _text_or_none,
-    "region": _number_or_none,
-    "version": _number_or_none,
 }
 #: What a hello of the version that this client speaks tells besides.
 WELCOME: Fields = {"life": _life, "session": _number}
@@ -116,9 +85,29 @@ _REPLIES: dict[str, Fields] = {
     "rounded_size": {"size": _size},
     "publish": {"version": _number},
     "digest": {"sha256": _text},
-    "list": {"regions": _list, "next": _text_or_none},
-    "stat": {"linked": _flag},
 }
+
+
+#: Calls whose replies tell of regions.
+_TOLD = frozenset(("list", "stat"))
+
+
+def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
+    """The reply to a call; of one that tells of regions the fields are checked already.
+
+    Raises ProtocolError.
+    """
+    if call not in _TOLD:
+        return decode(packet)
+    from gdrpy.broker import messages
+
+    try:
+        return messages.decode_told(call, packet)
+    except ProtocolError:
+        message = decode(packet)
+        if "error" in message:
+            return message
+        raise
 
 
 def check(what: str, message: Any, fields: Fields) -> None:

@@ -8,8 +8,6 @@ from gdrpy._resource import Resource
 from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost, run
-from gdrpy.broker.client.records import LOST, Event
-from gdrpy.broker.protocol import decode
 from gdrpy.errors import ProtocolError, Timeout
 
 TYPE_CHECKING = False
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gdrpy.broker.client.connection import Connection
+    from gdrpy.broker.messages import Event
 
 
 class Watching(Resource):
@@ -41,6 +40,8 @@ class Watching(Resource):
 
     async def next(self, deadline: float | None) -> Event | None:
         """The next event; None if there is none by ``deadline``, of ``time.monotonic()``."""
+        from gdrpy.broker.messages import LOST, decode_event
+
         self._check("watch")
         channel = self._connection.channel
         try:
@@ -54,9 +55,8 @@ class Watching(Resource):
             await self.begin()
             return LOST
         close_all(fds or [])
-        message = decode(data)
         try:
-            return Event.of(message)
+            return decode_event(data)
         except ProtocolError:
             channel.close()
             raise

@@ -24,6 +24,7 @@ from gdrpy import errors
 from gdrpy._core import _packet
 from gdrpy._fd import duplicate
 from gdrpy.broker import protocol
+from gdrpy.broker.messages import UNDECODABLE as _UNDECODABLE
 from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import (
     EVENTS_LIMIT,
@@ -75,8 +76,6 @@ _LOOK, _LOOK_SLICE = 0.002, 8
 #: And at least so many seconds for each of them: looking at many shall not be all that is done.
 _LOOK_EACH = 5e-5
 
-#: What decoding a packet that is no request raises; the latter two for invalid UTF-8 and nesting.
-_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 #: Characters that are told of why a packet is none.
 _REASON_LIMIT = 300
 

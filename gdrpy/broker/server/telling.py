@@ -6,7 +6,10 @@ import bisect
 import itertools
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gdrpy.broker import protocol
+from gdrpy.broker.messages import Holder, RegionInfo
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.table import Region, Table
 
@@ -14,29 +17,27 @@ Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
-#: Bytes of entries in a page, and what an entry that the asker may not see counts for: a page is
-#: one turn's work.
-PAGE_BYTES = 16 * 1024
+#: What an entry that the asker may not see counts for: a page is one turn's work.
 _HIDDEN_BYTES = 16
 
 
-def entry(region: Region) -> Message:
+def entry(region: Region) -> RegionInfo:
     """A region in a list."""
-    return {
-        "region": region.number,
-        "name": region.name,
-        "nbytes": region.nbytes,
-        "size": region.size,
-        "device": region.device,
-        "uuid": region.uuid or None,
-        "mode": region.mode,
-        "uid": region.uid,
-        "gid": region.gid,
-        "version": region.version,
-        "sealed": region.sealed,
-        "readers": len(region.leases) - region.writers,
-        "writers": region.writers,
-    }
+    return RegionInfo(
+        region=region.number,
+        name=region.name,
+        nbytes=region.nbytes,
+        size=region.size,
+        device=region.device,
+        mode=region.mode,
+        uid=region.uid,
+        gid=region.gid,
+        version=region.version,
+        sealed=region.sealed,
+        readers=len(region.leases) - region.writers,
+        writers=region.writers,
+        uuid=region.uuid or None,
+    )
 
 
 def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
@@ -45,8 +46,8 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
     start = bisect.bisect_left(names, prefix)
     if after:
         start = max(start, bisect.bisect_right(names, after))
-    found: list[Message] = []
-    room = PAGE_BYTES
+    found: list[RegionInfo] = []
+    room = protocol.PAGE_BYTES
     for index in range(start, len(names)):
         if not names[index].startswith(prefix):
             break
@@ -64,17 +65,17 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
 def all_about(table: Table, region: Region) -> Message:
     """A region's entry, metadata, digest and holders."""
     holders = [
-        {
-            "pid": table.sessions[number].identity.pid,
-            "uid": table.sessions[number].identity.uid,
-            "writable": lease.writable,
-            "gpu": lease.gpu,
-            "count": lease.count,
-        }
+        Holder(
+            pid=table.sessions[number].identity.pid,
+            uid=table.sessions[number].identity.uid,
+            writable=lease.writable,
+            gpu=lease.gpu,
+            count=lease.count,
+        )
         for number, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
     ]
     return {
-        **entry(region),
+        **asdict(entry(region)),
         "linked": region.linked,
         "metadata": region.metadata,
         "sha256": region.digest,

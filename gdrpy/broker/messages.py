@@ -1,0 +1,162 @@
+"""What the broker tells of regions: each message described once, for the end that encodes it and
+for the one that decodes and checks it.
+
+A client imports this with the first of them: msgspec takes longer to import than a region to get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import asdict, force_setattr
+
+from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, REGION_LIMIT, unpack_metadata
+from gdrpy.errors import ProtocolError
+
+_T = TypeVar("_T")
+
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Bytes = Annotated[int, Meta(gt=0, le=REGION_LIMIT)]
+Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
+_Size = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+_Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=1 << 16)] | Literal["cpu"]
+_NumberOrNone = Number | None
+
+#: What decoding a packet that is no such message raises; the latter two for invalid UTF-8 and
+#: nesting.
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Fields that do not change, shown and compared by value."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, those of records in them too: ready for JSON."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Record):
+        return value.as_dict()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+class Holder(Record, frozen=True):
+    """A process that holds a region ``count`` times, at least once so if ``writable``, ``gpu``."""
+
+    pid: Number
+    uid: Number
+    writable: bool
+    gpu: bool
+    count: Number
+
+
+class RegionInfo(Record, frozen=True, omit_defaults=True):
+    """A region as the broker tells of it.
+
+    ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is the
+    broker's CUDA ordinal of a GPU, which other processes may number otherwise, or "cpu"; ``uuid``
+    is the GPU's everywhere, None for the host. ``version`` is 0 until it is published. ``readers``
+    and ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256``
+    until it was asked for.
+    ``linked`` says whether its name means it: not that of a draft, nor one replaced or deleted.
+    """
+
+    region: Number
+    name: str | None
+    nbytes: Bytes
+    size: _Size
+    device: _Device
+    mode: Number
+    uid: Number
+    gid: Number
+    version: Number
+    sealed: bool
+    readers: Number
+    writers: Number
+    uuid: str | None
+    metadata: dict[str, Any] | None = None
+    holders: tuple[Holder, ...] | None = None
+    sha256: str | None = None
+    linked: bool = True
+
+
+class Event(Record, frozen=True):
+    """Something that happened to a region, or to the watching of them.
+
+    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (its memory came back) or
+    "lost": events are missing before this one, because nobody read them or the broker was
+    restarted. ``name``, ``region`` and ``version`` are None where there is none.
+    """
+
+    kind: str = msgspec.field(name="event")
+    name: str | None = None
+    region: _NumberOrNone = None
+    version: _NumberOrNone = None
+
+
+#: What a watch that went on with a restarted broker tells first.
+LOST = Event("lost")
+
+
+class _Page(msgspec.Struct):
+    """The reply to a ``list``, and what every reply has: its number, descriptors beside it."""
+
+    regions: list[RegionInfo]
+    next: str | None
+    id: Any = None
+    fds: Any = 0
+
+
+class _Stat(RegionInfo, frozen=True):
+    """The reply to a ``stat``."""
+
+    metadata: Metadata  # type: ignore[assignment]
+    holders: tuple[Holder, ...]
+    sha256: str | None
+    linked: bool
+    id: Any = None
+    fds: Any = 0
+
+
+_page = msgspec.msgpack.Decoder(_Page).decode
+_stat = msgspec.msgpack.Decoder(_Stat).decode
+_event = msgspec.msgpack.Decoder(Event).decode
+
+
+def decode_told(call: str, packet: bytes) -> dict[str, Any]:
+    """The reply to a ``list`` or ``stat``: with a :class:`RegionInfo` for each entry, or as its
+    ``info``. Raises ProtocolError.
+    """
+    if call == "list":
+        page = _decoded(call, _page, packet)
+        for info in page.regions:
+            if info.device == CPU_DEVICE:
+                force_setattr(info, "device", "cpu")
+        return asdict(page)
+    fields = asdict(_decoded(call, _stat, packet))
+    told = {"id": fields.pop("id"), "fds": fields.pop("fds")}
+    if fields["device"] == CPU_DEVICE:
+        fields["device"] = "cpu"
+    metadata = unpack_metadata(fields.pop("metadata"))
+    return {**told, "info": RegionInfo(**fields, metadata=metadata)}
+
+
+def decode_event(packet: bytes) -> Event:
+    """What a watcher is told. Raises ProtocolError."""
+    return _decoded("watch", _event, packet)
+
+
+def _decoded(call: str, decode: Callable[[bytes], _T], packet: bytes) -> _T:
+    try:
+        return decode(packet)
+    except UNDECODABLE as error:
+        raise ProtocolError(
+            f"{call}: the broker's reply has what cannot be: {error!s:.160}"
+        ) from None

@@ -9,8 +9,7 @@ from typing import Any
 from gdrpy import _reclaim, cuda
 from gdrpy import fabric as fabrics
 from gdrpy._arguments import as_size
-from gdrpy._core._mapping import close_private
-from gdrpy._fd import describe, duplicate, private
+from gdrpy._fd import describe, private, private_duplicate
 from gdrpy._resource import Undo
 from gdrpy.allocation import Allocation
 from gdrpy.errors import (
@@ -68,8 +67,7 @@ def create(nbytes: int, device: int = 0, *, gpu: bool = True, fabric: bool = Fal
     with Undo() as undo:
         handle = _create(size, device, fabric)
         undo.callback(cuda.call, "cuMemRelease", handle)
-        fd = private(export, handle)
-        undo.callback(close_private, fd)
+        fd = undo.keep(private(export, handle))
         ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
         return Allocation(undo.pop_all(), fd, size, device, ptr, name, home=device)
@@ -137,9 +135,8 @@ def import_fd(
     ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
     with Undo() as undo:
-        fd = private(duplicate, fd)
-        undo.callback(close_private, fd)
-        handle = import_handle(fd)
+        own = undo.keep(private_duplicate(fd))
+        handle = import_handle(own.fileno())
         undo.callback(cuda.call, "cuMemRelease", handle)
         home = _home(handle)
         if home is None:
@@ -150,7 +147,7 @@ def import_fd(
         device = home if viewer is None else viewer
         _reclaim.reclaim(home)
         ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
-        return Allocation(undo.pop_all(), fd, size, device, ptr, home=home)
+        return Allocation(undo.pop_all(), own, size, device, ptr, home=home)
 
 
 def export(handle: Any) -> int:

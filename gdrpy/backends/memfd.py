@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 
-from gdrpy._core._mapping import close_private, sealed_size
-from gdrpy._fd import duplicate, private
+from gdrpy._core._mapping import sealed_size
+from gdrpy._fd import private_duplicate
 from gdrpy.backends import host
 from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error, InvalidHandle, PermissionDenied
 from gdrpy.mapping import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy._core._mapping import Descriptor
 
 #: What the backend of a simulated GPU's memory is called.
 SIMULATED = "sim"
@@ -31,8 +35,8 @@ class Memfd(Memory):
     device: int | None = None
     devices: tuple[int, ...] = ()
 
-    def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
-        """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
+    def __init__(self, fd: Descriptor, size: int, backend: str, location: str) -> None:
+        """``size`` is what sealed_size() says of ``fd``, its own from here on."""
         super().__init__(None, size, backend, location)
         self._fd = fd
         self.size = size
@@ -40,10 +44,10 @@ class Memfd(Memory):
     @classmethod
     def of_fd(cls, fd: int, backend: str, location: str) -> Memfd:
         """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
-        own = private(duplicate, fd)
-        size = sealed_size(own)
+        own = private_duplicate(fd)
+        size = sealed_size(own.fileno())
         if not size:
-            close_private(own)
+            own.close()
             raise InvalidHandle(
                 f"file descriptor {fd} bears the name of {location} but is empty, can be "
                 f"resized or is of huge pages: pass one that Region.export() gave"
@@ -54,7 +58,7 @@ class Memfd(Memory):
     def fd(self) -> int:
         """Its descriptor, closed with it: duplicate it to keep it."""
         self._check("Memfd.fd")
-        return self._fd
+        return self._fd.fileno()
 
     @property
     def on_host(self) -> bool:
@@ -67,13 +71,13 @@ class Memfd(Memory):
         """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
         try:
             return Mapping._of_memfd(
-                self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
+                self._fd.fileno(), offset, nbytes, readonly, self.source, self.backend, ptr, device
             )
         except OSError as error:
             raise mapping_error(error, self.location, nbytes, offset) from None
 
     def _give_back(self) -> None:
-        close_private(self._fd)
+        self._fd.close()
 
 
 def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
+#include "alone.h"
 #include "buffer.h"
 #include "channel.h"
+#include "descriptor.h"
 #include "dlpack.h"
 #include "layout.h"
+#include "lease.h"
 #include "mapping.h"
 
 #include <pthread.h>
@@ -66,11 +69,24 @@ static PyMethodDef functions[] = {
 	 "capsule."},
 	{"sealed_size", gdr_sealed_size, METH_O,
 	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
-	{"note_private", gdr_note_private, METH_O,
-	 "note_private(fd)\n--\n\nHave forked children close their copy of a descriptor."},
-	{"close_private", gdr_close_private, METH_O,
-	 "close_private(fd)\n--\n\nClose a descriptor that was noted. Raises OSError for any "
-	 "other."},
+	{"alone", gdr_alone, METH_VARARGS,
+	 "alone(lock, function, /, *args)\n--\n\nCall it with a lock held, which it outlives by no "
+	 "exception."},
+	{"try_alone", gdr_try_alone, METH_VARARGS,
+	 "try_alone(lock, function, /, *args)\n--\n\nAs alone(), but False where the lock is "
+	 "taken."},
+	{"run", (PyCFunction)(void (*)(void))gdr_run, METH_VARARGS | METH_KEYWORDS,
+	 "run(function, /, *args, **kwargs)\n--\n\n"
+	 "What a coroutine function returns whose coroutine never suspends."},
+	{"exchange", gdr_exchange, METH_VARARGS,
+	 "exchange(sock, data, limit, max_fds, seconds, /)\n--\n\n"
+	 "Send a packet, and receive one as receive() does. Raises OSError, ECONNRESET where the "
+	 "peer\nhas not read the packet and never will."},
+	{"receive", gdr_receive, METH_VARARGS,
+	 "receive(sock, limit, max_fds, seconds, /)\n--\n\n"
+	 "One packet: its bytes, its Descriptors (None in place of one for which there was no "
+	 "memory),\nrecvmsg's flags. It is awaited for so many seconds, without end if they are "
+	 "negative.\nRaises OSError, EAGAIN when they are over."},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -97,7 +113,11 @@ PyMODINIT_FUNC PyInit__mapping(void)
 
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
 	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
-	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec))
+	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec) ||
+	    !add_type(module, &gdr_lease_spec))
+		goto drop_module;
+	gdr_descriptor_type_object = add_type(module, &gdr_descriptor_spec);
+	if (!gdr_descriptor_type_object)
 		goto drop_module;
 	gdr_channel_type_object = add_type(module, &gdr_channel_spec);
 	if (!gdr_channel_type_object || !add_type(module, &gdr_channel_reader_spec))

@@ -10,7 +10,6 @@ import time
 
 from gdrpy._arguments import as_size, as_viewer
 from gdrpy._resource import Undo
-from gdrpy._unix import close_all
 from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.broker.client.watch import Watching
@@ -246,7 +245,7 @@ async def get_many(
                 "gpu": bool(gpu),
             }
             message, fds = await client._ask(request)
-            undo.callback(close_all, fds)
+            undo.callback(fds.clear)
             fds.reverse()  # each grant takes the last
             for grant in message["grants"]:
                 if "error" in grant:

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: MIT */
+/* Grants of a broker. */
+#ifndef GDRPY_LEASE_H
+#define GDRPY_LEASE_H
+
+#include "pyhelp.h"
+
+extern PyType_Spec gdr_lease_spec;
+
+#endif

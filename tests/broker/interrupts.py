@@ -220,17 +220,35 @@ def _finalizers_interrupted() -> Iterator[list[str]]:
         sys.unraisablehook = hook
 
 
-def after(call: Call, broker: gdrpy.Broker, seconds: float) -> bool:
-    """Make a call that a signal interrupts after some time; whether that came in time."""
-    try:
+class Alarm:
+    """A signal after some time, for which KeyboardInterrupt is raised during one call."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+
+    def _ring(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+    def interrupts(self, call: Call, broker: gdrpy.Broker, seconds: float) -> bool:
+        """Make a call; whether that was interrupted."""
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            call(broker)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        return True
-    return False
+            try:
+                self.armed = True
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                call(broker)
+            finally:
+                self.armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Have the signal mean what it meant before."""
+        signal.signal(signal.SIGALRM, self._before)
 
 
 def by_signals(client: Client, interrupts: int, seed: int) -> dict[str, Any]:
@@ -239,7 +257,7 @@ def by_signals(client: Client, interrupts: int, seed: int) -> dict[str, Any]:
     usual = {name: _usual(call, client.broker) for name, call in CALLS.items()}
     done: collections.Counter[str] = collections.Counter()
     calls = 0
-    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    alarm = Alarm()
     try:
         with _finalizers_interrupted() as swallowed:
             while done.total() + len(swallowed) < interrupts:
@@ -247,12 +265,12 @@ def by_signals(client: Client, interrupts: int, seed: int) -> dict[str, Any]:
                 calls += 1
                 faulthandler.dump_traceback_later(4 * _PATIENCE, exit=True)
                 moment = chance.uniform(1e-6, _LATEST * usual[name])
-                if after(CALLS[name], client.broker, moment):
+                if alarm.interrupts(CALLS[name], client.broker, moment):
                     done[name] += 1
                 client.check(f"{name} after {1e6 * moment:.1f} us")
     finally:
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, handler)
+        alarm.close()
     return {
         "interrupts": done.total() + len(swallowed),
         "of_calls": dict(sorted(done.items())),

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -584,7 +585,8 @@ class TestLeaseThatABrokersDeathMadeUncertain:
 
     def leases(self, broker, connected):
         connected.status()  # which finds the new broker
-        return broker.client().ok("status")["leases"]
+        with broker.client() as other:
+            return other.ok("status")["leases"]
 
     def test_of_a_region_closed_in_between(self, broker, connected):
         region = connected.allocate("a", 4096, device="cpu")
@@ -603,3 +605,16 @@ class TestLeaseThatABrokersDeathMadeUncertain:
         assert connection.channel._sock.recv(1 << 16)
         broker.restart()
         assert self.leases(broker, connected) == 0
+
+    def test_of_a_client_that_does_not_come_back(self, start_broker):
+        broker = start_broker(options={"resume_within": 0.05})
+        connected = gdrpy.connect(broker.path)
+        region = connected.allocate("a", 4096, device="cpu")
+        broker.restart()
+        with broker.client() as other:
+            deadline = time.monotonic() + 20
+            while other.ok("status")["leases"]:
+                assert time.monotonic() < deadline
+            assert connected.stat("a").writers == 1  # and it may come back yet
+        region.close()
+        connected.close()

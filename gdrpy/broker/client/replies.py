@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, REGION_LIMIT
+from gdrpy.broker.protocol import CPU_DEVICE, DEVICE_LIMIT, METADATA_LIMIT, REGION_LIMIT
 from gdrpy.errors import ProtocolError
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ def _size(value: Any) -> bool:
 
 
 def _device(value: Any) -> bool:
-    return type(value) is int and CPU_DEVICE <= value < 1 << 16
+    return type(value) is int and CPU_DEVICE <= value < DEVICE_LIMIT
 
 
 def _text(value: Any) -> bool:

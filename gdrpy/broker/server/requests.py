@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     CPU_DEVICE,
+    DEVICE_LIMIT,
     METADATA_LIMIT,
     NAME_LIMIT,
     REGION_LIMIT,
@@ -23,7 +24,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Prefix = Annotated[str, Meta(max_length=NAME_LIMIT)]
 Bytes = Annotated[int, Meta(gt=0, le=REGION_LIMIT)]
 #: The broker's ordinal of a GPU, the host's number, or a GPU's UUID or PCI address.
-Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=1 << 16)] | Annotated[str, Meta(max_length=40)]
+Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=DEVICE_LIMIT)] | Annotated[str, Meta(max_length=40)]
 Mode = Annotated[int, Meta(ge=0, le=0o666)]
 Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
 Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]

@@ -137,7 +137,7 @@ class _Channel(Sockets):
             await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline)
             assert self._sock is not None
             with contextlib.suppress(Silent):  # woken for nothing
-                return receive_packet(self._sock, 0)
+                return receive_packet(self._sock)
 
     async def _ready(
         self,

@@ -46,10 +46,10 @@ def run(
     function: Callable[_P, Coroutine[Any, Any, _T]], /, *args: _P.args, **kwargs: _P.kwargs
 ) -> _T: ...
 def exchange(
-    sock: int, data: _Buffer, limit: int, max_fds: int, seconds: float, /
+    sock: int, data: _Buffer, limit: int, max_fds: int, /
 ) -> tuple[bytes, list[Descriptor | None], int]: ...
 def receive(
-    sock: int, limit: int, max_fds: int, seconds: float, /
+    sock: int, limit: int, max_fds: int, /
 ) -> tuple[bytes, list[Descriptor | None], int]: ...
 
 class Descriptor:

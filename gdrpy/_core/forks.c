@@ -15,6 +15,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
 static bool *is_private;	      /* of each descriptor below `room` */
 static int room;
+static struct gdr_arrival *arrivals;
 
 /* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
 void gdr_forks_hold(void)
@@ -56,6 +57,9 @@ static void begin_child(void)
 			close(fd);
 		is_private[fd] = false;
 	}
+	for (; arrivals; arrivals = arrivals->next)
+		for (int i = 0; i < arrivals->count && arrivals->fds[i] >= 0; i++)
+			close(arrivals->fds[i]);
 	pthread_cond_init(&changed, NULL); /* whoever waited is not here */
 	forking = 0;
 	pthread_mutex_unlock(&lock);
@@ -115,6 +119,31 @@ int gdr_private_note(int fd)
 	close(fd);
 	errno = ENOMEM;
 	return -1;
+}
+
+void gdr_arrival_begin(struct gdr_arrival *arrival)
+{
+	pthread_mutex_lock(&lock);
+	arrival->next = arrivals;
+	arrivals = arrival;
+	pthread_mutex_unlock(&lock);
+}
+
+void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count)
+{
+	struct gdr_arrival **link = &arrivals;
+
+	pthread_mutex_lock(&lock);
+	while (*link != arrival)
+		link = &(*link)->next;
+	*link = arrival->next;
+	for (int i = 0; i < count; i++) {
+		if (note(came[i]))
+			continue;
+		close(came[i]);
+		came[i] = -1;
+	}
+	pthread_mutex_unlock(&lock);
 }
 
 int gdr_private_adopt(int fd)

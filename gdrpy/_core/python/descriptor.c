@@ -10,8 +10,6 @@
 #include "descriptor.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 
 #include "forks.h"
 #include "packet.h"
@@ -168,52 +166,34 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 }
 
 /*
- * Wait until there is something to receive, for up to so many seconds after the last signal,
- * without end if they are negative: 0, or -1 with an exception set.
- */
-static int await_packet(int sock, double seconds)
-{
-	struct pollfd polled = {.fd = sock, .events = POLLIN};
-	struct timespec limit = {.tv_sec = (time_t)seconds};
-	int found;
-
-	limit.tv_nsec = (long)((seconds - (double)limit.tv_sec) * 1e9);
-	do {
-		Py_BEGIN_ALLOW_THREADS;
-		found = ppoll(&polled, 1, seconds < 0 ? NULL : &limit, NULL);
-		Py_END_ALLOW_THREADS;
-	} while (found < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (found > 0)
-		return 0;
-	if (!found)
-		errno = EAGAIN;
-	if (!PyErr_Occurred())
-		PyErr_SetFromErrno(PyExc_OSError);
-	return -1;
-}
-
-/*
- * Receive what is there, with its descriptors private, -1 in place of those for which there was no
- * memory: the packet's size, or -1 with errno set.
+ * Receive a packet, with its descriptors private, -1 in place of those for which there was no
+ * memory: its size, or -1 with errno set.
  */
 static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
 {
+	const int *numbers = (const int *)CMSG_DATA((struct cmsghdr *)message->msg_control);
+	struct gdr_arrival arrival = {
+		.fds = numbers,
+		.count = (int)((message->msg_controllen - CMSG_LEN(0)) / sizeof(*fds)),
+	};
 	ssize_t size;
+	int error;
 
-	gdr_forks_hold();
-	size = recvmsg(sock, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	memset(message->msg_control, -1, message->msg_controllen);
+	gdr_arrival_begin(&arrival);
+	size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
+	error = errno;
 	*count = size < 0 ? 0 : gdr_find_fds(message, fds);
-	for (Py_ssize_t i = 0; i < *count; i++) {
-		fds[i] = gdr_private_note(fds[i]);
+	gdr_arrival_end(&arrival, fds, (int)*count);
+	for (Py_ssize_t i = 0; i < *count; i++)
 		if (fds[i] < 0)
 			message->msg_flags |= MSG_CTRUNC;
-	}
-	gdr_forks_let_go();
+	errno = error;
 	return size;
 }
 
 /* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
-static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds, double seconds)
+static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 {
 	PyObject *data, *list, *result = NULL;
 	union gdr_control control;
@@ -230,20 +210,19 @@ static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds, 
 
 	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
 	do {
-		if (seconds && await_packet(sock, seconds))
-			goto free_buffer;
 		message = (struct msghdr){
 			.msg_iov = &iov,
 			.msg_iovlen = 1,
 			.msg_control = &control,
-			.msg_controllen = max_fds ? CMSG_SPACE((size_t)max_fds * sizeof(int)) : 0,
+			.msg_controllen = CMSG_SPACE((size_t)max_fds * sizeof(int)),
 		};
 		Py_BEGIN_ALLOW_THREADS;
 		size = take_packet(sock, &message, fds, &count);
 		Py_END_ALLOW_THREADS;
-	} while (size < 0 && errno == EAGAIN && seconds); /* another thread was quicker */
+	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
 	if (size < 0) {
-		PyErr_SetFromErrno(PyExc_OSError);
+		if (!PyErr_Occurred())
+			PyErr_SetFromErrno(PyExc_OSError);
 		goto free_buffer;
 	}
 
@@ -262,12 +241,11 @@ free_buffer:
 PyObject *gdr_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	Py_ssize_t limit, max_fds;
-	double seconds;
 	int sock;
 
-	if (!PyArg_ParseTuple(args, "innd:receive", &sock, &limit, &max_fds, &seconds))
+	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
 		return NULL;
-	return receive_packet(sock, limit, max_fds, seconds);
+	return receive_packet(sock, limit, max_fds);
 }
 
 /* Send a packet; -1 with an exception set. */
@@ -293,12 +271,11 @@ PyObject *gdr_exchange(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	Py_ssize_t limit, max_fds;
 	Py_buffer data;
-	double seconds;
 	int sock, error;
 
-	if (!PyArg_ParseTuple(args, "iy*nnd:exchange", &sock, &data, &limit, &max_fds, &seconds))
+	if (!PyArg_ParseTuple(args, "iy*nn:exchange", &sock, &data, &limit, &max_fds))
 		return NULL;
 	error = send_packet(sock, &data);
 	PyBuffer_Release(&data);
-	return error ? NULL : receive_packet(sock, limit, max_fds, seconds);
+	return error ? NULL : receive_packet(sock, limit, max_fds);
 }

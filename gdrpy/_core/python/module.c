@@ -79,14 +79,13 @@ static PyMethodDef functions[] = {
 	 "run(function, /, *args, **kwargs)\n--\n\n"
 	 "What a coroutine function returns whose coroutine never suspends."},
 	{"exchange", gdr_exchange, METH_VARARGS,
-	 "exchange(sock, data, limit, max_fds, seconds, /)\n--\n\n"
+	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
 	 "Send a packet, and receive one as receive() does. Raises OSError, ECONNRESET where the "
 	 "peer\nhas not read the packet and never will."},
 	{"receive", gdr_receive, METH_VARARGS,
-	 "receive(sock, limit, max_fds, seconds, /)\n--\n\n"
+	 "receive(sock, limit, max_fds, /)\n--\n\n"
 	 "One packet: its bytes, its Descriptors (None in place of one for which there was no "
-	 "memory),\nrecvmsg's flags. It is awaited for so many seconds, without end if they are "
-	 "negative.\nRaises OSError, EAGAIN when they are over."},
+	 "memory),\nrecvmsg's flags. Raises OSError."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -109,13 +109,10 @@ class Silent(Exception):
     """The other end did not answer in time."""
 
 
-def receive_packet(sock: _socket.socket, seconds: float) -> Packet:
-    """One packet, awaited for so long, without end if that is negative.
-
-    Raises Lost at the peer's end, Silent when the time is over, ProtocolError.
-    """
+def receive_packet(sock: _socket.socket) -> Packet:
+    """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
     try:
-        packet = receive(sock.fileno(), PACKET_LIMIT, FDS_LIMIT, seconds)
+        packet = receive(sock.fileno(), PACKET_LIMIT, FDS_LIMIT)
     except OSError as error:
         raise failure(error) from error
     return _checked(*packet)
@@ -200,7 +197,6 @@ class BlockingChannel(Sockets):
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
         self.timeout = timeout
-        self._seconds = -1.0 if timeout is None else timeout
         self.lock = allocate_lock()
 
     async def connect(self, path: str) -> None:
@@ -225,7 +221,7 @@ class BlockingChannel(Sockets):
         """As :meth:`exchange`, for who is no coroutine."""
         assert self._sock is not None
         try:
-            reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT, self._seconds)
+            reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)
         except OSError as error:
             raise failure(error) from error
         return _checked(*reply)
@@ -235,7 +231,7 @@ class BlockingChannel(Sockets):
 
     async def receive(self) -> Packet:
         assert self._sock is not None
-        return receive_packet(self._sock, self._seconds)
+        return receive_packet(self._sock)
 
     async def wait(self, deadline: float | None) -> bool:
         poll = select.poll()

@@ -5,6 +5,13 @@
  */
 #include "alone.h"
 
+static PyObject *acquire, *release;
+
+bool gdr_alone_names(void)
+{
+	return gdr_name(&acquire, "acquire") && gdr_name(&release, "release");
+}
+
 /* args[0](*args[1:], **kwargs). */
 static PyObject *call(PyObject *args, Py_ssize_t first, PyObject *kwargs)
 {
@@ -27,7 +34,7 @@ static PyObject *call_and_release(PyObject *lock, PyObject *args)
 	PyObject *result = call(args, 1, NULL);
 
 	PyErr_Fetch(&error, &value, &traceback);
-	released = PyObject_CallMethod(lock, "release", NULL);
+	released = PyObject_CallMethodObjArgs(lock, release, NULL);
 	if (!released)
 		PyErr_WriteUnraisable(lock);
 	Py_XDECREF(released);
@@ -38,7 +45,7 @@ static PyObject *call_and_release(PyObject *lock, PyObject *args)
 PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
-	PyObject *taken = lock ? PyObject_CallMethod(lock, "acquire", NULL) : NULL;
+	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, NULL) : NULL;
 
 	if (!taken)
 		return NULL;
@@ -49,7 +56,7 @@ PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
 PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
-	PyObject *taken = lock ? PyObject_CallMethod(lock, "acquire", "O", Py_False) : NULL;
+	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
 
 	if (!taken || taken == Py_False)
 		return taken;

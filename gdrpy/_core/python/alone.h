@@ -5,6 +5,9 @@
 
 #include "pyhelp.h"
 
+/* Before the functions of the module: false with an exception set. */
+bool gdr_alone_names(void);
+
 /* Functions of the module. */
 PyObject *gdr_alone(PyObject *module, PyObject *args);
 PyObject *gdr_try_alone(PyObject *module, PyObject *args);

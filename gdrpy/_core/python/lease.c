@@ -17,6 +17,14 @@ struct lease {
 	PyObject *life;
 };
 
+static PyObject *name_flush, *name_leases, *name_life, *name_returned;
+
+bool gdr_lease_names(void)
+{
+	return gdr_name(&name_flush, "flush") && gdr_name(&name_leases, "leases") &&
+	       gdr_name(&name_life, "life") && gdr_name(&name_returned, "returned");
+}
+
 static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
 	static unsigned long long last;
@@ -31,8 +39,8 @@ static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 		return NULL;
 	self->connection = Py_NewRef(connection);
 	self->region = Py_NewRef(region);
-	self->life = PyObject_GetAttrString(connection, "life");
-	leases = PyObject_GetAttrString(connection, "leases");
+	self->life = PyObject_GetAttr(connection, name_life);
+	leases = PyObject_GetAttr(connection, name_leases);
 	self->key = PyLong_FromUnsignedLongLong(__atomic_add_fetch(&last, 1, __ATOMIC_RELAXED));
 	entry = PyTuple_Pack(3, region, writable, gpu);
 	if (!self->life || !leases || !self->key || !entry ||
@@ -65,15 +73,15 @@ static int give_back(struct lease *self)
 
 	if (!self->key)
 		return 0;
-	leases = PyObject_GetAttrString(self->connection, "leases");
-	returned = PyObject_GetAttrString(self->connection, "returned");
+	leases = PyObject_GetAttr(self->connection, name_leases);
+	returned = PyObject_GetAttr(self->connection, name_returned);
 	error = leases && returned ? move(self, leases, returned) : -1;
 	Py_XDECREF(leases);
 	Py_XDECREF(returned);
 	if (error)
 		return -1;
 	Py_CLEAR(self->key);
-	told = PyObject_CallMethod(self->connection, "flush", NULL);
+	told = PyObject_CallMethodObjArgs(self->connection, name_flush, NULL);
 	Py_XDECREF(told);
 	return told ? 0 : -1;
 }
@@ -110,7 +118,7 @@ static PyObject *lease_entry(struct lease *self, void *Py_UNUSED(closure))
 
 	if (!self->key)
 		Py_RETURN_NONE;
-	leases = PyObject_GetAttrString(self->connection, "leases");
+	leases = PyObject_GetAttr(self->connection, name_leases);
 	if (!leases)
 		return NULL;
 	entry = PyDict_GetItemWithError(leases, self->key);

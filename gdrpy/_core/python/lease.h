@@ -7,4 +7,7 @@
 
 extern PyType_Spec gdr_lease_spec;
 
+/* Before the first of them: false with an exception set. */
+bool gdr_lease_names(void);
+
 #endif

@@ -103,7 +103,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 {
 	PyObject *module;
 
-	if (import_errors() || !gdr_find_layouts())
+	if (import_errors() || !gdr_find_layouts() || !gdr_alone_names() || !gdr_lease_names())
 		return NULL;
 
 	module = gdr_create_module(&definition);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 
@@ -243,7 +242,7 @@ class Connection:
             self._break_off()
             raise
         self._settled = True
-        return accepted((message, fds))
+        return (message, fds) if "error" not in message else accepted((message, fds))
 
     def _timeout(self, request: Message) -> Timeout:
         return Timeout(
@@ -351,12 +350,13 @@ class Connection:
             if not self._settled:  # a call was broken off, and what it was granted is not known
                 self._break_off()
                 return False
-            batch = dict(itertools.islice(self.returned.copy().items(), BATCH_LIMIT))
-            packet = encode({"op": "release", "regions": list(batch.values())})
+            keys = list(self.returned)[:BATCH_LIMIT]
+            regions = [self.returned[key] for key in keys]
+            packet = encode({"op": "release", "regions": regions}, self._pack)
             self._settled = False
             sent = self.channel.send_now(packet)
             if sent:
-                for key in batch:
+                for key in keys:
                     del self.returned[key]
             self._settled = True
             if not sent:

@@ -136,8 +136,7 @@ def import_fd(
     """
     with Undo() as undo:
         own = undo.keep(private_duplicate(fd))
-        handle = import_handle(own.fileno())
-        undo.callback(cuda.call, "cuMemRelease", handle)
+        handle = _import_handle(undo, own.fileno())
         home = _home(handle)
         if home is None:
             raise NotFound(
@@ -158,11 +157,11 @@ def export(handle: Any) -> int:
     return fd
 
 
-def import_handle(fd: int) -> Any:
-    """The handle of an exported allocation. Raises InvalidHandle."""
+def _import_handle(undo: Undo, fd: int) -> Any:
+    """The handle of an exported allocation, released by ``undo``. Raises InvalidHandle."""
     kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     try:
-        return cuda.call("cuMemImportFromShareableHandle", fd, kind)
+        return cuda.made(undo, "cuMemImportFromShareableHandle", fd, kind, by="cuMemRelease")
     except CudaError as error:
         raise InvalidHandle(
             f"file descriptor {fd} is {describe(fd)}, which CUDA does not import "
@@ -203,10 +202,10 @@ def _map(
     driver = cuda.driver()
     cuda.primary_context(devices[0])
 
-    address = cuda.call("cuMemAddressReserve", size, 0, 0, 0)
-    undo.callback(cuda.call, "cuMemAddressFree", address, size)
-    cuda.call("cuMemMap", address, size, 0, handle, 0)
-    undo.callback(cuda.call, "cuMemUnmap", address, size)
+    address = cuda.made(
+        undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
+    )
+    cuda.made(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
 
     rights = driver.CUmemAccess_flags
     accesses = []

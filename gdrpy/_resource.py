@@ -143,7 +143,7 @@ class Resource:
         if self._forked():
             self._closed = True
             return
-        alone(self._lock, self._close_once)
+        alone(self._mutex, self._close_once)  # which is this process's, as was seen
 
     def _close_once(self) -> None:
         if not self._closed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import operator
 import os
 import threading
@@ -165,17 +166,16 @@ def made(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...] = ())
     """
     answers: list[tuple[Any, ...]] = []
     undo.callback(_unmake, answers, by, also)
-    answers.extend(map(getattr(driver(), name), *((one,) for one in args)))
-    ((result, *outputs),) = answers
-    if result:
-        check(name, result)
-    return outputs[0] if outputs else None
+    answers.extend(itertools.starmap(getattr(driver(), name), (args,)))
+    answer = answers[0]
+    if answer[0]:
+        check(name, answer[0])
+    return answer[1] if len(answer) > 1 else None
 
 
 def _unmake(answers: list[tuple[Any, ...]], by: str, also: tuple[Any, ...]) -> None:
-    for result, *outputs in answers:
-        if not result:
-            call(by, *outputs, *also)
+    if answers and not answers[0][0]:
+        call(by, *answers[0][1:], *also)
 
 
 def check(name: str, result: int) -> None:

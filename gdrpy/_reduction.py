@@ -9,7 +9,7 @@ import os
 import sys
 from errno import EACCES
 
-from gdrpy._core._mapping import close_private, lend_private, note_private, take_back_private
+from gdrpy._core._mapping import Descriptor, lend_private, take_back_private
 from gdrpy._resource import HOW_TO_SEND, Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 
@@ -51,10 +51,13 @@ class _Received(Owner):
 
     def __init__(self, fd: int) -> None:
         undo = Undo()
-        note_private(fd)
-        undo.callback(close_private, fd)
+        self._fd = undo.keep(Descriptor(fd))
         super().__init__(undo)
-        self.fd = fd
+
+    @property
+    def fd(self) -> int:
+        """Its number, which stays its."""
+        return self._fd.fileno()
 
 
 def _send(parcel: Parcel) -> tuple[Any, ...]:

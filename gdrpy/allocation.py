@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from gdrpy._core._mapping import close_private
-from gdrpy._fd import duplicate, private
+from gdrpy._fd import private_duplicate
 from gdrpy._resource import Owner, Undo
 from gdrpy.errors import MissingView
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy._core._mapping import Descriptor
 
 
 class Allocation(Owner):
@@ -26,7 +29,7 @@ class Allocation(Owner):
     def __init__(
         self,
         undo: Undo,
-        fd: int | None,
+        fd: Descriptor | None,
         size: int,
         device: int | None,
         ptr: int | None,
@@ -46,9 +49,8 @@ class Allocation(Owner):
     def keep_fd(cls, fd: int, size: int) -> Allocation:
         """Keep an exported allocation alive by its descriptor alone. ``fd`` stays the caller's."""
         with Undo() as undo:
-            fd = private(duplicate, fd)
-            undo.callback(close_private, fd)
-            return cls(undo.pop_all(), fd, size, None, None)
+            own = undo.keep(private_duplicate(fd))
+            return cls(undo.pop_all(), own, size, None, None)
 
     def _drop(self) -> None:
         if self.ptr is None:
@@ -86,4 +88,4 @@ class Allocation(Owner):
                 "memory that came by a fabric handle has no file descriptor, and no CPU view: hand "
                 "on the handle, Region.export_fabric()"
             )
-        return self._fd
+        return self._fd.fileno()

@@ -8,7 +8,6 @@ from errno import EACCES
 
 from gdrpy._arguments import as_int, as_size, as_viewer
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import close_private, note_private
 from gdrpy._fd import duplicate, is_writable, private
 from gdrpy._reduction import Parcel, open_region
 from gdrpy._resource import Undo
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from gdrpy._core._mapping import Descriptor
     from gdrpy.allocation import Allocation
     from gdrpy.array import Array
     from gdrpy.backends.memory import Memory
@@ -266,7 +266,7 @@ class Region(Transferable, _mapping.Buffer):
     @classmethod
     def _adopt(
         cls,
-        fd: int,
+        descriptor: Descriptor,
         nbytes: int,
         device: int | None,
         *,
@@ -279,20 +279,19 @@ class Region(Transferable, _mapping.Buffer):
     ) -> Self:
         """As :meth:`from_fd`, but quicker: somebody trusted, a broker, told what the memory is.
 
-        ``fd`` is the region's from here on, also where this raises. ``device`` is where the memory
-        lies, None for the host; it is not looked at what the descriptor is called, but a wrong size
-        is noticed. ``source`` is kept as long as this process has anything of the memory.
+        ``descriptor`` is the region's from here on, also where this raises. ``device`` is where the
+        memory lies, None for the host; it is not looked at what the descriptor is called, but a
+        wrong size is noticed. ``source`` is kept as long as this process has anything of it.
         """
-        note_private(fd)
         if cpu and (device is None or not gpu):
             if device is None:
                 name, location = host.NAME, host.LOCATION
             else:
                 name, location = SIMULATED, simulated_location(device)
             try:
-                mapping = Mapping._adopt_memfd(fd, nbytes, readonly, source, name)
+                mapping = Mapping._adopt_memfd(descriptor, nbytes, readonly, source, name)
             except BaseException as error:
-                close_private(fd)
+                descriptor.close()
                 if isinstance(error, OSError):
                     raise mapping_error(error, location, nbytes, 0) from None
                 raise
@@ -309,7 +308,7 @@ class Region(Transferable, _mapping.Buffer):
         try:
             return cls._open(
                 call,
-                fd,
+                descriptor.fileno(),
                 nbytes,
                 gpu=gpu,
                 cpu=cpu,
@@ -319,7 +318,7 @@ class Region(Transferable, _mapping.Buffer):
                 viewer=viewer,
             )
         finally:
-            close_private(fd)
+            descriptor.close()
 
     @property
     def ptr(self) -> int:

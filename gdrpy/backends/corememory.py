@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gdrpy._core._mapping import close_private
 from gdrpy._fd import fork_lock, private
 from gdrpy._resource import Undo
 from gdrpy.backends.core import call, cuda_functions, ffi, lib, obtain, text
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gdrpy._core._mapping import Descriptor
     from gdrpy._resource import Closable
     from gdrpy.backends.node import Node
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class CoreMemory(Memory):
     """A ``struct gdr_memory``: it stays, also when it is closed, until its last mapping is gone."""
 
-    _shared: int | None = None
+    _shared: Descriptor | None = None
 
     def __init__(self, undo: Undo, memory: Any) -> None:
         """``undo`` releases it."""
@@ -84,10 +84,9 @@ class CoreMemory(Memory):
         with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
             self._check("sharing memory")
             if self._shared is None:
-                self._shared = private(self.export, False)
                 assert self._undo is not None
-                self._undo.callback(close_private, self._shared)
-            return self._shared
+                self._shared = self._undo.keep(private(self.export, False))
+            return self._shared.fileno()
 
     def export(self, readonly: bool) -> int:
         """A new descriptor by which other processes may map it. Raises BackendUnavailable."""

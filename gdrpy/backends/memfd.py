@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 
-from gdrpy._core._mapping import close_private, take_memfd
+from gdrpy._core._mapping import take_memfd
 from gdrpy.backends import host
 from gdrpy.backends.memory import Memory
 from gdrpy.errors import Error, InvalidHandle, PermissionDenied
 from gdrpy.mapping import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gdrpy._core._mapping import Descriptor
 
 #: What the backend of a simulated GPU's memory is called.
 SIMULATED = "sim"
@@ -30,7 +34,7 @@ class Memfd(Memory):
     device: int | None = None
     devices: tuple[int, ...] = ()
 
-    def __init__(self, fd: int, size: int, backend: str, location: str) -> None:
+    def __init__(self, fd: Descriptor, size: int, backend: str, location: str) -> None:
         """As take_memfd() gives them; ``fd`` is its own from here on."""
         super().__init__(None, size, backend, location)
         self._fd = fd
@@ -51,7 +55,7 @@ class Memfd(Memory):
     def fd(self) -> int:
         """Its descriptor, closed with it: duplicate it to keep it."""
         self._check("Memfd.fd")
-        return self._fd
+        return self._fd.fileno()
 
     @property
     def on_host(self) -> bool:
@@ -64,13 +68,13 @@ class Memfd(Memory):
         """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
         try:
             return Mapping._of_memfd(
-                self._fd, offset, nbytes, readonly, self.source, self.backend, ptr, device
+                self._fd.fileno(), offset, nbytes, readonly, self.source, self.backend, ptr, device
             )
         except OSError as error:
             raise mapping_error(error, self.location, nbytes, offset) from None
 
     def _give_back(self) -> None:
-        close_private(self._fd)
+        self._fd.close()
 
 
 def mapping_error(error: OSError, location: str, nbytes: int, offset: int) -> Error:

@@ -10,6 +10,7 @@ import stat
 import pytest
 
 import gdrpy
+from gdrpy._core._mapping import Descriptor
 from support import reopened_for_reading
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -96,7 +97,8 @@ class TestHostRegion:
 
 
 def adopt(fd):
-    gdrpy.Region._adopt(os.dup(fd), PAGE, None, gpu=False, cpu=True, readonly=False)
+    own = Descriptor(os.dup(fd))
+    gdrpy.Region._adopt(own, PAGE, None, gpu=False, cpu=True, readonly=False)
 
 
 class TestHostDescriptor:

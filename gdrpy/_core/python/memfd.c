@@ -5,6 +5,8 @@
  */
 #define _GNU_SOURCE 1
 
+#include "descriptor.h"
+#include "forks.h"
 #include "mapping.h"
 
 #include <errno.h>
@@ -13,8 +15,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
-
-#include "forks.h"
 
 /* A peer that could shrink the memory could kill its users by SIGBUS. */
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
@@ -41,8 +41,8 @@ static long long sealed_size(int fd)
 PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
-	PyObject *taken;
 	long long nbytes;
+	PyObject *own;
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
@@ -50,30 +50,12 @@ PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	if (fd < 0 && errno != EBADF)
 		return PyErr_SetFromErrno(PyExc_OSError);
 	nbytes = sealed_size(fd);
-	taken = nbytes ? Py_BuildValue("iL", fd, nbytes) : Py_NewRef(Py_None);
-	if (taken == NULL || taken == Py_None)
+	if (!nbytes) {
 		gdr_private_close(fd);
-	return taken;
-}
-
-/* The descriptor, which forked children do not keep; -1 with an exception set, and it is closed. */
-static int note(int fd)
-{
-	fd = gdr_private_note(fd);
-	if (fd < 0)
-		PyErr_NoMemory();
-	return fd;
-}
-
-PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
-{
-	int fd = (int)PyLong_AsLong(descriptor);
-
-	if (fd < 0 && !PyErr_Occurred())
-		PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
-	if (fd < 0 || note(fd) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+		Py_RETURN_NONE;
+	}
+	own = gdr_descriptor_own(fd);
+	return own ? Py_BuildValue("NL", own, nbytes) : NULL;
 }
 
 PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
@@ -89,21 +71,6 @@ PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 PyObject *gdr_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 	gdr_private_take_back();
-	Py_RETURN_NONE;
-}
-
-PyObject *gdr_close_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
-{
-	int fd = (int)PyLong_AsLong(descriptor);
-	int ret;
-
-	if (fd == -1 && PyErr_Occurred())
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	ret = gdr_private_close(fd);
-	Py_END_ALLOW_THREADS;
-	if (ret)
-		return PyErr_SetFromErrno(PyExc_OSError);
 	Py_RETURN_NONE;
 }
 
@@ -151,27 +118,29 @@ PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
 }
 
 /*
- * Map the first bytes of a memory file, whose descriptor the mapping owns from then on. None, and
- * the descriptor stays the caller's, for any other descriptor and for one of fewer bytes.
+ * Map the first bytes of a memory file, whose descriptor the mapping takes over from its object.
+ * None, and nothing is taken, for any other descriptor and for one of fewer bytes.
  */
 PyObject *gdr_adopt_memfd(PyObject *type, PyObject *args)
 {
-	PyObject *keep, *backend;
+	PyObject *descriptor, *keep, *backend;
 	struct mapping *self;
 	Py_ssize_t nbytes;
 	int fd, readonly;
 
-	if (!PyArg_ParseTuple(args, "inpOO:Mapping._adopt_memfd", &fd, &nbytes, &readonly, &keep,
-			      &backend))
+	if (!PyArg_ParseTuple(args, "O!npOO:Mapping._adopt_memfd", gdr_descriptor_type_object,
+			      &descriptor, &nbytes, &readonly, &keep, &backend))
+		return NULL;
+	fd = gdr_descriptor_number(descriptor);
+	if (fd < 0)
 		return NULL;
 	if (nbytes <= 0 || nbytes > sealed_size(fd))
 		Py_RETURN_NONE;
 	self = map_range((PyTypeObject *)type, fd, 0, nbytes, readonly, keep);
 	if (self) {
 		gdr_mapping_name(self, backend, Py_None, Py_None);
-		self->fd = note(fd);
-		if (self->fd < 0)
-			Py_CLEAR(self);
+		self->fd = fd;
+		gdr_descriptor_take(descriptor);
 	}
 	return (PyObject *)self;
 }

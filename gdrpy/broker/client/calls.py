@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import time
 
-from gdrpy._arguments import as_size, as_viewer
+from gdrpy._arguments import as_viewer
 from gdrpy._resource import Undo
-from gdrpy._unix import close_all
-from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
+from gdrpy.broker.client.arguments import (
+    as_device,
+    as_mode,
+    as_name,
+    as_nbytes,
+    as_prefix,
+    check_views,
+)
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -152,7 +158,7 @@ async def _make(
     request = {
         "op": call,
         "name": name if name is None else as_name(call, name),
-        "nbytes": as_size(call, nbytes),
+        "nbytes": as_nbytes(call, nbytes),
         "device": ordinal,
         "mode": as_mode(call, mode),
         "metadata": pack_metadata(call, metadata),
@@ -246,7 +252,7 @@ async def get_many(
                 "gpu": bool(gpu),
             }
             message, fds = await client._ask(request)
-            undo.callback(close_all, fds)
+            undo.callback(fds.clear)
             fds.reverse()  # each grant takes the last
             for grant in message["grants"]:
                 if "error" in grant:
@@ -323,7 +329,7 @@ async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) ->
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
     request = {
         "op": "rounded_size",
-        "nbytes": as_size("rounded_size", nbytes),
+        "nbytes": as_nbytes("rounded_size", nbytes),
         "device": as_device("rounded_size", device),
     }
     message, _ = await client._ask(request)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from _weakref import ref
 
-from gdrpy._unix import NO_FD, close_all
 from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arrays import ARRAY, stored_array
 from gdrpy.broker.client.channel import blocking
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from gdrpy.array import Array
     from gdrpy.broker.client.base import BrokerBase
+    from gdrpy.broker.client.channel import Descriptors
     from gdrpy.broker.client.connection import Lease, Message
     from gdrpy.mapping import Mapping
 
@@ -71,7 +71,7 @@ class LeasedRegion(Region):
         cls,
         broker: BrokerBase,
         grant: Message,
-        fds: list[int],
+        fds: Descriptors,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
@@ -82,7 +82,7 @@ class LeasedRegion(Region):
         """
         lease = grant["lease"]
         try:
-            if fds[-1] == NO_FD:
+            if fds[-1] is None:
                 raise OSError(
                     errno.EMFILE,
                     f"region {grant['name']!r} came without its descriptor: this process may open "
@@ -97,7 +97,7 @@ class LeasedRegion(Region):
                         f"with cpu=True"
                     )
             region = cls._adopt(
-                fds.pop(),
+                fds[-1],
                 grant["nbytes"],
                 device,
                 gpu=gpu,
@@ -106,8 +106,9 @@ class LeasedRegion(Region):
                 source=lease,
                 viewer=viewer,
             )
+            fds.pop()
         except BaseException:
-            close_all(fds)
+            fds.clear()
             lease.close()
             raise
         region.id = grant["region"]

@@ -26,7 +26,7 @@ if FREE_THREADED and sys.version_info < (3, 14):
 CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
 INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
 HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
-PACKET = "packet.c"
+PACKET = "packet_module.c"
 FILTER = "filter.c"
 LIBGDRAPI = "libgdrapi.so.2"
 #: Extensions that are plain libraries, by the last part of their names.

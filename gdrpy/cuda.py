@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import operator
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 from gdrpy import sim
 from gdrpy._core._mapping import fork_generation
 from gdrpy.common.arguments import as_device, as_int, pci_name
+from gdrpy.common.resource import Undo
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
@@ -154,6 +156,26 @@ def call(name: str, *args: Any) -> Any:
     if len(outputs) > 1:
         return tuple(outputs)
     return outputs[0] if outputs else None
+
+
+def made(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...] = ()) -> Any:
+    """As :func:`call`; ``undo`` calls ``by`` with what was made, and ``also`` with that.
+
+    No signal's handler comes between the two: what the function answers is put on a list that
+    ``undo`` knows already, without a bytecode in between.
+    """
+    answers: list[tuple[Any, ...]] = []
+    undo.callback(_unmake, answers, by, also)
+    answers.extend(itertools.starmap(getattr(driver(), name), (args,)))
+    answer = answers[0]
+    if answer[0]:
+        check(name, answer[0])
+    return answer[1] if len(answer) > 1 else None
+
+
+def _unmake(answers: list[tuple[Any, ...]], by: str, also: tuple[Any, ...]) -> None:
+    if answers and not answers[0][0]:
+        call(by, *answers[0][1:], *also)
 
 
 def check(name: str, result: int) -> None:

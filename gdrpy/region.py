@@ -7,6 +7,7 @@ from typing import Any, Self
 from weakref import ref
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Descriptor
 from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.arguments import as_int, as_size
 from gdrpy.common.resource import Undo
@@ -164,7 +165,7 @@ class Region(Viewed):
     @classmethod
     def _adopt(
         cls,
-        fd: int,
+        descriptor: Descriptor,
         nbytes: int,
         device: int | None,
         *,
@@ -176,11 +177,12 @@ class Region(Viewed):
     ) -> Self:
         """As :meth:`from_fd`, where a broker told what the memory is: see own_export().
 
-        ``fd`` is the region's from here on, also where this raises. The memory keeps ``source``.
+        ``descriptor`` is the region's from here on, also where this raises. The memory keeps
+        ``source``.
         """
         call = f"opening a {cls.__name__}"
         memory = own_export(
-            call, fd, nbytes, device, gpu=gpu, readonly=bool(readonly), viewer=viewer
+            call, descriptor, nbytes, device, gpu=gpu, readonly=bool(readonly), viewer=viewer
         )
         memory.source = source
         return cls._of(memory, nbytes, cpu=cpu, readonly=readonly)

@@ -14,6 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
 static int room;
+static struct gdr_arrival *arrivals;
 
 /* Of each descriptor below `room`. */
 static struct {
@@ -67,6 +68,9 @@ static void begin_child(void)
 			close(fd);
 		known[fd].is_private = false;
 	}
+	for (; arrivals; arrivals = arrivals->next)
+		for (int i = 0; i < arrivals->count && arrivals->fds[i] >= 0; i++)
+			close(arrivals->fds[i]);
 	pthread_cond_init(&changed, NULL); /* whoever waited is not here */
 	forking = 0;
 	pthread_mutex_unlock(&lock);
@@ -128,6 +132,31 @@ int gdr_private_note(int fd)
 	fd = note_or_close(fd);
 	pthread_mutex_unlock(&lock);
 	return fd;
+}
+
+void gdr_arrival_begin(struct gdr_arrival *arrival)
+{
+	pthread_mutex_lock(&lock);
+	arrival->next = arrivals;
+	arrivals = arrival;
+	pthread_mutex_unlock(&lock);
+}
+
+void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count)
+{
+	struct gdr_arrival **link = &arrivals;
+
+	pthread_mutex_lock(&lock);
+	while (*link != arrival)
+		link = &(*link)->next;
+	*link = arrival->next;
+	for (int i = 0; i < count; i++) {
+		if (note(came[i]))
+			continue;
+		close(came[i]);
+		came[i] = -1;
+	}
+	pthread_mutex_unlock(&lock);
 }
 
 int gdr_private_adopt(int fd)

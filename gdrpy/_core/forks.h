@@ -27,6 +27,22 @@ int gdr_private_duplicate(int fd);
 int gdr_private_note(int fd);
 int gdr_private_adopt(int fd);
 
+/*
+ * Descriptors that a system call is to bring, with their numbers where `fds` points: -1 each until
+ * the kernel writes them there, which it does before it opens them. A child forked in between
+ * closes them too, so that forks need not wait for a call that waits itself.
+ */
+struct gdr_arrival {
+	const int *fds;
+	int count; /* of numbers that there may be */
+	struct gdr_arrival *next;
+};
+
+void gdr_arrival_begin(struct gdr_arrival *arrival);
+
+/* So many came, which are private now; one that there was no memory to note is -1, and closed. */
+void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count);
+
 /* 0, or -1 with errno set. EBADF for a descriptor that is not private, as its parent's in a child.
  */
 int gdr_private_close(int fd);

@@ -35,6 +35,8 @@ PAGE_BYTES = 32 * 1024
 HOLDERS_LIMIT = 256
 #: Bytes of one region, before rounding.
 REGION_LIMIT = 1 << 61
+#: No CUDA ordinal is as large.
+DEVICE_LIMIT = 1 << 16
 #: The number that stands for host memory where a device is told.
 CPU_DEVICE = -1
 

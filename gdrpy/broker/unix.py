@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 PATH_ROOM = 108
 #: Descriptors that the kernel takes in one message. Source: SCM_MAX_FD, unix(7).
 MAX_FDS = 253
-#: Stands for a descriptor that should have arrived.
-NO_FD = -1
 
 _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
@@ -34,17 +32,6 @@ _TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
 
 class BadPacket(ValueError):
     """A packet that is longer than it may be, or whose descriptors did not all arrive."""
-
-
-class DescriptorsLost(BadPacket):
-    """Descriptors beside a packet did not all arrive: this process may open no more.
-
-    ``data`` is the packet, which is whole.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__("the descriptors beside a packet did not all arrive")
-        self.data = data
 
 
 def packet_socket() -> _socket.socket:
@@ -75,33 +62,21 @@ def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list
     An empty packet without descriptors is the peer's end. Raises BadPacket, with no descriptor left
     open, and OSError.
     """
-    return _whole(_packet.receive(sock.fileno(), limit, max_fds), limit)
-
-
-def exchange(
-    sock: _socket.socket, data: bytes, limit: int, max_fds: int
-) -> tuple[bytes, list[int]]:
-    """Send a packet without descriptors and receive one, as :func:`receive`, in one call."""
-    return _whole(_packet.exchange(sock.fileno(), data, limit, max_fds), limit)
-
-
-def _whole(packet: tuple[bytes, list[int], int], limit: int) -> tuple[bytes, list[int]]:
-    """What came, if all of it did."""
-    data, fds, flags = packet
+    data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
     if flags & _TRUNCATED:
         close_all(fds)
-        if flags & _socket.MSG_TRUNC:
-            raise BadPacket(f"a packet has more than {limit} bytes")
-        raise DescriptorsLost(data)
+        raise BadPacket(
+            f"a packet has more than {limit} bytes"
+            if flags & _socket.MSG_TRUNC
+            else "the descriptors beside a packet did not all arrive"
+        )
     return data, fds
 
 
 def close_all(fds: list[int]) -> None:
     """Close descriptors, and forget them."""
     while fds:
-        fd = fds.pop()
-        if fd != NO_FD:
-            os.close(fd)
+        os.close(fds.pop())
 
 
 def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from gdrpy._core._mapping import fork_generation
+from gdrpy._core._mapping import alone, fork_generation
 from gdrpy.errors import Closed, Forked
 
 
@@ -138,10 +138,12 @@ class Resource:
         if self._forked():
             self._closed = True
             return
-        with self._mutex:
-            if not self._closed:
-                self._release()
-                self._closed = True
+        alone(self._mutex, self._close_once)  # which is this process's, as was seen
+
+    def _close_once(self) -> None:
+        if not self._closed:
+            self._release()
+            self._closed = True
 
     def _release(self) -> None:
         """Give back what this object holds; what raises leaves the object open."""

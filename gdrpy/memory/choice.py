@@ -5,7 +5,7 @@ from __future__ import annotations
 from errno import EACCES
 from typing import Any
 
-from gdrpy._core._mapping import close_private, note_private, sealed_size
+from gdrpy._core._mapping import Descriptor, sealed_size
 from gdrpy.common.resource import Undo
 from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
@@ -79,7 +79,7 @@ def open_export(
 
 def own_export(
     call: str,
-    fd: int,
+    descriptor: Descriptor,
     nbytes: int,
     device: int | None,
     *,
@@ -92,15 +92,15 @@ def own_export(
     A broker says that the memory lies on ``device``, None for the host: the descriptor's name is
     not checked. The descriptor is closed if this raises.
     """
-    note_private(fd)
+    fd = descriptor.fileno()
     if device is None or not gpu:
         size = sealed_size(fd)
         if nbytes <= size:
-            return MemoryFile(fd, size, device)
+            return MemoryFile(descriptor, size, device)
     try:
         return open_export(call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer)
     finally:
-        close_private(fd)
+        descriptor.close()
 
 
 def _too_large(call: str, wanted: int, size: int) -> SizeMismatch:

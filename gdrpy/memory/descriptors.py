@@ -9,11 +9,13 @@ import stat
 import struct
 from collections.abc import Callable
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
-from gdrpy._core._mapping import note_private
+from gdrpy._core._mapping import Descriptor, alone
 from gdrpy._core.calls import lib
 from gdrpy.errors import InvalidHandle
+
+T = TypeVar("T")
 
 _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
@@ -123,21 +125,28 @@ os.register_at_fork(
 )
 
 
-def private(open_one: Callable[..., int], *args: Any) -> int:
-    """What ``open_one(*args)`` opens, for this process alone: forked children close their copy.
+def private(open_one: Callable[..., int], *args: Any) -> Descriptor:
+    """What ``open_one(*args)`` opens, for this process alone: forked children close their copy."""
+    return alone(fork_lock, _own, open_one, args)
 
-    It is to be closed by ``close_private``.
-    """
-    with fork_lock:
-        fd = open_one(*args)
-        note_private(fd)
-        return fd
+
+def _own(open_one: Callable[..., int], args: tuple[Any, ...]) -> Descriptor:
+    return Descriptor(open_one(*args))
 
 
 def duplicate(fd: int) -> int:
     """A duplicate, closed on exec. Raises InvalidHandle if ``fd`` is not open."""
+    return _duplicated(fd, fcntl.fcntl, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def private_duplicate(fd: int) -> Descriptor:
+    """A duplicate for this process alone. Raises InvalidHandle if ``fd`` is not open."""
+    return _duplicated(fd, Descriptor.duplicate)
+
+
+def _duplicated(fd: int, make: Callable[..., T], *args: Any) -> T:
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        return make(fd, *args)
     except (OSError, ValueError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             raise

@@ -7,7 +7,7 @@ import fcntl
 import os
 from typing import Self
 
-from gdrpy._core._mapping import close_private, take_memfd
+from gdrpy._core._mapping import Descriptor, take_memfd
 from gdrpy._core.calls import call_failure
 from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
@@ -69,12 +69,11 @@ class MemoryFile(Memory):
     ``device`` names the simulated GPU that it belongs to, None the host.
     """
 
-    def __init__(self, fd: int, size: int, device: int | None, source: object = None) -> None:
-        """``size`` is what sealed_size() says of ``fd``, a private one, its own from here on."""
+    def __init__(self, fd: Descriptor, size: int, device: int | None) -> None:
+        """``size`` is what sealed_size() says of ``fd``, which is its own from here on."""
         super().__init__(size, HOST if device is None else SIMULATED, location_of(device))
-        self._fd: int = fd
+        self._fd: Descriptor = fd
         self.home = device
-        self.source = source
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
@@ -92,7 +91,7 @@ class MemoryFile(Memory):
     @property
     def fd(self) -> int:
         self._check("using a memory file")
-        return self._fd
+        return self._fd.fileno()
 
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
         """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
@@ -111,4 +110,4 @@ class MemoryFile(Memory):
         return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
 
     def _give_back(self) -> None:
-        close_private(self._fd)
+        self._fd.close()

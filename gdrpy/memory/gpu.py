@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import close_private
+from gdrpy._core._mapping import Descriptor
 from gdrpy._core.calls import call, ffi, lib, obtain, text
 from gdrpy._core.driver import warn_if_untested
 from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, MissingView
 from gdrpy.memory import reclaim
 from gdrpy.memory.backends import cuda_functions
-from gdrpy.memory.descriptors import duplicate, fork_lock, private
+from gdrpy.memory.descriptors import fork_lock, private, private_duplicate
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.node import Node, own_node
 from gdrpy.memory.view import Mapping
@@ -40,7 +40,7 @@ class GpuMemory(Memory):
         size: int,
         undo: Undo | None,
         *,
-        fd: int | None = None,
+        fd: Descriptor | None = None,
         ptr: int | None = None,
         device: int | None = None,
         home: int | None = None,
@@ -49,7 +49,7 @@ class GpuMemory(Memory):
     ) -> None:
         """``undo`` gives back all but what the core takes in; None for a range of another owner.
 
-        ``fd`` is a private descriptor. ``backend`` is to take it in; None chooses one.
+        ``backend`` is to take it in; None chooses one.
         """
         super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
         self._undo = undo
@@ -143,9 +143,8 @@ class GpuMemory(Memory):
                 )
             with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
                 if self._fd is None:
-                    self._fd = private(self.share, False)
-                    self._core_undo.callback(close_private, self._fd)
-        return self._fd
+                    self._fd = self._core_undo.keep(private(self.share, False))
+        return self._fd.fileno()
 
     def share(self, readonly: bool) -> int:
         """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
@@ -179,8 +178,7 @@ class GpuMemory(Memory):
 def keep_fd(fd: int, size: int) -> GpuMemory:
     """Exported memory without a GPU view, by a duplicate of its descriptor."""
     with Undo() as undo:
-        own = private(duplicate, fd)
-        undo.callback(close_private, own)
+        own = undo.keep(private_duplicate(fd))
         return GpuMemory(size, undo.pop_all(), fd=own)
 
 

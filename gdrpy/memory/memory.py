@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NoReturn
 
+from gdrpy._core._mapping import Descriptor
 from gdrpy.common.resource import HOW_TO_SEND, Owner
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
@@ -30,7 +31,7 @@ class Memory(Owner, ABC):
     device: int | None = None
     home: int | None = None
     fabric: bytes | None = None
-    _fd: int | None = None
+    _fd: Descriptor | None = None
 
     def __init__(self, size: int, backend: str | None, location: str) -> None:
         super().__init__(None)

@@ -15,7 +15,7 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 from weakref import ref
 
-from gdrpy._core._mapping import close_private, lend_private, note_private, take_back_private
+from gdrpy._core._mapping import Descriptor, lend_private, take_back_private
 from gdrpy.common.resource import Owner, Undo
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 from gdrpy.memory.choice import open_export
@@ -36,11 +36,14 @@ class Received(Owner):
 
     def __init__(self, fd: int, gpu: bool) -> None:
         undo = Undo()
-        note_private(fd)
-        undo.callback(close_private, fd)
+        self._fd = undo.keep(Descriptor(fd))
         super().__init__(undo)
-        self.fd = fd
         self.gpu = gpu
+
+    @property
+    def fd(self) -> int:
+        """Its number, which stays its."""
+        return self._fd.fileno()
 
     def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
         """A mapping of the memory, which it alone keeps."""

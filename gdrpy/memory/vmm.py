@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import close_private
 from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Undo
 from gdrpy.errors import (
@@ -20,7 +19,7 @@ from gdrpy.errors import (
 )
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import reclaim
-from gdrpy.memory.descriptors import describe, duplicate, private
+from gdrpy.memory.descriptors import describe, private, private_duplicate
 from gdrpy.memory.gpu import GpuMemory
 
 
@@ -76,8 +75,7 @@ def create(
     with Undo() as undo:
         handle = _create(size, device, fabric)
         undo.callback(cuda.call, "cuMemRelease", handle)
-        fd = private(export, handle)
-        undo.callback(close_private, fd)
+        fd = undo.keep(private(export, handle))
         ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
         return GpuMemory(
@@ -154,10 +152,8 @@ def import_fd(
     ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
     with Undo() as undo:
-        fd = private(duplicate, fd)
-        undo.callback(close_private, fd)
-        handle = import_handle(fd)
-        undo.callback(cuda.call, "cuMemRelease", handle)
+        own = undo.keep(private_duplicate(fd))
+        handle = _import_handle(undo, own.fileno())
         home = _home(handle)
         if home is None:
             raise NotFound(
@@ -167,7 +163,7 @@ def import_fd(
         device = home if viewer is None else viewer
         reclaim.reclaim(home)
         ptr = _map(undo, handle, size, _reaching(call, device, home), readonly)
-        return GpuMemory(size, undo.pop_all(), fd=fd, ptr=ptr, device=device, home=home)
+        return GpuMemory(size, undo.pop_all(), fd=own, ptr=ptr, device=device, home=home)
 
 
 def export(handle: Any) -> int:
@@ -178,11 +174,11 @@ def export(handle: Any) -> int:
     return fd
 
 
-def import_handle(fd: int) -> Any:
-    """The handle of an exported allocation. Raises InvalidHandle."""
+def _import_handle(undo: Undo, fd: int) -> Any:
+    """The handle of an exported allocation, released by ``undo``. Raises InvalidHandle."""
     kind = cuda.driver().CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     try:
-        return cuda.call("cuMemImportFromShareableHandle", fd, kind)
+        return cuda.made(undo, "cuMemImportFromShareableHandle", fd, kind, by="cuMemRelease")
     except CudaError as error:
         raise InvalidHandle(
             f"file descriptor {fd} is {describe(fd)}, which CUDA does not import "
@@ -223,10 +219,10 @@ def _map(
     driver = cuda.driver()
     cuda.primary_context(devices[0])
 
-    address = cuda.call("cuMemAddressReserve", size, 0, 0, 0)
-    undo.callback(cuda.call, "cuMemAddressFree", address, size)
-    cuda.call("cuMemMap", address, size, 0, handle, 0)
-    undo.callback(cuda.call, "cuMemUnmap", address, size)
+    address = cuda.made(
+        undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
+    )
+    cuda.made(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
 
     rights = driver.CUmemAccess_flags
     accesses = []

@@ -91,6 +91,13 @@ class Peer:
         assert request["version"] == VERSION
         self.reply(request, version=version, life=life, session=session, server="fake")
 
+    def greet_again(self, before: int = 1, session: int = 2) -> None:
+        """Answer a hello, and the end of an earlier session that nothing is wanted of."""
+        self.hello(session=session)
+        request = self.take("resume")
+        assert (request["session"], request["leases"]) == (before, [])
+        self.reply(request, lost=[])
+
     def until_closed(self) -> None:
         """Until the client has hung up; it may give back what it held first."""
         with contextlib.suppress(ConnectionResetError):  # it left something unread

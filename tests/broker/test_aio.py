@@ -154,7 +154,7 @@ class TestCancelling:
             peer.until_closed()
 
         def second(peer):
-            peer.hello(session=2)
+            peer.greet_again()
             peer.give(peer.take("get"), grant())
             peer.until_closed()
 

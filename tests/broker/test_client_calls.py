@@ -4,8 +4,8 @@ import pytest
 
 import gdrpy
 from fake_server import LIFE
+from gdrpy._core._mapping import run
 from gdrpy.broker.client import arrays, calls, region_calls
-from gdrpy.broker.client.channel import run
 from gdrpy.broker.client.replies import decode_reply
 from gdrpy.broker.protocol import decode, encode
 from golden import REPLIES, REQUESTS
@@ -28,7 +28,7 @@ class Recorder:
 
 def asked(call, answer, *args, **kwargs):
     client = Recorder(answer)
-    run(call(client, *args, **kwargs))
+    run(call, client, *args, **kwargs)
     (request,) = client.asked
     return encode(request).hex()
 
@@ -50,7 +50,7 @@ class HeldRegion:
 
 def asked_about_region(call, answer):
     region = HeldRegion(answer)
-    run(call(region))
+    run(call, region)
     return encode(region._broker.asked[0]).hex()
 
 
@@ -100,13 +100,13 @@ class TestCall:
 
     def test_chmod_finds_the_region_of_the_name_first(self):
         client = Recorder("stat", "done")
-        run(calls.chmod(client, "a", 0o644))
+        run(calls.chmod, client, "a", 0o644)
         assert [request["op"] for request in client.asked] == ["stat", "change"]
         assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["change"][1]
 
     def test_seal_finds_the_region_of_the_name_first(self):
         client = Recorder("stat", "done")
-        run(calls.seal(client, "a"))
+        run(calls.seal, client, "a")
         assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["seal"][1]
 
     def test_region_publish(self):
@@ -139,7 +139,7 @@ class TestManyNames:
 
         client = Counter()
         names = [f"{number:0255}" for number in range(300)] + ["x"] * 9000
-        assert len(run(calls.get_many(client, names))) == 9300
+        assert len(run(calls.get_many, client, names)) == 9300
         sent = [decode(packet)["names"] for packet in client.asked]
         assert [name for batch in sent for name in batch] == names
         assert len(sent) == 3 + 2
@@ -164,6 +164,9 @@ class TestRefusal:
             (calls.get_many, ["ab"], {}, TypeError, "get_many: names must be several"),
             (calls.allocate, ["a", 0], {}, ValueError, "allocate: nbytes must be 1 or more"),
             (calls.allocate, ["a", 1.5], {}, TypeError, "allocate: nbytes must be an int"),
+            (calls.allocate, ["a", 1 << 61 | 1], {}, ValueError, r"nbytes must be at most 2\*\*61"),
+            (calls.rounded_size, [1 << 61 | 1], {}, ValueError, r"nbytes must be at most 2\*\*61"),
+            (calls.allocate, ["a", 1, 65536], {}, ValueError, "from 0 to 65535, and is 65536"),
             (calls.allocate, ["a", 1, -1], {}, ValueError, "allocate: device must be a CUDA"),
             (calls.allocate, ["a", 1, "gpu"], {}, ValueError, "allocate: device must be a CUDA"),
             (calls.allocate, ["a", 1], {"mode": 0o1600}, ValueError, "allocate: mode must be"),
@@ -178,14 +181,14 @@ class TestRefusal:
     def test_names_the_call_and_the_value(self, call, args, kwargs, error, message):
         client = Recorder()
         with pytest.raises(error, match=message):
-            run(call(client, *args, **kwargs))
+            run(call, client, *args, **kwargs)
         assert client.asked == []
 
     def test_of_an_array_of_structures(self):
         import numpy as np
 
         with pytest.raises(TypeError, match="put: an array of structures"):
-            run(arrays.put(Recorder(), "a", np.zeros(2, "i4,f4")))
+            run(arrays.put, Recorder(), "a", np.zeros(2, "i4,f4"))
 
 
 class TestList:
@@ -194,7 +197,7 @@ class TestList:
         entry = REPLIES["list"][0]["regions"][0]
         client._answers[0] = {"regions": [entry], "next": "hidden"}
         client._answers[1] = {"regions": [{**entry, "name": "z", "device": -1}], "next": None}
-        found = run(calls.list_regions(client))
+        found = run(calls.list_regions, client)
         assert [info.name for info in found] == ["a", "z"]
         assert [info.device for info in found] == [0, "cpu"]
         assert [request["after"] for request in client.asked] == ["", "hidden"]
@@ -205,20 +208,20 @@ class TestRecord:
         import copy
         import pickle
 
-        (info,) = run(calls.list_regions(Recorder("list")))
+        (info,) = run(calls.list_regions, Recorder("list"))
         assert repr(info).startswith("RegionInfo(region=7, name='a', nbytes=4096, ")
         assert info.uuid == "GPU-67647270-7920-7369-6d75-6c6174656400"
         assert info == copy.deepcopy(info) == pickle.loads(pickle.dumps(info))
         assert len({info, copy.copy(info)}) == 1
-        assert info != run(calls.stat(Recorder("stat"), "a"))
+        assert info != run(calls.stat, Recorder("stat"), "a")
 
     def test_does_not_change(self):
-        (info,) = run(calls.list_regions(Recorder("list")))
+        (info,) = run(calls.list_regions, Recorder("list"))
         with pytest.raises(AttributeError, match="immutable type: 'RegionInfo'"):
             info.name = "b"
 
     def test_is_ready_for_json_with_its_holders(self):
-        info = run(calls.stat(Recorder("stat"), "a"))
+        info = run(calls.stat, Recorder("stat"), "a")
         told = info.as_dict()
         assert told["metadata"] == {"k": 1}
         assert told["holders"] == [
@@ -228,4 +231,4 @@ class TestRecord:
     def test_of_half_a_reply_raises_protocol_error(self):
         client = Recorder("done")
         with pytest.raises(gdrpy.ProtocolError, match="stat: .* missing required field `region`"):
-            run(calls.stat(client, "a"))
+            run(calls.stat, client, "a")

@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import resource
+import select
 import signal
 import threading
 
@@ -20,6 +21,8 @@ from golden import REPLIES
 from support import open_descriptors
 
 OTHER_LIFE = "f" * 32
+#: Of which some came while a packet was received, as seen where a child kept what it brought.
+FORKS = 400
 
 
 def answer_get(peer, **others):
@@ -112,7 +115,7 @@ class TestReplyThatCannotBe:
             peer.until_closed()
 
         def second(peer):
-            peer.hello(session=2)
+            peer.greet_again()
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -320,7 +323,10 @@ class TestMalformedReply:
             peer.until_closed()
 
         def second(peer):
-            peer.hello(session=2)
+            if op in ("get", "get_many", "allocate", "create"):
+                peer.greet_again()
+            else:
+                peer.hello(session=2)
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -636,6 +642,62 @@ class TestBrokerThatWentAway:
             with pytest.raises(gdrpy.NotFound):
                 broker.delete("a")
 
+    @pytest.mark.parametrize("when", ["before it is sent", "before it is read"])
+    def test_before_a_delete_was_read_has_not_carried_it_out(self, fake, when):
+        connected, gone = threading.Event(), threading.Event()
+
+        def die(peer):
+            peer.hello()
+            if when == "before it is sent":
+                peer.sock.close()
+            else:
+                connected.wait(10)
+                poll = select.poll()
+                poll.register(peer.sock, select.POLLIN)
+                assert poll.poll(10000)
+                peer.sock.close()
+            gone.set()
+
+        def live(peer):
+            peer.hello(session=2)
+            peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            connected.set()
+            assert when == "before it is read" or gone.wait(10)
+            with pytest.raises(gdrpy.NotFound):
+                broker.delete("a")
+
+    @pytest.mark.parametrize("way", ["closed", "dropped", "answered too late"])
+    def test_is_told_that_nothing_is_held_any_more(self, fake, way):
+        gone = threading.Event()
+
+        def die(peer):
+            peer.hello()
+            if way == "answered too late":
+                peer.take("get")
+            else:
+                answer_get(peer)
+            peer.sock.close()
+            gone.set()
+
+        def live(peer):
+            peer.greet_again()
+            if way == "answered too late":
+                answer_get(peer)
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        with connect(fake(die, live)) as broker:
+            region = broker.get("a", gpu=False)
+            assert gone.wait(10)
+            if way == "closed":
+                region.close()
+            if way == "dropped":
+                del region
+            broker.delete("a")
+
     def test_for_good_is_unavailable(self, fake):
         path = fake(lambda peer: (peer.hello(), peer.take("delete")))
         with (
@@ -800,6 +862,28 @@ class TestFork:
         monkeypatch.setattr("gdrpy.broker.client.channel.set_timeout", fork_and_set_timeout)
         connect(fake(lambda peer: (peer.hello(), peer.until_closed()))).close()
         assert kept == [0]
+
+    def test_child_forked_while_a_descriptor_comes_does_not_keep_it(self, broker):
+        with connect(broker.path) as client:
+            client.allocate("a", 4096, device="cpu").close()
+            enough = threading.Event()
+
+            def get_again_and_again():
+                while not enough.is_set():
+                    client.get("a").close()
+
+            thread = threading.Thread(target=get_again_and_again)
+            thread.start()
+            kept = 0
+            for _ in range(FORKS):
+                child = os.fork()
+                if not child:
+                    names = open_descriptors().values()
+                    os._exit(any("memfd:gdrpy" in name for name in names))
+                kept += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            enough.set()
+            thread.join()
+        assert kept == 0
 
     def test_child_of_a_process_that_was_asking_is_told_so_too(self, fake):
         def serve(peer):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from gdrpy import aio
 from gdrpy.broker.client import away as client_away
 from gdrpy.broker.client.attach import Identity
 from gdrpy.broker.client.away import AwayRegion
+from gdrpy.broker.protocol import encode
 from gdrpy.cli import main
 from support import gpu_mappings, open_descriptors
 
@@ -587,3 +589,43 @@ class TestColdProcess:
             check=True,
         )
         assert done.stdout == "[]\n"
+
+
+class TestLeaseThatABrokersDeathMadeUncertain:
+    """Ends when the client is heard of again, though it holds nothing that it could resume."""
+
+    def leases(self, broker, connected):
+        connected.status()  # which finds the new broker
+        with broker.client() as other:
+            return other.ok("status")["leases"]
+
+    def test_of_a_region_closed_in_between(self, broker, connected):
+        region = connected.allocate("a", 4096, device="cpu")
+        broker.kill()
+        region.close()
+        broker.start()
+        assert self.leases(broker, connected) == 0
+
+    def test_of_a_region_made_for_a_reply_that_did_not_come(self, broker, connected):
+        connected.allocate("a", 4096, device="cpu").close()
+        connection = connected._connection
+        # As a client does that is interrupted, or whose broker dies, after it has asked.
+        connection._granting, connection._settled = True, False
+        request = {"op": "get", "name": "a", "readonly": False, "gpu": False, "id": 99}
+        connection.channel._sock.send(encode(request))
+        assert connection.channel._sock.recv(1 << 16)
+        broker.restart()
+        assert self.leases(broker, connected) == 0
+
+    def test_of_a_client_that_does_not_come_back(self, start_broker):
+        broker = start_broker(options={"resume_within": 0.05})
+        connected = gdrpy.connect(broker.path)
+        region = connected.allocate("a", 4096, device="cpu")
+        broker.restart()
+        with broker.client() as other:
+            deadline = time.monotonic() + 20
+            while other.ok("status")["leases"]:
+                assert time.monotonic() < deadline
+            assert connected.stat("a").writers == 1  # and it may come back yet
+        region.close()
+        connected.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import gdrpy
+from gdrpy._core._mapping import Descriptor
 
 
 class Leased(gdrpy.Region):
@@ -22,7 +23,7 @@ class Lease:
 
 def adopt(fd: int, nbytes: int = 4096, device: int | None = 0, **kwargs: Any) -> Leased:
     how = {"gpu": False, "cpu": True, "readonly": False, **kwargs}
-    return Leased._adopt(fd, nbytes, device, **how)
+    return Leased._adopt(Descriptor(fd), nbytes, device, **how)
 
 
 def is_open(fd: int) -> bool:

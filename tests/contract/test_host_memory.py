@@ -10,6 +10,7 @@ import stat
 import pytest
 
 import gdrpy
+from gdrpy._core._mapping import Descriptor
 from gdrpy.memory.view import MappingType
 from support import reopened_for_reading
 
@@ -97,7 +98,8 @@ class TestHostRegion:
 
 
 def adopt(fd):
-    gdrpy.Region._adopt(os.dup(fd), PAGE, None, gpu=False, cpu=True, readonly=False)
+    own = Descriptor(os.dup(fd))
+    gdrpy.Region._adopt(own, PAGE, None, gpu=False, cpu=True, readonly=False)
 
 
 class TestHostDescriptor:

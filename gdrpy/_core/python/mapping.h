@@ -120,10 +120,8 @@ void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
 
 /* In memfd.c: functions of the module, and Mapping._of_memfd(). */
-PyObject *gdr_note_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_lend_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_take_back_private(PyObject *module, PyObject *none);
-PyObject *gdr_close_private(PyObject *module, PyObject *descriptor);
 PyObject *gdr_sealed_size(PyObject *module, PyObject *descriptor);
 PyObject *gdr_take_memfd(PyObject *module, PyObject *descriptor);
 PyObject *gdr_map_memfd(PyObject *type, PyObject *args);

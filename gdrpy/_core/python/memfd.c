@@ -5,6 +5,8 @@
  */
 #define _GNU_SOURCE 1
 
+#include "descriptor.h"
+#include "forks.h"
 #include "mapping.h"
 
 #include <errno.h>
@@ -13,8 +15,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
-
-#include "forks.h"
 
 /* A peer that could shrink the memory could kill its users by SIGBUS. */
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
@@ -50,8 +50,8 @@ PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
-	PyObject *taken;
 	long long nbytes;
+	PyObject *own;
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
@@ -59,23 +59,12 @@ PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	if (fd < 0 && errno != EBADF)
 		return PyErr_SetFromErrno(PyExc_OSError);
 	nbytes = sealed_size(fd);
-	taken = nbytes ? Py_BuildValue("iL", fd, nbytes) : Py_NewRef(Py_None);
-	if (taken == NULL || taken == Py_None)
+	if (!nbytes) {
 		gdr_private_close(fd);
-	return taken;
-}
-
-PyObject *gdr_note_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
-{
-	int fd = (int)PyLong_AsLong(descriptor);
-
-	if (fd < 0 && !PyErr_Occurred())
-		PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
-	if (fd < 0)
-		return NULL;
-	if (gdr_private_note(fd) < 0) /* and it is closed */
-		return PyErr_NoMemory();
-	Py_RETURN_NONE;
+		Py_RETURN_NONE;
+	}
+	own = gdr_descriptor_own(fd);
+	return own ? Py_BuildValue("NL", own, nbytes) : NULL;
 }
 
 PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
@@ -91,21 +80,6 @@ PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 PyObject *gdr_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 	gdr_private_take_back();
-	Py_RETURN_NONE;
-}
-
-PyObject *gdr_close_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
-{
-	int fd = (int)PyLong_AsLong(descriptor);
-	int ret;
-
-	if (fd == -1 && PyErr_Occurred())
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS;
-	ret = gdr_private_close(fd);
-	Py_END_ALLOW_THREADS;
-	if (ret)
-		return PyErr_SetFromErrno(PyExc_OSError);
 	Py_RETURN_NONE;
 }
 

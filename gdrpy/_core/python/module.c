@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
+#include "alone.h"
 #include "buffer.h"
 #include "channel.h"
+#include "descriptor.h"
 #include "dlpack.h"
 #include "layout.h"
+#include "lease.h"
 #include "mapping.h"
 
 #include <pthread.h>
@@ -68,17 +71,28 @@ static PyMethodDef functions[] = {
 	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
 	{"take_memfd", gdr_take_memfd, METH_O,
 	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that nobody can resize, and "
-	 "its "
-	 "bytes; None for any other."},
-	{"note_private", gdr_note_private, METH_O,
-	 "note_private(fd)\n--\n\nHave forked children close their copy of a descriptor."},
+	 "its bytes; None for any other."},
 	{"lend_private", gdr_lend_private, METH_O,
 	 "lend_private(fd)\n--\n\nHave children that this thread forks keep a private descriptor."},
 	{"take_back_private", gdr_take_back_private, METH_NOARGS,
 	 "take_back_private()\n--\n\nHave them close again what this thread lent."},
-	{"close_private", gdr_close_private, METH_O,
-	 "close_private(fd)\n--\n\nClose a descriptor that was noted. Raises OSError for any "
-	 "other."},
+	{"alone", gdr_alone, METH_VARARGS,
+	 "alone(lock, function, /, *args)\n--\n\nCall it with a lock held, which it outlives by no "
+	 "exception."},
+	{"try_alone", gdr_try_alone, METH_VARARGS,
+	 "try_alone(lock, function, /, *args)\n--\n\nAs alone(), but False where the lock is "
+	 "taken."},
+	{"run", (PyCFunction)(void (*)(void))gdr_run, METH_VARARGS | METH_KEYWORDS,
+	 "run(function, /, *args, **kwargs)\n--\n\n"
+	 "What a coroutine function returns whose coroutine never suspends."},
+	{"exchange", gdr_exchange, METH_VARARGS,
+	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
+	 "Send a packet, and receive one as receive() does. Raises OSError, ECONNRESET where the "
+	 "peer\nhas not read the packet and never will."},
+	{"receive", gdr_receive, METH_VARARGS,
+	 "receive(sock, limit, max_fds, /)\n--\n\n"
+	 "One packet: its bytes, its Descriptors (None in place of one for which there was no "
+	 "memory),\nrecvmsg's flags. Raises OSError."},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -96,7 +110,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 {
 	PyObject *module;
 
-	if (import_errors() || !gdr_find_layouts())
+	if (import_errors() || !gdr_find_layouts() || !gdr_alone_names() || !gdr_lease_names())
 		return NULL;
 
 	module = gdr_create_module(&definition);
@@ -105,7 +119,11 @@ PyMODINIT_FUNC PyInit__mapping(void)
 
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
 	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
-	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec))
+	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec) ||
+	    !add_type(module, &gdr_lease_spec))
+		goto drop_module;
+	gdr_descriptor_type_object = add_type(module, &gdr_descriptor_spec);
+	if (!gdr_descriptor_type_object)
 		goto drop_module;
 	gdr_channel_type_object = add_type(module, &gdr_channel_spec);
 	if (!gdr_channel_type_object || !add_type(module, &gdr_channel_reader_spec))

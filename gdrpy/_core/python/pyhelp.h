@@ -68,6 +68,13 @@ bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_
 /* Seconds, None or absent, into ns, INT64_MAX for no limit; false with an exception set. */
 bool gdr_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 
+/* Make the name of an attribute, once; false with an exception set. */
+static inline bool gdr_name(PyObject **name, const char *text)
+{
+	*name = PyUnicode_InternFromString(text);
+	return *name != NULL;
+}
+
 /* The module, which asks for no GIL where Python can do without. */
 static inline PyObject *gdr_create_module(struct PyModuleDef *definition)
 {

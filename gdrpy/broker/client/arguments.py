@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdrpy.broker.protocol import CPU_DEVICE, NAME_LIMIT
+from gdrpy.broker.protocol import CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT, REGION_LIMIT
 from gdrpy.common import arguments as _arguments
 from gdrpy.common.arguments import as_int
 
@@ -40,9 +40,19 @@ def as_device(call: str, device: Any) -> int | str:
     if device == "cpu":
         return CPU_DEVICE
     named = _arguments.as_device(call, device, or_cpu=True)
-    if isinstance(named, int) and named < 0:
-        raise ValueError(f"{call}: device must be a CUDA ordinal from 0 up, and is {named}")
+    if isinstance(named, int) and not 0 <= named < DEVICE_LIMIT:
+        raise ValueError(
+            f"{call}: device must be a CUDA ordinal from 0 to {DEVICE_LIMIT - 1}, and is {named}"
+        )
     return named
+
+
+def as_nbytes(call: str, value: Any) -> int:
+    """A number of bytes that a region may have. Raises TypeError, ValueError."""
+    nbytes = _arguments.as_size(call, value)
+    if nbytes > REGION_LIMIT:
+        raise ValueError(f"{call}: nbytes must be at most 2**61, and is {nbytes}")
+    return nbytes
 
 
 def as_mode(call: str, mode: Any) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from _thread import RLock
+from _weakref import ref
 
-from gdrpy._core._mapping import fork_generation
+from gdrpy._core._mapping import alone, fork_generation
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.errors import BrokerUnavailable, Gone
+from gdrpy.memory.sending import travel
 from gdrpy.region import remember
 
 TYPE_CHECKING = False
@@ -50,17 +52,22 @@ def _arrive(region: AwayRegion) -> None:
     if locks is None:  # another thread was quicker
         return
     # A forked child has one of its own: the thread that held its parent's may not be there.
-    with locks.setdefault(fork_generation(), RLock()):
-        if "_identity" not in fields:
-            return
-        found = vars(arrived(fields["_identity"]))
-        fields.update(found)
-        object.__setattr__(region, "__class__", BrokerRegion)
-        if region._cpu is not None:
-            region._cpu._travel = region._travel(0)
-        if region._ptr is not None:
-            remember(region)
-        del fields["_identity"], fields["_arriving"]
+    alone(locks.setdefault(fork_generation(), RLock()), _become, region, fields)
+
+
+def _become(region: AwayRegion, fields: dict[str, Any]) -> None:
+    """Be the region itself. Its class is the last to change: until then it is done anew."""
+    if "_identity" not in fields:
+        return
+    found = arrived(fields["_identity"])
+    fields.update(vars(found))
+    cpu = fields.get("_cpu")
+    if cpu is not None:
+        cpu._travel = travel(ref(region), found._stand_in(), 0)
+    if fields["_ptr"] is not None:
+        remember(region)
+    object.__setattr__(region, "__class__", BrokerRegion)
+    del fields["_identity"], fields["_arriving"]
 
 
 def arrived(identity: Identity) -> BrokerRegion:

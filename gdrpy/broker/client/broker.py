@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.channel import BlockingChannel, blocking, run
+from gdrpy.broker.client.channel import BlockingChannel, blocking
 from gdrpy.broker.client.region import BrokerRegion
 from gdrpy.broker.client.watch import Watch
 
@@ -23,7 +24,7 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """
-    return Broker(run(reach(BlockingChannel, socket, timeout, reconnect)), BlockingChannel)
+    return Broker(run(reach, BlockingChannel, socket, timeout, reconnect), BlockingChannel)
 
 
 class Broker(BrokerBase):
@@ -54,7 +55,7 @@ class Broker(BrokerBase):
         self._check("Broker.watch")
         watch = Watch(self._separate(), prefix, timeout)
         try:
-            run(watch.begin())
+            run(watch.begin)
         except BaseException:
             watch.close()
             raise
@@ -75,7 +76,7 @@ class Broker(BrokerBase):
             if reply is not None:
                 return BrokerRegion._granted(self, *reply, gpu, cpu)
         return run(
-            calls.get(self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device)
+            calls.get, self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device
         )
 
     get.__doc__ = calls.get.__doc__
@@ -87,8 +88,7 @@ class Broker(BrokerBase):
         assert isinstance(channel, BlockingChannel)
         if not channel.connected:  # as in a forked child, where the lock may never be free
             return None
-        with channel.lock:
-            reply = connection.ask_now(request, channel)
+        reply = alone(channel.lock, connection.ask_now, request, channel)
         if connection.returned:
             connection.flush()
         return reply
@@ -111,7 +111,7 @@ class Broker(BrokerBase):
         return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
 
     def _release(self) -> None:
-        run(self._connection.channel.alone(self._disconnect))
+        run(self._connection.channel.alone, self._disconnect)
 
     async def _disconnect(self) -> None:
         self._connection.close()

@@ -9,7 +9,14 @@ from __future__ import annotations
 import time
 
 from gdrpy import cuda
-from gdrpy.broker.client.arguments import as_device, as_mode, as_name, as_prefix, check_views
+from gdrpy.broker.client.arguments import (
+    as_device,
+    as_mode,
+    as_name,
+    as_nbytes,
+    as_prefix,
+    check_views,
+)
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -18,8 +25,6 @@ from gdrpy.broker.protocol import (
     error_of,
     pack_metadata,
 )
-from gdrpy.broker.unix import close_all
-from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
@@ -153,7 +158,7 @@ async def _make(
     request = {
         "op": call,
         "name": name if name is None else as_name(call, name),
-        "nbytes": as_size(call, nbytes),
+        "nbytes": as_nbytes(call, nbytes),
         "device": ordinal,
         "mode": as_mode(call, mode),
         "metadata": pack_metadata(call, metadata),
@@ -247,7 +252,7 @@ async def get_many(
                 "gpu": bool(gpu),
             }
             message, fds = await client._ask(request)
-            undo.callback(close_all, fds)
+            undo.callback(fds.clear)
             fds.reverse()  # each grant takes the last
             for grant in message["grants"]:
                 if "error" in grant:
@@ -324,7 +329,7 @@ async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) ->
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
     request = {
         "op": "rounded_size",
-        "nbytes": as_size("rounded_size", nbytes),
+        "nbytes": as_nbytes("rounded_size", nbytes),
         "device": as_device("rounded_size", device),
     }
     message, _ = await client._ask(request)

@@ -1,7 +1,10 @@
 """How a connection waits: a channel carries packets, and either blocks or suspends its caller.
 
 Everything above it is written once, as coroutines. Those of a :class:`BlockingChannel` never
-suspend, so that :func:`run` runs them to their end without an event loop.
+suspend, so that ``run`` runs them to their end without an event loop.
+
+A signal's handler may raise between any two bytecodes. So descriptors are objects from the first,
+and locks are taken and given back within one call, ``alone``.
 """
 
 from __future__ import annotations
@@ -15,15 +18,9 @@ import time
 from _thread import allocate_lock
 from _weakref import ref
 
+from gdrpy._core._mapping import alone, exchange, receive, run, try_alone
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
-from gdrpy.broker.unix import (
-    BadPacket,
-    DescriptorsLost,
-    exchange,
-    packet_socket,
-    receive,
-    set_timeout,
-)
+from gdrpy.broker.unix import packet_socket, set_timeout
 from gdrpy.errors import PermissionDenied, ProtocolError
 from gdrpy.memory.descriptors import fork_lock
 
@@ -36,7 +33,10 @@ if TYPE_CHECKING:
     T = TypeVar("T")
     P = ParamSpec("P")
 
-    Descriptors = list[int]
+    from gdrpy._core._mapping import Descriptor
+
+    #: None stands for one that did not arrive.
+    Descriptors = list[Descriptor | None]
     #: A packet and its descriptors, None if they did not all arrive.
     Packet = tuple[bytes, Descriptors | None]
 
@@ -87,14 +87,22 @@ if TYPE_CHECKING:
             """To not connected, which the peer does not notice before :meth:`forget`."""
 
         def forget(self) -> None:
-            """Disconnect from what was left."""
+            """Disconnect from all that was left."""
 
         def abandon(self) -> None:
             """Close the sockets alone: they are the parent process's."""
 
 
+_TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+_UNREAD = (errno.ECONNRESET, errno.EPIPE)
+
+
 class Lost(Exception):
     """There is nobody at the other end, or no more."""
+
+
+class Unread(Lost):
+    """And what was sent last has not been read there."""
 
 
 class Silent(Exception):
@@ -104,30 +112,29 @@ class Silent(Exception):
 def receive_packet(sock: _socket.socket) -> Packet:
     """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
     try:
-        return checked(receive(sock, PACKET_LIMIT, FDS_LIMIT))
-    except (OSError, BadPacket) as error:
-        return incomplete(error)
+        packet = receive(sock.fileno(), PACKET_LIMIT, FDS_LIMIT)
+    except OSError as error:
+        raise failure(error) from error
+    return _checked(*packet)
 
 
-def checked(packet: tuple[bytes, Descriptors]) -> Packet:
-    """A packet. Raises Lost for what stands for the peer's end."""
-    if not packet[0] and not packet[1]:
+def _checked(data: bytes, fds: Descriptors, flags: int) -> Packet:
+    """A packet. Raises Lost for what stands for the peer's end, ProtocolError."""
+    if flags & _TRUNCATED:
+        fds.clear()
+        if flags & _socket.MSG_TRUNC:
+            raise ProtocolError(f"a packet has more than {PACKET_LIMIT} bytes")
+        return data, None
+    if not data and not fds:
         raise Lost("it closed the connection")
-    return packet
-
-
-def incomplete(error: OSError | BadPacket) -> Packet:
-    """The packet whose descriptors were lost. Raises what any other failure means."""
-    if isinstance(error, DescriptorsLost):
-        return error.data, None
-    if isinstance(error, BadPacket):
-        raise ProtocolError(str(error)) from None
-    raise failure(error) from error
+    return data, fds
 
 
 def failure(error: OSError) -> Lost | Silent:
-    """What a socket's error means."""
-    return Silent() if error.errno == errno.EAGAIN else Lost(error.strerror)
+    """What a socket's error means: that its peer closes before it has read all is ECONNRESET."""
+    if error.errno == errno.EAGAIN:
+        return Silent()
+    return (Unread if error.errno in _UNREAD else Lost)(error.strerror)
 
 
 def refused(error: OSError, path: str) -> Exception:
@@ -140,12 +147,12 @@ def refused(error: OSError, path: str) -> Exception:
 
 
 class Sockets:
-    """The sockets of a channel: the one that is connected, and one that was left."""
+    """The sockets of a channel: the one that is connected, and those that were left."""
 
     def __init__(self) -> None:
         self.connected = False
         self._sock: _socket.socket | None = None
-        self._left: _socket.socket | None = None
+        self._left: list[_socket.socket] = []
 
     def fileno(self) -> int:
         return -1 if self._sock is None else self._sock.fileno()
@@ -155,10 +162,12 @@ class Sockets:
 
         Else the broker could not tell that this process has ended.
         """
-        with fork_lock:
-            self._sock = packet_socket()
-            _begun.add(ref(self, _begun.discard))
-            return self._sock
+        return alone(fork_lock, self._begin)
+
+    def _begin(self) -> _socket.socket:
+        _begun.add(ref(self, _begun.discard))
+        self._sock = packet_socket()
+        return self._sock
 
     def hang_up(self) -> None:
         self.connected = False
@@ -167,14 +176,15 @@ class Sockets:
             self._sock = None
 
     def leave(self) -> None:
-        self.forget()
         self.connected = False
-        self._left, self._sock = self._sock, None
+        if self._sock is not None:
+            self._left.append(self._sock)
+            self._sock = None
 
     def forget(self) -> None:
-        if self._left is not None:
-            self._left.close()
-            self._left = None
+        while self._left:
+            self._left[-1].close()
+            self._left.pop()
 
     def abandon(self) -> None:
         self.hang_up()
@@ -201,24 +211,20 @@ class BlockingChannel(Sockets):
         self.connected = True
 
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
-        with self.lock:
-            return await do(*args)
+        made: T = alone(self.lock, run, do, *args)
+        return made
 
     def try_alone(self, do: Callable[[], bool]) -> bool:
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            return do()
-        finally:
-            self.lock.release()
+        return try_alone(self.lock, do)
 
     def exchange_now(self, packet: bytes) -> Packet:
         """As :meth:`exchange`, for who is no coroutine."""
         assert self._sock is not None
         try:
-            return checked(exchange(self._sock, packet, PACKET_LIMIT, FDS_LIMIT))
-        except (OSError, BadPacket) as error:
-            return incomplete(error)
+            reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)
+        except OSError as error:
+            raise failure(error) from error
+        return _checked(*reply)
 
     async def exchange(self, packet: bytes) -> Packet:
         return self.exchange_now(packet)
@@ -267,16 +273,6 @@ def _abandon_all() -> None:
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-def run(steps: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, to its end."""
-    try:
-        steps.send(None)
-    except StopIteration as done:
-        value: T = done.value
-        return value
-    raise RuntimeError("a blocking call was suspended")
-
-
 def blocking(
     call: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], T]:
@@ -284,6 +280,6 @@ def blocking(
 
     @functools.wraps(call)
     def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run(call(self, *args, **kwargs))
+        return run(call, self, *args, **kwargs)
 
     return method

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from gdrpy.broker.client.channel import Lost, Silent
+from gdrpy._core import _mapping
+from gdrpy.broker.client.channel import Lost, Silent, Unread
 from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -15,14 +16,12 @@ from gdrpy.broker.protocol import (
     error_of,
     packer,
 )
-from gdrpy.broker.unix import NO_FD, close_all
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
     Error,
     Gone,
     InvalidRequest,
-    NotFound,
     ProtocolError,
     Timeout,
 )
@@ -40,46 +39,30 @@ if TYPE_CHECKING:
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
 #: What a repeated request is refused with after the first one was carried out.
-_DONE_BEFORE = {"delete": NotFound}
+_DONE_BEFORE = {"delete": "NotFound"}
 
 
-class Lease:
+class Lease(_mapping.Lease):
     """A grant that this process holds; given back when it is closed, or nobody refers to it."""
 
-    __slots__ = ("_connection", "life", "region")
-
-    def __init__(self, connection: Connection, region: int, writable: bool, gpu: bool) -> None:
-        self._connection = connection
-        self.region = region
-        self.life = connection.life
-        connection.leases[id(self)] = (region, writable, gpu)
+    __slots__ = ()
 
     @property
     def socket(self) -> str:
         """The path of the broker's socket."""
-        return self._connection.path
+        path: str = self._connection.path
+        return path
 
     @property
     def writable(self) -> bool:
         """Whether the memory may be written; not when it was given back."""
-        _, writable, _ = self._connection.leases.get(id(self), (0, False, False))
-        return bool(writable)
+        entry = self._entry
+        return entry is not None and entry[1]
 
     @property
     def lost(self) -> bool:
         """Whether the broker knows it no more, or it was given back."""
-        return id(self) not in self._connection.leases
-
-    def close(self) -> None:
-        """Give it back; never waits. May be called again."""
-        connection = self._connection
-        if connection.leases.pop(id(self), None) is not None:
-            connection.returned.append(self.region)
-            connection.flush()
-
-    def __del__(self) -> None:
-        if not sys.is_finalizing() and hasattr(self, "life"):
-            self.close()
+        return self._entry is None
 
 
 class Connection:
@@ -87,6 +70,12 @@ class Connection:
 
     When the broker goes away it is sought for up to ``reconnect`` seconds, the leases are resumed,
     and the request is repeated.
+
+    An exception may end a call at any point, as Ctrl-C does. So nothing that must happen is left to
+    exception handlers. What was granted belongs to leases and descriptors, C objects that give it
+    back. From before something is sent until what came of it is known the connection is not
+    settled; whoever finds it so connects anew and resumes the leases that there are, and the broker
+    gives back what was granted to nobody.
     """
 
     def __init__(self, channel: Channel, path: str, reconnect: float) -> None:
@@ -96,30 +85,39 @@ class Connection:
         self.life = ""
         #: What hello answered.
         self.server: Message = {}
-        #: Region, writable, gpu of each lease, by the identity of its object.
+        #: Region, writable, gpu of each lease, by a number of its object's.
         self.leases: dict[int, tuple[int, bool, bool]] = {}
-        #: Regions given back that the broker has not been told of.
-        self.returned: list[int] = []
+        #: Regions given back that the broker has not been told of, by those numbers.
+        self.returned: dict[int, int] = {}
         self.reconnect = reconnect
         self._closed = False
-        #: Whether the channel, when it is connected, is past hello and resume.
-        self._opened = False
-        #: The sessions that may hold our leases: more than one while a resume was not answered.
+        #: Whether the channel, when it is connected, is past hello and resume, and nothing is
+        #: under way.
+        self._settled = False
+        #: The sessions that may hold our leases, the channel's the last if it is ``_greeted``: more
+        #: than one while a resume was not answered.
         self._sessions: list[int] = []
+        self._greeted = False
+        #: Whether those may hold anything for us.
+        self._granting = False
         self._last_id = 0
         self._pack = packer()
-        #: Whether the request being made was sent before, to a broker that did not answer it.
-        self._repeated = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is connected, and no call was broken off half-way."""
+        return self.channel.connected and self._settled
 
     async def open(self) -> None:
         """Connect, once. Raises Lost, Silent, PermissionDenied, ProtocolError, Closed."""
         if self._closed:
             raise Closed(f"the connection to the broker at {self.path} is closed")
+        self._break_off()
+        self._greeted = False
         await self.channel.connect(self.path)
-        self._opened = False
         try:
-            self.server, _ = await self._exchange(
-                {"op": "hello", "version": VERSION, "client": "gdrpy"}
+            self.server, _ = accepted(
+                await self._exchange({"op": "hello", "version": VERSION, "client": "gdrpy"})
             )
             if self.server["version"] != VERSION:
                 raise ProtocolError(
@@ -129,39 +127,44 @@ class Connection:
             check("hello", self.server, WELCOME)
             await self._resume(self.server["life"], self.server["session"])
         except BaseException:
-            self.channel.hang_up()
+            self._break_off()
             raise
-        self._opened = True
         self.channel.forget()
+        self._settled = True
 
     async def _resume(self, life: str, session: int) -> None:
-        """Get back the leases that live, from the sessions that may hold them."""
+        """Get back the leases that live, from the sessions that may hold them, and end those."""
         if life != self.life:
-            self.life = life
+            self.leases.clear()
             self._sessions = []
-        before, self._sessions = self._sessions, [*self._sessions, session]
-        self.returned.clear()
+            self.life = life
+        before = self._sessions if self._granting else []
+        self._sessions = [*before, session]
+        self._greeted = True
         missing = self.leases.copy()
+        for key in list(self.returned):
+            if key not in missing:  # else it was given back just now, and will have been resumed
+                self.returned.pop(key, None)
         for number in before:
-            if missing:
-                missing = await self._resume_from(number, missing)
+            missing = await self._resume_from(number, missing)
         for key in missing:
             self.leases.pop(key, None)
         self._sessions = [session]
+        self._granting = bool(self.leases or self.returned)
 
     async def _resume_from(
         self, session: int, leases: dict[int, tuple[int, bool, bool]]
     ) -> dict[int, tuple[int, bool, bool]]:
-        """Resume these leases of a session; those that were not found there."""
+        """Resume these leases of a session, which ends; those that were not found there."""
         lost: set[int] = set()
         wanted = list(leases.values())
-        for first in range(0, len(wanted), BATCH_LIMIT):
+        for first in range(0, len(wanted) or 1, BATCH_LIMIT):
             batch = wanted[first : first + BATCH_LIMIT]
             request: Message = {"op": "resume", "session": session, "leases": batch}
             if first + BATCH_LIMIT < len(wanted):
                 request["more"] = True
             try:
-                reply, _ = await self._exchange(request)
+                reply, _ = accepted(await self._exchange(request))
             except InvalidRequest:  # this process has become another user's
                 return leases
             lost.update(reply["lost"])
@@ -179,22 +182,31 @@ class Connection:
         Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
         timeout the connection is dropped: the reply may still come.
         """
-        sent = False
+        perhaps_done = False
         deadline: float | None = None
         pause = 0.0
         while True:
+            asked = False
             try:
-                if not self.channel.connected:
+                if not self.ready:
                     await self.open()
                 if self.returned:
                     self._send_returned()
                 if lease is not None and (lease.lost or lease.life != self.life):
                     raise self._lost_lease(request, lease)
-                self._repeated, sent = sent, True
-                return await self._exchange(request)
+                asked = True
+                self._granting |= "gpu" in request
+                self._settled = False
+                message, fds = await self._exchange(request)
+                self._settled = True
+                refusal = message.get("error")
+                if refusal and perhaps_done and refusal == _DONE_BEFORE.get(request["op"]):
+                    return {}, []
+                return accepted((message, fds))
             except Silent:
                 raise self._timeout(request) from None
             except Lost as lost:
+                perhaps_done |= asked and not isinstance(lost, Unread)
                 now = time.monotonic()
                 if deadline is None:
                     deadline = now + self.reconnect
@@ -211,10 +223,12 @@ class Connection:
 
         What :meth:`ask` does when all is well, in a plain call. The channel's lock is held.
         """
-        if not channel.connected or self.returned:
+        if not self._settled or not channel.connected or self.returned:
             return None
         request["id"] = self._last_id = self._last_id + 1
         packet = encode(request, self._pack)
+        self._granting = True
+        self._settled = False
         try:
             message, fds = self._accept(channel.exchange_now(packet), request)
         except Lost:
@@ -226,10 +240,8 @@ class Connection:
         except BaseException:
             self._break_off()
             raise
-        if "error" in message:
-            close_all(fds)
-            raise error_of(message)
-        return message, fds
+        self._settled = True
+        return (message, fds) if "error" not in message else accepted((message, fds))
 
     def _timeout(self, request: Message) -> Timeout:
         return Timeout(
@@ -239,8 +251,8 @@ class Connection:
 
     def _break_off(self) -> None:
         """Wait for no reply any more. The broker is not to notice before our leases are resumed."""
-        if self._opened and self.leases:
-            self._opened = False
+        self._settled = False
+        if self._greeted and self.leases:
             self.channel.leave()
         else:
             self.channel.hang_up()
@@ -252,7 +264,7 @@ class Connection:
         )
 
     async def _exchange(self, request: Message) -> Reply:
-        """The reply to a request, put together if it comes in several packets."""
+        """The reply to a request, or its refusal, put together if it comes in several packets."""
         request["id"] = self._last_id = self._last_id + 1
         packet = encode(request, self._pack)
         try:
@@ -265,12 +277,6 @@ class Connection:
         except BaseException:
             self._break_off()
             raise
-        if "error" in message:
-            close_all(fds)
-            error = error_of(message)
-            if self._repeated and isinstance(error, _DONE_BEFORE.get(request["op"], ())):
-                return {}, []
-            raise error
         return message, fds
 
     async def _collect(self, message: Message, fds: Descriptors, request: Message) -> None:
@@ -286,7 +292,7 @@ class Connection:
                 message["grants"] += part["grants"]
                 more = part["more"]
         except BaseException:
-            close_all(fds)
+            fds.clear()
             raise
 
     def _accept(self, packet: Packet, request: Message) -> Reply:
@@ -305,7 +311,7 @@ class Connection:
             if type(told) is not int or not 0 <= told <= FDS_LIMIT:
                 raise ProtocolError(f"{request['op']}: the reply tells of {told!r:.80} descriptors")
             if fds is None:
-                fds = [NO_FD] * told
+                fds = [None] * told
             elif told != len(fds):
                 raise ProtocolError(
                     f"{request['op']}: the reply tells of {told} descriptors, and {len(fds)} came"
@@ -313,7 +319,8 @@ class Connection:
             if "error" not in message:
                 self._take_leases(message, request, told)
         except BaseException:
-            close_all(fds or [])
+            if fds is not None:
+                fds.clear()
             raise
         return message, fds
 
@@ -331,14 +338,35 @@ class Connection:
         Called in any thread, by the garbage collector too: even by one that asks just now. Who
         holds the lock calls it again when it has let go.
         """
+        if sys.is_finalizing():
+            return
         while self.returned and self.channel.try_alone(self._send_returned):
             pass
 
     def _send_returned(self) -> bool:
         """With the lock held; whether there was room for all of it."""
         while self.returned:
-            batch = self.returned[:BATCH_LIMIT]
-            if not self.channel.send_now(encode({"op": "release", "regions": batch})):
+            if not self._settled:  # a call was broken off, and what it was granted is not known
+                self._break_off()
                 return False
-            del self.returned[: len(batch)]
+            keys = list(self.returned)[:BATCH_LIMIT]
+            regions = [self.returned[key] for key in keys]
+            packet = encode({"op": "release", "regions": regions}, self._pack)
+            self._settled = False
+            sent = self.channel.send_now(packet)
+            if sent:
+                for key in keys:
+                    del self.returned[key]
+            self._settled = True
+            if not sent:
+                return False
         return True
+
+
+def accepted(reply: Reply) -> Reply:
+    """A reply. Raises what a refusal stands for."""
+    message, fds = reply
+    if "error" in message:
+        fds.clear()
+        raise error_of(message)
+    return reply

@@ -8,7 +8,6 @@ from gdrpy.broker.client import region_calls
 from gdrpy.broker.client.arrays import ARRAY, stored_array
 from gdrpy.broker.client.channel import blocking
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
-from gdrpy.broker.unix import NO_FD, close_all
 from gdrpy.errors import MissingView, ReadOnly, Sealed
 from gdrpy.region import Region
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from gdrpy.arrays.viewed import Array
     from gdrpy.broker.client.base import BrokerBase
+    from gdrpy.broker.client.channel import Descriptors
     from gdrpy.broker.client.connection import Lease, Message
     from gdrpy.memory.view import Mapping
 
@@ -69,7 +69,7 @@ class LeasedRegion(Region):
         cls,
         broker: BrokerBase,
         grant: Message,
-        fds: list[int],
+        fds: Descriptors,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
@@ -80,7 +80,7 @@ class LeasedRegion(Region):
         """
         lease = grant["lease"]
         try:
-            if fds[-1] == NO_FD:
+            if fds[-1] is None:
                 raise OSError(
                     errno.EMFILE,
                     f"region {grant['name']!r} came without its descriptor: this process may open "
@@ -95,7 +95,7 @@ class LeasedRegion(Region):
                         f"with cpu=True"
                     )
             region = cls._adopt(
-                fds.pop(),
+                fds[-1],
                 grant["nbytes"],
                 device,
                 gpu=gpu,
@@ -104,8 +104,9 @@ class LeasedRegion(Region):
                 source=lease,
                 viewer=viewer,
             )
+            fds.pop()
         except BaseException:
-            close_all(fds)
+            fds.clear()
             lease.close()
             raise
         region.id = grant["region"]

@@ -4,7 +4,13 @@ what :mod:`gdrpy.broker.messages` describes, which is imported when it is first 
 
 from __future__ import annotations
 
-from gdrpy.broker.protocol import CPU_DEVICE, METADATA_LIMIT, REGION_LIMIT, decode
+from gdrpy.broker.protocol import (
+    CPU_DEVICE,
+    DEVICE_LIMIT,
+    METADATA_LIMIT,
+    REGION_LIMIT,
+    decode,
+)
 from gdrpy.errors import ProtocolError
 
 TYPE_CHECKING = False
@@ -37,7 +43,7 @@ def _size(value: Any) -> bool:
 
 
 def _device(value: Any) -> bool:
-    return type(value) is int and CPU_DEVICE <= value < 1 << 16
+    return type(value) is int and CPU_DEVICE <= value < DEVICE_LIMIT
 
 
 def _text(value: Any) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from gdrpy._core._mapping import run
 from gdrpy.broker.client.arguments import as_prefix
-from gdrpy.broker.client.channel import Lost, run
-from gdrpy.broker.unix import close_all
+from gdrpy.broker.client.channel import Lost
 from gdrpy.common.resource import Resource
 from gdrpy.errors import ProtocolError, Timeout
 
@@ -31,35 +31,46 @@ class Watching(Resource):
         super().__init__()
         self._connection = connection
         self._prefix = as_prefix("watch", prefix)
+        #: Whether an event may have been received that :meth:`next` has not given.
+        self._hearing = False
 
     async def begin(self) -> None:
         """Have the broker send events, if it does not yet. Raises as any call does."""
         self._check("watch")
-        if not self._connection.channel.connected:
+        if not self._connection.ready:
             await self._connection.ask({"op": "watch", "prefix": self._prefix})
 
     async def next(self, deadline: float | None) -> Event | None:
-        """The next event; None if there is none by ``deadline``, of ``time.monotonic()``."""
+        """The next event; None if there is none by ``deadline``, of ``time.monotonic()``.
+
+        An event "lost" stands for one that came when an exception, as Ctrl-C, ended this call.
+        """
         from gdrpy.broker.messages import LOST, decode_event
 
         self._check("watch")
         channel = self._connection.channel
         try:
-            if not channel.connected:
+            if not self._connection.ready:
                 raise Lost
+            if self._hearing:
+                self._hearing = False
+                return LOST
             if not await channel.wait(deadline):
                 return None
-            data, fds = await channel.receive()
+            self._hearing = True
+            data, _ = await channel.receive()
         except Lost:
             channel.close()
             await self.begin()
+            self._hearing = False
             return LOST
-        close_all(fds or [])
         try:
-            return decode_event(data)
+            event = decode_event(data)
         except ProtocolError:
             channel.close()
             raise
+        self._hearing = False
+        return event
 
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""
@@ -99,4 +110,4 @@ class Watch(Watching):
         return self
 
     def __next__(self) -> Event:
-        return heard(run(self.next(deadline_of(self.timeout))), self.timeout)
+        return heard(run(self.next, deadline_of(self.timeout)), self.timeout)

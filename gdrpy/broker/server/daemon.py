@@ -40,7 +40,8 @@ class Options:
     """How a broker is to run: at the socket ``path``, or on ``listener``, which is there already.
 
     ``store`` makes what keeps the memory when the broker is killed. ``mode`` and ``group`` are of a
-    socket that is made here. ``notifier`` is told that the broker is ready, and that it ends.
+    socket that is made here. ``notifier`` is told that the broker is ready, and that it ends. What
+    the clients of an earlier broker held ends when they have not resumed it within so many seconds.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Options:
     mode: int = 0o600
     group: int | None = None
     strict: bool = False
+    resume_within: float = 3600.0
     notifier: Notifier = field(default_factory=lambda: Notifier(None))
 
 
@@ -67,7 +69,9 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             begin.join()
             options.limits.devices  # noqa: B018
         with place.listening() as listener:
-            loop = Server(listener, state, options.limits, server, options.strict)
+            loop = Server(
+                listener, state, options.limits, server, options.strict, options.resume_within
+            )
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
             for number in _ENDS:

@@ -95,7 +95,13 @@ class Server:
     """Serves one listening socket until :meth:`stop`."""
 
     def __init__(
-        self, listener: socket.socket, state: State, limits: Limits, server: str, strict: bool
+        self,
+        listener: socket.socket,
+        state: State,
+        limits: Limits,
+        server: str,
+        strict: bool,
+        resume_within: float,
     ) -> None:
         self._listener = listener
         self._state = state
@@ -119,6 +125,7 @@ class Server:
         self._ended: list[Session] = []
         #: Sessions of an earlier broker's connections, by a descriptor of their process.
         self._orphans: dict[int, Session] = {}
+        self._resume_by = time.monotonic() + resume_within
         #: And those descriptors, and the connections of sessions, by the session's number.
         self._orphan_of: dict[int, int] = {}
         self._of_session: dict[int, Connection] = {}
@@ -152,6 +159,8 @@ class Server:
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
+            if self._orphans and time.monotonic() > self._resume_by:
+                self._end_orphans()
             late = len(self._late)
             ready = self._epoll.poll(0 if self._turns or late else self._patience(), _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
@@ -294,7 +303,9 @@ class Server:
 
     def _patience(self) -> float | None:
         """Seconds to wait for something to happen."""
-        return _LOOK if self._waiting else _RETRY if self._state.store_lost else None
+        if self._waiting or self._state.store_lost:
+            return _LOOK if self._waiting else _RETRY
+        return max(0.0, self._resume_by - time.monotonic()) if self._orphans else None
 
     def _look_at_waiting(self) -> None:
         """Send to those that have read in the meantime: the kernel does not tell of that."""
@@ -382,6 +393,13 @@ class Server:
         del self._orphan_of[session.number]
         os.close(process)
         self._ended.append(session)
+
+    def _end_orphans(self) -> None:
+        """End what nobody has resumed: its client lives, and may have let go of it unheard."""
+        log.info("%d clients of the broker before did not come back in time", len(self._orphans))
+        for process in list(self._orphans):
+            self._end_orphan(process)
+        self._end_sessions()
 
     def _end_sessions(self) -> None:
         """End one session, and have the others wait for their turns."""

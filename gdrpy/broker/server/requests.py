@@ -11,12 +11,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from gdrpy.broker.messages import Bytes, Metadata, Number
-from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, NAME_LIMIT
+from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Prefix = Annotated[str, Meta(max_length=NAME_LIMIT)]
 #: The broker's ordinal of a GPU, the host's number, or a GPU's UUID or PCI address.
-Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=1 << 16)] | Annotated[str, Meta(max_length=40)]
+Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=DEVICE_LIMIT)] | Annotated[str, Meta(max_length=40)]
 Mode = Annotated[int, Meta(ge=0, le=0o666)]
 Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]

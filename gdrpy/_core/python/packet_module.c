@@ -4,30 +4,19 @@
  * beside it, in one call each way. The socket must be a blocking one for a call that shall wait.
  */
 #define _GNU_SOURCE
-#include "pyhelp.h"
+#include "packet.h"
 
 #include <errno.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
-
-/* What the kernel takes beside one message. Source: SCM_MAX_FD, unix(7). */
-#define MAX_FDS 253
-
-/* Room for that many descriptors, aligned as the kernel's headers want it. */
-union control {
-	char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))];
-	struct cmsghdr align;
-};
 
 /* Put descriptors of a sequence into out; how many, or -1 with an exception set. */
 static Py_ssize_t take_fds(PyObject *sequence, int *out)
 {
 	Py_ssize_t count = PySequence_Size(sequence), i;
 
-	if (count > MAX_FDS) {
+	if (count > GDR_MAX_FDS) {
 		PyErr_Format(PyExc_ValueError, "%zd descriptors are more than the %d of a packet",
-			     count, MAX_FDS);
+			     count, GDR_MAX_FDS);
 		return -1;
 	}
 	for (i = 0; i < count; i++) {
@@ -48,7 +37,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 {
 	struct iovec iov = {.iov_base = data->buf, .iov_len = (size_t)data->len};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-	union control control;
+	union gdr_control control;
 	ssize_t sent;
 
 	if (count) {
@@ -74,7 +63,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 
 static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	int sock, fds[MAX_FDS], error = -1;
+	int sock, fds[GDR_MAX_FDS], error = -1;
 	PyObject *sequence;
 	Py_ssize_t count;
 	Py_buffer data;
@@ -88,23 +77,6 @@ static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 	if (error)
 		return NULL;
 	Py_RETURN_NONE;
-}
-
-/* Put the descriptors that came into out; how many. */
-static Py_ssize_t find_fds(struct msghdr *message, int *out)
-{
-	Py_ssize_t found = 0;
-	struct cmsghdr *header;
-
-	for (header = CMSG_FIRSTHDR(message); header; header = CMSG_NXTHDR(message, header)) {
-		size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
-			continue;
-		memcpy(out + found, CMSG_DATA(header), count * sizeof(int));
-		found += (Py_ssize_t)count;
-	}
-	return found;
 }
 
 /* Descriptors as a list, which owns them by number. */
@@ -130,18 +102,15 @@ static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 	ssize_t size;
 	char *buffer;
 	PyObject *data, *list, *result = NULL;
-	int fds[MAX_FDS];
+	int fds[GDR_MAX_FDS];
 	Py_ssize_t count;
 	struct iovec iov;
-	union control control;
+	union gdr_control control;
 	struct msghdr message;
 
-	if (limit < 0 || max_fds < 0 || max_fds > MAX_FDS)
-		return PyErr_Format(PyExc_ValueError, "a limit of %zd bytes and %zd descriptors",
-				    limit, max_fds);
-	buffer = PyMem_Malloc((size_t)limit);
+	buffer = gdr_packet_buffer(limit, max_fds);
 	if (!buffer)
-		return PyErr_NoMemory();
+		return NULL;
 
 	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
 	do {
@@ -161,7 +130,7 @@ static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
 		goto free_buffer;
 	}
 
-	count = find_fds(&message, fds);
+	count = gdr_find_fds(&message, fds);
 	list = list_fds(fds, count);
 	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
 	if (data)
@@ -186,28 +155,12 @@ static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 	return receive_packet(sock, limit, max_fds);
 }
 
-static PyObject *packet_exchange(PyObject *Py_UNUSED(module), PyObject *args)
-{
-	Py_ssize_t limit, max_fds;
-	Py_buffer data;
-	int sock, error;
-
-	if (!PyArg_ParseTuple(args, "iy*nn:exchange", &sock, &data, &limit, &max_fds))
-		return NULL;
-	error = send_packet(sock, &data, NULL, 0);
-	PyBuffer_Release(&data);
-	return error ? NULL : receive_packet(sock, limit, max_fds);
-}
-
 static PyMethodDef functions[] = {
 	{"send", packet_send, METH_VARARGS,
 	 "send(sock, data, fds, /)\n--\n\nSend one packet. Raises OSError."},
 	{"receive", packet_receive, METH_VARARGS,
 	 "receive(sock, limit, max_fds, /)\n--\n\n"
 	 "One packet: its bytes, its descriptors (the caller's), recvmsg's flags. Raises OSError."},
-	{"exchange", packet_exchange, METH_VARARGS,
-	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
-	 "Send one packet, without descriptors, and receive one. Raises OSError."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A lock that is taken and given back by one call. Between the bytecodes of a `with` block Python
+ * may raise what a signal's handler or another thread has for it, and the lock would stay taken.
+ */
+#include "alone.h"
+
+static PyObject *acquire, *release;
+
+bool gdr_alone_names(void)
+{
+	return gdr_name(&acquire, "acquire") && gdr_name(&release, "release");
+}
+
+/* args[0](*args[1:], **kwargs). */
+static PyObject *call(PyObject *args, Py_ssize_t first, PyObject *kwargs)
+{
+	PyObject *function = PyTuple_GetItem(args, first), *rest, *result;
+
+	if (!function)
+		return NULL;
+	rest = PyTuple_GetSlice(args, first + 1, PyTuple_Size(args));
+	if (!rest)
+		return NULL;
+	result = PyObject_Call(function, rest, kwargs);
+	Py_DECREF(rest);
+	return result;
+}
+
+/* The call, and then let go of the lock. */
+static PyObject *call_and_release(PyObject *lock, PyObject *args)
+{
+	PyObject *error, *value, *traceback, *released;
+	PyObject *result = call(args, 1, NULL);
+
+	PyErr_Fetch(&error, &value, &traceback);
+	released = PyObject_CallMethodObjArgs(lock, release, NULL);
+	if (!released)
+		PyErr_WriteUnraisable(lock);
+	Py_XDECREF(released);
+	PyErr_Restore(error, value, traceback);
+	return result;
+}
+
+PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	PyObject *lock = PyTuple_GetItem(args, 0);
+	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, NULL) : NULL;
+
+	if (!taken)
+		return NULL;
+	Py_DECREF(taken);
+	return call_and_release(lock, args);
+}
+
+PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	PyObject *lock = PyTuple_GetItem(args, 0);
+	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
+
+	if (!taken || taken == Py_False)
+		return taken;
+	Py_DECREF(taken);
+	return call_and_release(lock, args);
+}
+
+PyObject *gdr_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+{
+	PyObject *steps = call(args, 0, kwargs), *result = NULL;
+
+	if (!steps)
+		return NULL;
+	if (PyIter_Send(steps, Py_None, &result) == PYGEN_NEXT) {
+		Py_CLEAR(result);
+		PyErr_SetString(PyExc_RuntimeError, "a blocking call was suspended");
+	}
+	Py_DECREF(steps);
+	return result;
+}

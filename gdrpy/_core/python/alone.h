@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: MIT */
+/* Calls that no signal can leave half-way: with a lock held, and of coroutines that do not wait. */
+#ifndef GDRPY_ALONE_H
+#define GDRPY_ALONE_H
+
+#include "pyhelp.h"
+
+/* Before the functions of the module: false with an exception set. */
+bool gdr_alone_names(void);
+
+/* Functions of the module. */
+PyObject *gdr_alone(PyObject *module, PyObject *args);
+PyObject *gdr_try_alone(PyObject *module, PyObject *args);
+PyObject *gdr_run(PyObject *module, PyObject *args, PyObject *kwargs);
+
+#endif

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gdrpy._core._mapping.Descriptor, and the packets of a broker, whose descriptors are such objects.
+ *
+ * No signal can come between a packet's arrival and its objects: Python's handlers run between
+ * bytecodes, and all of that is one call. Forked children keep none, whenever the fork comes.
+ */
+#define _GNU_SOURCE 1
+
+#include "descriptor.h"
+
+#include <errno.h>
+
+#include "forks.h"
+#include "packet.h"
+
+struct descriptor {
+	PyObject_HEAD int fd; /* private; -1 for none */
+	unsigned int generation;
+};
+
+PyTypeObject *gdr_descriptor_type_object;
+
+/* The descriptor, to be closed by gdr_private_close(); -1 if it is closed, or a parent's. */
+static int give_up(struct descriptor *self)
+{
+	int fd = self->generation == gdr_fork_generation ? self->fd : -1;
+
+	self->fd = -1;
+	return fd;
+}
+
+/* Closing what is the last of some memory takes long. */
+static void close_fd(int fd)
+{
+	Py_BEGIN_ALLOW_THREADS;
+	gdr_private_close(fd);
+	Py_END_ALLOW_THREADS;
+}
+
+/* An object for a private descriptor, which is closed if there can be none. */
+static PyObject *own(PyTypeObject *type, int fd)
+{
+	struct descriptor *self = (struct descriptor *)PyType_GenericAlloc(type, 0);
+
+	if (!self) {
+		gdr_private_close(fd);
+		return NULL;
+	}
+	self->fd = fd;
+	self->generation = gdr_fork_generation;
+	return (PyObject *)self;
+}
+
+PyObject *gdr_descriptor_own(int fd)
+{
+	return own(gdr_descriptor_type_object, fd);
+}
+
+static PyObject *descriptor_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+	int fd;
+
+	if (!PyArg_ParseTuple(args, "i:Descriptor", &fd))
+		return NULL;
+	if (fd < 0)
+		return PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
+	if (gdr_private_note(fd) < 0)
+		return PyErr_NoMemory();
+	return own(type, fd);
+}
+
+static PyObject *descriptor_duplicate(PyObject *type, PyObject *args)
+{
+	int fd;
+
+	if (!PyArg_ParseTuple(args, "i:Descriptor.duplicate", &fd))
+		return NULL;
+	fd = gdr_private_duplicate(fd);
+	return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : own((PyTypeObject *)type, fd);
+}
+
+static void descriptor_dealloc(struct descriptor *self)
+{
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+	int fd = give_up(self);
+
+	if (fd >= 0)
+		close_fd(fd);
+	free_object(self);
+	Py_DECREF(type);
+}
+
+int gdr_descriptor_number(PyObject *object)
+{
+	struct descriptor *self = (struct descriptor *)object;
+
+	if (self->fd >= 0 && self->generation == gdr_fork_generation)
+		return self->fd;
+	PyErr_SetString(PyExc_ValueError, "the descriptor is closed");
+	return -1;
+}
+
+void gdr_descriptor_take(PyObject *object)
+{
+	give_up((struct descriptor *)object);
+}
+
+static PyObject *descriptor_fileno(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	int fd = gdr_descriptor_number(self);
+
+	return fd < 0 ? NULL : PyLong_FromLong(fd);
+}
+
+static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(unused))
+{
+	int fd = give_up(self);
+
+	if (fd >= 0)
+		close_fd(fd);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef descriptor_methods[] = {
+	{"duplicate", descriptor_duplicate, METH_VARARGS | METH_CLASS,
+	 "duplicate(fd, /)\n--\n\nA duplicate of another one. Raises OSError."},
+	{"fileno", descriptor_fileno, METH_NOARGS, "fileno()\n--\n\nIts number, which stays its."},
+	{"close", (PyCFunction)descriptor_close, METH_NOARGS,
+	 "close()\n--\n\nClose it. May be called again."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot descriptor_slots[] = {
+	{Py_tp_doc, "Descriptor(fd)\n--\n\nOwns a file descriptor that forked children close."},
+	{Py_tp_new, descriptor_new},
+	{Py_tp_dealloc, descriptor_dealloc},
+	{Py_tp_methods, descriptor_methods},
+	{0, NULL},
+};
+
+PyType_Spec gdr_descriptor_spec = {
+	.name = "gdrpy._core._mapping.Descriptor",
+	.basicsize = sizeof(struct descriptor),
+	.flags = Py_TPFLAGS_DEFAULT,
+	.slots = descriptor_slots,
+};
+
+/* Descriptors as objects in a list, None for one that did not arrive. They are closed on failure.
+ */
+static PyObject *list_fds(const int *fds, Py_ssize_t count)
+{
+	PyObject *list = PyList_New(count);
+	Py_ssize_t i;
+
+	for (i = 0; i < count; i++) {
+		PyObject *one = NULL;
+
+		if (!list)
+			gdr_private_close(fds[i]);
+		else
+			one = fds[i] < 0 ? Py_NewRef(Py_None) : gdr_descriptor_own(fds[i]);
+		if (!one)
+			Py_CLEAR(list);
+		else
+			PyList_SetItem(list, i, one);
+	}
+	return list;
+}
+
+/*
+ * Receive a packet, with its descriptors private, -1 in place of those for which there was no
+ * memory: its size, or -1 with errno set.
+ */
+static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
+{
+	const int *numbers = (const int *)CMSG_DATA((struct cmsghdr *)message->msg_control);
+	struct gdr_arrival arrival = {
+		.fds = numbers,
+		.count = (int)((message->msg_controllen - CMSG_LEN(0)) / sizeof(*fds)),
+	};
+	ssize_t size;
+	int error;
+
+	memset(message->msg_control, -1, message->msg_controllen);
+	gdr_arrival_begin(&arrival);
+	size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
+	error = errno;
+	*count = size < 0 ? 0 : gdr_find_fds(message, fds);
+	gdr_arrival_end(&arrival, fds, (int)*count);
+	for (Py_ssize_t i = 0; i < *count; i++)
+		if (fds[i] < 0)
+			message->msg_flags |= MSG_CTRUNC;
+	errno = error;
+	return size;
+}
+
+/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
+static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
+{
+	PyObject *data, *list, *result = NULL;
+	union gdr_control control;
+	struct msghdr message;
+	int fds[GDR_MAX_FDS];
+	struct iovec iov;
+	Py_ssize_t count;
+	char *buffer;
+	ssize_t size;
+
+	buffer = gdr_packet_buffer(limit, max_fds);
+	if (!buffer)
+		return NULL;
+
+	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
+	do {
+		message = (struct msghdr){
+			.msg_iov = &iov,
+			.msg_iovlen = 1,
+			.msg_control = &control,
+			.msg_controllen = CMSG_SPACE((size_t)max_fds * sizeof(int)),
+		};
+		Py_BEGIN_ALLOW_THREADS;
+		size = take_packet(sock, &message, fds, &count);
+		Py_END_ALLOW_THREADS;
+	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
+	if (size < 0) {
+		if (!PyErr_Occurred())
+			PyErr_SetFromErrno(PyExc_OSError);
+		goto free_buffer;
+	}
+
+	list = list_fds(fds, count);
+	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
+	if (data)
+		result = Py_BuildValue("OOi", data, list, message.msg_flags);
+	Py_XDECREF(data);
+	Py_XDECREF(list);
+
+free_buffer:
+	PyMem_Free(buffer);
+	return result;
+}
+
+PyObject *gdr_receive(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	Py_ssize_t limit, max_fds;
+	int sock;
+
+	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
+		return NULL;
+	return receive_packet(sock, limit, max_fds);
+}
+
+/* Send a packet; -1 with an exception set. */
+static int send_packet(int sock, const Py_buffer *data)
+{
+	ssize_t sent;
+
+	do {
+		Py_BEGIN_ALLOW_THREADS;
+		sent = send(sock, data->buf, (size_t)data->len, MSG_NOSIGNAL);
+		Py_END_ALLOW_THREADS;
+	} while (sent < 0 && errno == EINTR && !PyErr_CheckSignals());
+	if (sent >= 0)
+		return 0;
+	if (errno == EPIPE) /* nobody reads it, as where a peer ends that has not read it */
+		errno = ECONNRESET;
+	if (!PyErr_Occurred())
+		PyErr_SetFromErrno(PyExc_OSError);
+	return -1;
+}
+
+PyObject *gdr_exchange(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	Py_ssize_t limit, max_fds;
+	Py_buffer data;
+	int sock, error;
+
+	if (!PyArg_ParseTuple(args, "iy*nn:exchange", &sock, &data, &limit, &max_fds))
+		return NULL;
+	error = send_packet(sock, &data);
+	PyBuffer_Release(&data);
+	return error ? NULL : receive_packet(sock, limit, max_fds);
+}

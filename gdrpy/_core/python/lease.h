@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* Grants of a broker. */
+#ifndef GDRPY_LEASE_H
+#define GDRPY_LEASE_H
+
+#include "pyhelp.h"
+
+extern PyType_Spec gdr_lease_spec;
+
+/* Before the first of them: false with an exception set. */
+bool gdr_lease_names(void);
+
+#endif

@@ -1,0 +1,322 @@
+"""Ctrl-C at any moment of a client's calls: by a signal after any time, or at any bytecode.
+
+After each of them the same connection serves on, no lock is held, nothing more is open in this
+process, and the broker holds for it what it held before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import gc
+import json
+import platform
+import random
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import gdrpy
+from brokers import Broker, Template, running
+from gdrpy.memory.descriptors import fork_lock
+from support import open_descriptors
+
+#: Seconds after which a call hangs.
+_PATIENCE = 5.0
+#: What a call may take, as a multiple of what it takes when nothing comes.
+_LATEST = 1.3
+
+Call = Callable[[gdrpy.Broker], object]
+
+
+def get(broker: gdrpy.Broker) -> None:
+    broker.get("named", gpu=False).close()
+
+
+def get_and_drop(broker: gdrpy.Broker) -> None:
+    broker.get("host")
+
+
+def get_many(broker: gdrpy.Broker) -> None:
+    for region in broker.get_many(["named", "host", "named"], gpu=False):
+        region.close()
+
+
+def allocate(broker: gdrpy.Broker) -> None:
+    broker.allocate(None, 4096, device="cpu").close()
+
+
+def create(broker: gdrpy.Broker) -> None:
+    broker.create("draft", 4096, device="cpu").close()
+
+
+def publish(broker: gdrpy.Broker) -> None:
+    with broker.create("published", 4096, device="cpu") as draft:
+        draft.publish()
+
+
+def delete(broker: gdrpy.Broker) -> None:
+    with contextlib.suppress(gdrpy.NotFound):
+        broker.delete("published")
+
+
+def list_all(broker: gdrpy.Broker) -> None:
+    broker.list()
+
+
+def stat(broker: gdrpy.Broker) -> None:
+    broker.stat("named")
+
+
+def watch(broker: gdrpy.Broker) -> None:
+    with broker.watch() as events:
+        broker.allocate("watched", 4096, device="cpu").close()
+        next(events)
+        broker.delete("watched")
+
+
+def connect(broker: gdrpy.Broker) -> None:
+    with gdrpy.connect(broker.socket) as other:
+        other.get("host")
+
+
+CALLS: dict[str, Call] = {
+    call.__name__: call
+    for call in (
+        get,
+        get_and_drop,
+        get_many,
+        allocate,
+        create,
+        publish,
+        delete,
+        list_all,
+        stat,
+        watch,
+        connect,
+    )
+}
+
+
+class Client:
+    """A client of a broker, whose calls are interrupted."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = gdrpy.connect(broker.path)
+        self.observer = broker.client()
+        self.held = self.broker.allocate(None, 4096, device="cpu")
+        for name, device in (("named", 0), ("host", "cpu")):
+            self.broker.allocate(name, 4096, device=device, gpu=False).close()
+        for call in CALLS.values():
+            call(self.broker)
+        gc.collect()
+        gc.freeze()
+        self.before = self.open()
+        self.leases = self.observer.ok("status")["leases"]
+        self.leaks: list[str] = []
+
+    def open(self) -> collections.Counter[str]:
+        """What this process has open, by its kind."""
+        names = (name.partition(":[")[0] for name in open_descriptors().values())
+        return collections.Counter(names)
+
+    def check(self, when: str) -> None:
+        """All is as it was."""
+        if self.broker._connection.channel.lock.locked() or fork_lock._is_owned():  # type: ignore
+            raise AssertionError(f"{when}: a lock is held")
+        self.broker.stat("host")
+        gc.collect()
+        for name in ("published", "watched"):
+            with contextlib.suppress(gdrpy.NotFound):
+                self.broker.delete(name)
+        if self.held._lease.lost:
+            raise AssertionError(f"{when}: what was held is not any more")
+        more = self.open() - self.before
+        if more:
+            self.leaks.append(f"{when}: {dict(more)}")
+            self.before = self.open()
+        deadline = time.monotonic() + _PATIENCE  # until the broker has read what was sent last
+        while (found := self.observer.ok("status")["leases"]) != self.leases:
+            if time.monotonic() > deadline:
+                self.leaks.append(f"{when}: {found} leases, and not {self.leases}")
+                self.leases = found
+
+    def close(self) -> None:
+        """End it."""
+        gc.unfreeze()
+        self.held.close()
+        self.broker.close()
+        self.observer.close()
+
+
+@contextlib.contextmanager
+def client_of_its_own() -> Iterator[Client]:
+    """A client, and its broker."""
+    template = Template()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(template, Path(folder)) as broker,
+    ):
+        client = Client(broker)
+        yield client
+        client.close()
+    template.close()
+
+
+def at_bytecode(call: Call, broker: gdrpy.Broker, number: int) -> str | None:
+    """Make a call that is interrupted before a bytecode of gdrpy's; where that was."""
+    left, where = number, None
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left, where
+        if "/gdrpy/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0 and where is None:
+                where = f"{frame.f_code.co_qualname}:{frame.f_lineno}+{frame.f_lasti}"
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call(broker)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return where
+
+
+def at_every_bytecode(client: Client, name: str, step: int = 1) -> int:
+    """Interrupt a call at each of its bytecodes in turn, or some; how many there are."""
+    number = 0
+    with _finalizers_interrupted(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that were not begun
+        while where := at_bytecode(CALLS[name], client.broker, number):
+            client.check(f"{name} before bytecode {number}, {where}")
+            number += step
+    return number
+
+
+@contextlib.contextmanager
+def _finalizers_interrupted() -> Iterator[list[str]]:
+    """What was raised in finalizers meanwhile, where Python lets nothing out."""
+    raised: list[str] = []
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda unraisable: raised.append(unraisable.exc_type.__name__)
+    try:
+        yield raised
+    finally:
+        sys.unraisablehook = hook
+
+
+class Alarm:
+    """A signal after some time, for which KeyboardInterrupt is raised during one call."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self._before = signal.signal(signal.SIGALRM, self._ring)
+
+    def _ring(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+    def interrupts(self, call: Call, broker: gdrpy.Broker, seconds: float) -> bool:
+        """Make a call; whether that was interrupted."""
+        try:
+            try:
+                self.armed = True
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                call(broker)
+            finally:
+                self.armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Have the signal mean what it meant before."""
+        signal.signal(signal.SIGALRM, self._before)
+
+
+def by_signals(client: Client, interrupts: int, seed: int) -> dict[str, Any]:
+    """Interrupt calls by signals at random moments so often; what was done."""
+    chance = random.Random(seed)
+    usual = {name: _usual(call, client.broker) for name, call in CALLS.items()}
+    done: collections.Counter[str] = collections.Counter()
+    calls = 0
+    alarm = Alarm()
+    try:
+        with _finalizers_interrupted() as swallowed:
+            while done.total() + len(swallowed) < interrupts:
+                name = chance.choice(list(CALLS))
+                calls += 1
+                faulthandler.dump_traceback_later(4 * _PATIENCE, exit=True)
+                moment = chance.uniform(1e-6, _LATEST * usual[name])
+                if alarm.interrupts(CALLS[name], client.broker, moment):
+                    done[name] += 1
+                client.check(f"{name} after {1e6 * moment:.1f} us")
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        alarm.close()
+    return {
+        "interrupts": done.total() + len(swallowed),
+        "of_calls": dict(sorted(done.items())),
+        "of_finalizers": len(swallowed),
+        "calls": calls,
+    }
+
+
+def _usual(call: Call, broker: gdrpy.Broker) -> float:
+    """Seconds that a call takes."""
+    taken = []
+    for _ in range(20):
+        begun = time.monotonic()
+        call(broker)
+        taken.append(time.monotonic() - begun)
+    return sorted(taken)[len(taken) // 2]
+
+
+def run(interrupts: int, seed: int) -> dict[str, Any]:
+    """One run on a broker of its own; what it did, to be recorded."""
+    begun = time.monotonic()
+    with client_of_its_own() as client:
+        done = by_signals(client, interrupts, seed)
+        leaks = client.leaks
+    for leak in leaks:
+        print(leak, file=sys.stderr)
+    return {
+        **done,
+        "seed": seed,
+        "hangs": 0,  # else the process would have ended
+        "leaks": len(leaks),
+        "seconds": round(time.monotonic() - begun, 1),
+        "kernel": platform.release().partition("-")[0],
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--interrupts", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="where to write what was done")
+    options = parser.parse_args()
+    report = {"command": " ".join(sys.argv[1:]), **run(options.interrupts, options.seed)}
+    text = json.dumps(report, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")

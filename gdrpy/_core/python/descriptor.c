@@ -92,26 +92,12 @@ static void descriptor_dealloc(struct descriptor *self)
 	Py_DECREF(type);
 }
 
-int gdr_descriptor_number(PyObject *object)
+static PyObject *descriptor_fileno(struct descriptor *self, PyObject *Py_UNUSED(unused))
 {
-	struct descriptor *self = (struct descriptor *)object;
-
 	if (self->fd >= 0 && self->generation == gdr_fork_generation)
-		return self->fd;
+		return PyLong_FromLong(self->fd);
 	PyErr_SetString(PyExc_ValueError, "the descriptor is closed");
-	return -1;
-}
-
-void gdr_descriptor_take(PyObject *object)
-{
-	give_up((struct descriptor *)object);
-}
-
-static PyObject *descriptor_fileno(PyObject *self, PyObject *Py_UNUSED(unused))
-{
-	int fd = gdr_descriptor_number(self);
-
-	return fd < 0 ? NULL : PyLong_FromLong(fd);
+	return NULL;
 }
 
 static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(unused))
@@ -126,7 +112,8 @@ static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(u
 static PyMethodDef descriptor_methods[] = {
 	{"duplicate", descriptor_duplicate, METH_VARARGS | METH_CLASS,
 	 "duplicate(fd, /)\n--\n\nA duplicate of another one. Raises OSError."},
-	{"fileno", descriptor_fileno, METH_NOARGS, "fileno()\n--\n\nIts number, which stays its."},
+	{"fileno", (PyCFunction)descriptor_fileno, METH_NOARGS,
+	 "fileno()\n--\n\nIts number, which stays its."},
 	{"close", (PyCFunction)descriptor_close, METH_NOARGS,
 	 "close()\n--\n\nClose it. May be called again."},
 	{NULL, NULL, 0, NULL},

@@ -10,9 +10,8 @@ import errno
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdrpy._core.calls import call_failure, ffi, lib, text
 from gdrpy.common.resource import Owner, Undo
@@ -21,8 +20,7 @@ from gdrpy.errors import BackendUnavailable, Error, PermissionDenied
 PATH = Path(text(lib.GDRDRV_NODE))
 
 
-@dataclass(frozen=True)
-class PinEvent:
+class PinEvent(NamedTuple):
     """A revocation of the pin of a handle; or that ``lost`` of them found no room."""
 
     handle: int

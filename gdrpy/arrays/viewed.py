@@ -618,13 +618,14 @@ class Array(_mapping.Buffer):
     ) -> None:
         close_after(self, error)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled. Nothing of the region is used: one that came by Dask may be away."""
         self._check("sending an Array")
-        if not self.region._is_sent:
+        if not type(self.region)._is_sent:
             raise TypeError(
                 "an Array in a Pin cannot be copied or pickled: send the tensor by its own library"
             )
-        return type(self), (self.region, self.shape, self.dtype, self.offset, self._readonly)
+        return {**vars(self), "_tensor": None}
 
     def __repr__(self) -> str:
         if self._closed:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
+#: The rows of new connections and of the journal, among those of users.
+DOOR, JOURNAL = -1, -2
+
 _T = TypeVar("_T")
 
 

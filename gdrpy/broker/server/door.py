@@ -57,7 +57,8 @@ class Door:
         self._of_user: Counter[int] = Counter()
         self._of_process: Counter[tuple[int, int]] = Counter()
         self._accepting = False
-        self._late: deque[tuple[socket.socket, Identity]] = deque()
+        #: Those that are looked at again before they are refused.
+        self.late: deque[tuple[socket.socket, Identity]] = deque()
         self._refused: dict[int, socket.socket] = {}
         #: Kept back, to refuse connections with when there is no other descriptor left.
         self._spare: int | None = _spare()
@@ -67,6 +68,9 @@ class Door:
     def _listen(self) -> None:
         self._listener.setblocking(False)
         self._poll.register(self._listener, select.EPOLLIN)
+        #: Whether another one waits: to accept in vain takes longer than to ask.
+        self._waits = select.poll()
+        self._waits.register(self._listener, select.POLLIN)
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take connections from another socket."""
@@ -86,15 +90,10 @@ class Door:
             return True
         return False
 
-    @property
-    def late(self) -> int:
-        """How many wait to be looked at again."""
-        return len(self._late)
-
     def admit_late(self, count: int) -> None:
-        """Have so many of those looked at again, in their users' turns."""
+        """Have so many of the late looked at again, in their users' turns."""
         for _ in range(count):
-            sock, who = self._late.popleft()
+            sock, who = self.late.popleft()
             self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
 
     def left(self, who: Identity) -> None:
@@ -110,7 +109,9 @@ class Door:
     def _accept(self) -> None:
         """Let some connections in."""
         self._accepting = False  # if there are more of them, that is told again
-        for _ in range(_SLICE):
+        for turn in range(_SLICE):
+            if turn and not self._waits.poll(0):
+                return
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
@@ -144,8 +145,8 @@ class Door:
         It is not one too many before it was seen which others of its user have ended.
         """
         reason = self._too_many(sock, who)
-        if reason and not late and len(self._late) < _LATE:
-            self._late.append((sock, who))
+        if reason and not late and len(self.late) < _LATE:
+            self.late.append((sock, who))
         elif reason:
             self._refuse(sock, reason)
         else:

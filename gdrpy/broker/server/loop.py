@@ -132,43 +132,53 @@ class Server:
         for session in list(self.service.table.sessions.values()):
             self._orphans.keep(session)
         self._end_sessions()
+        connections, waits = self._connections, self._turns.circle
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            late = self._door.late
-            ready = self._epoll.poll(0 if self._turns or late else self._patience(), _EVENTS)
+            late = len(self._door.late)
+            ready = self._epoll.poll(0 if waits or late else self._patience(), _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
-            alone = len(ready) == 1 and not self._turns
+            alone = len(ready) == 1 and not waits
             for number, events in ready:
-                connection = self._connections.get(number)
+                connection = connections.get(number)
                 if connection is None:
-                    self._guarded(None, self._happened, number, store_fd)
+                    self._guarded(self._happened, number, store_fd)
                     continue
                 if events & _END:
                     connection.ended = True
                 if alone:
-                    self._guarded(connection, self._serve, connection)
+                    self._serve(connection)
                 elif not connection.queued:
                     self._queue(connection)
                 else:
                     self._listen(connection, 0)  # it has waited for a round, and is known
-            self._door.admit_late(late)
-            if self._turns:
+            if late:
+                self._door.admit_late(late)
+            if waits:
                 self._serve_turns()
             if self._waiting:
                 self._look_at_waiting()
         self.stopped.set()
 
-    def _guarded(
-        self, connection: Connection | None, do: Callable[..., object], *args: object
-    ) -> None:
-        """Do something for one client, which may fail for that one."""
+    def _guarded(self, do: Callable[..., object], *args: object) -> None:
+        """Do something that may fail without others noticing."""
         try:
             do(*args)
-        except Exception:  # of whomever it was about: the others go on
+        except Exception:
             log.exception("something failed inside the broker")
-            if connection is not None:
-                self._close(connection)
+        if self._ended:
+            self._end_sessions()
+
+    def _guarded_for(
+        self, connection: Connection, do: Callable[..., object], *args: object
+    ) -> None:
+        """Do something for one client, which is closed where that fails."""
+        try:
+            do(connection, *args)
+        except Exception:
+            log.exception("something failed inside the broker")
+            self._close(connection)
         if self._ended:
             self._end_sessions()
 
@@ -176,14 +186,14 @@ class Server:
         """Serve one after the other for a while."""
         end = time.monotonic() + _ROUND
         turns = self._turns
-        while turns:
+        while turns.circle:
             one = turns.next()
             if isinstance(one, Connection):
                 one.queued = False
                 if one.open:
-                    self._guarded(one, self._serve, one)
+                    self._serve(one)
             else:
-                self._guarded(None, one)
+                self._guarded(one)
             if time.monotonic() > end:
                 return
 
@@ -197,32 +207,42 @@ class Server:
         """One turn of a connection: what it is still to be sent, else what is next of its request,
         or else a new one.
         """
-        if connection.outbox or connection.busy:
-            if connection.ended:
-                self._close(connection)
-            else:
-                self._flush(connection)
-            return
-        if connection.work is None:
-            self._read(connection)
-        else:
-            self._do(connection, self._go_on, connection)
-        if connection.work is not None or connection.mask != _IN:
-            self._listen_to(connection)
-        self._check_owed(connection.user)
+        try:
+            try:
+                if connection.outbox or connection.busy:
+                    self._flush(connection)
+                elif connection.work is None:
+                    self._read(connection)
+                else:
+                    self._go_on(connection)
+            except errors.Error as error:
+                self._fail(connection, error)
+            except OSError as error:
+                out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
+                self._fail(connection, out)
+            if connection.work is not None or connection.mask != _IN:
+                self._listen_to(connection)
+            if connection.user.owed > USER_BYTES:
+                self._relieve(connection.user)
+        except Exception:  # of this client's alone: the others go on
+            log.exception("a request failed inside the broker: %r", connection.request)
+            self._close(connection)
+        if self._ended:
+            self._end_sessions()
 
-    def _check_owed(self, user: User) -> None:
+    def _relieve(self, user: User) -> None:
         """Have a user's connections closed, before anything else is done for that user, that leave
-        most unread, if all leave too much.
+        most unread: all leave too much.
         """
-        if user.owed > USER_BYTES and not user.relieved:
-            self._relieve(user, self._relief(user))
+        if not user.relieved:
+            self._go_on_relieving(user, self._relief(user))
 
-    def _relieve(self, user: User, work: Iterator[None]) -> None:
+    def _go_on_relieving(self, user: User, work: Iterator[None]) -> None:
         user.relieved = False
         for _ in work:
             user.relieved = True
-            self._turns.add_again(user.uid, functools.partial(self._relieve, user, work))
+            again = functools.partial(self._go_on_relieving, user, work)
+            self._turns.add_again(user.uid, again)
             return
 
     def _relief(self, user: User) -> Iterator[None]:
@@ -279,9 +299,9 @@ class Server:
             del self._waiting[connection]
         for connection in some:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
-                self._guarded(connection, self._close_read, connection)
+                self._guarded_for(connection, self._close_read)
             elif connection.open:
-                self._guarded(connection, self._flush, connection)
+                self._guarded_for(connection, self._flush)
 
     def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
@@ -380,7 +400,10 @@ class Server:
             self._ended.append(connection.session)
 
     def _flush(self, connection: Connection) -> None:
-        """Send what was still to be sent."""
+        """Send what was still to be sent, if there is anybody who could receive it."""
+        if connection.ended:
+            self._close(connection)
+            return
         try:
             if connection.flush() and connection.lost:
                 connection.lost = False
@@ -413,6 +436,7 @@ class Server:
             self._epoll.modify(connection.number, mask)
 
     def _read(self, connection: Connection) -> None:
+        """Read a request, and do all of it that is no more than a turn's work."""
         try:
             size = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
@@ -431,10 +455,6 @@ class Server:
             return
         connection.nonsense = 0
         connection.request = request
-        self._do(connection, self._begin, connection, request, size)
-
-    def _begin(self, connection: Connection, request: Any, size: int) -> None:
-        """Begin what is asked, and do all of it if that is no more than a turn's work."""
         kind = type(request)
         session = connection.session
         self.service.counts[kind] += 1
@@ -444,7 +464,7 @@ class Server:
             made = self._calls[kind](session, request)
             if type(made) is tuple:
                 self._reply(connection, request.id, *made)
-            else:
+            elif made is not None:
                 connection.work = cast(Work, made)
         if connection.work is not None:
             self._go_on(connection)
@@ -464,20 +484,6 @@ class Server:
             return
         connection.work = connection.request = None
         connection.ask(0)
-
-    def _do(self, connection: Connection, do: Callable[..., object], *args: object) -> None:
-        """Do something about a connection's request, and say what is wrong with that."""
-        try:
-            do(*args)
-            return
-        except errors.Error as error:
-            self._fail(connection, error)
-        except OSError as error:
-            out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
-            self._fail(connection, out)
-        except Exception:
-            log.exception("a request failed inside the broker: %r", connection.request)
-            self._close(connection)
 
     def _serve_connection(
         self, connection: Connection, session: Session | None, request: Any
@@ -637,8 +643,9 @@ class Server:
             self._turns.add(user.uid, functools.partial(self._tell, user))
         for connection in some:
             if connection.open and connection.since <= event.number:
-                self._guarded(connection, self._tell_one, connection, event)
-        self._check_owed(user)
+                self._guarded_for(connection, self._tell_one, event)
+        if user.owed > USER_BYTES:
+            self._relieve(user)
 
     def _tell_one(self, connection: Connection, event: Event) -> None:
         """Tell a watcher of what it may know of."""

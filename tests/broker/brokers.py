@@ -355,12 +355,15 @@ def _measure(daemon: Any, path: str) -> None:
             super().__init__(*args)
             self._epoll = Poll(self._epoll)
 
-        def _guarded(self, connection: Any, do: Any, *args: Any) -> None:
+        def _guarded(self, do: Any, *args: Any) -> None:
             began = clock()
-            super()._guarded(connection, do, *args)
-            request = getattr(connection, "request", None)
-            about = getattr(do, "func", do).__name__
-            note("turn", began, f"{about} {type(request).__name__}")
+            super()._guarded(do, *args)
+            note("turn", began, getattr(do, "func", do).__name__)
+
+        def _serve(self, connection: Any) -> None:
+            began = clock()
+            super()._serve(connection)
+            note("turn", began, type(connection.request).__name__)
 
     daemon.Server = Server
 

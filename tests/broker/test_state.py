@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ def nothing_stays_open() -> Iterator[None]:
 def await_closed(kept: State) -> None:
     """Until what was freed is closed, lest its thread close what has the number by then."""
     end, last = os.pipe()
-    kept._closing.put(functools.partial(os.close, last))
+    kept._closing.put(last)
     assert os.read(end, 1) == b""
     os.close(end)
 

@@ -26,7 +26,7 @@ class TestTurns:
         for one in ("a1", "a2", "a3", "b1", "a4", "c1", "b2"):
             turns.add(ord(one[0]), one)
         served = []
-        while turns:
+        while turns.circle:
             served.append(turns.next())
         assert served == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
 

@@ -57,7 +57,7 @@ class Digests:
     def _run(self) -> None:
         while True:
             with self._submitted:
-                self._submitted.wait_for(lambda: self._turns)
+                self._submitted.wait_for(lambda: self._turns.circle)
                 job = self._turns.next()
             try:
                 made = self._go_on(job)

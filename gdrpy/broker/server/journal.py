@@ -29,9 +29,10 @@ class Journal:
         magic, self.generation, complete = _HEADER.unpack_from(self._view)
         if magic != _MAGIC or not complete:
             raise ValueError("a journal that was never begun completely")
-        self._end = _HEADER.size
+        #: Bytes used.
+        self.size = _HEADER.size
         for entry in self.entries():
-            self._end += _ENTRY.size + len(entry)
+            self.size += _ENTRY.size + len(entry)
 
     @classmethod
     def empty(cls, generation: int) -> Journal:
@@ -64,19 +65,14 @@ class Journal:
         """All is there that was before it."""
         _HEADER.pack_into(self._view, 0, _MAGIC, self.generation, 1)
 
-    @property
-    def size(self) -> int:
-        """Bytes used."""
-        return self._end
-
     def append(self, entry: bytes) -> None:
         """Add an entry; whoever takes the journal over finds all of it or nothing."""
-        start = self._end
+        start = self.size
         end = start + _ENTRY.size + len(entry)
         if end + _ENTRY.size > len(self._view):
             self._view.resize(2 * max(len(self._view), end))
         self._view[start:end] = _ENTRY.pack(len(entry), zlib.crc32(entry)) + entry
-        self._end = end
+        self.size = end
 
     def entries(self) -> Iterator[bytes]:
         """All entries, in order, up to the first that is not whole."""

@@ -110,6 +110,7 @@ class Descriptors:
 
     def __init__(self) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._privileged = (0, os.geteuid())
         #: Connections that a user may have.
         self.of_user = min(USER_CONNECTIONS, limit // 4)
         self._own = limit - min(16, limit // 8)
@@ -118,7 +119,7 @@ class Descriptors:
 
     def admits(self, fd: int, uid: int, has: int) -> bool:
         """Whether a user who has so many connections, or regions, may have this one more."""
-        if uid in (0, os.geteuid()):
+        if uid in self._privileged:
             return fd < self._own
         return fd < (self._root if has < _FIRST else self._first)
 

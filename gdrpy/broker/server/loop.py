@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import logging
-import os
 import select
 import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
@@ -21,7 +19,6 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gdrpy import errors
-from gdrpy._core import _packet
 from gdrpy.broker import protocol
 from gdrpy.broker.messages import UNDECODABLE as _UNDECODABLE
 from gdrpy.broker.server import requests
@@ -33,14 +30,16 @@ from gdrpy.broker.server.connection import (
     User,
 )
 from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Limits
-from gdrpy.broker.server.rights import READ, Identity, allowed, identity_of, start_time
+from gdrpy.broker.server.limits import Limits
+from gdrpy.broker.server.orphans import Orphans
+from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session
 from gdrpy.broker.server.throttle import Throttle
-from gdrpy.broker.server.turns import Turns
+from gdrpy.broker.server.turns import JOURNAL, Turns
 from gdrpy.memory.descriptors import duplicate
 
 log = logging.getLogger(__name__)
@@ -58,16 +57,8 @@ _ASKED_BYTES = 128
 _ROUND = 0.0002
 #: What is told at a time of what happened: connections whose turn may come.
 _EVENTS = 1024
-#: The rows of new connections and of the journal among those of users.
-_DOOR, _JOURNAL = -1, -2
-#: How many new connections a turn takes.
-_DOOR_SLICE = 4
 #: How many connections of a user who leaves too much unread a turn closes.
 _CLOSED_SLICE = 2
-#: Connections that were refused, and have not said hello yet.
-_REFUSED = 8
-#: Connections that wait for what their users' others do before they are refused.
-_LATE = 64
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
 #: Seconds after which clients that may be sent no more descriptors are looked at again, and how
@@ -88,7 +79,6 @@ _OF_CONNECTIONS = (
 )
 _encode = msgspec.msgpack.Encoder().encode
 _LOST = _encode({"event": "lost"})
-_USED_UP = "the broker's descriptors are used up, but for what is kept for others"
 
 
 class Server:
@@ -103,18 +93,13 @@ class Server:
         strict: bool,
         resume_within: float,
     ) -> None:
-        self._listener = listener
         self._state = state
         self.service = Service(state, limits, server, strict, self._announce)
         self._calls = self.service.calls()
         self._connections: dict[int, Connection] = {}
-        self._of_process: Counter[tuple[int, int]] = Counter()
         self._users: dict[int, User] = {}
         #: Connections, and what else is to be done for a user.
         self._turns: Turns[Connection | Callable[[], object]] = Turns()
-        self._accepting = False
-        self._refused: dict[int, socket.socket] = {}
-        self._late: deque[tuple[socket.socket, Identity]] = deque()
         self._event = 0
         self._flight = Flight()
         #: Those that may be sent no more descriptors before they or others of their user read.
@@ -123,19 +108,17 @@ class Server:
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: tells others of it, and may close them, and no request shall lose its session half-way.
         self._ended: list[Session] = []
-        #: Sessions of an earlier broker's connections, by a descriptor of their process.
-        self._orphans: dict[int, Session] = {}
-        self._resume_by = time.monotonic() + resume_within
-        #: And those descriptors, and the connections of sessions, by the session's number.
-        self._orphan_of: dict[int, int] = {}
+        #: By the session's number.
         self._of_session: dict[int, Connection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
-        # One descriptor kept back, to refuse connections with when there is no other left.
-        self._spare: int | None = _spare()
+        self._door = Door(
+            listener, self._epoll, self._turns, self.service.descriptors, self._let_in
+        )
+        self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -147,57 +130,63 @@ class Server:
 
     def run(self) -> None:
         """Serve."""
-        self._listener.setblocking(False)
-        self._epoll.register(self._listener, _IN)
         self._epoll.register(self._woken, _IN)
         self._state.store_replaced = self._watch_store
         self._state.too_long = self._compact
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
-            self._watch_orphan(session)
+            self._orphans.keep(session)
         self._end_sessions()
+        connections, waits = self._connections, self._turns.circle
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            if self._orphans and time.monotonic() > self._resume_by:
-                self._end_orphans()
-            late = len(self._late)
-            ready = self._epoll.poll(0 if self._turns or late else self._patience(), _EVENTS)
+            if self._orphans.late():
+                self._orphans.give_up()
+                self._end_sessions()
+            late = len(self._door.late)
+            ready = self._epoll.poll(0 if waits or late else self._patience(), _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
-            alone = len(ready) == 1 and not self._turns
+            alone = len(ready) == 1 and not waits
             for number, events in ready:
-                connection = self._connections.get(number)
+                connection = connections.get(number)
                 if connection is None:
-                    self._guarded(None, self._happened, number, store_fd)
+                    self._guarded(self._happened, number, store_fd)
                     continue
                 if events & _END:
                     connection.ended = True
                 if alone:
-                    self._guarded(connection, self._serve, connection)
+                    self._serve(connection)
                 elif not connection.queued:
                     self._queue(connection)
                 else:
                     self._listen(connection, 0)  # it has waited for a round, and is known
-            while late:
-                sock, who = self._late.popleft()
-                self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
-                late -= 1
-            if self._turns:
+            if late:
+                self._door.admit_late(late)
+            if waits:
                 self._serve_turns()
             if self._waiting:
                 self._look_at_waiting()
         self.stopped.set()
 
-    def _guarded(
-        self, connection: Connection | None, do: Callable[..., object], *args: object
-    ) -> None:
-        """Do something for one client, which may fail for that one."""
+    def _guarded(self, do: Callable[..., object], *args: object) -> None:
+        """Do something that may fail without others noticing."""
         try:
             do(*args)
-        except Exception:  # of whomever it was about: the others go on
+        except Exception:
             log.exception("something failed inside the broker")
-            if connection is not None:
-                self._close(connection)
+        if self._ended:
+            self._end_sessions()
+
+    def _guarded_for(
+        self, connection: Connection, do: Callable[..., object], *args: object
+    ) -> None:
+        """Do something for one client, which is closed where that fails."""
+        try:
+            do(connection, *args)
+        except Exception:
+            log.exception("something failed inside the broker")
+            self._close(connection)
         if self._ended:
             self._end_sessions()
 
@@ -205,14 +194,14 @@ class Server:
         """Serve one after the other for a while."""
         end = time.monotonic() + _ROUND
         turns = self._turns
-        while turns:
+        while turns.circle:
             one = turns.next()
             if isinstance(one, Connection):
                 one.queued = False
                 if one.open:
-                    self._guarded(one, self._serve, one)
+                    self._serve(one)
             else:
-                self._guarded(None, one)
+                self._guarded(one)
             if time.monotonic() > end:
                 return
 
@@ -226,32 +215,42 @@ class Server:
         """One turn of a connection: what it is still to be sent, else what is next of its request,
         or else a new one.
         """
-        if connection.outbox or connection.busy:
-            if connection.ended:
-                self._close(connection)
-            else:
-                self._flush(connection)
-            return
-        if connection.work is None:
-            self._read(connection)
-        else:
-            self._do(connection, self._go_on, connection)
-        if connection.work is not None or connection.mask != _IN:
-            self._listen_to(connection)
-        self._check_owed(connection.user)
+        try:
+            try:
+                if connection.outbox or connection.busy:
+                    self._flush(connection)
+                elif connection.work is None:
+                    self._read(connection)
+                else:
+                    self._go_on(connection)
+            except errors.Error as error:
+                self._fail(connection, error)
+            except OSError as error:
+                out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
+                self._fail(connection, out)
+            if connection.work is not None or connection.mask != _IN:
+                self._listen_to(connection)
+            if connection.user.owed > USER_BYTES:
+                self._relieve(connection.user)
+        except Exception:  # of this client's alone: the others go on
+            log.exception("a request failed inside the broker: %r", connection.request)
+            self._close(connection)
+        if self._ended:
+            self._end_sessions()
 
-    def _check_owed(self, user: User) -> None:
+    def _relieve(self, user: User) -> None:
         """Have a user's connections closed, before anything else is done for that user, that leave
-        most unread, if all leave too much.
+        most unread: all leave too much.
         """
-        if user.owed > USER_BYTES and not user.relieved:
-            self._relieve(user, self._relief(user))
+        if not user.relieved:
+            self._go_on_relieving(user, self._relief(user))
 
-    def _relieve(self, user: User, work: Iterator[None]) -> None:
+    def _go_on_relieving(self, user: User, work: Iterator[None]) -> None:
         user.relieved = False
         for _ in work:
             user.relieved = True
-            self._turns.add_again(user.uid, functools.partial(self._relieve, user, work))
+            again = functools.partial(self._go_on_relieving, user, work)
+            self._turns.add_again(user.uid, again)
             return
 
     def _relief(self, user: User) -> Iterator[None]:
@@ -268,6 +267,8 @@ class Server:
             for connection in some:
                 if user.owed <= USER_BYTES * 3 // 4:
                     return
+                if not connection.open:
+                    continue
                 log.warning(
                     "closed a connection of process %d: user %d leaves too much unread",
                     connection.identity.pid,
@@ -278,34 +279,24 @@ class Server:
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take new connections from another socket. For the serving thread."""
-        self._listener.close()
-        self._listener = listener
-        listener.setblocking(False)
-        self._epoll.register(listener, _IN)
+        self._door.listen_on(listener)
 
     def _happened(self, number: int, store_fd: int | None) -> None:
         """What is no client's: a connection, a word of another thread, an end of something."""
-        if number == self._listener.fileno():
-            if not self._accepting:
-                self._accepting = True
-                self._turns.add(_DOOR, self._accept)
-        elif number in self._refused:
-            self._leave(number)
-        elif number == self._woken.fileno():
+        if self._door.happened(number) or self._orphans.happened(number):
+            return
+        if number == self._woken.fileno():
             self._woken.recv(4096)
             self._give_digests()
             self._answer()
-        elif number == store_fd:
-            if not self._store_is_new:  # else a request found out first
-                self._state.mend_store("it ended")
-        elif number in self._orphans:
-            self._end_orphan(number)
+        elif number == store_fd and not self._store_is_new:  # else a request found out first
+            self._state.mend_store("it ended")
 
     def _patience(self) -> float | None:
         """Seconds to wait for something to happen."""
         if self._waiting or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
-        return max(0.0, self._resume_by - time.monotonic()) if self._orphans else None
+        return self._orphans.patience()
 
     def _look_at_waiting(self) -> None:
         """Send to those that have read in the meantime: the kernel does not tell of that."""
@@ -318,9 +309,9 @@ class Server:
             del self._waiting[connection]
         for connection in some:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
-                self._guarded(connection, self._close_read, connection)
+                self._guarded_for(connection, self._close_read)
             elif connection.open:
-                self._guarded(connection, self._flush, connection)
+                self._guarded_for(connection, self._flush)
 
     def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
@@ -364,42 +355,11 @@ class Server:
 
     def _compact(self) -> None:
         """Have the journal begun anew, in turns."""
-        self._turns.add(_JOURNAL, self._go_on_compacting)
+        self._turns.add(JOURNAL, self._go_on_compacting)
 
     def _go_on_compacting(self) -> None:
         if not self._state.compact():
             self._compact()
-
-    def _watch_orphan(self, session: Session) -> None:
-        """Keep what a process held under an earlier broker until it resumes or ends."""
-        who = session.identity
-        if not session.regions:  # nothing to keep
-            self._ended.append(session)
-            return
-        try:
-            process = os.pidfd_open(who.pid)
-        except OSError:
-            self._ended.append(session)
-            return
-        self._orphans[process] = session
-        self._orphan_of[session.number] = process
-        self._epoll.register(process, _IN)
-        with contextlib.suppress(OSError):
-            if start_time(who.pid) != who.started:  # another process has the number by now
-                self._end_orphan(process)
-
-    def _end_orphan(self, process: int) -> None:
-        session = self._orphans.pop(process)
-        del self._orphan_of[session.number]
-        os.close(process)
-        self._ended.append(session)
-
-    def _end_orphans(self) -> None:
-        """End what nobody has resumed: its client lives, and may have let go of it unheard."""
-        log.info("%d clients of the broker before did not come back in time", len(self._orphans))
-        for process in list(self._orphans):
-            self._end_orphan(process)
-        self._end_sessions()
 
     def _end_sessions(self) -> None:
         """End one session, and have the others wait for their turns."""
@@ -419,93 +379,15 @@ class Server:
             self._turns.add(uid, functools.partial(self._end, uid, work))
             return
 
-    def _accept(self) -> None:
-        """Let some connections in."""
-        self._accepting = False  # if there are more of them, that is told again
-        for _ in range(_DOOR_SLICE):
-            try:
-                sock, _ = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._turn_away()
-                return  # else the client is gone already
-            try:
-                sock.setblocking(False)
-                self._admit(sock, identity_of(sock))
-            except OSError as error:
-                log.warning("refused a connection: %s", error)
-                sock.close()
-
-    def _turn_away(self) -> None:
-        """Refuse a connection by the descriptor that is kept back for that."""
-        while self._refused:
-            self._leave(next(iter(self._refused)))
-        if self._spare is not None:
-            os.close(self._spare)
-            self._spare = None
-        with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
-            sock.setblocking(False)
-            self._refuse_connection(sock, _USED_UP)
-        with contextlib.suppress(OSError):
-            self._spare = _spare()
-
-    def _admit(self, sock: socket.socket, who: Identity, late: bool = False) -> None:
-        """Serve a new connection, or say that it is one too many. Raises OSError.
-
-        It is not one too many before it was seen which others of its user have ended.
-        """
+    def _let_in(self, sock: socket.socket, who: Identity) -> None:
+        """Serve a new connection. Raises OSError."""
         user = self._users.get(who.uid) or User(who.uid)
-        process = (who.uid, who.pid)
-        reason = self._too_many(sock, who, len(user.connections), self._of_process[process])
-        if reason and not late and len(self._late) < _LATE:
-            self._late.append((sock, who))
-        elif reason:
-            self._refuse_connection(sock, reason)
-        else:
-            connection = Connection(sock, who, self._flight, user)
-            self._epoll.register(connection.number, _IN)
-            connection.mask = _IN
-            self._of_process[process] += 1
-            self._users[who.uid] = user
-            user.connections[connection] = None
-            self._connections[connection.number] = connection
-
-    def _too_many(self, sock: socket.socket, who: Identity, has: int, process: int) -> str | None:
-        """Why a user who has so many connections, and in this process, may have no other one."""
-        descriptors = self.service.descriptors
-        if process >= PROCESS_CONNECTIONS:
-            return (
-                f"process {who.pid} has {process} connections to the broker, which is as many as "
-                f"it may: close some"
-            )
-        if has >= descriptors.of_user:
-            return (
-                f"user {who.uid} has {has} connections to the broker, which is as many as one may: "
-                f"close some"
-            )
-        return None if descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
-
-    def _refuse_connection(self, sock: socket.socket, reason: str) -> None:
-        """Say no to a connection, and close it when it has said hello.
-
-        What is left unread, or not sent yet, would end it before the reason is read.
-        """
-        log.warning("refused a connection: %s", reason)
-        refusal = errors.QuotaExceeded(f"hello: {reason}")
-        while len(self._refused) >= _REFUSED:
-            self._leave(next(iter(self._refused)))
-        with contextlib.suppress(OSError):
-            _packet.send(sock.fileno(), _encode({"id": 0, **protocol.error_message(refusal)}), [])
-        self._refused[sock.fileno()] = sock
-        self._epoll.register(sock, _IN)
-
-    def _leave(self, number: int) -> None:
-        """Close a connection that was refused."""
-        sock = self._refused.pop(number)
-        with contextlib.suppress(OSError):
-            sock.recv_into(self._buffer)
-        sock.close()
+        connection = Connection(sock, who, self._flight, user)
+        self._epoll.register(connection.number, _IN)
+        connection.mask = _IN
+        self._users[who.uid] = user
+        user.connections[connection] = None
+        self._connections[connection.number] = connection
 
     def _close(self, connection: Connection) -> None:
         """The client is gone, or is to be: what it held is given back."""
@@ -519,10 +401,7 @@ class Server:
         user.watchers.pop(connection, None)
         if not user.connections:
             del self._users[user.uid]
-        process = (user.uid, connection.identity.pid)
-        self._of_process[process] -= 1
-        if not self._of_process[process]:
-            del self._of_process[process]
+        self._door.left(connection.identity)
         connection.sock.close()
         connection.forget()
         self._flight.forget(connection)
@@ -531,7 +410,10 @@ class Server:
             self._ended.append(connection.session)
 
     def _flush(self, connection: Connection) -> None:
-        """Send what was still to be sent."""
+        """Send what was still to be sent, if there is anybody who could receive it."""
+        if connection.ended:
+            self._close(connection)
+            return
         try:
             if connection.flush() and connection.lost:
                 connection.lost = False
@@ -564,6 +446,7 @@ class Server:
             self._epoll.modify(connection.number, mask)
 
     def _read(self, connection: Connection) -> None:
+        """Read a request, and do all of it that is no more than a turn's work."""
         try:
             size = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
@@ -582,10 +465,6 @@ class Server:
             return
         connection.nonsense = 0
         connection.request = request
-        self._do(connection, self._begin, connection, request, size)
-
-    def _begin(self, connection: Connection, request: Any, size: int) -> None:
-        """Begin what is asked, and do all of it if that is no more than a turn's work."""
         kind = type(request)
         session = connection.session
         self.service.counts[kind] += 1
@@ -595,7 +474,7 @@ class Server:
             made = self._calls[kind](session, request)
             if type(made) is tuple:
                 self._reply(connection, request.id, *made)
-            else:
+            elif made is not None:
                 connection.work = cast(Work, made)
         if connection.work is not None:
             self._go_on(connection)
@@ -618,20 +497,6 @@ class Server:
             return
         connection.work = connection.request = None
         connection.ask(0)
-
-    def _do(self, connection: Connection, do: Callable[..., object], *args: object) -> None:
-        """Do something about a connection's request, and say what is wrong with that."""
-        try:
-            do(*args)
-            return
-        except errors.Error as error:
-            self._fail(connection, error)
-        except OSError as error:
-            out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
-            self._fail(connection, out)
-        except Exception:
-            log.exception("a request failed inside the broker: %r", connection.request)
-            self._close(connection)
 
     def _serve_connection(
         self, connection: Connection, session: Session | None, request: Any
@@ -664,9 +529,7 @@ class Server:
                 before = self._of_session.get(request.session)
                 if before is not None:
                     self._close(before)
-                process = self._orphan_of.get(request.session)
-                if process is not None:
-                    self._end_orphan(process)
+                self._orphans.resumed(request.session)
                 if ended is not None:  # before it is said: the broker may be killed then
                     yield from self.service.end(ended)
             yield made
@@ -793,8 +656,9 @@ class Server:
             self._turns.add(user.uid, functools.partial(self._tell, user))
         for connection in some:
             if connection.open and connection.since <= event.number:
-                self._guarded(connection, self._tell_one, connection, event)
-        self._check_owed(user)
+                self._guarded_for(connection, self._tell_one, event)
+        if user.owed > USER_BYTES:
+            self._relieve(user)
 
     def _tell_one(self, connection: Connection, event: Event) -> None:
         """Tell a watcher of what it may know of."""
@@ -826,10 +690,6 @@ def _event_packet(event: str, region: Region | None) -> bytes:
     if region is not None:
         message |= {"name": region.name, "region": region.number, "version": region.version}
     return _encode(message)
-
-
-def _spare() -> int:
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class _Number(msgspec.Struct):

@@ -6,7 +6,6 @@ import _socket
 import errno
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from gdrpy.broker import unix as _unix
@@ -45,7 +44,11 @@ def start_time(pid: int) -> int:
     Source: proc_pid_stat(5), field 22. Raises OSError where descriptors are used up.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()  # with a name that may be any bytes
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            text = os.read(fd, 4096)  # with a name that may be any bytes
+        finally:
+            os.close(fd)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise

@@ -93,8 +93,10 @@ class Service:
             table.commit(records.Ended(session.number))
             self._tell_of_room()
 
-    def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work]]:
-        """What gives the reply to a request, by its type, or raises Error."""
+    def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work | None]]:
+        """What gives the reply to a request, by its type, or raises Error; None where all is done
+        that has no reply.
+        """
         return {
             requests.Allocate: self._allocate,
             requests.Change: self._change,
@@ -116,15 +118,24 @@ class Service:
             self.state.freed = False
             self.announce("freed", None)
 
-    def _release(self, session: Session, request: requests.Release) -> Work:
+    def _release(self, session: Session, request: requests.Release) -> Work | None:
         """Give leases back; those that the session does not have are nothing to it."""
-        for start in range(0, len(request.regions), SLICE):
+        if len(request.regions) > SLICE:
+            return self._release_in_turns(session, request.regions)
+        self._release_some(session, request.regions)
+        return None
+
+    def _release_in_turns(self, session: Session, regions: list[int]) -> Work:
+        for start in range(0, len(regions), SLICE):
             if start:
                 yield None
-            for number in request.regions[start : start + SLICE]:
-                if number in session.regions:
-                    self.table.release(session, session.regions[number])
-            self._tell_of_room()
+            self._release_some(session, regions[start : start + SLICE])
+
+    def _release_some(self, session: Session, regions: list[int]) -> None:
+        for number in regions:
+            if number in session.regions:
+                self.table.release(session, session.regions[number])
+        self._tell_of_room()
 
     def resume(self, session: Session, request: requests.Resume) -> Work:
         """Take leases over from a session of the same process whose connection is gone."""
@@ -212,7 +223,8 @@ class Service:
         """A new region's memory, which a lease or a name must keep at once."""
         who, device = session.identity, self._number(call, request.device)
         self.limits.require_device(call, device)
-        self.recognize()
+        if not self.recognized:
+            self.recognize()
         size = memory.rounded(request.nbytes, device)
         self.limits.require_room(call, self.table, who, size, device)
         self.limits.require_lease(call, self.table, who)

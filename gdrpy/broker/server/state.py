@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import queue
@@ -35,7 +34,7 @@ class State:
         self._store = store
         self.table = Table(self._remember, self._free)
         # Giving memory back may take seconds, and nobody shall wait for it.
-        self._closing: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
         #: Whether there is no store, because no other one could be had when it was lost.
@@ -61,10 +60,11 @@ class State:
 
     def _close(self) -> None:
         while True:
-            self._closing.get()()
-
-    def _close_later(self, fd: int) -> None:
-        self._closing.put(functools.partial(os.close, fd))
+            one = self._closing.get()
+            if isinstance(one, Journal):
+                one.close()
+            else:
+                os.close(one)
 
     def _replay(self, found: dict[str, int]) -> Journal:
         """The newest journal among what was found, its records applied; else a first one."""
@@ -99,7 +99,7 @@ class State:
                 region.fd = fd
         for key, fd in found.items():
             self._store.drop(key)
-            self._close_later(fd)
+            self._closing.put(fd)
         found.clear()
 
     def _lose(self, region: Region) -> None:
@@ -143,7 +143,7 @@ class State:
         old, self._journal, self._next, self._due = self._journal, new, None, False
         self._compact_at = max(_COMPACT_BYTES, _COMPACT_RATIO * new.size)
         self._drop(f"j{old.generation}")
-        self._closing.put(old.close)
+        self._closing.put(old)
         return True
 
     def _stay(self, error: Exception) -> None:
@@ -170,7 +170,7 @@ class State:
         self._drop(_key(region))
         for fd in (region.fd, region.readonly_fd):
             if fd is not None:
-                self._close_later(fd)
+                self._closing.put(fd)
 
     def _hold(self, key: str, fd: int) -> None:
         try:

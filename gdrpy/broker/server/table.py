@@ -7,12 +7,14 @@ the next one reads from its journal is the same code.
 from __future__ import annotations
 
 import bisect
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity
+
+_K = TypeVar("_K")
 
 
 class Lease:
@@ -114,10 +116,10 @@ class Table:
         self.sessions: dict[int, Session] = {}
         #: Bytes of each device's memory that regions take, and each user's share of it.
         self.used: dict[int, int] = defaultdict(int)
-        self.used_by: dict[tuple[int, int], int] = defaultdict(int)
+        self.used_by: dict[tuple[int, int], int] = {}
         #: How many regions each user has, and how many leases.
-        self.counted: Counter[int] = Counter()
-        self.leased: Counter[int] = Counter()
+        self.counted: dict[int, int] = {}
+        self.leased: dict[int, int] = {}
         #: How many leases there are.
         self.leases = 0
         #: All names, in order.
@@ -158,10 +160,7 @@ class Table:
     def _use(self, region: Region, nbytes: int) -> None:
         """Count bytes more, or less, on a region's device."""
         self.used[region.device] += nbytes
-        owned = (region.device, region.uid)
-        self.used_by[owned] += nbytes
-        if not self.used_by[owned]:
-            del self.used_by[owned]
+        _count(self.used_by, (region.device, region.uid), nbytes)
 
     def _live(self, record: records.Life) -> None:
         self.life = record.life
@@ -172,7 +171,7 @@ class Table:
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
         self._use(region, region.size)
-        self.counted[region.uid] += 1
+        _count(self.counted, region.uid, 1)
 
     def _publish(self, record: records.Published) -> None:
         region = self.regions[record.region]
@@ -238,7 +237,7 @@ class Table:
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
-            self.leased[session.identity.uid] += 1
+            _count(self.leased, session.identity.uid, 1)
         lease.count += 1
         region.writers += lease.writable < record.writable
         lease.writable |= record.writable
@@ -259,11 +258,8 @@ class Table:
     def _drop(self, session: Session, region: Region) -> None:
         """A session's lease is no more."""
         region.writers -= region.leases.pop(session.number).writable
-        uid = session.identity.uid
         self.leases -= 1
-        self.leased[uid] -= 1
-        if not self.leased[uid]:
-            del self.leased[uid]
+        _count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 
     def _forget_unheld(self, region: Region) -> None:
@@ -271,9 +267,7 @@ class Table:
             return
         del self.regions[region.number]
         self._use(region, -region.size)
-        self.counted[region.uid] -= 1
-        if not self.counted[region.uid]:
-            del self.counted[region.uid]
+        _count(self.counted, region.uid, -1)
         if region.copy_of is not None:
             origin = (*region.copy_of, region.uid)
             del self._copies[origin][region.number]
@@ -293,6 +287,15 @@ class Table:
     def beginning(self) -> records.Life:
         """The first record of those that make this state."""
         return records.Life(self.life, self._next)
+
+
+def _count(counts: dict[_K, int], key: _K, more: int) -> None:
+    """Count more of a key, or less; what there is none of is not kept."""
+    count = counts.get(key, 0) + more
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
 
 
 _APPLY: dict[type, Callable[[Table, Any], None]] = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
+#: The rows of new connections and of the journal, among those of users.
+DOOR, JOURNAL = -1, -2
+
 _T = TypeVar("_T")
 
 
@@ -13,17 +16,15 @@ class Turns(Generic[_T]):
 
     def __init__(self) -> None:
         self._rows: dict[int, deque[_T]] = {}
-        self._circle: deque[int] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._circle)
+        #: The users who have one that waits.
+        self.circle: deque[int] = deque()
 
     def add(self, uid: int, one: _T) -> None:
         """Let one wait at the end of a user's row; a user who had none comes last in the circle."""
         row = self._rows.get(uid)
         if row is None:
             self._rows[uid] = deque((one,))
-            self._circle.append(uid)
+            self.circle.append(uid)
         else:
             row.append(one)
 
@@ -34,11 +35,11 @@ class Turns(Generic[_T]):
 
     def next(self) -> _T:
         """The one whose turn it is, who waits no longer. Raises IndexError where none waits."""
-        uid = self._circle.popleft()
+        uid = self.circle.popleft()
         row = self._rows[uid]
         one = row.popleft()
         if row:
-            self._circle.append(uid)
+            self.circle.append(uid)
         else:
             del self._rows[uid]
         return one

@@ -1,0 +1,195 @@
+"""Where connections come in: how many each user and process may have, and who is told no."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import select
+import socket
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gdrpy import errors
+from gdrpy._core import _packet
+from gdrpy.broker import protocol
+from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Descriptors
+from gdrpy.broker.server.rights import Identity, identity_of
+from gdrpy.broker.server.throttle import Throttle
+from gdrpy.broker.server.turns import DOOR, Turns
+
+log = logging.getLogger(__name__)
+log.addFilter(Throttle())
+
+#: How many new connections a turn takes.
+_SLICE = 4
+#: Connections that were refused, and have not said hello yet.
+_REFUSED = 8
+#: Connections that wait for what their users' others do before they are refused.
+_LATE = 64
+_USED_UP = "the broker's descriptors are used up, but for what is kept for others"
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Door:
+    """Takes connections from a listening socket, in turns, and gives those to ``let_in`` that are
+    not one too many.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        poll: select.epoll,
+        turns: Turns[Any],
+        descriptors: Descriptors,
+        let_in: Callable[[socket.socket, Identity], object],
+    ) -> None:
+        self._poll = poll
+        self._turns = turns
+        self._descriptors = descriptors
+        self._let_in = let_in
+        self._of_user: Counter[int] = Counter()
+        self._of_process: Counter[tuple[int, int]] = Counter()
+        self._accepting = False
+        #: Those that are looked at again before they are refused.
+        self.late: deque[tuple[socket.socket, Identity]] = deque()
+        self._refused: dict[int, socket.socket] = {}
+        #: Kept back, to refuse connections with when there is no other descriptor left.
+        self._spare: int | None = _spare()
+        self._listener = listener
+        self._listen()
+
+    def _listen(self) -> None:
+        self._listener.setblocking(False)
+        self._poll.register(self._listener, select.EPOLLIN)
+        #: Whether another one waits: to accept in vain takes longer than to ask.
+        self._waits = select.poll()
+        self._waits.register(self._listener, select.POLLIN)
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Take connections from another socket."""
+        self._listener.close()
+        self._listener = listener
+        self._listen()
+
+    def happened(self, number: int) -> bool:
+        """Whether a descriptor that something happened to is one of the door's."""
+        if number == self._listener.fileno():
+            if not self._accepting:
+                self._accepting = True
+                self._turns.add(DOOR, self._accept)
+            return True
+        if number in self._refused:
+            self._leave(number)
+            return True
+        return False
+
+    def admit_late(self, count: int) -> None:
+        """Have so many of the late looked at again, in their users' turns."""
+        for _ in range(count):
+            sock, who = self.late.popleft()
+            self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
+
+    def left(self, who: Identity) -> None:
+        """A connection that was let in is closed."""
+        process = (who.uid, who.pid)
+        self._of_user[who.uid] -= 1
+        self._of_process[process] -= 1
+        if not self._of_process[process]:
+            del self._of_process[process]
+        if not self._of_user[who.uid]:
+            del self._of_user[who.uid]
+
+    def _accept(self) -> None:
+        """Let some connections in."""
+        self._accepting = False  # if there are more of them, that is told again
+        for turn in range(_SLICE):
+            if turn and not self._waits.poll(0):
+                return
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
+                return  # else the client is gone already
+            try:
+                sock.setblocking(False)
+                self._admit(sock, identity_of(sock))
+            except OSError as error:
+                log.warning("refused a connection: %s", error)
+                sock.close()
+
+    def _turn_away(self) -> None:
+        """Refuse a connection by the descriptor that is kept back for that."""
+        while self._refused:
+            self._leave(next(iter(self._refused)))
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            self._refuse(sock, _USED_UP)
+        with contextlib.suppress(OSError):
+            self._spare = _spare()
+
+    def _admit(self, sock: socket.socket, who: Identity, late: bool = False) -> None:
+        """Serve a new connection, or say that it is one too many. Raises OSError.
+
+        It is not one too many before it was seen which others of its user have ended.
+        """
+        reason = self._too_many(sock, who)
+        if reason and not late and len(self.late) < _LATE:
+            self.late.append((sock, who))
+        elif reason:
+            self._refuse(sock, reason)
+        else:
+            self._let_in(sock, who)
+            self._of_user[who.uid] += 1
+            self._of_process[who.uid, who.pid] += 1
+
+    def _too_many(self, sock: socket.socket, who: Identity) -> str | None:
+        """Why a user may have no other connection, or none in this process."""
+        has, process = self._of_user.get(who.uid, 0), self._of_process.get((who.uid, who.pid), 0)
+        if process >= PROCESS_CONNECTIONS:
+            return (
+                f"process {who.pid} has {process} connections to the broker, which is as many as "
+                f"it may: close some"
+            )
+        if has >= self._descriptors.of_user:
+            return (
+                f"user {who.uid} has {has} connections to the broker, which is as many as one may: "
+                f"close some"
+            )
+        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
+
+    def _refuse(self, sock: socket.socket, reason: str) -> None:
+        """Say no to a connection, and close it when it has said hello.
+
+        What is left unread, or not sent yet, would end it before the reason is read.
+        """
+        log.warning("refused a connection: %s", reason)
+        refusal = errors.QuotaExceeded(f"hello: {reason}")
+        while len(self._refused) >= _REFUSED:
+            self._leave(next(iter(self._refused)))
+        with contextlib.suppress(OSError):
+            _packet.send(sock.fileno(), _encode({"id": 0, **protocol.error_message(refusal)}), [])
+        self._refused[sock.fileno()] = sock
+        self._poll.register(sock, select.EPOLLIN)
+
+    def _leave(self, number: int) -> None:
+        """Close a connection that was refused."""
+        sock = self._refused.pop(number)
+        with contextlib.suppress(OSError):
+            sock.recv(protocol.PACKET_LIMIT)
+        sock.close()
+
+
+def _spare() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

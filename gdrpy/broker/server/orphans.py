@@ -1,0 +1,80 @@
+"""Sessions of an earlier broker's connections, whose processes may live."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import time
+from collections.abc import Callable
+
+from gdrpy.broker.server.rights import start_time
+from gdrpy.broker.server.table import Session
+
+log = logging.getLogger(__name__)
+
+
+class Orphans:
+    """Sessions that are given to ``end`` when their processes end, or resume them.
+
+    Those that nobody has resumed ``resume_within`` seconds later are given up.
+    """
+
+    def __init__(
+        self, poll: select.epoll, end: Callable[[Session], object], resume_within: float
+    ) -> None:
+        self._poll = poll
+        self._end = end
+        self._resume_by = time.monotonic() + resume_within
+        #: By a descriptor of their process, and these descriptors by the session's number.
+        self._sessions: dict[int, Session] = {}
+        self._process_of: dict[int, int] = {}
+
+    def keep(self, session: Session) -> None:
+        """Keep what a process held under an earlier broker until it resumes or ends."""
+        who = session.identity
+        if not session.regions:  # nothing to keep
+            self._end(session)
+            return
+        try:
+            process = os.pidfd_open(who.pid)
+        except OSError:
+            self._end(session)
+            return
+        self._sessions[process] = session
+        self._process_of[session.number] = process
+        self._poll.register(process, select.EPOLLIN)
+        with contextlib.suppress(OSError):
+            if start_time(who.pid) != who.started:  # another process has the number by now
+                self.happened(process)
+
+    def happened(self, process: int) -> bool:
+        """Whether a descriptor that something happened to was of a process, which has ended."""
+        session = self._sessions.pop(process, None)
+        if session is None:
+            return False
+        del self._process_of[session.number]
+        os.close(process)
+        self._end(session)
+        return True
+
+    def resumed(self, number: int) -> None:
+        """The session of this number, if it is one of these, was resumed."""
+        process = self._process_of.get(number)
+        if process is not None:
+            self.happened(process)
+
+    def patience(self) -> float | None:
+        """Seconds until those that are left are late; None if there are none."""
+        return max(0.0, self._resume_by - time.monotonic()) if self._sessions else None
+
+    def late(self) -> bool:
+        """Whether there are some whose time is over."""
+        return bool(self._sessions) and time.monotonic() > self._resume_by
+
+    def give_up(self) -> None:
+        """End them: their clients live, and may have let go of what they held unheard."""
+        log.info("%d clients of the broker before did not come back in time", len(self._sessions))
+        for process in list(self._sessions):
+            self.happened(process)

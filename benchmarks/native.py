@@ -105,7 +105,7 @@ class Native:
         return Loop(self._library.bench_store, mapping.address, value)
 
     def exchange(self, ping: Flag, reply: Flag, rounds: int) -> list[int]:
-        """Exchanges with a responder, as :func:`gdrpy.cli.pingpong.play`: nanoseconds of each."""
+        """Exchanges with a responder as ``gdrpy pplat`` plays them: nanoseconds of each."""
         samples = np.zeros(rounds, np.uint64)
         words = (flag.mapping.address + flag.offset for flag in (ping, reply))
         limit = 1_000_000_000

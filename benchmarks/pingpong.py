@@ -12,9 +12,9 @@ import gdrpy
 import gpukernels
 import native
 from gdrpy import Flag, cuda
-from gdrpy.cli.distribution import Distribution, Scale
-from gdrpy.cli.pingpong import play, responder
-from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.cli.measure.distribution import Distribution, Scale
+from gdrpy.cli.measure.pingpong import play, responder
+from gdrpy.cli.measure.sampling import clock, undisturbed
 from harness import Figure, Session, identifier
 
 MODULE = "pingpong"

@@ -10,33 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gdrpy import sim
-from gdrpy.cli import (
-    alloc,
-    apiperf,
-    consumer,
-    copybw,
-    copylat,
-    get,
-    info,
-    libgdrapi,
-    load,
-    ls,
-    options,
-    pplat,
-    producer,
-    put,
-    rm,
-    seal,
-    serve,
-    stat,
-    top,
-    tune,
-    validate,
-    watch,
-)
+from gdrpy.cli import info, libgdrapi, options, validate
+from gdrpy.cli.broker import alloc, get, load, ls, put, rm, seal, serve, stat, top, watch
 from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
+from gdrpy.cli.handover import consumer, producer
 from gdrpy.cli.header import gdrpy_version
+from gdrpy.cli.measure import apiperf, copybw, copylat, pplat, tune
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
     BackendUnavailable,

@@ -208,7 +208,7 @@ class TestPutAndGet:
         def shrunk(name, undo):
             return io.BytesIO(DATA), len(DATA) + 1
 
-        monkeypatch.setattr("gdrpy.cli.put._open", shrunk)
+        monkeypatch.setattr("gdrpy.cli.broker.put._open", shrunk)
         assert main(["put", "table", str(file)]) == 1
         assert "data.bin became shorter while it was read" in capsys.readouterr().err
         assert main(["stat", "table"]) == 1
@@ -423,7 +423,7 @@ class TestTop:
 class TestListOfMany:
     def test_is_drawn_and_told_as_one_of_few(self, capsys: pytest.CaptureFixture[str]) -> None:
         from gdrpy.broker.client.records import RegionInfo
-        from gdrpy.cli import ls
+        from gdrpy.cli.broker import ls
         from gdrpy.cli.output import Output
 
         some = {"size": 4096, "device": -1, "mode": 0o640, "uid": 0, "gid": 0, "version": 3}

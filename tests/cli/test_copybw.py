@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 import gdrpy
-from gdrpy.cli import copybw, main
-from gdrpy.cli.bandwidth import WAYS, Measurement, time_copies
+from gdrpy.cli import main
+from gdrpy.cli.measure import copybw
+from gdrpy.cli.measure.bandwidth import WAYS, Measurement, time_copies
 
 QUICK = ["--seconds", "0.001"]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gdrpy.cli.distribution import Distribution, Scale, format_us
+from gdrpy.cli.measure.distribution import Distribution, Scale, format_us
 
 
 class TestDistribution:

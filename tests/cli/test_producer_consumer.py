@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.cli import handover, main, rendezvous
-from gdrpy.cli.pattern import pattern
+from gdrpy.cli import handover, main
+from gdrpy.cli.handover import rendezvous
+from gdrpy.cli.handover.pattern import pattern
 
 TIMEOUT = 20.0
 COUNT = 1000

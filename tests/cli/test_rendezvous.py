@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gdrpy import _unix
-from gdrpy.cli import rendezvous
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.handover import rendezvous
 
 TIMEOUT = 5.0
 

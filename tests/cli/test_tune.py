@@ -13,8 +13,9 @@ import pytest
 
 import gdrpy
 from gdrpy import tuning
-from gdrpy.cli import crossovers, main, tune
-from gdrpy.cli.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
+from gdrpy.cli import main
+from gdrpy.cli.measure import crossovers, tune
+from gdrpy.cli.measure.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
 from gdrpy.limits import BUILT_IN, NEVER, Limits
 
 QUICK = ["--seconds", "0.0001"]

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gdrpy import _unix
 from gdrpy.broker import place
-from gdrpy.cli import announcement, options, rendezvous, units
+from gdrpy.cli import options
+from gdrpy.cli.broker import announcement, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.handover import rendezvous
 from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import parse_size

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy import Mapping, Timeout
-from gdrpy.cli import options, plot
+from gdrpy.cli import options
 from gdrpy.cli.checks.difference import Mismatch
-from gdrpy.cli.distribution import Distribution, Scale, table
 from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.header import gpu_header
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.distribution import Distribution, Scale, table
+from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
+from gdrpy.cli.measure.sampling import clock_cost
 from gdrpy.cli.output import Output
-from gdrpy.cli.pingpong import FINISHED, Ending, play, responder
-from gdrpy.cli.sampling import clock_cost
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands

@@ -12,10 +12,11 @@ from rich.table import Table
 
 import gdrpy
 from gdrpy import _tuned
-from gdrpy.cli import crossovers, hostmemory, options
-from gdrpy.cli.crossovers import KIB, ROOM, Figure, Meter, Way
+from gdrpy.cli import hostmemory, options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gpu_header
+from gdrpy.cli.measure import crossovers
+from gdrpy.cli.measure.crossovers import KIB, ROOM, Figure, Meter, Way
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.cli.writable import why_not_writable

@@ -9,14 +9,15 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from gdrpy import Error, Region, _unix
-from gdrpy.cli import handover, options, rendezvous
+from gdrpy.cli import handover, options
 from gdrpy.cli.checks.difference import Difference, difference
 from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.handover import rendezvous
+from gdrpy.cli.handover.pattern import ITEMSIZE, pattern
+from gdrpy.cli.handover.steps import Steps
 from gdrpy.cli.header import Header, gpu_header, gpu_words, host_header
 from gdrpy.cli.output import Output
-from gdrpy.cli.pattern import ITEMSIZE, pattern
 from gdrpy.cli.sizes import format_size
-from gdrpy.cli.steps import Steps
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands

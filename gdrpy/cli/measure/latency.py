@@ -18,8 +18,8 @@ from gdrpy import Region, cuda
 from gdrpy.cli import drivercopy
 from gdrpy.cli.checks.difference import Bytes, Difference, difference
 from gdrpy.cli.checks.sample import Noise
-from gdrpy.cli.distribution import Distribution
-from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.cli.measure.distribution import Distribution
+from gdrpy.cli.measure.sampling import clock, undisturbed
 
 #: The four ways measured, in the order in which they are shown, and whether they write to the GPU.
 WAYS = {

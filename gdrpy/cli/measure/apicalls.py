@@ -14,7 +14,7 @@ from gdrpy import Mapping, Region, cuda
 from gdrpy._resource import Undo
 from gdrpy.cli import drivercopy
 from gdrpy.cli.checks.difference import expect_equal
-from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.cli.measure.sampling import clock, undisturbed
 
 T = TypeVar("T")
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy import _unix
-from gdrpy.cli import handover, hostmemory, options, rendezvous
+from gdrpy.cli import handover, hostmemory, options
 from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.handover import rendezvous
+from gdrpy.cli.handover.pattern import DEFAULT_COUNT, ITEMSIZE, pattern
+from gdrpy.cli.handover.steps import Steps
 from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.output import Output
-from gdrpy.cli.pattern import DEFAULT_COUNT, ITEMSIZE, pattern
 from gdrpy.cli.sizes import format_size
-from gdrpy.cli.steps import Steps
 
 if TYPE_CHECKING:
     from gdrpy.cli.options import Commands

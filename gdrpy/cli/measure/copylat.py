@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import gdrpy
-from gdrpy.cli import hostmemory, options, plot
-from gdrpy.cli.distribution import format_us
+from gdrpy.cli import hostmemory, options
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header
-from gdrpy.cli.latency import COLD, WARM, WAYS, Bench, Latency, evictor_bytes, host_bytes
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.distribution import format_us
+from gdrpy.cli.measure.latency import COLD, WARM, WAYS, Bench, Latency, evictor_bytes, host_bytes
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
 

@@ -6,8 +6,8 @@ import argparse
 import functools
 import json
 import pwd
-import stat
 from collections.abc import Callable
+from stat import filemode
 from typing import TYPE_CHECKING, Any
 
 import gdrpy
@@ -118,7 +118,7 @@ def device_words(device: int | str) -> str:
 
 def mode_words(mode: int) -> str:
     """``rw-r-----``."""
-    return stat.filemode(mode)[1:]
+    return filemode(mode)[1:]
 
 
 @functools.cache

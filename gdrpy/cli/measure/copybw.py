@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 import gdrpy
-from gdrpy.cli import hostmemory, options, plot
-from gdrpy.cli.bandwidth import WAYS, Bench, Measurement
+from gdrpy.cli import hostmemory, options
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.bandwidth import WAYS, Bench, Measurement
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
 

@@ -6,12 +6,13 @@ import argparse
 from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy.cli import options, plot
-from gdrpy.cli.apicalls import NOTHING, PIN_CALLS, REGION_CALLS, Rounds
+from gdrpy.cli import options
 from gdrpy.cli.checks.difference import Mismatch
-from gdrpy.cli.distribution import Distribution, Scale, format_us, table
 from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.header import gpu_header
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.apicalls import NOTHING, PIN_CALLS, REGION_CALLS, Rounds
+from gdrpy.cli.measure.distribution import Distribution, Scale, format_us, table
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gdrpy.broker.protocol import CPU_DEVICE
-from gdrpy.cli import broker, ls, options
+from gdrpy.cli import broker, options
+from gdrpy.cli.broker import ls
 from gdrpy.cli.exits import OK
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size

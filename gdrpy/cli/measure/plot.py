@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gdrpy.cli.distribution import Distribution, Scale, format_us
 from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.header import Header, gpu_words
+from gdrpy.cli.measure.distribution import Distribution, Scale, format_us
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 from gdrpy.cli.writable import why_not_writable

@@ -12,10 +12,10 @@ import numpy as np
 import gdrpy
 from gdrpy import Region, dma
 from gdrpy.cli import drivercopy
-from gdrpy.cli.bandwidth import time_copies
 from gdrpy.cli.checks.difference import Bytes, Difference, difference
 from gdrpy.cli.checks.sample import Noise
-from gdrpy.cli.sampling import undisturbed
+from gdrpy.cli.measure.bandwidth import time_copies
+from gdrpy.cli.measure.sampling import undisturbed
 from gdrpy.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20

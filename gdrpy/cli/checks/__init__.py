@@ -1,7 +1,7 @@
 """What ``gdrpy validate`` checks: the table of checks, and running one of them.
 
 A check is a function of a :class:`~gdrpy.cli.checks.rig.Rig` that returns if all is well and raises
-:class:`~gdrpy.cli.checks.difference.Mismatch` if not.
+:class:`~gdrpy.cli.data.Mismatch` if not.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gdrpy.cli.checks import copies, gpu, module, pins, ranges, sharing, transfers
-from gdrpy.cli.checks.difference import Difference, Mismatch
 from gdrpy.cli.checks.rig import Rig, Settings, Unsupported
+from gdrpy.cli.data import Difference, Mismatch
 from gdrpy.errors import BackendUnavailable
 
 __all__ = ["ALL", "Check", "Result", "Settings", "Verdict", "run"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import windows
+from gdrpy.cli.data import expect_equal, windows
 
 #: Elements that are stored and loaded one by one.
 _ELEMENTS = 256

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gdrpy import Flag, Mapping
-from gdrpy.cli.checks.difference import expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import repeated, windows
+from gdrpy.cli.data import expect, expect_equal, repeated, windows
 
 #: Seconds to wait for a flag that the GPU is to set.
 FLAG_TIMEOUT = 5.0

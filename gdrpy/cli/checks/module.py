@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import gdrpy
-from gdrpy.cli.checks.difference import Mismatch, expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import Mismatch, expect, expect_equal
 
 _MIB = 1 << 20
 

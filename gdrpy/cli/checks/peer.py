@@ -14,8 +14,7 @@ from pathlib import Path
 
 import gdrpy
 from gdrpy import Region
-from gdrpy.cli.checks.difference import Difference, difference
-from gdrpy.cli.checks.sample import Noise, windows
+from gdrpy.cli.data import Difference, Noise, difference, windows
 
 #: Last seed of what the first process writes, and of what this one does.
 OURS, THEIRS = 1, 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import repeated, windows
+from gdrpy.cli.data import expect_equal, repeated, windows
 
 #: Sizes in bytes so small that CUDA puts all of these into one block.
 _SMALL = (4096, 8192, 100, 12348)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdrpy import Mapping, Region
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import expect_equal
 
 #: Past one cache line, so that every alignment comes up.
 _OFFSETS = range(68)

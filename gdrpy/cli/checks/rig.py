@@ -9,9 +9,7 @@ from zlib import crc32
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import Bytes
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Bytes, Noise, gpu_get, gpu_put, on_gpu
 
 
 class Unsupported(Exception):
@@ -77,12 +75,12 @@ class Rig:
 
     def on_gpu(self, name: str, *args: Any) -> None:
         """A driver call that works on the default stream, waited for."""
-        drivercopy.on_gpu(self.settings.device, name, *args)
+        on_gpu(self.settings.device, name, *args)
 
     def put(self, ptr: int, data: Any) -> None:
         """Write GPU memory by the driver's own copy."""
-        drivercopy.put(self.settings.device, ptr, data)
+        gpu_put(self.settings.device, ptr, data)
 
     def get(self, ptr: int, nbytes: int) -> Bytes:
         """Read GPU memory by the driver's own copy."""
-        return drivercopy.get(self.settings.device, ptr, nbytes)
+        return gpu_get(self.settings.device, ptr, nbytes)

@@ -12,9 +12,8 @@ from typing import Any
 
 import gdrpy
 from gdrpy.cli.checks import peer
-from gdrpy.cli.checks.difference import Difference, Mismatch, expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import Noise, windows
+from gdrpy.cli.data import Difference, Mismatch, Noise, expect, expect_equal, windows
 
 #: Seconds that the second process may take.
 PEER_TIMEOUT = 60.0

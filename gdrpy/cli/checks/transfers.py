@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import expect_equal
 
 _GUARD = 64
 #: Off every alignment.

@@ -11,8 +11,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from gdrpy.cli.checks.difference import Mismatch
 from gdrpy.cli.checks.rig import Rig, Settings
+from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.firstrun.firstrun import FirstRun
 from gdrpy.cli.firstrun.steps import ALL, Step

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-from gdrpy.cli.checks.difference import Mismatch, expect
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import Mismatch, expect
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 from gdrpy.cli.firstrun import machine
 from gdrpy.cli.output import Output

@@ -15,8 +15,7 @@ import numpy as np
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.cli.checks.difference import Mismatch, expect, expect_equal
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Mismatch, Noise, expect, expect_equal
 from gdrpy.cli.firstrun.node import PAGE
 
 #: Last seed of what the first process writes, and of what this one does.

@@ -1,7 +1,7 @@
 """The steps of a first run, in their order.
 
 A step is a function of the run, whose rig gives back what the step takes. It returns what it found,
-in words, and raises :class:`~gdrpy.cli.checks.difference.Mismatch` where something is in doubt. The
+in words, and raises :class:`~gdrpy.cli.data.Mismatch` where something is in doubt. The
 first line of its docstring is what it shows.
 """
 
@@ -23,9 +23,8 @@ from gdrpy import backends, cuda
 from gdrpy.backends.node import PATH as NODE
 from gdrpy.cli.checks import module as checks_of_module
 from gdrpy.cli.checks import peer as checks_peer
-from gdrpy.cli.checks.difference import expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Noise, expect, expect_equal
 from gdrpy.cli.exits import UNUSABLE, CommandError, words_of
 from gdrpy.cli.firstrun import machine, node, peer
 from gdrpy.cli.firstrun.firstrun import FirstRun, settled

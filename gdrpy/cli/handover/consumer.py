@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gdrpy import Error, Region, _unix
 from gdrpy.cli import handover, options
-from gdrpy.cli.checks.difference import Difference, difference
+from gdrpy.cli.data import Difference, difference
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.handover import rendezvous
 from gdrpy.cli.handover.pattern import ITEMSIZE, pattern

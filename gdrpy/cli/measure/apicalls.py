@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 import gdrpy
 from gdrpy import Mapping, Region, cuda
 from gdrpy._resource import Undo
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import expect_equal
+from gdrpy.cli.data import expect_equal, gpu_get
 from gdrpy.cli.measure.sampling import clock, undisturbed
 
 T = TypeVar("T")
@@ -101,9 +100,7 @@ class Rounds:
             pin = undo.keep(self._timed("pin", gdr.pin, ptr, self._nbytes))
             mapping = undo.keep(self._timed("pin.map", pin.map))
             self._timed("pin.info", attrgetter("info"), pin)
-            self._expect_shared(
-                "a pin", mapping, lambda count: drivercopy.get(self._device, ptr, count)
-            )
+            self._expect_shared("a pin", mapping, lambda count: gpu_get(self._device, ptr, count))
             self._timed("pin unmap", mapping.close)
             self._timed("unpin", pin.close)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy.cli import options
-from gdrpy.cli.checks.difference import Mismatch
+from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure import plot

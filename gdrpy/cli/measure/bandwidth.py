@@ -11,9 +11,7 @@ import numpy as np
 
 import gdrpy
 from gdrpy import Region
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import Bytes, Difference, difference
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
 
 #: The four things measured, in the order in which they are shown.
 WAYS = ("mapping write", "mapping read", "DMA write", "DMA read")
@@ -80,7 +78,6 @@ class Bench:
     def __init__(self, region: Region, seed: int) -> None:
         assert region.device is not None
         self._region = region
-        self._device = region.device
         self._data = Noise(seed).bytes(region.nbytes)
         self._host: Bytes = gdrpy.pinned(region.nbytes, region.device).numpy()
 
@@ -96,17 +93,8 @@ class Bench:
         writes = way.endswith("write")
         # Other bytes each time, so that what an earlier way left behind does not pass for a copy.
         data = self._data[:nbytes] ^ np.uint8(0x11 * (1 + WAYS.index(way)))
-        self._prepare(host, data, writes)
+        prepare(region, host, data, writes=writes)
         copies, samples = time_copies(copy, seconds)
-        found = difference(data, self._seen(host, writes)) if verify else None
+        found = arrived(region, host, data, writes=writes) if verify else None
         verified = None if not verify else found is None
         return Measurement(way, nbytes, copies, samples, verified, found)
-
-    def _prepare(self, host: Bytes, data: Bytes, writes: bool) -> None:
-        """Put the data where the copy starts, and something else where it ends."""
-        host[:] = data if writes else ~data
-        drivercopy.put(self._device, self._region.ptr, ~data if writes else data)
-
-    def _seen(self, host: Bytes, writes: bool) -> Bytes:
-        """What is now where the copy ends, by the driver's own copy if that is on the GPU."""
-        return drivercopy.get(self._device, self._region.ptr, host.size) if writes else host

@@ -11,9 +11,7 @@ import numpy as np
 
 import gdrpy
 from gdrpy import Region, dma
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import Bytes, Difference, difference
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
 from gdrpy.cli.measure.bandwidth import time_copies
 from gdrpy.cli.measure.sampling import undisturbed
 from gdrpy.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
@@ -105,11 +103,9 @@ class Meter:
     def difference(self, way: Way, nbytes: int) -> Difference | None:
         """How what arrives by a way differs from what was sent."""
         host, sent = self._hosts[way.pinned][:nbytes], self._noise.bytes(nbytes)
-        host[:] = sent if way.writes else ~sent
-        drivercopy.put(self._device, self._region.ptr, ~sent if way.writes else sent)
+        prepare(self._region, host, sent, writes=way.writes)
         self._copy(way, nbytes)()
-        seen = drivercopy.get(self._device, self._region.ptr, nbytes) if way.writes else host
-        return difference(sent, seen)
+        return arrived(self._region, host, sent, writes=way.writes)
 
     def _copy(self, way: Way, nbytes: int) -> Callable[[], object]:
         region, host, via = self._region, self._hosts[way.pinned][:nbytes], way.by

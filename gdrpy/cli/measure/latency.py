@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 import gdrpy
 from gdrpy import Region, cuda
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import Bytes, Difference, difference
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Bytes, Difference, Noise, difference, gpu_get, gpu_put
 from gdrpy.cli.measure.distribution import Distribution
 from gdrpy.cli.measure.sampling import clock, undisturbed
 
@@ -165,7 +163,7 @@ class Bench:
         else:
             right = self._noise.bytes(pieces.rows.shape[1])
             pieces.rows[:] = ~right
-        drivercopy.put(self._device, self._region.ptr, ~right if WAYS[way] else right)
+        gpu_put(self._device, self._region.ptr, ~right if WAYS[way] else right)
         return right
 
     def _evict(self, columns: Sequence[Sequence[Any]]) -> None:
@@ -182,7 +180,7 @@ class Bench:
     ) -> Difference | None:
         """How what a lap's copies left differs from what is right."""
         if WAYS[way]:
-            return difference(right, drivercopy.get(self._device, self._region.ptr, right.size))
+            return difference(right, gpu_get(self._device, self._region.ptr, right.size))
         wrong = [i for i in np.unique(lap) if not np.array_equal(pieces.rows[i], right)]
         return difference(right, pieces.rows[wrong[0]].copy()) if wrong else None
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gdrpy import Flag, Timeout, cuda
 from gdrpy._resource import Undo
-from gdrpy.cli.checks.difference import Mismatch
+from gdrpy.cli.data import Mismatch
 from gdrpy.cli.measure.sampling import clock, undisturbed
 
 FINISHED = "all rounds answered"

@@ -14,7 +14,7 @@ import native
 from gdrpy import Flag, cuda
 from gdrpy.cli.measure.distribution import Distribution, Scale
 from gdrpy.cli.measure.pingpong import play, responder
-from gdrpy.cli.measure.sampling import clock, undisturbed
+from gdrpy.cli.measure.timing import clock, undisturbed
 from harness import Figure, Session, identifier
 
 MODULE = "pingpong"

@@ -11,7 +11,9 @@ def run(command: str) -> int:
     """Run ``gdrpy COMMAND`` with this program's arguments; returns its exit status."""
     sys.path.insert(0, str(ROOT))
     try:
-        from gdrpy.cli import main
+        from gdrpy.cli import command_parser, main
+
+        command_parser(command)  # imports all that the command needs
     except ImportError as error:
         _use_virtual_environment()
         print(f"error: gdrpy is not built here (no {error.name}): run make build", file=sys.stderr)

@@ -1,38 +1,47 @@
-"""``gdrpy info``: what is here, and what can be used."""
+"""Shows the CUDA devices, the driver versions, and every backend (a way to get a CPU
+mapping of GPU memory): whether it can be used here, and if not, why and what would
+change that. Also shows the CPU's copy routines, and whether memory can have fabric
+handles for other nodes of an NVLink network. It allocates nothing on the GPU.
+
+examples:
+  gdrpy info
+  gdrpy info --json | jq '.backends[] | select(.usable)'
+
+exit status:
+  0  always, with or without a GPU
+  2  wrong usage
+"""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from gdrpy import backends, cuda, fabric
 from gdrpy._core import _ffi
-from gdrpy.cli import options
+from gdrpy.backends.backend import Status
 from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
 
-if TYPE_CHECKING:
-    from gdrpy.backends.backend import Status
-    from gdrpy.cli.options import Commands
-
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
-#: The backends of which only CUDA knows whether they serve.
+#: Backends that only CUDA can tell usable from unusable.
 _THROUGH_CUDA = ("dmabuf", "sim")
 
 
 @dataclass(frozen=True)
 class BackendState:
-    """A backend's answer for one device, None where there is no device to ask about.
+    """The state of a backend for one device; ``device`` is None where there is none.
 
-    ``chosen`` is the backend that is tried first for a region on the device.
+    ``chosen`` marks the backend that a region on the device tries first.
     """
 
     backend: str
@@ -43,26 +52,12 @@ class BackendState:
     remedy: str
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``info`` to the command line."""
-    options.add_command(
-        commands,
-        "info",
-        run,
-        summary="devices, drivers and backends, usable or not, and why",
-        description=(
-            "Shows the CUDA devices, the versions of the drivers, every backend (a way to get a\n"
-            "CPU mapping of GPU memory) with whether it can be used here, why not and what would\n"
-            "change it, the CPU's copy routines, and whether memory can have fabric handles, for\n"
-            "other nodes of an NVLink network. It allocates nothing on the GPU."
-        ),
-        examples="gdrpy info\ngdrpy info --json | jq '.backends[] | select(.usable)'",
-        exit_status="0  always, with or without a GPU\n2  wrong usage",
-    )
+def add_arguments(_parser: CommandParser) -> None:
+    """``gdrpy info`` has no arguments."""
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print all of it."""
+    """Print the state of this machine."""
     devices, cuda_driver, problem = _cuda()
     header = host_header(
         args.command_line,
@@ -103,7 +98,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _cuda() -> tuple[list[cuda.DeviceInfo], str | None, str | None]:
-    """The devices and the CUDA version, or why there are none."""
+    """The devices and the CUDA version, or the reason why there are none."""
     try:
         devices = [cuda.device_info(ordinal) for ordinal in range(cuda.device_count())]
         return devices, cuda_version(), None
@@ -116,7 +111,7 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
 
 
 def _states(ordinal: int) -> list[BackendState]:
-    """Every backend's answer for a device of this process."""
+    """The state of every backend for a device of this process."""
     statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
     chosen = next((name for name in backends.candidates() if statuses[name].usable), None)
     return [
@@ -126,7 +121,7 @@ def _states(ordinal: int) -> list[BackendState]:
 
 
 def _without_cuda(name: str) -> BackendState:
-    """A backend's answer where CUDA cannot be used."""
+    """The state of a backend where CUDA cannot be used."""
     if name in _THROUGH_CUDA:
         reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
         return BackendState(name, None, False, False, reason, remedy)
@@ -137,7 +132,7 @@ def _without_cuda(name: str) -> BackendState:
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
     table = Table(title="Devices", title_justify="left")
     for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
-        table.add_column(column, no_wrap=column == "PCI, UUID")  # a UUID is there to be copied
+        table.add_column(column, no_wrap=column == "PCI, UUID")  # users copy UUIDs
     for device in devices:
         table.add_row(
             str(device.ordinal),
@@ -182,7 +177,7 @@ def _text(pointer: Any) -> str:
 
 
 def _routines(way: str) -> dict[str, Any]:
-    """The table of copy routines to or from write-combined memory, and what sizes take."""
+    """The copy routines to or from write-combined memory, and those that sizes take."""
     to = way == "to"
     table = _ffi.lib.gdr_routines_to_wc() if to else _ffi.lib.gdr_routines_from_wc()
     choose = _ffi.lib.gdr_routine_to_wc if to else _ffi.lib.gdr_routine_from_wc

@@ -13,12 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy.cli import GROUPS, info, main
+from gdrpy.cli import COMMANDS, GROUPS, info, main
 from gdrpy.cli.header import gdrpy_version
 
 #: The simulated driver's cuInit fails as on a machine without GPUs.
 NO_DEVICE = "cuInit:1:100"
-NAMES = [module.__name__.rpartition(".")[2] for group in GROUPS.values() for module in group]
+NAMES = [*COMMANDS]
+
+WATCHED_HELP = """
+import sys
+from gdrpy.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    heavy = {"numpy", "cuda.bindings", "rich", "asyncio", "matplotlib", "multiprocessing"}
+    commands = {name for name in sys.modules if name.startswith("gdrpy.cli.measure")}
+    print(sorted(heavy & set(sys.modules) | commands), file=sys.stderr)
+"""
 
 
 class TestHelp:
@@ -29,6 +40,12 @@ class TestHelp:
         text = capsys.readouterr().out
         assert re.findall(r"^  (\w+) +\w", text, re.MULTILINE) == NAMES
         assert re.findall(r"^(.+):$", text, re.MULTILINE) == ["options", *GROUPS]
+
+    def test_imports_no_command_and_nothing_heavy(self):
+        done = subprocess.run(
+            [sys.executable, "-c", WATCHED_HELP], capture_output=True, text=True, check=True
+        )
+        assert done.stderr == "[]\n"
 
     @pytest.mark.parametrize("name", NAMES)
     def test_of_a_command_teaches(self, capsys, name):

@@ -201,7 +201,7 @@ class TestTune:
     def test_keeps_nothing_when_disturbed(self, monkeypatch, capsys, cache):
         monkeypatch.setattr(tune, "_STEADY", 0)
         assert main(["tune", *QUICK]) == 1
-        assert "run it again while nothing else does" in capsys.readouterr().err
+        assert "run it again while nothing else runs" in capsys.readouterr().err
         assert list(cache.iterdir()) == []
 
     def test_says_where_it_could_not_keep_it(self, monkeypatch, capsys, cache):

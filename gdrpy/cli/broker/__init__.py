@@ -1,4 +1,4 @@
-"""What the broker's commands share: how they find it, and how they tell of regions."""
+"""What the broker's commands share: their options, the connection, and regions in words."""
 
 from __future__ import annotations
 
@@ -8,39 +8,24 @@ import json
 import pwd
 from collections.abc import Callable
 from stat import filemode
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gdrpy
 from gdrpy.broker.client.arguments import as_name, as_prefix
+from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.records import RegionInfo
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.sizes import format_size
 from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
 
-if TYPE_CHECKING:
-    from gdrpy.broker.client.broker import Broker
-    from gdrpy.broker.client.records import RegionInfo
-    from gdrpy.cli.options import Commands, Run
-
-_NO_BROKER = "2  wrong usage, or no broker there: start one by 'gdrpy serve'"
 #: Bytes that are copied at once.
 CHUNK = 8 << 20
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Run,
-    *,
-    exit_status: str,
-    **others: Any,
-) -> argparse.ArgumentParser:
-    """The parser of a command that asks a broker: :func:`options.add_command` with ``--socket``.
-
-    ``exit_status`` tells of 0 and 1 alone.
-    """
-    status = f"{exit_status}\n{_NO_BROKER}"
-    parser = options.add_command(commands, name, run, exit_status=status, **others)
+def add_socket(parser: CommandParser) -> None:
+    """``--socket`` of a command that asks a broker; a refused call then ends it with FAILED."""
     parser.add_argument(
         "--socket",
         metavar="PATH",
@@ -48,10 +33,9 @@ def add_command(
         "machine's)",
     )
     parser.set_defaults(refusal=FAILED)
-    return parser
 
 
-def add_making(parser: argparse.ArgumentParser) -> None:
+def add_new_region(parser: CommandParser) -> None:
     """``--device`` and ``--mode`` of a region to make."""
     parser.add_argument(
         "--device",
@@ -66,24 +50,24 @@ def add_making(parser: argparse.ArgumentParser) -> None:
         type=options.octal_mode,
         default=0o600,
         metavar="OCTAL",
-        help="who may read and write it, as a file's (default: 0600)",
+        help="who may read and write it, like a file's mode (default: 0600)",
     )
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
+def add_name(parser: CommandParser) -> None:
     """``NAME`` of a region."""
     parser.add_argument("name", type=region_name, metavar="NAME", help="the region's name")
 
 
-def add_prefix(parser: argparse.ArgumentParser) -> None:
-    """``PREFIX`` of the names that a command is about, by default of all."""
+def add_prefix(parser: CommandParser) -> None:
+    """``PREFIX`` of the names of regions; by default all names match."""
     parser.add_argument(
         "prefix",
         nargs="?",
         default="",
         type=_prefix,
         metavar="PREFIX",
-        help="only names that begin so",
+        help="only names that begin with PREFIX",
     )
 
 
@@ -104,7 +88,7 @@ def _checked(check: Callable[[str, str], str], text: str) -> str:
 
 
 def connect(args: argparse.Namespace) -> Broker:
-    """The broker that a command means. Raises CommandError where there is none for it."""
+    """Connect to the broker of a command. Raises CommandError if there is none."""
     try:
         return gdrpy.connect(args.socket)
     except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
@@ -123,7 +107,7 @@ def mode_words(mode: int) -> str:
 
 @functools.cache
 def user_words(uid: int) -> str:
-    """A user's name, or number where it has none."""
+    """A user's name, or its number if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -135,7 +119,7 @@ def _device(text: str) -> int | str:
 
 
 def published(region: RegionInfo) -> str:
-    """A region that was just made or replaced, in a line."""
+    """A region that was just made or replaced, in one line."""
     state = ", sealed" if region.sealed else ""
     return (
         f"{region.name}: version {region.version}, {format_size(region.nbytes)} on "
@@ -144,7 +128,7 @@ def published(region: RegionInfo) -> str:
 
 
 def listed(region: RegionInfo) -> dict[str, Any]:
-    """A region of a list, for JSON."""
+    """A region in a list, for JSON."""
     told = region.as_dict()
     for name in ("metadata", "holders", "sha256", "linked"):
         del told[name]
@@ -152,18 +136,18 @@ def listed(region: RegionInfo) -> dict[str, Any]:
 
 
 def shown(region: RegionInfo) -> dict[str, Any]:
-    """All that is known of a region, for JSON: what that does not have in metadata is described."""
+    """A region in full, for JSON. Metadata that JSON cannot hold becomes its ``repr``."""
     told: dict[str, Any] = json.loads(json.dumps(_plain(region.as_dict()), default=repr))
     return told
 
 
 def metadata_words(metadata: dict[str, Any]) -> str:
-    """Metadata in a line, whatever its writer packed."""
+    """Metadata in one line, whatever its writer packed."""
     return json.dumps(_plain(metadata), default=repr)
 
 
 def _plain(value: Any) -> Any:
-    """The same with text as the keys of maps: msgpack has bytes there too."""
+    """The value with text as the keys of maps: msgpack also allows bytes."""
     if isinstance(value, dict):
         pairs = value.items()
         return {key if isinstance(key, str) else repr(key): _plain(one) for key, one in pairs}

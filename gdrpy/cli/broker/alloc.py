@@ -1,43 +1,34 @@
-"""``gdrpy alloc``: make a region of the broker's."""
+"""Makes a region of the broker under a name. It stays until its name is deleted and
+no process holds it any more. If a region of this name, size and device exists, it
+is left unchanged. New memory is zero or holds old bytes.
+
+examples:
+  gdrpy alloc kv-cache 20G
+  gdrpy alloc bells 4K --device cpu --mode 0666      in host memory, for every user
+
+exit status:
+  0  the region exists
+  1  it exists with another size, or memory, device or permission is missing
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import parse_size
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``alloc`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "alloc",
-        run,
-        summary="make a region, or find it with this size",
-        description=(
-            "Makes a region of the broker's under a name. It stays until its name is taken away\n"
-            "and nobody holds it. If there is one of this name, size and device already, that is\n"
-            "left as it is. Memory that was never written is zero or what lay there before."
-        ),
-        examples=(
-            "gdrpy alloc kv-cache 20G\n"
-            "gdrpy alloc bells 4K --device cpu --mode 0666      in host memory, for everybody"
-        ),
-        exit_status=(
-            "0  it is there\n"
-            "1  it is there with another size, or there is no memory, device or right to it"
-        ),
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy alloc``."""
+    broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument("size", type=parse_size, metavar="SIZE", help="its size: 4096, 64K, 1M, 2G")
-    broker.add_making(parser)
+    broker.add_new_region(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

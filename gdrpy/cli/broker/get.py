@@ -1,4 +1,17 @@
-"""``gdrpy get``: bytes of a region of the broker to a file or to stdout."""
+"""Copies a region, or a part of it, to a file or to stdout as raw bytes, without CUDA.
+If another process writes the region meanwhile, the copy may mix old and new bytes:
+seal the region, or publish new versions of it.
+
+examples:
+  gdrpy get table copy.bin
+  gdrpy get table | sha256sum
+  gdrpy get table --offset 4K --nbytes 64 | xxd
+
+exit status:
+  0  all bytes were copied
+  1  the region does not exist, you may not read it, or it is shorter
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
@@ -7,42 +20,20 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``get`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "get",
-        run,
-        summary="a region's bytes to a file",
-        description=(
-            "Copies a region, or a part of it, to a file or to stdout, as it is: raw bytes. It\n"
-            "uses no CUDA. A region that somebody writes meanwhile may be seen half written: seal\n"
-            "it, or publish new versions."
-        ),
-        examples=(
-            "gdrpy get table copy.bin\n"
-            "gdrpy get table | sha256sum\n"
-            "gdrpy get table --offset 4K --nbytes 64 | xxd"
-        ),
-        exit_status=(
-            "0  all bytes were copied\n"
-            "1  there is no such region, you may not read it, or it is shorter"
-        ),
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy get``."""
+    broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="where to (default: -, stdout)"
+        "file", nargs="?", default="-", metavar="FILE", help="the target (default: -, stdout)"
     )
     parser.add_argument(
         "--offset", type=_offset, default=0, metavar="SIZE", help="where to begin (default: 0)"
@@ -78,7 +69,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _check_stdout(args: argparse.Namespace) -> None:
-    """Raise CommandError where raw bytes would go wrong."""
+    """Raise CommandError if raw bytes must not go to stdout."""
     if args.json:
         raise CommandError("--json and the bytes cannot both go to stdout: give a FILE", UNUSABLE)
     if sys.stdout.isatty():
@@ -86,7 +77,7 @@ def _check_stdout(args: argparse.Namespace) -> None:
 
 
 def _writer(name: str, undo: ExitStack) -> Callable[[bytes], None]:
-    """What writes to a file. Raises CommandError, and so does what it gives."""
+    """A function that writes to a file. Opening and writing raise CommandError."""
     try:
         target = undo.enter_context(Path(name).open("wb"))  # noqa: SIM115
     except OSError as error:

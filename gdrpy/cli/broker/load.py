@@ -1,44 +1,36 @@
-"""``gdrpy load``: a safetensors file into a region that many processes attach to."""
+"""Loads a safetensors file into a new region and publishes it under a name. Any number
+of processes can then attach to that one copy: broker.get(NAME).tensors() returns the
+tensors where they lie in GPU memory.
+
+examples:
+  gdrpy load weights.safetensors weights --seal
+  gdrpy load weights.safetensors weights --device 1 --mode 0644
+
+exit status:
+  0  the region is published
+  1  it is not, and nothing changed: memory or permission is missing, or the file is
+     not a safetensors file
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.errors import Error
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``load`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "load",
-        run,
-        summary="the tensors of a safetensors file into a region",
-        description=(
-            "Loads a safetensors file into a new region and publishes it under a name, so that\n"
-            "any number of processes attach to one copy: broker.get(NAME).tensors() gives them,\n"
-            "as they lie in GPU memory."
-        ),
-        examples=(
-            "gdrpy load weights.safetensors weights --seal\n"
-            "gdrpy load weights.safetensors weights --device 1 --mode 0644"
-        ),
-        exit_status=(
-            "0  it is published\n"
-            "1  it is not: no memory or no right to it, or the file is none; nothing changed"
-        ),
-    )
-    parser.add_argument("file", metavar="FILE.safetensors", help="what to load")
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy load``."""
+    broker.add_socket(parser)
+    parser.add_argument("file", metavar="FILE.safetensors", help="the file to load")
     broker.add_name(parser)
-    parser.add_argument("--seal", action="store_true", help="nobody may write it any more")
-    broker.add_making(parser)
+    parser.add_argument("--seal", action="store_true", help="make the region immutable")
+    broker.add_new_region(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:

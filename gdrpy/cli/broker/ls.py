@@ -1,48 +1,40 @@
-"""``gdrpy ls``: the regions of the broker that you may read."""
+"""Lists the broker's regions by name, with version, size, place, permissions, owner, and
+how many clients hold them for reading and for writing. Regions that you may not read
+are not listed.
+
+examples:
+  gdrpy ls
+  gdrpy ls models/                         only names that begin with models/
+  gdrpy ls --json | jq -r '.regions[].name'
+
+exit status:
+  0  a broker answered
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from gdrpy.broker.client.records import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
-if TYPE_CHECKING:
-    from gdrpy.broker.client.records import RegionInfo
-    from gdrpy.cli.options import Commands
-
-
 _COLUMNS = ("name", "version", "size", "on", "rights", "owner", "held by")
-#: Regions that rich lays out in a blink.
+#: The most regions that rich lays out without a noticeable wait.
 _MANY = 100
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``ls`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "ls",
-        run,
-        summary="the regions that you may read",
-        description=(
-            "Lists the broker's regions by name, with their version, size, place, rights, owner\n"
-            "and how many clients hold them: to read, and to write. Regions that you may not read\n"
-            "are not shown."
-        ),
-        examples=(
-            "gdrpy ls\n"
-            "gdrpy ls models/                         whose names begin so\n"
-            "gdrpy ls --json | jq -r '.regions[].name'"
-        ),
-        exit_status="0  always, if a broker answers",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy ls``."""
+    broker.add_socket(parser)
     broker.add_prefix(parser)
 
 
@@ -84,7 +76,7 @@ def _row(region: RegionInfo) -> tuple[str, ...]:
 
 
 def _drawn(regions: list[RegionInfo]) -> str:
-    """The same table, which rich would take seconds to lay out; names are never folded."""
+    """The table of many regions: rich would take seconds. Names are never folded."""
     rows = [_COLUMNS, *map(_row, regions)]
     sizes = [[cell_len(cell) for cell in row] for row in rows]
     widths = [max(column) for column in zip(*sizes, strict=True)]

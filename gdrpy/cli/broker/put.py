@@ -1,4 +1,17 @@
-"""``gdrpy put``: bytes of a file or of stdin into a region of the broker."""
+"""Copies a file, or stdin, into a new region and publishes it under a name. If a region
+has the name already, it is replaced in one step: other processes find the old region
+or the new one, and holders of the old one keep it.
+
+examples:
+  gdrpy put table table.bin
+  gdrpy put table table.bin --seal --mode 0644     immutable, readable by every user
+  zcat table.gz | gdrpy put table --device cpu     from stdin into host memory
+
+exit status:
+  0  the region is published
+  1  it is not, and nothing changed: memory or permission is missing
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
@@ -10,43 +23,23 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``put`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "put",
-        run,
-        summary="a file's bytes into a region",
-        description=(
-            "Copies a file, or what comes on stdin, into a new region and publishes it under a\n"
-            "name. A region that has the name is replaced in one step: others find the old one or\n"
-            "the new one, and who holds the old one keeps it."
-        ),
-        examples=(
-            "gdrpy put table table.bin\n"
-            "gdrpy put table table.bin --seal --mode 0644     nobody writes it any more\n"
-            "zcat table.gz | gdrpy put table --device cpu     from stdin into host memory"
-        ),
-        exit_status=(
-            "0  it is published\n1  it is not: no memory, or no right to it; nothing changed"
-        ),
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy put``."""
+    broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="what to copy (default: -, stdin)"
+        "file", nargs="?", default="-", metavar="FILE", help="the source (default: -, stdin)"
     )
-    parser.add_argument("--seal", action="store_true", help="nobody may write it any more")
-    broker.add_making(parser)
+    parser.add_argument("--seal", action="store_true", help="make the region immutable")
+    broker.add_new_region(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -54,7 +47,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         source, nbytes = _open(args.file, undo)
         if not nbytes:
-            raise CommandError("there is nothing to put: a region has one byte or more", UNUSABLE)
+            raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
         client = undo.enter_context(broker.connect(args))
         draft = undo.enter_context(
             client.create(args.name, nbytes, args.device, mode=args.mode, gpu=False)
@@ -77,10 +70,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _open(name: str, undo: ExitStack) -> tuple[IO[bytes], int]:
-    """What to copy, and its length; stdin is copied to a file if it has none.
-
-    Raises CommandError.
-    """
+    """The source and its length; a pipe is first copied to a file. Raises CommandError."""
     try:
         source = sys.stdin.buffer
         if name != "-":
@@ -95,7 +85,7 @@ def _open(name: str, undo: ExitStack) -> tuple[IO[bytes], int]:
 
 
 def _spooled(source: IO[bytes]) -> IO[bytes]:
-    """A temporary file of all that comes. Raises OSError."""
+    """A temporary file with everything that a pipe delivers. Raises OSError."""
     whole = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's to close
     shutil.copyfileobj(source, whole, broker.CHUNK)
     whole.seek(0)

@@ -1,40 +1,37 @@
-"""``gdrpy rm``: take the names of regions away."""
+"""Deletes the names of regions. Processes that hold such a region keep it; its memory
+returns to the GPU when the last of them closes it.
+
+examples:
+  gdrpy rm table
+  gdrpy rm kv-0 kv-1 kv-2
+
+exit status:
+  0  all are deleted
+  1  at least one does not exist, or you may not delete it
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, words_of
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.errors import NotFound, PermissionDenied
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``rm`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "rm",
-        run,
-        summary="delete regions",
-        description=(
-            "Takes the names of regions away. Who holds such a region keeps it; its memory goes\n"
-            "back to the GPU when the last one is gone."
-        ),
-        examples="gdrpy rm table\ngdrpy rm kv-0 kv-1 kv-2",
-        exit_status="0  all are deleted\n1  one at least is not there, or not yours to delete",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy rm``."""
+    broker.add_socket(parser)
     parser.add_argument(
         "names", nargs="+", type=broker.region_name, metavar="NAME", help="a region's name"
     )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Delete each; one that cannot be keeps no other one from it."""
+    """Delete each region; after a failure go on with the next."""
     deleted: list[str] = []
     errors: dict[str, str] = {}
     with broker.connect(args) as client:

@@ -1,33 +1,30 @@
-"""``gdrpy seal``: make a region immutable."""
+"""Seals a region: the broker never again grants write access to it. Processes that
+already have write access keep it until they close the region. With --digest the
+broker computes the SHA-256 of its bytes once, which takes as long as reading them.
+
+examples:
+  gdrpy seal weights
+  gdrpy seal weights --digest
+
+exit status:
+  0  the region is sealed
+  1  it does not exist, or you may not write it
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``seal`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "seal",
-        run,
-        summary="make a region immutable",
-        description=(
-            "Seals a region: nobody is given it writable any more, for ever. Processes that have\n"
-            "it writable already can go on writing until they close it. --digest has the broker\n"
-            "compute the SHA-256 of its bytes, once, which takes as long as reading them."
-        ),
-        examples="gdrpy seal weights\ngdrpy seal weights --digest",
-        exit_status="0  it is sealed\n1  there is no such region, or you may not write it",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy seal``."""
+    broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument("--digest", action="store_true", help="print the SHA-256 of its bytes")
 

@@ -1,4 +1,18 @@
-"""``gdrpy serve``: the broker, which hands named regions to every process that may have them."""
+"""Runs the broker: it owns regions of GPU and host memory, and hands them by name to the
+processes that may have them. A region outlives its makers, and it survives a crash of
+the broker: a small keeper process holds the memory until the next broker starts.
+SIGTERM and Ctrl-C end the broker for good and give the memory back.
+
+examples:
+  gdrpy serve                                        for yourself
+  gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
+  gdrpy serve --print-unit service                   for systemd
+  gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
+
+exit status:
+  0  ended by SIGTERM or Ctrl-C
+  2  wrong usage, no GPU driver, or another broker has the socket
+"""
 
 from __future__ import annotations
 
@@ -11,60 +25,34 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdrpy import _unix
 from gdrpy.broker import place
+from gdrpy.broker.server import daemon, store, systemd
+from gdrpy.broker.server.limits import Limits
+from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.metrics import Metrics
+from gdrpy.broker.server.state import State
 from gdrpy.cli import options
 from gdrpy.cli.broker import announcement, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
-from gdrpy.cli.handover import rendezvous
 from gdrpy.cli.header import gdrpy_version
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import parse_size
 from gdrpy.errors import Error
 
-if TYPE_CHECKING:
-    from gdrpy.broker.server import daemon
-    from gdrpy.broker.server.loop import Server
-    from gdrpy.broker.server.metrics import Metrics
-    from gdrpy.broker.server.state import State
-    from gdrpy.broker.server.store import Store
-    from gdrpy.broker.server.systemd import Notifier
-    from gdrpy.cli.options import Commands
-
 _LEVELS = ("debug", "info", "warning", "error")
-#: What the journal calls these levels. Source: sd-daemon(3).
+#: The journal's priorities for these levels. Source: sd-daemon(3).
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-#: Seconds for which the metrics wait for the serving thread.
+#: Seconds that the metrics wait for the serving thread.
 _PATIENCE = 2.0
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``serve`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "serve",
-        run,
-        summary="the broker: named regions for every process of the machine",
-        description=(
-            "Runs the broker: it owns regions of GPU and host memory, and hands them by name to\n"
-            "the processes that may have them. A region outlives its makers, and the broker's own\n"
-            "sudden end: a small keeper process holds the memory until the next broker is there.\n"
-            "SIGTERM and Ctrl-C end it for good and give the memory back."
-        ),
-        examples=(
-            "gdrpy serve                                        for yourself\n"
-            "gdrpy serve --group gpu --max-bytes-per-user 20G   for a group's processes\n"
-            "gdrpy serve --print-unit service                   for systemd\n"
-            "gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready"
-        ),
-        exit_status=(
-            "0  ended by SIGTERM or Ctrl-C\n"
-            "2  wrong usage, no GPU driver, or the socket cannot be had: another broker has it"
-        ),
-        json_help="print one line of JSON on stdout when clients can connect",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy serve``."""
+    parser.json.help = "print one line of JSON on stdout when clients can connect"
     _add_socket(parser)
     _add_limits(parser)
     _add_keeper(parser)
@@ -72,7 +60,7 @@ def add_parser(commands: Commands) -> None:
         "--metrics",
         type=_address,
         metavar="HOST:PORT",
-        help="serve numbers for Prometheus there by HTTP, as text",
+        help="serve numbers for Prometheus at this address, by HTTP",
     )
     parser.add_argument(
         "--log-level", choices=_LEVELS, default="info", help="what goes to stderr (default: info)"
@@ -80,11 +68,11 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--print-unit",
         choices=units.KINDS,
-        help="print a systemd unit for a broker of these options, and end",
+        help="print a systemd unit for a broker with these options, and end",
     )
 
 
-def _add_socket(parser: argparse.ArgumentParser) -> None:
+def _add_socket(parser: CommandParser) -> None:
     parser.add_argument(
         "--socket",
         type=_socket_path,
@@ -103,46 +91,46 @@ def _add_socket(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
+def _add_limits(parser: CommandParser) -> None:
     parser.add_argument(
         "--max-bytes",
         type=parse_size,
         metavar="SIZE",
-        help="what regions may take on each device (default: all of a GPU, half of the host)",
+        help="the limit of all regions on each device (default: all of a GPU, half of the host)",
     )
     parser.add_argument(
         "--max-bytes-per-user",
         type=parse_size,
         metavar="SIZE",
-        help="what one user's regions may take on each device (default: no limit of its own)",
+        help="the limit of one user's regions on each device (default: none)",
     )
     parser.add_argument(
         "--max-regions",
         type=options.positive_number,
         default=4096,
         metavar="N",
-        help="how many regions one user may have (default: 4096)",
+        help="the most regions that one user may have (default: 4096)",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="refuse GPU memory to who may only read it, since CUDA would let them write",
+        help="refuse GPU memory to readers, because CUDA would let them write",
     )
 
 
-def _add_keeper(parser: argparse.ArgumentParser) -> None:
+def _add_keeper(parser: CommandParser) -> None:
     parser.add_argument(
         "--keeper",
         choices=("process", "systemd", "none"),
-        help="who holds the memory when the broker is killed: a process of its own, systemd's "
-        "store of a service's descriptors, or nobody (default: process, in a unit systemd)",
+        help="who holds the memory when the broker is killed: a keeper process, systemd's store "
+        "of a service's descriptors, or none (default: process, in a unit systemd)",
     )
     parser.add_argument(
         "--linger",
         type=_linger,
         default=3600.0,
         metavar="SECONDS",
-        help="how long the keeper process waits for the next broker, or inf (default: 3600)",
+        help="seconds that the keeper process waits for the next broker, or inf (default: 3600)",
     )
 
 
@@ -153,8 +141,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.line(text.rstrip())
         output.finish({"unit": text})
         return OK
-    from gdrpy.broker.server import daemon
-
     _log_to_stderr(args.log_level)
     try:
         settings = _settings(args)
@@ -173,10 +159,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _settings(args: argparse.Namespace) -> daemon.Options:
-    """What the daemon is to do. Raises CommandError, OSError."""
-    from gdrpy.broker.server import daemon, systemd
-    from gdrpy.broker.server.limits import Limits
-
+    """The daemon's options. Raises CommandError, OSError."""
     passed = systemd.take_passed()
     notifier = systemd.Notifier.of_environment()
     if passed.listener is None:
@@ -196,11 +179,9 @@ def _settings(args: argparse.Namespace) -> daemon.Options:
 
 
 def _store(
-    args: argparse.Namespace, path: str, notifier: Notifier, kept: dict[str, int]
-) -> Callable[[], Store]:
-    """How to make what keeps the memory. Raises CommandError."""
-    from gdrpy.broker.server import store, systemd
-
+    args: argparse.Namespace, path: str, notifier: systemd.Notifier, kept: dict[str, int]
+) -> Callable[[], store.Store]:
+    """A function that makes the store of the memory. Raises CommandError."""
     chosen = args.keeper or "process"
     if chosen != "systemd":
         _unix.close_all(list(kept.values()))
@@ -224,18 +205,16 @@ def _ready(
     server: Server,
     state: State,
 ) -> None:
-    """Clients can connect: start the metrics, and say what is served."""
+    """Clients can connect: start the metrics, and announce the broker."""
     metrics = _start_metrics(args.metrics, server) if args.metrics else None
     say = functools.partial(announcement.say, output, settings, state.recovered, metrics)
-    if state.recovered:  # who waits for what they had does not wait until CUDA has begun
+    if state.recovered:  # its clients wait already, and must not wait for CUDA
         threading.Thread(target=say, daemon=True).start()
     else:
         say()
 
 
 def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
-    from gdrpy.broker.server.metrics import Metrics
-
     def numbers() -> dict[str, Any]:
         return server.ask(server.numbers).result(_PATIENCE)
 
@@ -250,7 +229,7 @@ def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
 
 
 def _log_to_stderr(level: str) -> None:
-    """With the time; to the journal, which knows it, with the priority that it reads."""
+    """Log with the time; to the journal, which has the time, with a priority."""
     handler = logging.StreamHandler()
     stderr = os.fstat(2)
     if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
@@ -268,7 +247,7 @@ class _JournalFormatter(logging.Formatter):
 
 
 def _socket_path(text: str) -> str:
-    rendezvous.socket_path(f"{text}.keeper")
+    options.socket_path(f"{text}.keeper")
     return str(Path(text).absolute())
 
 

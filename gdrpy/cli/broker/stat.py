@@ -1,37 +1,34 @@
-"""``gdrpy stat``: all about one region of the broker."""
+"""Shows a region: its size and place, version, owner and permissions, whether it is
+sealed, its digest if one was computed, its metadata, and the processes that hold it.
+
+examples:
+  gdrpy stat weights
+  gdrpy stat weights --json | jq '.holders[].pid'
+
+exit status:
+  0  the region exists
+  1  it does not exist, or you may not read it
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
+from gdrpy.broker.client.records import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 
-if TYPE_CHECKING:
-    from gdrpy.broker.client.records import Holder, RegionInfo
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``stat`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "stat",
-        run,
-        summary="all about one region: rights, metadata, who holds it",
-        description=(
-            "Shows a region: its size and place, version, owner and rights, whether it is sealed\n"
-            "and the digest if it was asked for, its metadata, and the processes that hold it."
-        ),
-        examples="gdrpy stat weights\ngdrpy stat weights --json | jq '.holders[].pid'",
-        exit_status="0  there is such a region\n1  there is none, or you may not read it",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy stat``."""
+    broker.add_socket(parser)
     broker.add_name(parser)
 
 

@@ -1,62 +1,58 @@
-"""``gdrpy top``: the broker at work, again and again."""
+"""Shows repeatedly what the broker holds: bytes on each device and for each user, the
+largest regions with how many clients hold them, and requests per second.
+
+examples:
+  gdrpy top
+  gdrpy top --count 1                     once
+  gdrpy top --json --interval 10 | jq .used
+
+exit status:
+  0    --count samples were shown
+  1    the broker went away
+  2    wrong usage, or no broker: start one with 'gdrpy serve'
+  130  ended by Ctrl-C
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.cli import broker, options
 from gdrpy.cli.broker import ls
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
-if TYPE_CHECKING:
-    from gdrpy.broker.client.broker import Broker
-    from gdrpy.cli.options import Commands
-
-#: Regions that are shown, the largest first.
+#: How many regions are shown, the largest first.
 _SHOWN = 20
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``top`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "top",
-        run,
-        summary="the broker at work: bytes, holders, requests a second",
-        description=(
-            "Shows again and again what the broker holds: bytes on each device and of each user,\n"
-            "the largest regions with how many clients hold them, and requests a second."
-        ),
-        examples=(
-            "gdrpy top\n"
-            "gdrpy top --count 1                     once\n"
-            "gdrpy top --json --interval 10 | jq .used"
-        ),
-        exit_status="0  so many were shown\n1  the broker went away\n130  ended by Ctrl-C",
-        json_help="print each sample as one line of JSON on stdout, and nothing else",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy top``."""
+    parser.json.help = "print each sample as one line of JSON on stdout, and nothing else"
+    broker.add_socket(parser)
     parser.add_argument(
         "--interval",
         type=options.seconds,
         default=1.0,
         metavar="SECONDS",
-        help="how long to wait between two (default: 1)",
+        help="time between two samples (default: 1)",
     )
     parser.add_argument(
         "--count",
         type=options.positive_number,
         metavar="N",
-        help="end after so many (default: go on)",
+        help="end after N samples (default: never)",
     )
 
 
@@ -94,7 +90,7 @@ class Sample:
         return sum(self.status["requests"].values())
 
     def json(self) -> dict[str, Any]:
-        """As plain values: bytes by device ("-1" is the host) and by "device/user"."""
+        """Plain values: bytes by device ("-1" is the host) and by "device/user"."""
         return {
             **self.status,
             "requests_a_second": self.rate,
@@ -102,7 +98,7 @@ class Sample:
         }
 
     def picture(self) -> RenderableType:
-        """For people."""
+        """The sample as tables."""
         status = self.status
         rate = "" if self.rate is None else f", {self.rate:.0f} requests a second"
         counts = ", ".join(f"{status[name]} {name}" for name in ("regions", "leases", "sessions"))

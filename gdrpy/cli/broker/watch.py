@@ -1,46 +1,41 @@
-"""``gdrpy watch``: what happens to the broker's regions, as it happens."""
+"""Prints a line when a region that you may read is allocated, published, sealed or
+deleted, when memory was freed, and when events were lost because the broker
+restarted.
+
+examples:
+  gdrpy watch
+  gdrpy watch models/ --count 1       until the first event of a name with this prefix
+  gdrpy watch --json | jq -r .name
+
+exit status:
+  0    --count events came
+  1    the broker went away
+  2    wrong usage, or no broker: start one with 'gdrpy serve'
+  130  ended by Ctrl-C
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-from typing import TYPE_CHECKING
 
+from gdrpy.broker.client.records import Event
 from gdrpy.cli import broker, options
 from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-if TYPE_CHECKING:
-    from gdrpy.broker.client.records import Event
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``watch`` to the command line."""
-    parser = broker.add_command(
-        commands,
-        "watch",
-        run,
-        summary="what happens to regions, as it happens",
-        description=(
-            "Prints a line when a region that you may read is allocated, published, sealed or\n"
-            "deleted, when memory was freed, and when events were lost because the broker was\n"
-            "restarted."
-        ),
-        examples=(
-            "gdrpy watch\n"
-            "gdrpy watch models/ --count 1       until the first one whose name begins so\n"
-            "gdrpy watch --json | jq -r .name"
-        ),
-        exit_status="0  so many events came\n1  the broker went away\n130  ended by Ctrl-C",
-        json_help="print each event as one line of JSON on stdout, and nothing else",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy watch``."""
+    parser.json.help = "print each event as one line of JSON on stdout, and nothing else"
+    broker.add_socket(parser)
     broker.add_prefix(parser)
     parser.add_argument(
         "--count",
         type=options.positive_number,
         metavar="N",
-        help="end after so many events (default: go on)",
+        help="end after N events (default: never)",
     )
 
 

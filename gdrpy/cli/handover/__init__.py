@@ -1,4 +1,4 @@
-"""Handing one region to another process: a frame of 16 bytes, with the descriptor beside it.
+"""How one region is handed to another process: in frames of 16 bytes, with the descriptor.
 
 The producer sends an OFFER (value: the size in bytes) with one descriptor, the consumer an ANSWER
 (value: 1 if it found what it expected, else 0) with none. All integers are little-endian. The
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from _socket import socket
+from socket import socket
 
 from gdrpy import _unix
 from gdrpy.cli.exits import CommandError
@@ -18,22 +18,22 @@ MAGIC = b"GDRH"
 VERSION = 1
 #: Magic, version, kind, value.
 FRAME = struct.Struct("<4sHHQ")
-#: Sizes from here up are refused before anybody asks the kernel about them.
+#: Larger sizes are refused before the kernel is asked.
 SIZE_LIMIT = 1 << 62
 
-#: Room for more descriptors than a frame may carry, so that too many are told from truncation.
+#: Room for more descriptors than a frame may carry, to tell too many from a truncated message.
 _DESCRIPTORS_LIMIT = 16
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     OFFER = 1
     ANSWER = 2
 
 
 class HandoverError(CommandError):
-    """The peer is gone, or said something that is no part of this protocol."""
+    """The peer is gone, or broke the protocol."""
 
 
 def encode(kind: Kind, value: int) -> bytes:
@@ -87,7 +87,7 @@ def _send(peer: socket, frame: bytes, fds: list[int]) -> None:
 
 
 def _receive(peer: socket, kind: Kind, descriptors: int) -> tuple[int, list[int]]:
-    """A frame's value and its descriptors; whatever is refused, none is left open."""
+    """A frame's value and its descriptors; after a refusal none stays open."""
     try:
         data, fds = _unix.receive(peer, FRAME.size, _DESCRIPTORS_LIMIT)
     except _unix.BadPacket as error:
@@ -103,7 +103,7 @@ def _receive(peer: socket, kind: Kind, descriptors: int) -> tuple[int, list[int]
                 f"the peer sent {len(fds)} descriptors with {kind.name}, not {descriptors}"
             )
         if kind is Kind.OFFER and not 0 < value < SIZE_LIMIT:
-            raise HandoverError(f"the peer offers a region of {value} bytes, which none has")
+            raise HandoverError(f"the peer offers a region of {value} bytes, which is impossible")
     except HandoverError:
         _unix.close_all(fds)
         raise

@@ -1,12 +1,24 @@
-"""``gdrpy consumer``: take GPU memory over from ``gdrpy producer`` and look at what is in it."""
+"""Connects to a producer, receives the file descriptor of its GPU memory, opens it,
+copies it to the host, compares it with the integers (i * 2 + 1337) ^ 0xDEADBEEF, and
+answers. Every step is printed with the calls behind it. With --cpu the process never
+loads CUDA: it reads GPU memory through a CPU mapping alone.
+
+examples:
+  gdrpy consumer
+  gdrpy consumer --cpu
+
+exit status:
+  0  the data is right
+  1  the data is wrong, or the producer went away or broke the protocol
+  2  wrong usage, no producer at the socket, or no backend can be used here
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-from _socket import socket
+import socket
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 from gdrpy import Error, Region, _unix
 from gdrpy.cli import handover, options
@@ -16,33 +28,13 @@ from gdrpy.cli.handover import rendezvous
 from gdrpy.cli.handover.pattern import ITEMSIZE, pattern
 from gdrpy.cli.handover.steps import Steps
 from gdrpy.cli.header import Header, gpu_header, gpu_words, host_header
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add ``consumer`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "consumer",
-        run,
-        summary="take over the region of 'gdrpy producer', step by step",
-        description=(
-            "Connects to a producer, receives the file descriptor of its GPU memory, opens it,\n"
-            "copies it to the host, compares it with the integers (i * 2 + 1337) ^ 0xDEADBEEF,\n"
-            "and answers. Every step is printed with the calls behind it. With --cpu the process\n"
-            "never loads CUDA: it reads GPU memory through a CPU mapping alone."
-        ),
-        examples="gdrpy consumer\ngdrpy consumer --cpu",
-        exit_status=(
-            "0  the data is right\n"
-            "1  it is not, or the producer went away or sent nonsense\n"
-            "2  wrong usage, no producer there, or no backend can be used here"
-        ),
-    )
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy consumer``."""
     options.add_backend(parser)
     rendezvous.add_socket(parser)
     parser.add_argument("--cpu", action="store_true", help="open the CPU view only, without CUDA")
@@ -56,20 +48,20 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Take over one region; FAILED if its data is wrong."""
+    """Receive one region; FAILED if its data is wrong."""
     path = args.socket or rendezvous.default_path()
     steps = Steps(output)
     with ExitStack() as undo:
         peer = undo.enter_context(rendezvous.connect(path, args.timeout))
         steps.add(
             f"Connected to process {_unix.peer_credentials(peer)[0]} at {path}",
-            "a Unix socket: the one channel that can carry file descriptors",
+            "a Unix socket: the only channel that can carry file descriptors",
         )
         nbytes, fd = handover.receive_offer(peer)
         undo.callback(os.close, fd)
         steps.add(
             f"Received file descriptor {fd} and the size, {format_size(nbytes)}",
-            "recvmsg with SCM_RIGHTS: the descriptor is this process's own now",
+            "recvmsg with SCM_RIGHTS: this process now owns the descriptor",
         )
         try:
             header, found = _examine(args, fd, nbytes, steps)
@@ -77,7 +69,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
             _refuse(peer)
             raise
         handover.send_answer(peer, found is None)
-        steps.add("Told the producer", "it may free its handle; ours would keep the memory")
+        steps.add(
+            "Told the producer",
+            "it may free its handle: the consumer's own handle keeps the memory",
+        )
     steps.add(
         "Cleaned up: view, descriptor and connection",
         "munmap alone" if args.cpu else "munmap, cuMemUnmap, cuMemAddressFree, cuMemRelease",
@@ -99,9 +94,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _examine(
     args: argparse.Namespace, fd: int, nbytes: int, steps: Steps
 ) -> tuple[Header, Difference | None]:
-    """Open the region, copy it out and compare it."""
+    """Open the region, copy it to the host and compare it."""
     if nbytes % ITEMSIZE:
-        raise handover.HandoverError(f"{nbytes} bytes are no whole number of 32-bit integers")
+        raise handover.HandoverError(f"{nbytes} bytes are not a whole number of 32-bit integers")
     with Region.from_fd(fd, nbytes, gpu=not args.cpu, backend=args.backend) as region:
         header = _header(args, region)
         where = gpu_words(header.gpu, header.simulated)
@@ -110,12 +105,12 @@ def _examine(
             "no CUDA in this process: the descriptor is mapped for the CPU"
             if args.cpu
             else "cuMemImportFromShareableHandle, cuMemAddressReserve, cuMemMap, cuMemSetAccess; "
-            "and a mapping for the CPU",
+            "and a CPU mapping",
         )
         data = region.read()
         steps.add(
             f"Copied {format_size(len(data))} to the host",
-            "loads from the mapping" if args.cpu else "region.read: CPU loads or DMA by the size",
+            "loads from the mapping" if args.cpu else "region.read: CPU loads or DMA, by size",
         )
     found = difference(pattern(nbytes // ITEMSIZE), data)
     steps.add(
@@ -126,7 +121,7 @@ def _examine(
 
 
 def _header(args: argparse.Namespace, region: Region) -> Header:
-    """What the run was on; without CUDA a GPU is known by its place alone."""
+    """The header of the run; without CUDA only the GPU's location is known."""
     backend = region.cpu.backend
     if region.device is not None:
         return gpu_header(args.command_line, region.device, backend)
@@ -135,7 +130,7 @@ def _header(args: argparse.Namespace, region: Region) -> Header:
     )
 
 
-def _refuse(peer: socket) -> None:
-    """Tell the producer that it did not work, if it is still there."""
+def _refuse(peer: socket.socket) -> None:
+    """Tell the producer that the handover failed, if it is still connected."""
     with suppress(handover.HandoverError):
         handover.send_answer(peer, False)

@@ -1,11 +1,22 @@
-"""``gdrpy producer``: put integers into GPU memory and hand the memory to another process."""
+"""Allocates GPU memory, fills it with the integers (i * 2 + 1337) ^ 0xDEADBEEF, sends its
+file descriptor over a Unix socket to the first consumer that connects, and waits for
+the answer. Every step is printed with the calls behind it.
+
+examples:
+  gdrpy producer                 then, in another terminal: gdrpy consumer
+  gdrpy producer --count 1000 --socket /run/user/1000/demo.sock
+
+exit status:
+  0  the consumer found the data right
+  1  the consumer found it wrong, went away, or did not come in time
+  2  wrong usage, no backend can be used here, or another producer has the socket
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy import _unix
@@ -15,40 +26,17 @@ from gdrpy.cli.handover import rendezvous
 from gdrpy.cli.handover.pattern import DEFAULT_COUNT, ITEMSIZE, pattern
 from gdrpy.cli.handover.steps import Steps
 from gdrpy.cli.header import gpu_header, gpu_words
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
-#: Host memory that making the integers takes, in times their size.
+#: Host memory that making the integers takes, in multiples of their size.
 _HOST_COPIES = 5
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``producer`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "producer",
-        run,
-        summary="hand a region of GPU memory to 'gdrpy consumer', step by step",
-        description=(
-            "Allocates GPU memory, fills it with the integers (i * 2 + 1337) ^ 0xDEADBEEF, sends\n"
-            "its file descriptor over a Unix socket to the first consumer that connects, and\n"
-            "waits for its answer. Every step is printed with the calls behind it."
-        ),
-        examples=(
-            "gdrpy producer                 then, in another terminal: gdrpy consumer\n"
-            "gdrpy producer --count 1000 --socket /run/user/1000/demo.sock"
-        ),
-        exit_status=(
-            "0  the consumer found the data right\n"
-            "1  it did not, or it went away, or none came in time\n"
-            "2  wrong usage, no backend can be used here, or another producer has the socket"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy producer``."""
+    options.add_gpu(parser)
     rendezvous.add_socket(parser)
     parser.add_argument(
         "--count",
@@ -67,7 +55,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Hand over one region; FAILED if the consumer says that its data was wrong."""
+    """Hand over one region; FAILED if the consumer found wrong data."""
     path = args.socket or rendezvous.default_path()
     steps = Steps(output)
     with ExitStack() as undo:
@@ -107,17 +95,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
         peer = undo.enter_context(rendezvous.accept(listener, args.timeout))
         steps.add(
             f"Process {_unix.peer_credentials(peer)[0]} connected",
-            "SO_PEERCRED: the kernel says who it is, not the peer",
+            "SO_PEERCRED: the kernel, not the peer, says who it is",
         )
         handover.send_offer(peer, region.nbytes, fd)
         steps.add(
             "Sent it the descriptor and the size",
-            "sendmsg with SCM_RIGHTS: the kernel puts a duplicate into the other process",
+            "sendmsg with SCM_RIGHTS: the kernel gives the other process a duplicate",
         )
         good = handover.receive_answer(peer)
         steps.add(
             "It answered: the data is " + ("right" if good else "WRONG"),
-            "until here the memory had to stay; now the consumer's own handle would keep it",
+            "until here this process had to keep the memory; now the consumer's handle would",
         )
     steps.add(
         "Cleaned up: socket, descriptor, mapping and memory",

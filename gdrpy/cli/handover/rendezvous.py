@@ -1,47 +1,35 @@
-"""Where producer and consumer meet: a Unix socket, at a path that both work out alike."""
+"""Where producer and consumer meet: a Unix socket, by default at the same path for both."""
 
 from __future__ import annotations
 
-import argparse
 import errno
-import os
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 from gdrpy import _unix
+from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
 
 _NAME = "gdrpy-handover.sock"
 
 
-def add_socket(parser: argparse.ArgumentParser) -> None:
+def add_socket(parser: CommandParser) -> None:
     """``--socket``."""
     parser.add_argument(
         "--socket",
-        type=socket_path,
+        type=options.socket_path,
         metavar="PATH",
         help=f"Unix socket to meet at (default: {_NAME} in $XDG_RUNTIME_DIR, else in a private "
         "folder under the temporary one)",
     )
 
 
-def socket_path(text: str) -> Path:
-    """A path that a socket can have, in a folder that exists. For ``type=`` of argparse."""
-    path = Path(text)
-    if len(os.fsencode(path)) >= _unix.PATH_ROOM:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is too long: a socket's path has {_unix.PATH_ROOM - 1} bytes at most"
-        )
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}: make it first")
-    return path
-
-
 def default_path() -> Path:
-    """Where to meet if nobody says so: in a folder that only this user can enter.
+    """The default path, in a folder that only this user can enter.
 
-    Raises CommandError where somebody else made that folder first.
+    Raises CommandError if another user made that folder first.
     """
     try:
         return Path(_unix.private_folder()) / _NAME
@@ -50,7 +38,7 @@ def default_path() -> Path:
 
 
 def listen(path: Path, undo: ExitStack) -> tuple[socket.socket, bool]:
-    """A listening socket of mode 0600, removed by ``undo``; and whether a stale one made way.
+    """A listening socket of mode 0600, removed by ``undo``; and whether it replaced a stale one.
 
     Raises CommandError.
     """
@@ -67,7 +55,7 @@ def listen(path: Path, undo: ExitStack) -> tuple[socket.socket, bool]:
 
 
 def accept(listener: socket.socket, timeout: float) -> socket.socket:
-    """The consumer's connection. Raises CommandError if none comes within ``timeout`` seconds."""
+    """Accept the consumer. Raises CommandError if none comes within ``timeout`` seconds."""
     listener.settimeout(timeout)
     try:
         peer, _ = listener.accept()
@@ -81,7 +69,7 @@ def accept(listener: socket.socket, timeout: float) -> socket.socket:
 
 
 def connect(path: Path, timeout: float) -> socket.socket:
-    """A connection to the producer. Raises CommandError where there is none."""
+    """Connect to the producer. Raises CommandError if there is none."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     _unix.set_timeout(peer, timeout)
     try:
@@ -96,7 +84,7 @@ def _unreachable(path: Path, error: OSError) -> str:
     if error.errno == errno.ENOENT:
         return f"no producer at {path}: there is no such socket; start 'gdrpy producer' first"
     if error.errno == errno.EPROTOTYPE or (path.exists() and not path.is_socket()):
-        return f"{path} is no socket of a producer: pass --socket the one that it listens at"
+        return f"{path} is not the socket of a producer: pass the producer's path with --socket"
     if error.errno == errno.ECONNREFUSED:
         return (
             f"no producer at {path}: the socket is stale, its producer is gone; start "

@@ -1,4 +1,4 @@
-"""Rounds of the calls that make regions, pins and mappings, and give them back, each timed."""
+"""Timed rounds of the calls that make regions, pins and mappings, and that release them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import gdrpy
 from gdrpy import Mapping, Region, cuda
 from gdrpy._resource import Undo
 from gdrpy.cli.data import expect_equal, gpu_get
-from gdrpy.cli.measure.sampling import clock, undisturbed
+from gdrpy.cli.measure.timing import clock, undisturbed
 
 T = TypeVar("T")
 
 NOTHING = "(nothing)"
-#: What each call is, in the order in which they are shown.
+#: The calls and what each is, in the order in which they are shown.
 REGION_CALLS = {
-    NOTHING: "a Python function that does nothing: what timing costs",
+    NOTHING: "a Python function that does nothing: the cost of timing",
     "alloc": "gdrpy.alloc(size), both views",
     "export": "region.export()",
     "import": "Region.from_fd(fd, size), both views",
@@ -47,11 +47,11 @@ def _nothing() -> None:
 
 
 class Rounds:
-    """Rounds of every call at one size; ``times`` are nanoseconds of each, round by round.
+    """Rounds of every call at one size; ``times`` are nanoseconds of each call, round by round.
 
-    At most two regions of the size and one cuMemAlloc allocation are there at a time, and nothing
-    is after a round. Bytes written through one view are looked for through another in each round,
-    which raises Mismatch. ``backend_used`` is the one that maps, known after the first round.
+    At most two regions of the size and one cuMemAlloc allocation exist at a time, and none after a
+    round. Each round looks through every new view for bytes that another one wrote, and raises
+    Mismatch. ``backend_used`` is the backend that maps, known after the first round.
     """
 
     def __init__(self, nbytes: int, device: int, backend: str | None) -> None:
@@ -68,7 +68,7 @@ class Rounds:
         return result
 
     def region_round(self) -> None:
-        """Every one of REGION_CALLS once."""
+        """Make each of REGION_CALLS once."""
         size, backend = self._nbytes, self._backend
         with undisturbed(), Undo() as undo:
             self._timed(NOTHING, _nothing)
@@ -91,7 +91,7 @@ class Rounds:
             self._timed("close", region.close)
 
     def pin_round(self) -> None:
-        """Every one of PIN_CALLS once. Raises what pin() does where the backend cannot pin."""
+        """Make each of PIN_CALLS once. Raises the error of pin() if the backend cannot pin."""
         with undisturbed(), Undo() as undo:
             with cuda.context(self._device):
                 ptr = int(cuda.call("cuMemAlloc", self._nbytes))
@@ -109,7 +109,7 @@ class Rounds:
             cuda.call("cuMemFree", ptr)
 
     def _expect_shared(self, what: str, mapping: Mapping, read: Callable[[int], Any]) -> None:
-        """Raise Mismatch unless what is stored through a mapping is read in another way."""
+        """Raise Mismatch unless bytes stored through a mapping are read on another path."""
         token = secrets.token_bytes(min(_TOKEN_BYTES, mapping.nbytes))
         mapping.write(token)
         expect_equal(f"through {what}", token, read(len(token)))

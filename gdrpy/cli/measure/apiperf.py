@@ -1,62 +1,50 @@
-"""``gdrpy apiperf``: what each call costs that makes GPU memory reachable, or gives it back."""
+"""Makes rounds of calls, and times each: a region is allocated, exported, imported with and
+without its GPU view, mapped in part, and closed; then memory of cuMemAlloc is pinned,
+mapped, and released, if a backend can pin. The first round is shown apart, as 'first':
+it includes what a process makes once (contexts, checks).
+
+At most two regions of the size and one such allocation exist at a time. Bytes stored
+through each new view are looked for through another, which is not timed.
+
+examples:
+  gdrpy apiperf
+  gdrpy apiperf --size 1G --count 50
+  gdrpy apiperf --backend nvrm --plot calls.svg --json > apiperf.json
+
+exit status:
+  0  measured, and the bytes were right
+  1  bytes were wrong, a call failed, or the plot could not be written
+  2  wrong usage, or no backend can be used here
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
-from gdrpy.cli.exits import FAILED, OK, CommandError
+from gdrpy.cli.exits import CommandError
 from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot
+from gdrpy.cli.measure import plot, report
 from gdrpy.cli.measure.apicalls import NOTHING, PIN_CALLS, REGION_CALLS, Rounds
-from gdrpy.cli.measure.distribution import Distribution, Scale, format_us, table
+from gdrpy.cli.measure.distribution import Scale, format_us, table
+from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
-
 METHOD = (
-    "us a call, each timed by itself, from Python; what timing costs is in the figures, and is the "
-    f"row {NOTHING}."
+    "us a call, each timed by itself, from Python; the cost of timing is in the figures, and is "
+    f"the row {NOTHING}."
 )
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``apiperf`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "apiperf",
-        run,
-        summary="what each call costs: alloc, import, map, pin, and back",
-        description=(
-            "Makes rounds of calls, and times each: a region is allocated, exported, imported\n"
-            "with and without its GPU view, mapped in part, and closed; then memory of\n"
-            "cuMemAlloc is pinned, mapped, and given back, where a backend can pin. The first\n"
-            "round is apart, as 'first': what a process makes once is in it (contexts, checks).\n"
-            "\n"
-            "At most two regions of the size are open at a time, and one such allocation. Bytes\n"
-            "stored through each new view are looked for through another, which is not timed.\n"
-            "\n"
-            + "\n".join(f"{name:18}{what}" for name, what in (REGION_CALLS | PIN_CALLS).items())
-        ),
-        examples=(
-            "gdrpy apiperf\n"
-            "gdrpy apiperf --size 1G --count 50\n"
-            "gdrpy apiperf --backend nvrm --plot calls.svg --json > apiperf.json"
-        ),
-        exit_status=(
-            "0  measured, and the bytes were right\n"
-            "1  bytes were wrong, a call failed, or the plot could not be written\n"
-            "2  wrong usage, or no backend can be used here"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy apiperf``, and the calls to its help."""
+    calls = (f"{name:18}{what}" for name, what in (REGION_CALLS | PIN_CALLS).items())
+    parser.description = f"{parser.description}" + "\n".join(calls)
+    options.add_gpu(parser)
     parser.add_argument(
         "--size",
         type=parse_size,
@@ -86,39 +74,35 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise CommandError(str(wrong)) from wrong
 
     first = [times.pop(0) for times in rounds.times.values()]
-    results = [Distribution(name, times) for name, times in rounds.times.items()]
-    scale = Scale(results)
+    results = {name: Samples(times) for name, times in rounds.times.items()}
+    scale = Scale(results.values())
     title = f"us a call, {format_size(args.size)}, {args.count} rounds"
     output.show(table(title, "call", results, scale, {"first": [format_us(ns) for ns in first]}))
     if absent:
         output.line(f"pins: not measured: {absent}")
-    output.line(METHOD)
-    drawn = plot.draw(
-        args.plot, header, output, lambda axes: plot.distributions(axes, results, scale)
+    return report.finish(
+        args,
+        output,
+        header,
+        METHOD,
+        lambda axes: plot.distributions(axes, results, scale),
+        size=args.size,
+        pins_not_measured=absent,
+        results=[
+            {
+                "call": name,
+                "what": (REGION_CALLS | PIN_CALLS)[name],
+                "first_nanoseconds": before,
+                "nanoseconds": one.json(),
+                "histogram": scale.json(one),
+            }
+            for (name, one), before in zip(results.items(), first, strict=True)
+        ],
     )
-    output.finish(
-        {
-            "header": header.json(),
-            "method": METHOD,
-            "size": args.size,
-            "pins_not_measured": absent,
-            "results": [
-                {
-                    "call": one.label,
-                    "what": (REGION_CALLS | PIN_CALLS)[one.label],
-                    "first_nanoseconds": before,
-                    "nanoseconds": one.json(),
-                    "histogram": scale.json(one),
-                }
-                for one, before in zip(results, first, strict=True)
-            ],
-        }
-    )
-    return OK if drawn else FAILED
 
 
 def _measure(rounds: Rounds, count: int, output: Output) -> str | None:
-    """Make the rounds, less one of regions; why there were none of pins, None if there were."""
+    """Make the rounds, less one of regions; the reason if pins cannot be made, else None."""
     with output.progress("apiperf", 2 * count) as begin:
         for _ in range(count):
             begin("regions")

@@ -1,32 +1,47 @@
-"""``gdrpy copybw``: how fast bytes get to the GPU and back, by the mapping and by DMA."""
+"""Measures copies between page-locked host memory and a region, in both directions, through
+the CPU mapping (Mapping.write, Mapping.readinto) and by the GPU's DMA engine
+(cuMemcpyAsync and a wait). Samples are warm; the table shows the median and the
+spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.
+Reads through the mapping of a real GPU are slow (about 1 GB/s): the bus limits them.
+
+examples:
+  gdrpy copybw                          sweep 4K to 64M
+  gdrpy copybw --size 1M
+  gdrpy copybw --sweep 64,4K,1M --plot bandwidth.png
+  gdrpy copybw --size 16M --json > copybw.json
+
+exit status:
+  0  measured, and the data arrived
+  1  wrong data arrived, or the plot could not be written
+  2  wrong usage, or no backend can be used here
+"""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
+import numpy as np
 
 import gdrpy
-from gdrpy.cli import hostmemory, options
-from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot
-from gdrpy.cli.measure.bandwidth import WAYS, Bench, Measurement
+from gdrpy import Region
+from gdrpy.cli import options
+from gdrpy.cli.data import Bytes, Noise, arrived, prepare
+from gdrpy.cli.measure import plot, report
+from gdrpy.cli.measure.report import Copies
+from gdrpy.cli.measure.timing import Calls, sample
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
+#: The four paths, in the order in which they are shown.
+WAYS = ("mapping write", "mapping read", "DMA write", "DMA read")
 #: 4 KiB to 64 MiB, by powers of 4.
 DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
 
-#: Host memory that the buffers and what they are compared with take, in times the size.
+#: Host memory for the buffers and their comparison, in multiples of the size.
 _HOST_COPIES = 6
 
 METHOD = (
@@ -35,34 +50,9 @@ METHOD = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``copybw`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "copybw",
-        run,
-        summary="copy bandwidth through the mapping and by DMA",
-        description=(
-            "Measures copies between page-locked host memory and a region, each way, through the\n"
-            "CPU mapping (Mapping.write, Mapping.readinto) and by the GPU's DMA engine\n"
-            "(cuMemcpyAsync and a wait). Samples are warm; the table shows the median and the\n"
-            "spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.\n"
-            "Reads through the mapping of a real GPU are slow (about 1 GB/s): that is the bus."
-        ),
-        examples=(
-            "gdrpy copybw                          sweep 4K to 64M\n"
-            "gdrpy copybw --size 1M\n"
-            "gdrpy copybw --sweep 64,4K,1M --plot bandwidth.png\n"
-            "gdrpy copybw --size 16M --json > copybw.json"
-        ),
-        exit_status=(
-            "0  measured, and the data arrived\n"
-            "1  the data that arrived is wrong, or the plot could not be written\n"
-            "2  wrong usage, or no backend can be used here"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy copybw``."""
+    options.add_gpu(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--size", type=parse_size, help="measure this size only")
     which.add_argument(
@@ -79,88 +69,93 @@ def add_parser(commands: Commands) -> None:
         type=options.seconds,
         default=0.2,
         metavar="S",
-        help="time to spend on each figure, at least three samples (default: 0.2)",
+        help="time for each figure, at least three samples (default: 0.2)",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the data")
     plot.add_option(parser, "bandwidth against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if the data was wrong."""
+    """Measure, print, draw; FAILED if wrong data arrived."""
     plot.require_matplotlib(args.plot)
     sizes = [args.size] if args.size else args.sweep
-    with gdrpy.alloc(max(sizes), args.device, backend=args.backend) as region:
-        header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        header.announce(output)
-        copies = _HOST_COPIES + bool(header.simulated)
-        hostmemory.require(region.nbytes * copies, simulated=header.simulated)
+    most = max(sizes)
+    with report.measured_region(args, output, most, most * _HOST_COPIES) as (region, header):
         bench = Bench(region, secrets.randbits(32))
-        results = _measure(bench, sizes, args, output)
+        results = []
+        with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
+            for nbytes in sizes:
+                for way in WAYS:
+                    begin(f"{way}, {format_size(nbytes)}")
+                    verify = not args.no_verify
+                    results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
 
-    output.show(_table(results))
-    output.line(METHOD)
-    wrong = [result for result in results if result.difference]
-    for result in wrong:
-        output.error(f"{result.way} of {format_size(result.nbytes)}: {result.difference}")
-    drawn = plot.draw(args.plot, header, output, lambda axes: _paint(axes, results))
-    output.finish(
-        {
-            "header": header.json(),
-            "method": METHOD,
-            "seconds_a_figure": args.seconds,
-            "results": [_json(result) for result in results],
-        }
+    output.show(report.table_by_size("Bandwidth in GB/s", WAYS, results, _cell))
+    return report.finish(
+        args,
+        output,
+        header,
+        METHOD,
+        lambda axes: _paint(axes, results),
+        [f"{r.way} of {format_size(r.nbytes)}: {r.difference}" for r in results if r.difference],
+        seconds_a_figure=args.seconds,
+        results=[_json(result) for result in results],
     )
-    return OK if drawn and not wrong else FAILED
 
 
-def _measure(
-    bench: Bench, sizes: Sequence[int], args: argparse.Namespace, output: Output
-) -> list[Measurement]:
-    results = []
-    with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
-        for size in sizes:
-            for way in WAYS:
-                begin(f"{way}, {format_size(size)}")
-                results.append(bench.measure(way, size, args.seconds, verify=not args.no_verify))
-    return results
+class Bench:
+    """A region, and a page-locked host buffer of the same size to copy between."""
+
+    def __init__(self, region: Region, seed: int) -> None:
+        assert region.device is not None
+        self._region = region
+        self._data = Noise(seed).bytes(region.nbytes)
+        self._host: Bytes = gdrpy.pinned(region.nbytes, region.device).numpy()
+
+    def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Copies:
+        """Measure one of WAYS for ``nbytes`` bytes."""
+        host, region = self._host[:nbytes], self._region
+        copy = {
+            "mapping write": Calls(region.cpu.write, [host]),
+            "mapping read": Calls(region.cpu.readinto, [host]),
+            "DMA write": Calls(region.write, [host], [0], ["dma"]),
+            "DMA read": Calls(region.readinto, [host], [0], ["dma"]),
+        }[way]
+        writes = way.endswith("write")
+        # Each way has its own bytes: those of an earlier way do not pass for a copy.
+        data = self._data[:nbytes] ^ np.uint8(0x11 * (1 + WAYS.index(way)))
+        prepare(region, host, data, writes=writes)
+        samples = sample(copy, seconds)
+        found = arrived(region, host, data, writes=writes) if verify else None
+        return Copies(way, nbytes, samples, found is None if verify else None, found)
 
 
-def _table(results: Sequence[Measurement]) -> Table:
-    table = Table(title="Bandwidth in GB/s", title_justify="left")
-    table.add_column("size", justify="right", no_wrap=True)
-    for way in WAYS:
-        table.add_column(way, justify="right")
-    for nbytes, row in groupby(results, lambda result: result.nbytes):
-        table.add_row(format_size(nbytes), *map(_cell, row))
-    return table
+def rates(result: Copies) -> dict[str, float]:
+    """GB/s (1e9 bytes) of the median sample, the slowest and the fastest."""
+    samples = result.samples
+    times = {"median": samples.median, "lowest": samples.maximum, "highest": samples.minimum}
+    return {name: result.nbytes / (time / 1e9) / 1e9 for name, time in times.items()}
 
 
-def _cell(result: Measurement) -> str:
-    if result.verified is False:
-        return "[bold red]WRONG DATA[/]"
-    return f"{result.median:.3g} [dim]({result.lowest:.3g}-{result.highest:.3g})[/]"
+def _cell(result: Copies) -> str:
+    rate = rates(result)
+    return f"{rate['median']:.3g} [dim]({rate['lowest']:.3g}-{rate['highest']:.3g})[/]"
 
 
-def _json(result: Measurement) -> dict[str, Any]:
+def _json(result: Copies) -> dict[str, Any]:
     return {
         "way": result.way,
         "size": result.nbytes,
-        "gigabytes_per_second": {
-            "median": result.median,
-            "lowest": result.lowest,
-            "highest": result.highest,
-        },
-        "copies_a_sample": result.copies,
-        "seconds_a_copy": result.samples,
-        "verified": result.verified,
-        "difference": asdict(result.difference) if result.difference else None,
+        "gigabytes_per_second": rates(result),
+        "copies_a_sample": result.samples.calls,
+        "seconds_a_copy": [time / 1e9 for time in result.samples.values],
+        **result.json(),
     }
 
 
-def _paint(axes: Any, results: Sequence[Measurement]) -> None:
+def _paint(axes: Any, results: Sequence[Copies]) -> None:
     for way in WAYS:
         line = [result for result in results if result.way == way]
-        sizes, medians = [one.nbytes for one in line], [one.median for one in line]
+        sizes, medians = [one.nbytes for one in line], [rates(one)["median"] for one in line]
         axes.plot(sizes, medians, marker="o", label=way)
     plot.by_size(axes, (result.nbytes for result in results), "GB/s, median")

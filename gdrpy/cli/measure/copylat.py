@@ -1,28 +1,44 @@
-"""``gdrpy copylat``: how long small copies to the GPU and back take, by the mapping and by CUDA."""
+"""Measures how long one call takes that copies a few bytes between page-locked host memory
+and a region: Mapping.write and Mapping.readinto, which are CPU stores and loads
+through the mapping, beside cuMemcpyHtoD and cuMemcpyDtoH of cuda.bindings.
+
+warm  the same host buffer in every call: it is in the CPU's caches
+cold  pieces of host memory in random order that are in no cache: before every lap over
+      them a buffer is read and written that has four times the size of the largest
+      cache, at least 256M. Their page table entries may be out of the caches, too.
+
+A warm sample is the mean of a batch of calls that lasts 50 times as long as an empty
+sample (up to 64 calls). A cold sample is a single call: the CPU overlaps calls, which
+would hide the misses. The time of an empty sample (the clock and the loop's beginning)
+is printed, and subtracted. Calls that warm up do not count. After every lap the data
+is compared: the last write, by the driver's own copy, and every read.
+
+examples:
+  gdrpy copylat                         4 bytes to 64 KiB
+  gdrpy copylat --sizes 4,64,4K --plot latency.png
+  gdrpy copylat --backend nvrm --json > copylat.json
+
+exit status:
+  0  measured, and the data arrived
+  1  wrong data arrived, or the plot could not be written
+  2  wrong usage, or no backend can be used here
+"""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
-
-import gdrpy
-from gdrpy.cli import hostmemory, options
-from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot
+from gdrpy.cli import options
+from gdrpy.cli.measure import plot, report
 from gdrpy.cli.measure.distribution import format_us
-from gdrpy.cli.measure.latency import COLD, WARM, WAYS, Bench, Latency, evictor_bytes, host_bytes
+from gdrpy.cli.measure.latency import WAYS, Bench, evictor_bytes, host_bytes
+from gdrpy.cli.measure.report import COLD, WARM, Copies
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
-
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
 #: 4 bytes to 64 KiB, by powers of 2.
 DEFAULT_SIZES = [4 << step for step in range(15)]
@@ -33,43 +49,9 @@ METHOD = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``copylat`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "copylat",
-        run,
-        summary="latency of small copies, by the mapping and by cuMemcpy",
-        description=(
-            "Measures how long one call takes that copies a few bytes between page-locked host\n"
-            "memory and a region: Mapping.write and Mapping.readinto, which are CPU stores and\n"
-            "loads through the mapping, beside cuMemcpyHtoD and cuMemcpyDtoH of cuda.bindings.\n"
-            "\n"
-            "warm  the same host buffer again and again: it is in the CPU's caches\n"
-            "cold  pieces of host memory, in random order, that are not: before every lap over\n"
-            "      them a buffer is read and written that has four times the largest cache, and\n"
-            "      256M at least. Their page table entries may have to be fetched, too.\n"
-            "\n"
-            "A warm sample is the mean of a batch of calls, as many as last 50 times as long as\n"
-            "an empty sample (up to 64). A cold one is a single call, since the CPU overlaps\n"
-            "calls, which would hide the misses. What an empty sample takes, which is the clock\n"
-            "and the loop's beginning, is told, and taken off. Calls that warm up do not count.\n"
-            "What arrived is compared with what was sent after every lap: the last write, by\n"
-            "the driver's own copy, and every read."
-        ),
-        examples=(
-            "gdrpy copylat                         4 bytes to 64 KiB\n"
-            "gdrpy copylat --sizes 4,64,4K --plot latency.png\n"
-            "gdrpy copylat --backend nvrm --json > copylat.json"
-        ),
-        exit_status=(
-            "0  measured, and the data arrived\n"
-            "1  the data that arrived is wrong, or the plot could not be written\n"
-            "2  wrong usage, or no backend can be used here"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy copylat``."""
+    options.add_gpu(parser)
     parser.add_argument(
         "--sizes",
         type=parse_sizes,
@@ -82,48 +64,46 @@ def add_parser(commands: Commands) -> None:
         type=options.seconds,
         default=0.05,
         metavar="S",
-        help="time to spend on each figure, at least 20 samples (default: 0.05)",
+        help="time for each figure, at least 20 samples (default: 0.05)",
     )
     plot.add_option(parser, "latency against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if the data was wrong."""
+    """Measure, print, draw; FAILED if wrong data arrived."""
     plot.require_matplotlib(args.plot)
-    nbytes = max(args.sizes)
-    with gdrpy.alloc(nbytes, args.device, backend=args.backend) as region:
-        header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        header.announce(output)
-        hostmemory.require(host_bytes(nbytes), simulated=header.simulated)
+    most = max(args.sizes)
+    with report.measured_region(args, output, most, host_bytes(most)) as (region, header):
         bench = Bench(region, secrets.randbits(32))
         output.line(
-            f"an empty sample takes {bench.empty_sample:.0f} ns, which are taken off; cold means "
+            f"an empty sample takes {bench.empty_sample:.0f} ns, which are subtracted; cold means "
             f"after a walk over {approximate_size(evictor_bytes())} of memory"
         )
         results = _measure(bench, args, output)
 
     for cache in (WARM, COLD):
-        output.show(_table(cache, [one for one in results if one.cache == cache]))
-    output.line(METHOD)
-    wrong = [one for one in results if one.difference]
-    for one in wrong:
-        size = format_size(one.nbytes)
-        output.error(f"{one.way} of {size}, {one.cache}: {one.difference}")
-    drawn = plot.draw(args.plot, header, output, lambda axes: _paint(axes, results))
-    output.finish(
-        {
-            "header": header.json(),
-            "method": METHOD,
-            "seconds_a_figure": args.seconds,
-            "empty_sample_nanoseconds": bench.empty_sample,
-            "evictor_bytes": evictor_bytes(),
-            "results": [_json(one) for one in results],
-        }
+        shown = [one for one in results if one.cache == cache]
+        title = f"us a call, host memory {cache}"
+        output.show(report.table_by_size(title, list(WAYS), shown, _cell))
+    return report.finish(
+        args,
+        output,
+        header,
+        METHOD,
+        lambda axes: _paint(axes, results),
+        [
+            f"{one.way} of {format_size(one.nbytes)}, {one.cache}: {one.difference}"
+            for one in results
+            if one.difference
+        ],
+        seconds_a_figure=args.seconds,
+        empty_sample_nanoseconds=bench.empty_sample,
+        evictor_bytes=evictor_bytes(),
+        results=[_json(one) for one in results],
     )
-    return OK if drawn and not wrong else FAILED
 
 
-def _measure(bench: Bench, args: argparse.Namespace, output: Output) -> list[Latency]:
+def _measure(bench: Bench, args: argparse.Namespace, output: Output) -> list[Copies]:
     wanted = [(way, cache, size) for cache in (WARM, COLD) for size in args.sizes for way in WAYS]
     results = []
     with output.progress("copylat", len(wanted)) as begin:
@@ -133,35 +113,22 @@ def _measure(bench: Bench, args: argparse.Namespace, output: Output) -> list[Lat
     return results
 
 
-def _table(cache: str, results: Sequence[Latency]) -> Table:
-    table = Table(title=f"us a call, host memory {cache}", title_justify="left")
-    table.add_column("size", justify="right", no_wrap=True)
-    for way in WAYS:
-        table.add_column(way, justify="right")
-    for nbytes, row in groupby(results, lambda one: one.nbytes):
-        table.add_row(format_size(nbytes), *map(_cell, row))
-    return table
-
-
-def _cell(one: Latency) -> str:
-    if one.difference:
-        return "[bold red]WRONG DATA[/]"
+def _cell(one: Copies) -> str:
     return f"{format_us(one.samples.median)} [dim]({format_us(one.samples.minimum)})[/]"
 
 
-def _json(one: Latency) -> dict[str, Any]:
+def _json(one: Copies) -> dict[str, Any]:
     return {
         "way": one.way,
         "cache": one.cache,
         "size": one.nbytes,
-        "calls_a_sample": one.calls,
+        "calls_a_sample": one.samples.calls,
         "nanoseconds": one.samples.json(),
-        "verified": one.difference is None,
-        "difference": asdict(one.difference) if one.difference else None,
+        **one.json(),
     }
 
 
-def _paint(axes: Any, results: Sequence[Latency]) -> None:
+def _paint(axes: Any, results: Sequence[Copies]) -> None:
     for color, way in enumerate(WAYS):
         for cache, style in ((WARM, "o-"), (COLD, "s--")):
             line = [one for one in results if (one.way, one.cache) == (way, cache)]

@@ -1,9 +1,8 @@
-"""Where each way to copy becomes the faster one: the ways, what each takes, and the limits."""
+"""The sizes at which each path of copying becomes the faster one."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,30 +11,29 @@ import numpy as np
 import gdrpy
 from gdrpy import Region, dma
 from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
-from gdrpy.cli.measure.bandwidth import time_copies
-from gdrpy.cli.measure.sampling import undisturbed
+from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20
 
 #: Bytes of the region, and of each of the two host buffers.
 ROOM = 128 * MIB
-#: Where numbers of threads are compared: large copies, which they are for.
+#: Sizes at which numbers of threads are compared: threads are for large copies.
 _WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_LANES = 16 * MIB, 4 * MIB, 64 * MIB
 #: Smaller copies are never shared among threads.
 _SHARED_WRITE, _SHARED_READ = 64 * KIB, 4 * KIB
-#: Another thread must be worth as much of the time, to be taken.
+#: The part of the time that another thread must save.
 _WORTH_A_THREAD = 0.03
-#: Limits are whole lines of so many bytes.
+#: Limits are multiples of this many bytes.
 _LINE = 64
 
-#: Limits that leave everything to one thread and the mapping.
+#: Limits by which one thread and the mapping copy everything.
 _PLAIN = Limits(NEVER, NEVER, NEVER, NEVER, NEVER, 1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to copy: by ``threads`` through the mapping, or by DMA and ``threads`` that stage."""
+    """A path: ``threads`` copy through the mapping, or stage copies by DMA."""
 
     writes: bool
     threads: int
@@ -50,7 +48,7 @@ class Way:
         return f"{what} by {'DMA, ' if self.by == 'dma' else ''}{threads}"
 
     def limits(self) -> Limits:
-        """Limits by which a copy ``via`` the mapping or DMA takes this way, whatever its size."""
+        """Limits by which a copy ``via`` the mapping or DMA takes this way at every size."""
         threads = self.threads
         several = 0 if threads > 1 else NEVER
         return _PLAIN._replace(
@@ -71,12 +69,12 @@ class Figure:
     seconds: float
 
 
-#: What measures, or in a test tells, the seconds that a way takes for so many bytes.
+#: Measures, or in a test invents, the seconds that a way takes for a number of bytes.
 Clock = Callable[[Way, int], float]
 
 
 class Meter:
-    """A region, and host memory of either kind to copy between."""
+    """A region, and pageable and page-locked host memory to copy between."""
 
     def __init__(self, region: Region, seconds: float, seed: int) -> None:
         assert region.device is not None
@@ -92,32 +90,28 @@ class Meter:
         self.figures: list[Figure] = []
 
     def time(self, way: Way, nbytes: int) -> float:
-        """Seconds that a copy takes, kept in ``figures`` too."""
+        """Seconds of one copy, also kept in ``figures``."""
         copy = self._copy(way, nbytes)
-        with undisturbed():
-            _, samples = time_copies(copy, self._seconds)
-        seconds = statistics.median(samples)
+        seconds = sample(copy, self._seconds).median / 1e9
         self.figures.append(Figure(way, nbytes, seconds))
         return seconds
 
     def difference(self, way: Way, nbytes: int) -> Difference | None:
-        """How what arrives by a way differs from what was sent."""
+        """How the bytes that arrive by a way differ from those that were sent."""
         host, sent = self._hosts[way.pinned][:nbytes], self._noise.bytes(nbytes)
         prepare(self._region, host, sent, writes=way.writes)
-        self._copy(way, nbytes)()
+        self._copy(way, nbytes).batch(1)
         return arrived(self._region, host, sent, writes=way.writes)
 
-    def _copy(self, way: Way, nbytes: int) -> Callable[[], object]:
-        region, host, via = self._region, self._hosts[way.pinned][:nbytes], way.by
+    def _copy(self, way: Way, nbytes: int) -> Calls:
+        region, host = self._region, self._hosts[way.pinned][:nbytes]
         engine = dma.engine(self._device)
         region._arm(region.cpu, engine, region.ptr, region.nbytes, True, way.limits())
-        if way.writes:
-            return lambda: region.write(host, 0, via)
-        return lambda: region.readinto(host, 0, via)
+        return Calls(region.write if way.writes else region.readinto, [host], [0], [way.by])
 
 
 def grid(smallest: int, largest: int) -> list[int]:
-    """Sizes from a power of two to another, and one between each and the next."""
+    """The powers of two between two of them, and a size between each and the next."""
     powers = range(smallest.bit_length() - 1, largest.bit_length() - 1)
     return [size for power in powers for size in (1 << power, 3 << power - 1)] + [largest]
 
@@ -126,7 +120,7 @@ _WRITE_SIZES, _READ_SIZES = grid(4 * KIB, ROOM), grid(512, 4 * MIB)
 
 
 def choose(clock: Clock, cpus: int) -> Limits:
-    """The limits by which every copy takes the faster way, as far as a clock tells."""
+    """The limits by which every copy takes the faster way, by the times of a clock."""
     threads_to = _fewest(clock, _counts(True, "mapping", cpus, MOST_THREADS), _WRITES_BY_THREADS)
     threads_from = _fewest(clock, _counts(False, "mapping", cpus, MOST_THREADS), _READS_BY_THREADS)
     lanes = _fewest(clock, _counts(True, "dma", cpus, MOST_LANES), _WRITES_BY_LANES)
@@ -153,7 +147,7 @@ def _counts(writes: bool, by: str, cpus: int, most: int) -> list[Way]:
 
 
 def _fewest(clock: Clock, ways: Sequence[Way], nbytes: int) -> Way:
-    """The way with the fewest threads of those that are about as fast as the fastest."""
+    """Of the ways that are about as fast as the fastest, the one with the fewest threads."""
     times = [clock(way, nbytes) for way in ways]
     enough = min(times) * (1 + _WORTH_A_THREAD)
     return next(way for way, time in zip(ways, times, strict=True) if time <= enough)
@@ -166,7 +160,7 @@ def _times(clock: Clock, way: Way, sizes: Iterable[int]) -> dict[int, float]:
 def _through_mapping(
     clock: Clock, several: Way, sizes: Sequence[int], shared: int
 ) -> tuple[int, dict[int, float]]:
-    """From which size on several threads are faster than one, and the times of the faster."""
+    """The size from which several threads beat one, and the times of the faster way."""
     one = Way(several.writes, 1)
     times = _times(clock, one, sizes)
     large = [nbytes for nbytes in sizes if nbytes >= shared]
@@ -178,13 +172,13 @@ def _through_mapping(
 
 
 def crossover(usual: dict[int, float], other: dict[int, float]) -> int:
-    """The size from which to take the other way, so that the least time is lost.
+    """The size from which the other way loses the least time.
 
-    NEVER if it does not pay up to the largest size; the smallest one if it always does.
+    NEVER if it does not pay at any size; the smallest size if it always does.
     """
     sizes = sorted(usual.keys() & other.keys())
     gain = [math.log(usual[size] / other[size]) for size in sizes]
-    # What is lost by the other way's being taken from each size on, or never.
+    # The time lost if the other way is taken from each size on, or never.
     lost = [
         sum(max(one, 0) for one in gain[:first]) + sum(max(-one, 0) for one in gain[first:])
         for first in range(len(sizes) + 1)

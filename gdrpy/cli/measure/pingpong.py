@@ -1,4 +1,4 @@
-"""Who answers a flag that the CPU sets: a kernel on a GPU, a Python thread on the simulated one."""
+"""The responder to a flag that the CPU sets: a kernel on a GPU, a thread on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Protocol
 from gdrpy import Flag, Timeout, cuda
 from gdrpy._resource import Undo
 from gdrpy.cli.data import Mismatch
-from gdrpy.cli.measure.sampling import clock, undisturbed
+from gdrpy.cli.measure.timing import clock, undisturbed
 
 FINISHED = "all rounds answered"
 STOPPED = "stopped"
 OUT_OF_TIME = "out of time"
 
-#: The most rounds that one responder answers: the value after them asks it to stop.
+#: The most rounds of one responder: the next value asks it to stop.
 MOST_ROUNDS = 0x7FFF_FFFE
 _STOP = MOST_ROUNDS + 1
-#: Seconds after which every responder ends whatever happens: a GPU may be shared.
+#: Seconds after which every responder ends in any case: a GPU may be shared.
 TIME_LIMIT = 20.0
 
 _PTX = Path(__file__).with_name("pingpong.ptx")
-#: What the kernel calls its endings.
+#: The kernel's numbers of its endings.
 _ENDINGS = {1: FINISHED, 2: STOPPED, 3: OUT_OF_TIME}
 
 
@@ -40,13 +40,13 @@ class Ending:
 
 
 class Responder(Protocol):
-    """Answers rounds. ``kind`` says in words who does; ``ending`` is there after the block."""
+    """Answers rounds. ``kind`` describes it in words; ``ending`` exists after the block."""
 
     kind: str
     ending: Ending
 
     def finish(self) -> None:
-        """Wait for its end, which was asked for."""
+        """Wait for its end, which was requested."""
 
 
 @contextmanager
@@ -55,10 +55,10 @@ def responder(
 ) -> Iterator[Responder]:
     """Have a device answer the values 1, 2, ... ``rounds`` of ``ping`` with the same in ``reply``.
 
-    Both words begin at 0. The responder runs, and polls, from the block's beginning; it ends after
-    the last round, at the block's end, or when ``seconds`` are over, whatever comes first. On a GPU
-    it is a kernel of one thread, in a stream of its own: run one at a time, and make what it needs
-    before, since allocating may wait for kernels. Raises ValueError, MissingView, CudaError.
+    Both words begin at 0. The responder polls from the block's beginning; it ends after the last
+    round, at the block's end, or after ``seconds``, whichever comes first. On a GPU it is a kernel
+    of one thread in a separate stream: run one at a time, and allocate memory before, because
+    allocating may wait for kernels. Raises ValueError, MissingView, CudaError.
     """
     if ping.width != 4 or reply.width != 4:
         raise ValueError("a responder's flags must be 4 bytes wide")
@@ -79,8 +79,7 @@ def responder(
 def play(ping: Flag, reply: Flag, rounds: int, timeout: float = 5.0) -> list[int]:
     """Play rounds with a responder; the nanoseconds of each, from before the store to the answer.
 
-    ``timeout`` is that of a round in seconds. Raises Timeout, and Mismatch where an answer is not
-    the round's.
+    ``timeout`` is the seconds of one round. Raises Timeout, and Mismatch for a wrong answer.
     """
     set_ping, wait = ping.set, reply.wait
     samples = []
@@ -96,7 +95,7 @@ def play(ping: Flag, reply: Flag, rounds: int, timeout: float = 5.0) -> list[int
 
 
 class _Kernel:
-    """The kernel of pingpong.ptx, which the driver assembles for its GPU."""
+    """The kernel of pingpong.ptx, which the driver assembles for the GPU."""
 
     kind = "a kernel of one thread, resident on the GPU"
 
@@ -127,7 +126,7 @@ class _Kernel:
 
 
 class _Thread:
-    """What the kernel does, by Flag.wait and Flag.set."""
+    """Does the same as the kernel, by Flag.wait and Flag.set."""
 
     kind = "a Python thread, since the simulated GPU has no kernels"
 

@@ -1,22 +1,24 @@
-"""Plots of what was measured, by matplotlib, which is an extra: nothing else needs it."""
+"""Plots of what was measured. They need matplotlib, which is an extra."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.header import Header, gpu_words
-from gdrpy.cli.measure.distribution import Distribution, Scale, format_us
+from gdrpy.cli.measure.distribution import Scale, format_us
+from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size
 from gdrpy.cli.writable import why_not_writable
 
 
-def add_option(parser: argparse.ArgumentParser, what: str) -> None:
+def add_option(parser: CommandParser, what: str) -> None:
     """``--plot``, which draws ``what``."""
     parser.add_argument(
         "--plot",
@@ -27,7 +29,7 @@ def add_option(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def plot_path(text: str) -> Path:
-    """Where to write a plot. For ``type=`` of argparse."""
+    """The file of a plot, which can be written."""
     path = Path(text)
     if path.suffix.lower() not in (".png", ".svg"):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
@@ -39,13 +41,13 @@ def plot_path(text: str) -> Path:
 
 
 def require_matplotlib(path: Path | None) -> None:
-    """Raise CommandError, before anything is measured, where a wanted plot cannot be drawn."""
+    """Raise CommandError, before anything is measured, if a plot is wanted and cannot be drawn."""
     if path and importlib.util.find_spec("matplotlib") is None:
         raise CommandError("--plot needs matplotlib: pip install matplotlib", UNUSABLE)
 
 
 def draw(path: Path | None, header: Header, output: Output, paint: Callable[[Any], None]) -> bool:
-    """Write a plot, if one is wanted, that ``paint`` fills the axes of; False if it cannot be."""
+    """Write a plot, if one is wanted; ``paint`` fills its axes. False if it cannot be written."""
     if path is None:
         return True
     from matplotlib.figure import Figure
@@ -67,7 +69,7 @@ def draw(path: Path | None, header: Header, output: Output, paint: Callable[[Any
 
 
 def by_size(axes: Any, sizes: Iterable[int], ylabel: str) -> None:
-    """Finish axes of lines against the size of a copy: both logarithmic, and a legend."""
+    """Finish the axes of lines against the copy size: both logarithmic, with a legend."""
     ticks = sorted(set(sizes))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -78,19 +80,20 @@ def by_size(axes: Any, sizes: Iterable[int], ylabel: str) -> None:
     axes.legend()
 
 
-def distributions(axes: Any, shown: Sequence[Distribution], scale: Scale) -> None:
-    """Fill axes with a histogram for each distribution, the first one uppermost."""
+def distributions(axes: Any, shown: Mapping[str, Samples], scale: Scale) -> None:
+    """Fill axes with a histogram for each distribution, the first one on top."""
     edges = [edge / 1e3 for edge in scale.edges]
-    for row, one in enumerate(reversed(shown)):
+    rows = dict(reversed(list(shown.items())))
+    for row, one in enumerate(rows.values()):
         counts = scale.counts(one)
         heights = [row + 0.8 * count / max(counts) for count in counts]
         axes.stairs(heights, edges, baseline=row, fill=True)
         axes.text(edges[-1], row + 0.1, f" {format_us(one.median)}", size="small")
-    axes.set_yticks(range(len(shown)), [one.label for one in reversed(shown)])
+    axes.set_yticks(range(len(rows)), list(rows))
     axes.set_xscale("log")
     ticks = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
     inside = [tick for tick in ticks if edges[0] <= tick <= edges[-1]]
     axes.set_xticks(inside, [f"{tick:g}" for tick in inside])
     axes.minorticks_off()
-    axes.set_xlabel("us (at the right the medians; the last bin holds everything beyond it too)")
+    axes.set_xlabel("us (medians at the right; the last bin also holds everything beyond)")
     axes.grid(True, axis="x", alpha=0.3)

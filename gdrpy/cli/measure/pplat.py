@@ -1,35 +1,53 @@
-"""``gdrpy pplat``: how long it takes from the CPU to the GPU and back."""
+"""Measures a round trip: the CPU stores a number into a flag, a thread on the GPU that waits
+for it stores the number into a reply, and the CPU waits for the reply. The CPU's part
+is Python: Flag.set, then Flag.wait, with a reading of the clock before and after; the
+cost of the clock is printed, and not subtracted. Every answer must be its round's.
+
+The flag lies in GPU memory, and the CPU stores through the mapping; or it lies in
+pinned (page-locked host) memory, and the GPU polls it over the bus. So does the reply:
+in pinned memory the CPU polls its own cache, in GPU memory it loads over the bus. The
+GPU's part is a kernel of one thread that runs through all rounds; the driver assembles
+it, so no compiler is needed. It ends by itself after 20 s. The simulated GPU has no
+kernels: there a Python thread answers, and the figures are those of two Python threads
+that pass flags to each other.
+
+examples:
+  gdrpy pplat
+  gdrpy pplat --count 1000000 --plot pingpong.png
+  gdrpy pplat --backend nvrm --json > pplat.json
+
+exit status:
+  0  measured, and every answer was right
+  1  an answer was wrong or missing, or the plot could not be written
+  2  wrong usage, or no backend can be used here
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy import Mapping, Timeout
 from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
-from gdrpy.cli.exits import FAILED, OK, CommandError
-from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot
-from gdrpy.cli.measure.distribution import Distribution, Scale, table
+from gdrpy.cli.exits import CommandError
+from gdrpy.cli.measure import plot, report
+from gdrpy.cli.measure.distribution import Scale, table
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
-from gdrpy.cli.measure.sampling import clock_cost
+from gdrpy.cli.measure.timing import Samples, clock_cost
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
-#: Where the flag and the reply lie, in the order in which they are shown.
+#: The places of the flag and of the reply, in the order in which they are shown.
 GPU, PINNED = "GPU memory", "pinned memory"
 WAYS = ((GPU, PINNED), (PINNED, PINNED), (GPU, GPU), (PINNED, GPU))
 
-#: A responder answers so many rounds at most, so that its time is never up, even where two threads
-#: and other programs share a CPU; the first ones, while it starts, do not count.
+#: The most rounds of one responder: its time must not run out, even where two threads and other
+#: programs share a CPU. The first rounds, while it starts, do not count.
 _ROUNDS_A_RUN = 2000
 _FIRST_ROUNDS = 100
 
-#: Rounds to play unless told otherwise.
+#: The default numbers of rounds.
 _ROUNDS = 100_000
 _SIMULATED_ROUNDS = 2000
 
@@ -42,40 +60,9 @@ METHOD = (
 )
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``pplat`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "pplat",
-        run,
-        summary="ping-pong latency, CPU to GPU and back",
-        description=(
-            "Measures a round trip: the CPU stores a number into a flag, a thread on the GPU that\n"
-            "waits for it stores the number into a reply, for which the CPU waits. All of the\n"
-            "CPU's part is Python: Flag.set, then Flag.wait, with a reading of the clock before\n"
-            "and after, whose cost is told and not taken off. Every answer must be its round's.\n"
-            "\n"
-            "The flag lies in GPU memory, and the CPU stores through the mapping; or it lies in\n"
-            "pinned (page-locked host) memory, and the GPU looks for it over the bus. So does the\n"
-            "reply: in pinned memory the CPU waits on its own cache, and in GPU memory it loads\n"
-            "over the bus. The GPU's part is a kernel of one thread that stays for all rounds;\n"
-            "the driver assembles it, and no compiler is needed. It ends by itself after 20 s.\n"
-            "The simulated GPU has no kernels: there a Python thread answers, and the figures\n"
-            "are those of two Python threads that pass flags to each other."
-        ),
-        examples=(
-            "gdrpy pplat\n"
-            "gdrpy pplat --count 1000000 --plot pingpong.png\n"
-            "gdrpy pplat --backend nvrm --json > pplat.json"
-        ),
-        exit_status=(
-            "0  measured, and every answer was right\n"
-            "1  an answer was wrong or did not come, or the plot could not be written\n"
-            "2  wrong usage, or no backend can be used here"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy pplat``."""
+    options.add_gpu(parser)
     parser.add_argument(
         "--count",
         type=options.positive_number,
@@ -90,11 +77,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw; FAILED if an answer was wrong."""
     plot.require_matplotlib(args.plot)
     with (
-        gdrpy.alloc(_PLACE_BYTES, args.device, backend=args.backend) as region,
+        report.measured_region(args, output, _PLACE_BYTES) as (region, header),
         gdrpy.pinned(_PLACE_BYTES, args.device) as host,
     ):
-        header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        header.announce(output)
         clock_ns = clock_cost()
         count = args.count or (_SIMULATED_ROUNDS if header.simulated else _ROUNDS)
         places = {GPU: region.cpu, PINNED: host}
@@ -104,38 +89,34 @@ def run(args: argparse.Namespace, output: Output) -> int:
             raise CommandError(str(wrong)) from wrong
 
     output.line(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
-    scale = Scale(results)
+    scale = Scale(results.values())
     output.show(table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
-    output.line(METHOD)
-    drawn = plot.draw(
-        args.plot, header, output, lambda axes: plot.distributions(axes, results, scale)
+    return report.finish(
+        args,
+        output,
+        header,
+        METHOD,
+        lambda axes: plot.distributions(axes, results, scale),
+        answered_by=kind,
+        clock_nanoseconds=clock_ns,
+        results=[
+            {
+                "flag": flag,
+                "reply": reply,
+                "nanoseconds": one.json(),
+                "histogram": scale.json(one),
+                "verified": True,
+            }
+            for (flag, reply), one in zip(WAYS, results.values(), strict=True)
+        ],
     )
-    output.finish(
-        {
-            "header": header.json(),
-            "method": METHOD,
-            "answered_by": kind,
-            "clock_nanoseconds": clock_ns,
-            "results": [
-                {
-                    "flag": flag,
-                    "reply": reply,
-                    "nanoseconds": one.json(),
-                    "histogram": scale.json(one),
-                    "verified": True,
-                }
-                for (flag, reply), one in zip(WAYS, results, strict=True)
-            ],
-        }
-    )
-    return OK if drawn else FAILED
 
 
 def _measure(
     places: dict[str, Mapping], device: int, count: int, output: Output
-) -> tuple[list[Distribution], str]:
-    """The rounds of every way, and who answered."""
-    results = []
+) -> tuple[dict[str, Samples], str]:
+    """The samples of every way, and who answered."""
+    results = {}
     runs = -(-count // _ROUNDS_A_RUN)
     with output.progress("pplat", len(WAYS) * runs) as begin:
         for flag, reply in WAYS:
@@ -146,7 +127,7 @@ def _measure(
                 rounds = _FIRST_ROUNDS + min(count - len(samples), _ROUNDS_A_RUN)
                 taken, kind = _play(places[flag], places[reply], rounds, device)
                 samples += taken[_FIRST_ROUNDS:]
-            results.append(Distribution(label, samples))
+            results[label] = Samples(samples)
     return results, kind
 
 

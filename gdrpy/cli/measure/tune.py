@@ -1,4 +1,25 @@
-"""``gdrpy tune``: find out which way to copy is the faster one here, and keep it."""
+"""region.write and region.read choose among CPU stores and loads through the mapping, by one
+thread or several, and DMA. The size from which each is faster depends on the GPU, the
+bus and the CPU; the built-in sizes were measured on one machine. This command measures
+them here, in about ten seconds, and keeps them for programs that start later, as long
+as GPU, driver and CPU are the same. Let nothing else run meanwhile.
+
+The limits are kept in $XDG_CACHE_HOME/gdrpy (~/.cache/gdrpy). With GDRPY_TUNING=0 a
+program uses the built-in limits. On the simulated GPU the figures are those of host
+memory, and are kept for the simulated GPU alone.
+
+examples:
+  gdrpy tune                  measure, and keep the limits
+  gdrpy tune --dry-run        measure, and keep nothing
+  gdrpy tune --show           the limits for this GPU now
+  gdrpy tune --reset          back to the built-in limits
+
+exit status:
+  0  done
+  1  nothing was kept: other work disturbed the measurement, wrong data arrived, or
+     the file could not be written
+  2  wrong usage, no backend can be used here, or nothing can be kept here
+"""
 
 from __future__ import annotations
 
@@ -6,37 +27,33 @@ import argparse
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-import gdrpy
 from gdrpy import _tuned
-from gdrpy.cli import hostmemory, options
+from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
-from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import crossovers
+from gdrpy.cli.measure import crossovers, report
 from gdrpy.cli.measure.crossovers import KIB, ROOM, Figure, Meter, Way
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.cli.writable import why_not_writable
 from gdrpy.limits import BUILT_IN, NEVER, Limits
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
-#: Host memory taken, in times the region's size: a buffer of either kind.
+#: Host memory taken, in multiples of the region's size: a buffer of either kind.
 _HOST_COPIES = 2
-#: What arrives is looked at in copies of up to so many bytes.
+#: Data is verified in copies of up to this many bytes.
 _VERIFIED = 4 << 20
 
-#: The same copy at the beginning and at the end must not take longer by this factor.
+#: The times of the same copy at the beginning and at the end may differ by this factor.
 _STEADY = 1.5
 _REFERENCE = Way(True, 1), 64 * KIB
 
 METHOD = (
-    "Each time is the median of warm samples, of calls made from Python. A limit is the size from "
-    "which on a way is taken, chosen so that the least time is lost over all sizes measured."
+    "Each time is the median of warm samples of calls from Python. A limit is the size from which "
+    "a way is taken, chosen so that the least time is lost over all sizes measured."
 )
 
 _MEANING = {
@@ -49,53 +66,23 @@ _MEANING = {
     "threads_from": "  how many threads",
     "read_dma": "DMA instead of loads",
 }
-#: How many threads a way takes says nothing where it is never taken.
+#: The number of threads of a way says nothing if the way is never taken.
 _THREADS_OF = {"threads_to": "write_threads", "lanes": "write_dma", "threads_from": "read_threads"}
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``tune`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "tune",
-        run,
-        summary="measure which way to copy is the faster one here, and keep it",
-        description=(
-            "region.write and region.read choose among CPU stores and loads through the mapping,\n"
-            "by one thread or several, and DMA. From which size on each is the faster one depends\n"
-            "on the GPU, the bus and the CPU; what is built in was measured on one machine. This\n"
-            "measures it here, in about ten seconds, and keeps it for programs that start later,\n"
-            "as long as GPU, driver and CPU are the same. Let nothing else run meanwhile.\n"
-            "\n"
-            "It is kept in $XDG_CACHE_HOME/gdrpy (~/.cache/gdrpy). GDRPY_TUNING=0 has a program\n"
-            "use what is built in. On the simulated GPU the figures are those of host memory, and\n"
-            "are kept for the simulated GPU alone."
-        ),
-        examples=(
-            "gdrpy tune                  measure, and keep it\n"
-            "gdrpy tune --dry-run        measure, and keep nothing\n"
-            "gdrpy tune --show           what holds for this GPU now\n"
-            "gdrpy tune --reset          back to what is built in"
-        ),
-        exit_status=(
-            "0  done\n"
-            "1  nothing was kept: other work disturbed the measurement, data that arrived was\n"
-            "   wrong, or the file could not be written\n"
-            "2  wrong usage, no backend can be used here, or nothing can be kept here"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
+def add_arguments(parser: CommandParser) -> None:
+    """Add the arguments of ``gdrpy tune``."""
+    options.add_gpu(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="keep nothing")
-    instead.add_argument("--show", action="store_true", help="measure nothing, tell what holds")
-    instead.add_argument("--reset", action="store_true", help="delete what is kept")
+    instead.add_argument("--show", action="store_true", help="measure nothing, show the limits")
+    instead.add_argument("--reset", action="store_true", help="delete the kept limits")
     parser.add_argument(
         "--seconds",
         type=options.seconds,
         default=0.03,
         metavar="S",
-        help="time to spend on each of some 180 figures, at least three samples (default: 0.03)",
+        help="time for each of some 180 figures, at least three samples (default: 0.03)",
     )
 
 
@@ -111,7 +98,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _place(device: int) -> Path:
-    """Where the limits are kept. Raises CommandError where there is no such place."""
+    """The file of the limits. Raises CommandError if there is no place for it."""
     try:
         return _tuned.path(device)
     except FileNotFoundError as error:
@@ -157,12 +144,7 @@ def _reset(file: Path, output: Output) -> int:
 
 def _tune(args: argparse.Namespace, output: Output) -> int:
     cpus = len(os.sched_getaffinity(0))
-    with gdrpy.alloc(ROOM, args.device, backend=args.backend) as region:
-        header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        header.announce(output)
-        hostmemory.require(
-            ROOM * (_HOST_COPIES + bool(header.simulated)), simulated=header.simulated
-        )
+    with report.measured_region(args, output, ROOM, ROOM * _HOST_COPIES) as (region, header):
         meter = Meter(region, args.seconds, secrets.randbits(32))
         limits, drift = _measure(meter, cpus, output)
         wrong = _wrong(meter)
@@ -176,7 +158,7 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
     if not steady:
         output.error(
             f"the same copy took {drift:.1f} times as long at one end of the measurement as at the "
-            f"other: run it again while nothing else does"
+            f"other: run it again while nothing else runs"
         )
     good = steady and not wrong
     file = _keep(args, limits, header.json(), output) if good and not args.dry_run else None
@@ -197,12 +179,12 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
 
 
 def _measure(meter: Meter, cpus: int, output: Output) -> tuple[Limits, float]:
-    """The limits, and by what factor the clock drifted meanwhile."""
+    """The limits, and the factor by which times drifted meanwhile."""
     steps: list[Way] = []
 
     def count(way: Way, _: int) -> float:
         steps.append(way)
-        return 1 / way.threads  # with several threads there is the most to measure
+        return 1 / way.threads  # several threads give the most to measure
 
     crossovers.choose(count, cpus)
     with output.progress("tune", len(steps) + 2) as begin:
@@ -218,7 +200,7 @@ def _measure(meter: Meter, cpus: int, output: Output) -> tuple[Limits, float]:
 
 
 def _wrong(meter: Meter) -> list[str]:
-    """What is wrong with the data that arrives, by each way that was measured."""
+    """The errors in the data that arrives, for each way that was measured."""
     largest: dict[Way, int] = {}
     for figure in meter.figures:
         nbytes = min(figure.nbytes, _VERIFIED)
@@ -230,7 +212,7 @@ def _wrong(meter: Meter) -> list[str]:
 def _keep(
     args: argparse.Namespace, limits: Limits, header: dict[str, Any], output: Output
 ) -> str | None:
-    """Write the limits down; where, or None if that failed."""
+    """Keep the limits; the name of the file, or None if that failed."""
     try:
         file = _tuned.save(args.device, limits, header=header)
     except OSError as error:
@@ -241,7 +223,7 @@ def _keep(
 
 
 def _times_table(figures: list[Figure]) -> Table:
-    """Microseconds by size, of the ways that were measured at more than one."""
+    """Microseconds by size, for the ways that were measured at several sizes."""
     times: dict[Way, dict[int, float]] = {}
     for figure in figures:
         times.setdefault(figure.way, {})[figure.nbytes] = figure.seconds
@@ -276,7 +258,7 @@ def _limit_words(field: str, limits: Limits) -> str:
 
 
 def _limits_json(limits: Limits) -> dict[str, int | None]:
-    """Limits by name; null for a way that is never the faster one."""
+    """Limits by name; None for a way that is never faster."""
     return {name: None if value == NEVER else value for name, value in limits._asdict().items()}
 
 

@@ -1,0 +1,94 @@
+"""What the commands that measure have in common: the region, the results, the report."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+
+import gdrpy
+from gdrpy import Region
+from gdrpy.cli import hostmemory
+from gdrpy.cli.data import Difference
+from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.header import Header, gpu_header
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size
+
+WARM, COLD = "warm", "cold"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one size on one path, in nanoseconds a copy.
+
+    ``cache`` says whether the host memory was in the CPU's caches. ``difference`` describes wrong
+    bytes that arrived; ``verified`` is None if nobody looked.
+    """
+
+    way: str
+    nbytes: int
+    samples: Samples
+    verified: bool | None
+    difference: Difference | None
+    cache: str = WARM
+
+    def json(self) -> dict[str, Any]:
+        """What came of the comparison, as plain values."""
+        found = self.difference
+        return {"verified": self.verified, "difference": asdict(found) if found else None}
+
+
+@contextmanager
+def measured_region(
+    args: argparse.Namespace, output: Output, nbytes: int, host_bytes: int = 0
+) -> Iterator[tuple[Region, Header]]:
+    """A region to measure, and the header, which is printed.
+
+    Raises CommandError if the host lacks ``host_bytes`` of memory.
+    """
+    with gdrpy.alloc(nbytes, args.device, backend=args.backend) as region:
+        header = gpu_header(args.command_line, args.device, region.cpu.backend)
+        header.announce(output)
+        host_bytes += nbytes * bool(header.simulated)
+        hostmemory.require(host_bytes, simulated=header.simulated)
+        yield region, header
+
+
+def table_by_size(
+    title: str, ways: Sequence[str], results: Sequence[Copies], cell: Callable[[Copies], str]
+) -> Table:
+    """A row for each size, and a column for each way."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("size", justify="right", no_wrap=True)
+    for way in ways:
+        table.add_column(way, justify="right")
+    for nbytes, row in groupby(results, lambda one: one.nbytes):
+        cells = ("[bold red]WRONG DATA[/]" if one.difference else cell(one) for one in row)
+        table.add_row(format_size(nbytes), *cells)
+    return table
+
+
+def finish(
+    args: argparse.Namespace,
+    output: Output,
+    header: Header,
+    method: str,
+    paint: Callable[[Any], None],
+    wrong: Sequence[str] = (),
+    **fields: Any,
+) -> int:
+    """Print the method and what is wrong, draw the plot, print the JSON; the exit status."""
+    output.line(method)
+    for problem in wrong:
+        output.error(problem)
+    drawn = plot.draw(args.plot, header, output, paint)
+    output.finish({"header": header.json(), "method": method, **fields})
+    return OK if drawn and not wrong else FAILED

@@ -15,7 +15,7 @@ exit status:
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -37,27 +37,11 @@ _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
 _THROUGH_CUDA = ("dmabuf", "sim")
 
 
-@dataclass(frozen=True)
-class BackendState:
-    """The state of a backend for one device; ``device`` is None where there is none.
-
-    ``chosen`` marks the backend that a region on the device tries first.
-    """
-
-    backend: str
-    device: int | None
-    usable: bool
-    chosen: bool
-    reason: str
-    remedy: str
-
-
 def add_arguments(_parser: CommandParser) -> None:
     """``gdrpy info`` has no arguments."""
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print the state of this machine."""
     devices, cuda_driver, problem = _cuda()
     header = host_header(
         args.command_line,
@@ -87,7 +71,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "header": header.json(),
             "cuda_problem": problem,
             "devices": [asdict(device) for device in devices],
-            "backends": [asdict(state) for state in states],
+            "backends": states,
             "fabric_handles": [
                 {"device": device, **asdict(status)} for device, status in handles.items()
             ],
@@ -110,23 +94,31 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
     return ", simulated GPU" if any(device.simulated for device in devices) else ""
 
 
-def _states(ordinal: int) -> list[BackendState]:
+def _states(ordinal: int) -> list[dict[str, Any]]:
     """The state of every backend for a device of this process."""
     statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
     chosen = next((name for name in backends.candidates() if statuses[name].usable), None)
-    return [
-        BackendState(name, ordinal, status.usable, name == chosen, status.reason, status.remedy)
-        for name, status in statuses.items()
-    ]
+    return [_state(name, ordinal, one, name == chosen) for name, one in statuses.items()]
 
 
-def _without_cuda(name: str) -> BackendState:
+def _without_cuda(name: str) -> dict[str, Any]:
     """The state of a backend where CUDA cannot be used."""
-    if name in _THROUGH_CUDA:
-        reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
-        return BackendState(name, None, False, False, reason, remedy)
-    status = backends.ALL[name].status()
-    return BackendState(name, None, status.usable, False, status.reason, status.remedy)
+    if name not in _THROUGH_CUDA:
+        return _state(name, None, backends.ALL[name].status(), False)
+    reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
+    return _state(name, None, Status(False, reason, remedy), False)
+
+
+def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[str, Any]:
+    """``chosen`` marks the backend that a region on the device tries first."""
+    return {
+        "backend": name,
+        "device": device,
+        "usable": status.usable,
+        "chosen": chosen,
+        "reason": status.reason,
+        "remedy": status.remedy,
+    }
 
 
 def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
@@ -145,25 +137,19 @@ def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
     return table
 
 
-def _backend_table(states: list[BackendState]) -> Table:
+def _backend_table(states: list[dict[str, Any]]) -> Table:
     table = Table(title="Backends", title_justify="left")
     for column in ("backend", "device", "usable", "why", "what would change it"):
         table.add_column(column, overflow="fold")
     for state in states:
         table.add_row(
-            state.backend,
-            "" if state.device is None else str(state.device),
-            _usable(state),
-            Text(state.reason),
-            Text(state.remedy),
+            state["backend"],
+            "" if state["device"] is None else str(state["device"]),
+            "[red]no[/]" if not state["usable"] else f"[green]yes{', chosen' * state['chosen']}[/]",
+            Text(state["reason"]),
+            Text(state["remedy"]),
         )
     return table
-
-
-def _usable(state: BackendState) -> str:
-    if not state.usable:
-        return "[red]no[/]"
-    return "[green]yes, chosen[/]" if state.chosen else "[green]yes[/]"
 
 
 def _words(status: Status) -> str:

@@ -23,7 +23,6 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import gdrpy
@@ -55,16 +54,7 @@ _USING = "using "
 _SIMULATED = "programs on the simulated GPU: LD_PRELOAD=$(python -m gdrpy.sim)"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backend of a program's first pin, or None; and the lines that the library wrote."""
-
-    backend: str | None
-    told: list[str]
-
-
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy libgdrapi``."""
     parser.add_argument(
         "--dir",
         action="store_true",
@@ -73,7 +63,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print where the library is, and what it would use."""
     if not SHARED_OBJECT.exists():
         raise CommandError(f"there is no {SHARED_OBJECT}: {_how_to_get()}", UNUSABLE)
     if args.dir:
@@ -81,15 +70,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.finish({"dir": str(SHARED_OBJECT.parent)})
         return OK
 
-    choice = _choice()
+    backend, told = _choice()
     commands = _commands()
     output.line(f"library     {SHARED_OBJECT}")
     output.line(f"header      {HEADER}")
     output.line(f"pkg-config  {PKG_CONFIG}")
-    output.line(f"backend     {choice.backend or 'none'}")
-    for line in choice.told:
+    output.line(f"backend     {backend or 'none'}")
+    for line in told:
         output.line(f"            {line}")
-    if choice.backend is None:
+    if backend is None:
         output.line(f"            {_SIMULATED}")
     output.line()
     output.line("to have programs find it, and to build programs with it:")
@@ -101,7 +90,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "library": str(SHARED_OBJECT),
             "header": str(HEADER),
             "pkg_config": str(PKG_CONFIG),
-            **asdict(choice),
+            "backend": backend,
+            "told": told,
             "commands": commands,
         }
     )
@@ -117,8 +107,11 @@ def _how_to_get() -> str:
     )
 
 
-def _choice() -> Choice:
-    """Open the library in a process where Python has loaded no driver, and read its log."""
+def _choice() -> tuple[str | None, list[str]]:
+    """The backend of a program's first pin, or None; and the lines that the library wrote.
+
+    Opens the library in a process where Python has loaded no driver.
+    """
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _PROBE, str(SHARED_OBJECT)],
         env=os.environ | {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"},
@@ -131,7 +124,7 @@ def _choice() -> Choice:
         raise CommandError(f"the library cannot be loaded: {told[-1] if told else done.returncode}")
     used = next((line for line in told if line.startswith(_USING)), None)
     backend = used.removeprefix(_USING).partition(":")[0] if used else None
-    return Choice(backend, told)
+    return backend, told
 
 
 def _commands() -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from gdrpy import _unix, cuda
 from gdrpy._arguments import as_device
@@ -56,6 +57,18 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(run=command.run, parser=self, refusal=UNUSABLE)
         command.add_arguments(self)
 
+    def option(
+        self,
+        name: str,
+        kind: Callable[[str], Any],
+        metavar: str,
+        about: str,
+        default: str | None = None,
+    ) -> None:
+        """Add an option with a value; the default is written as a user types it."""
+        shown = "" if default is None else f" (default: {default})"
+        self.add_argument(name, type=kind, metavar=metavar, help=about + shown, default=default)
+
 
 def check_environment() -> None:
     """Raise CommandError for a variable with an unknown value."""
@@ -85,13 +98,8 @@ def add_backend(parser: CommandParser) -> None:
 
 def add_device(parser: CommandParser) -> None:
     """``--device`` of this process, which :func:`find_device` finds."""
-    parser.add_argument(
-        "--device",
-        type=device_name,
-        default=0,
-        metavar="N|UUID|PCI",
-        help="the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address (default: 0)",
-    )
+    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
+    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
     parser.set_defaults(device_is_here=True)
 
 

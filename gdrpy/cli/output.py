@@ -126,19 +126,11 @@ class Output:
         With ``tells_steps`` the command prints a line at each step, and shows no bar on the
         terminal where those lines appear. No thread draws the bar: that would disturb timings.
         """
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich import progress
 
         told = tells_steps and self._out.is_terminal and not self.as_json
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=self._err,
-            transient=True,
-            auto_refresh=False,
-            disable=told or not self._err.is_terminal,
-        )
-        with bar:
+        columns = progress.TextColumn("{task.description}"), progress.MofNCompleteColumn()
+        with self._bar(*columns, disable=told, auto_refresh=False) as bar:
             task = bar.add_task(what, total=total)
             begun = 0
 
@@ -152,26 +144,19 @@ class Output:
     @contextmanager
     def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """A bar on stderr if stderr is a terminal; yields a function of bytes done and in all."""
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TransferSpeedColumn,
-        )
+        from rich import progress
 
-        bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            console=self._err,
-            transient=True,
-            disable=not self._err.is_terminal,
-        )
-        with bar:
+        words = progress.TextColumn("{task.description}", markup=False)
+        rates = progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()
+        with self._bar(words, *rates) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def _bar(self, words: Any, *figures: Any, disable: bool = False, **options: Any) -> Any:
+        from rich.progress import BarColumn, Progress
+
+        options |= {"transient": True, "disable": disable or not self._err.is_terminal}
+        return Progress(words, BarColumn(), *figures, console=self._err, **options)
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Renderable], None]]:

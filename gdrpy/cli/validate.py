@@ -46,21 +46,14 @@ _MARKS = {
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy validate``, and the checks and steps to its help."""
     lines = ["", "checks:", *map(_help_line, checks.ALL)]
     lines += ["", "steps of --module:"]
     lines += [f"  {step.name:16} {step.shows}" for step in firstrun.ALL]
     parser.description = f"{parser.description}".rstrip() + "\n" + "\n".join(lines)
     options.add_gpu(parser)
-    parser.add_argument(
-        "--size", type=parse_size, default=_SIZE, help="size of the regions (default: 1M)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=options.whole_number,
-        metavar="N",
-        help="seed of the random bytes (default: a new one, which is printed)",
-    )
+    parser.option("--size", parse_size, "SIZE", "size of the regions", "1M")
+    about = "seed of the random bytes (default: a new one, which is printed)"
+    parser.option("--seed", options.whole_number, "N", about)
     parser.add_argument(
         "--check",
         action="append",
@@ -79,7 +72,6 @@ def _help_line(check: Check) -> str:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Run the checks, or the module's steps; FAILED if one did."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     if args.module:
         if args.backend or args.check or args.size != _SIZE:

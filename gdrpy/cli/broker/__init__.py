@@ -26,32 +26,17 @@ CHUNK = 8 << 20
 
 def add_socket(parser: CommandParser) -> None:
     """``--socket`` of a command that asks a broker; a refused call then ends it with FAILED."""
-    parser.add_argument(
-        "--socket",
-        metavar="PATH",
-        help="the broker's socket (default: $GDRPY_SOCKET, else your own broker's, else the "
-        "machine's)",
-    )
+    default = "(default: $GDRPY_SOCKET, else your own broker's, else the machine's)"
+    parser.option("--socket", str, "PATH", f"the broker's socket {default}")
     parser.set_defaults(refusal=FAILED)
 
 
 def add_new_region(parser: CommandParser) -> None:
     """``--device`` and ``--mode`` of a region to make."""
-    parser.add_argument(
-        "--device",
-        type=_device,
-        default=0,
-        metavar="N|UUID|PCI|cpu",
-        help="the GPU: its UUID (GPU-...), its PCI address or its CUDA ordinal in the broker; or "
-        "cpu for host memory (default: 0)",
-    )
-    parser.add_argument(
-        "--mode",
-        type=options.octal_mode,
-        default=0o600,
-        metavar="OCTAL",
-        help="who may read and write it, like a file's mode (default: 0600)",
-    )
+    about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
+    parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
+    about = "who may read and write it, like a file's mode"
+    parser.option("--mode", options.octal_mode, "OCTAL", about, "0600")
 
 
 def add_name(parser: CommandParser) -> None:

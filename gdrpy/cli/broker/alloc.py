@@ -24,7 +24,6 @@ from gdrpy.cli.sizes import parse_size
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy alloc``."""
     broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument("size", type=parse_size, metavar="SIZE", help="its size: 4096, 64K, 1M, 2G")
@@ -32,7 +31,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Make it."""
     with broker.connect(args) as client:
         client.allocate(args.name, args.size, args.device, mode=args.mode, gpu=False).close()
         region = client.stat(args.name)

@@ -1,30 +1,27 @@
-"""What ``gdrpy serve`` says when clients can connect."""
+"""The announcement of ``gdrpy serve`` when clients can connect."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.broker.server.daemon import Options
+from gdrpy.broker.server.metrics import Metrics
 from gdrpy.cli.header import gpu_words
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 from gdrpy.errors import Error
 
-if TYPE_CHECKING:
-    from gdrpy.broker.server.daemon import Options
-    from gdrpy.broker.server.limits import Limits
-    from gdrpy.broker.server.metrics import Metrics
-
 log = logging.getLogger(__name__)
 
 
 def say(output: Output, settings: Options, recovered: int, metrics: Metrics | None) -> None:
-    """Tell that clients can connect, once CUDA has begun: on which devices, with which limits."""
+    """Announce the broker once CUDA has started: its devices and its limits."""
     try:
-        devices = _devices(settings.limits)
+        devices = [_device(*one) for one in settings.limits.devices.items()]
     except Error as error:
         log.warning("no memory can be allocated: %s", error)
         devices = []
@@ -52,12 +49,8 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
     )
 
 
-def _devices(limits: Limits) -> list[dict[str, Any]]:
-    """The devices that regions can be on, and how many bytes of each. Raises Error."""
-    return [_device(number, limit) for number, limit in limits.devices.items()]
-
-
 def _device(number: int, limit: int) -> dict[str, Any]:
+    """A device of regions, and how many bytes of it they may take. Raises Error."""
     if number == CPU_DEVICE:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         about: dict[str, Any] = {"device": "cpu", "name": "host memory", "simulated": False}

@@ -29,22 +29,16 @@ from gdrpy.cli.sizes import format_size, parse_size
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy get``."""
     broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="the target (default: -, stdout)"
     )
-    parser.add_argument(
-        "--offset", type=_offset, default=0, metavar="SIZE", help="where to begin (default: 0)"
-    )
-    parser.add_argument(
-        "--nbytes", type=parse_size, metavar="SIZE", help="how many bytes (default: all)"
-    )
+    parser.option("--offset", _offset, "SIZE", "where to begin", "0")
+    parser.option("--nbytes", parse_size, "SIZE", "how many bytes (default: all)")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Copy it."""
     if args.file == "-":
         _check_stdout(args)
     with ExitStack() as undo:

@@ -25,7 +25,6 @@ from gdrpy.errors import Error
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy load``."""
     broker.add_socket(parser)
     parser.add_argument("file", metavar="FILE.safetensors", help="the file to load")
     broker.add_name(parser)
@@ -34,7 +33,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Load and publish."""
     with broker.connect(args) as client:
         try:
             with (

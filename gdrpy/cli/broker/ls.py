@@ -33,13 +33,11 @@ _MANY = 100
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy ls``."""
     broker.add_socket(parser)
     broker.add_prefix(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """List them."""
     with broker.connect(args) as client:
         found = client.list(args.prefix)
     if len(found) > _MANY and output.draws() and not output.as_json:

@@ -32,7 +32,6 @@ from gdrpy.cli.output import Output
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy put``."""
     broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument(
@@ -43,7 +42,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Copy and publish."""
     with ExitStack() as undo:
         source, nbytes = _open(args.file, undo)
         if not nbytes:

@@ -23,7 +23,6 @@ from gdrpy.errors import NotFound, PermissionDenied
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy rm``."""
     broker.add_socket(parser)
     parser.add_argument(
         "names", nargs="+", type=broker.region_name, metavar="NAME", help="a region's name"
@@ -31,7 +30,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Delete each region; after a failure go on with the next."""
     deleted: list[str] = []
     errors: dict[str, str] = {}
     with broker.connect(args) as client:

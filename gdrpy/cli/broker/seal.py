@@ -23,14 +23,12 @@ from gdrpy.cli.output import Output
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy seal``."""
     broker.add_socket(parser)
     broker.add_name(parser)
     parser.add_argument("--digest", action="store_true", help="print the SHA-256 of its bytes")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Seal it."""
     with broker.connect(args) as client:
         client.seal(args.name)
         if args.digest:

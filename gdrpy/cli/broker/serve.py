@@ -51,91 +51,40 @@ _PATIENCE = 2.0
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy serve``."""
     parser.json.help = "print one line of JSON on stdout when clients can connect"
-    _add_socket(parser)
-    _add_limits(parser)
-    _add_keeper(parser)
-    parser.add_argument(
-        "--metrics",
-        type=_address,
-        metavar="HOST:PORT",
-        help="serve numbers for Prometheus at this address, by HTTP",
-    )
-    parser.add_argument(
-        "--log-level", choices=_LEVELS, default="info", help="what goes to stderr (default: info)"
-    )
-    parser.add_argument(
-        "--print-unit",
-        choices=units.KINDS,
-        help="print a systemd unit for a broker with these options, and end",
-    )
-
-
-def _add_socket(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--socket",
-        type=_socket_path,
-        metavar="PATH",
-        help=f"where to listen (default: ${place.VARIABLE}, else gdrpy/broker.sock in "
-        "$XDG_RUNTIME_DIR, for root in /run, else in a private folder under the temporary one)",
-    )
-    parser.add_argument(
-        "--mode",
-        type=options.octal_mode,
-        metavar="OCTAL",
-        help="the socket's mode: who may connect (default: 0600, with --group 0660)",
-    )
-    parser.add_argument(
-        "--group", type=_group, metavar="NAME", help="the socket's group (default: your own)"
-    )
-
-
-def _add_limits(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--max-bytes",
-        type=parse_size,
-        metavar="SIZE",
-        help="the limit of all regions on each device (default: all of a GPU, half of the host)",
-    )
-    parser.add_argument(
-        "--max-bytes-per-user",
-        type=parse_size,
-        metavar="SIZE",
-        help="the limit of one user's regions on each device (default: none)",
-    )
-    parser.add_argument(
-        "--max-regions",
-        type=options.positive_number,
-        default=4096,
-        metavar="N",
-        help="the most regions that one user may have (default: 4096)",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse GPU memory to readers, because CUDA would let them write",
-    )
-
-
-def _add_keeper(parser: CommandParser) -> None:
+    own = "in a private folder in the temporary one"
+    default = f"${place.VARIABLE}, else gdrpy/broker.sock in $XDG_RUNTIME_DIR, for root in /run"
+    about = f"where to listen (default: {default}, else {own})"
+    parser.option("--socket", _socket_path, "PATH", about)
+    about = "the socket's mode: who may connect (default: 0600, with --group 0660)"
+    parser.option("--mode", options.octal_mode, "OCTAL", about)
+    parser.option("--group", _group, "NAME", "the socket's group (default: your own)")
+    about = "the limit of all regions on each device (default: all of a GPU, half of the host)"
+    parser.option("--max-bytes", parse_size, "SIZE", about)
+    about = "the limit of one user's regions on each device (default: none)"
+    parser.option("--max-bytes-per-user", parse_size, "SIZE", about)
+    about = "the most regions that one user may have"
+    parser.option("--max-regions", options.positive_number, "N", about, "4096")
+    about = "refuse GPU memory to readers, because CUDA would let them write"
+    parser.add_argument("--strict", action="store_true", help=about)
     parser.add_argument(
         "--keeper",
         choices=("process", "systemd", "none"),
         help="who holds the memory when the broker is killed: a keeper process, systemd's store "
         "of a service's descriptors, or none (default: process, in a unit systemd)",
     )
+    about = "seconds that the keeper process waits for the next broker, or inf"
+    parser.option("--linger", _linger, "SECONDS", about, "3600")
+    about = "serve numbers for Prometheus at this address, by HTTP"
+    parser.option("--metrics", _address, "HOST:PORT", about)
     parser.add_argument(
-        "--linger",
-        type=_linger,
-        default=3600.0,
-        metavar="SECONDS",
-        help="seconds that the keeper process waits for the next broker, or inf (default: 3600)",
+        "--log-level", choices=_LEVELS, default="info", help="what goes to stderr (default: info)"
     )
+    about = "print a systemd unit for a broker with these options, and end"
+    parser.add_argument("--print-unit", choices=units.KINDS, help=about)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Serve until told to end."""
     if args.print_unit:
         text = units.text(args.print_unit, args)
         output.line(text.rstrip())

@@ -27,13 +27,11 @@ from gdrpy.cli.sizes import format_size
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy stat``."""
     broker.add_socket(parser)
     broker.add_name(parser)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Show it."""
     with broker.connect(args) as client:
         region = client.stat(args.name)
     for name, value in _lines(region):

@@ -38,26 +38,13 @@ _SHOWN = 20
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy top``."""
     parser.json.help = "print each sample as one line of JSON on stdout, and nothing else"
     broker.add_socket(parser)
-    parser.add_argument(
-        "--interval",
-        type=options.seconds,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two samples (default: 1)",
-    )
-    parser.add_argument(
-        "--count",
-        type=options.positive_number,
-        metavar="N",
-        help="end after N samples (default: never)",
-    )
+    parser.option("--interval", options.seconds, "S", "seconds between two samples", "1")
+    parser.option("--count", options.positive_number, "N", "end after N samples (default: never)")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Show samples."""
     before = None
     with broker.connect(args) as client, output.live() as show:
         for number in itertools.count(1):

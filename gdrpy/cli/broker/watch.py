@@ -27,20 +27,13 @@ from gdrpy.cli.output import Output
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy watch``."""
     parser.json.help = "print each event as one line of JSON on stdout, and nothing else"
     broker.add_socket(parser)
     broker.add_prefix(parser)
-    parser.add_argument(
-        "--count",
-        type=options.positive_number,
-        metavar="N",
-        help="end after N events (default: never)",
-    )
+    parser.option("--count", options.positive_number, "N", "end after N events (default: never)")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print them."""
     with broker.connect(args) as client, client.watch(args.prefix) as events:
         for event in itertools.islice(events, args.count):
             output.line(_words(event))

@@ -86,20 +86,8 @@ def look() -> Machine:
     return Machine(frozenset(line.split()[0] for line in lines), NODE.exists(), taint)
 
 
-@dataclass(frozen=True)
-class Driver:
-    """The loaded module that exports NVIDIA's peer-to-peer interface."""
-
-    module: str
-    version: str
-    flavour: str
-
-    def __str__(self) -> str:
-        return f"NVIDIA driver {self.version} ({self.module}, {self.flavour} flavour)"
-
-
-def driver() -> Driver:
-    """Find it, as insmod.sh does. Raises CommandError."""
+def driver() -> str:
+    """The loaded driver that exports NVIDIA's peer-to-peer interface. Raises CommandError."""
     exported = re.compile(r" nvidia_p2p_get_pages_persistent\t\[(\w+)\]")
     found = exported.search(_text(PROC / "kallsyms") or "")
     if found is None:
@@ -111,7 +99,7 @@ def driver() -> Driver:
     folder = SYS / "module" / found[1]
     version = _text(folder / "version") or "of no version"
     flavour = "proprietary" if "P" in (_text(folder / "taint") or "") else "open"
-    return Driver(found[1], version, flavour)
+    return f"NVIDIA driver {version} ({found[1]}, {flavour} flavour)"
 
 
 def insmod(*arguments: str) -> str:

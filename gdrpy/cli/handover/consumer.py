@@ -34,21 +34,13 @@ from gdrpy.cli.sizes import format_size
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy consumer``."""
     options.add_backend(parser)
     rendezvous.add_socket(parser)
     parser.add_argument("--cpu", action="store_true", help="open the CPU view only, without CUDA")
-    parser.add_argument(
-        "--timeout",
-        type=options.seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds to wait for the producer's message (default: 60)",
-    )
+    parser.option("--timeout", options.seconds, "S", "seconds to wait for the message", "60")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Receive one region; FAILED if its data is wrong."""
     path = args.socket or rendezvous.default_path()
     steps = Steps(output)
     with ExitStack() as undo:

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 #: Bytes of one of the integers.
 ITEMSIZE = 4
-DEFAULT_COUNT = 262_144
 
 
 def pattern(count: int) -> NDArray[np.uint32]:

@@ -23,7 +23,7 @@ from gdrpy import _unix
 from gdrpy.cli import handover, hostmemory, options
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.handover import rendezvous
-from gdrpy.cli.handover.pattern import DEFAULT_COUNT, ITEMSIZE, pattern
+from gdrpy.cli.handover.pattern import ITEMSIZE, pattern
 from gdrpy.cli.handover.steps import Steps
 from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.options import CommandParser
@@ -35,27 +35,14 @@ _HOST_COPIES = 5
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy producer``."""
     options.add_gpu(parser)
     rendezvous.add_socket(parser)
-    parser.add_argument(
-        "--count",
-        type=options.positive_number,
-        default=DEFAULT_COUNT,
-        metavar="N",
-        help=f"how many 32-bit integers (default: {DEFAULT_COUNT})",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=options.seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds to wait for a consumer, and for its answer (default: 60)",
-    )
+    parser.option("--count", options.positive_number, "N", "how many 32-bit integers", "262144")
+    about = "seconds to wait for a consumer, and for its answer"
+    parser.option("--timeout", options.seconds, "S", about, "60")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Hand over one region; FAILED if the consumer found wrong data."""
     path = args.socket or rendezvous.default_path()
     steps = Steps(output)
     with ExitStack() as undo:

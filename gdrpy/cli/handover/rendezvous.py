@@ -17,13 +17,11 @@ _NAME = "gdrpy-handover.sock"
 
 def add_socket(parser: CommandParser) -> None:
     """``--socket``."""
-    parser.add_argument(
-        "--socket",
-        type=options.socket_path,
-        metavar="PATH",
-        help=f"Unix socket to meet at (default: {_NAME} in $XDG_RUNTIME_DIR, else in a private "
-        "folder under the temporary one)",
+    default = (
+        f"(default: {_NAME} in $XDG_RUNTIME_DIR, else in a private folder in the temporary one)"
     )
+    about = f"Unix socket to meet at {default}"
+    parser.option("--socket", options.socket_path, "PATH", about)
 
 
 def default_path() -> Path:

@@ -41,28 +41,15 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy apiperf``, and the calls to its help."""
     calls = (f"{name:18}{what}" for name, what in (REGION_CALLS | PIN_CALLS).items())
     parser.description = f"{parser.description}" + "\n".join(calls)
     options.add_gpu(parser)
-    parser.add_argument(
-        "--size",
-        type=parse_size,
-        default=1 << 20,
-        help="size of region and allocation (default: 1M)",
-    )
-    parser.add_argument(
-        "--count",
-        type=options.positive_number,
-        metavar="N",
-        default=200,
-        help="rounds, after the first one (default: 200)",
-    )
+    parser.option("--size", parse_size, "SIZE", "size of region and allocation", "1M")
+    parser.option("--count", options.positive_number, "N", "rounds, after the first one", "200")
     plot.add_option(parser, "the distributions")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if the data was wrong."""
     plot.require_matplotlib(args.plot)
     rounds = Rounds(args.size, args.device, args.backend)
     try:

@@ -51,7 +51,6 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy copybw``."""
     options.add_gpu(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--size", type=parse_size, help="measure this size only")
@@ -64,19 +63,13 @@ def add_arguments(parser: CommandParser) -> None:
         const=DEFAULT_SWEEP,
         help="sizes to measure (default: 4K to 64M by powers of 4)",
     )
-    parser.add_argument(
-        "--seconds",
-        type=options.seconds,
-        default=0.2,
-        metavar="S",
-        help="time for each figure, at least three samples (default: 0.2)",
-    )
+    about = "seconds for each figure, at least three samples"
+    parser.option("--seconds", options.seconds, "S", about, "0.2")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the data")
     plot.add_option(parser, "bandwidth against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if wrong data arrived."""
     plot.require_matplotlib(args.plot)
     sizes = [args.size] if args.size else args.sweep
     most = max(sizes)

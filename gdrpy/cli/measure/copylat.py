@@ -50,7 +50,6 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy copylat``."""
     options.add_gpu(parser)
     parser.add_argument(
         "--sizes",
@@ -59,18 +58,12 @@ def add_arguments(parser: CommandParser) -> None:
         default=DEFAULT_SIZES,
         help="sizes to measure (default: 4 bytes to 64K by powers of 2)",
     )
-    parser.add_argument(
-        "--seconds",
-        type=options.seconds,
-        default=0.05,
-        metavar="S",
-        help="time for each figure, at least 20 samples (default: 0.05)",
-    )
+    about = "seconds for each figure, at least 20 samples"
+    parser.option("--seconds", options.seconds, "S", about, "0.05")
     plot.add_option(parser, "latency against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if wrong data arrived."""
     plot.require_matplotlib(args.plot)
     most = max(args.sizes)
     with report.measured_region(args, output, most, host_bytes(most)) as (region, header):

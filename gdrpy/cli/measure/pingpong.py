@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from gdrpy import Flag, Timeout, cuda
 from gdrpy._resource import Undo
@@ -39,26 +38,18 @@ class Ending:
     answered: int
 
 
-class Responder(Protocol):
-    """Answers rounds. ``kind`` describes it in words; ``ending`` exists after the block."""
-
-    kind: str
-    ending: Ending
-
-    def finish(self) -> None:
-        """Wait for its end, which was requested."""
-
-
 @contextmanager
 def responder(
     ping: Flag, reply: Flag, rounds: int, *, device: int = 0, seconds: float = TIME_LIMIT
-) -> Iterator[Responder]:
+) -> Iterator[_Kernel | _Thread]:
     """Have a device answer the values 1, 2, ... ``rounds`` of ``ping`` with the same in ``reply``.
 
     Both words begin at 0. The responder polls from the block's beginning; it ends after the last
     round, at the block's end, or after ``seconds``, whichever comes first. On a GPU it is a kernel
     of one thread in a separate stream: run one at a time, and allocate memory before, because
-    allocating may wait for kernels. Raises ValueError, MissingView, CudaError.
+    allocating may wait for kernels. Its ``ending`` exists after the block.
+
+    Raises ValueError, MissingView, CudaError.
     """
     if ping.width != 4 or reply.width != 4:
         raise ValueError("a responder's flags must be 4 bytes wide")
@@ -69,7 +60,7 @@ def responder(
     ping.set(0)
     reply.set(0)
     kind = _Thread if cuda.simulated() else _Kernel
-    answering: Responder = kind(ping, reply, rounds, device, seconds)
+    answering = kind(ping, reply, rounds, device, seconds)
     with Undo() as undo:
         undo.callback(answering.finish)
         undo.callback(ping.set, _STOP)
@@ -98,6 +89,7 @@ class _Kernel:
     """The kernel of pingpong.ptx, which the driver assembles for the GPU."""
 
     kind = "a kernel of one thread, resident on the GPU"
+    ending: Ending
 
     def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:
         arguments = (ping.ptr, reply.ptr, rounds, _STOP, round(seconds * 1e9))
@@ -129,6 +121,7 @@ class _Thread:
     """Does the same as the kernel, by Flag.wait and Flag.set."""
 
     kind = "a Python thread, since the simulated GPU has no kernels"
+    ending: Ending
 
     def __init__(self, ping: Flag, reply: Flag, rounds: int, device: int, seconds: float) -> None:
         del device

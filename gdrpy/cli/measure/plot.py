@@ -20,12 +20,8 @@ from gdrpy.cli.writable import why_not_writable
 
 def add_option(parser: CommandParser, what: str) -> None:
     """``--plot``, which draws ``what``."""
-    parser.add_argument(
-        "--plot",
-        type=plot_path,
-        metavar="FILE",
-        help=f"draw {what} into a .png or .svg (needs matplotlib)",
-    )
+    about = f"draw {what} into a .png or .svg (needs matplotlib)"
+    parser.option("--plot", plot_path, "FILE", about)
 
 
 def plot_path(text: str) -> Path:

@@ -61,20 +61,14 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy pplat``."""
     options.add_gpu(parser)
-    parser.add_argument(
-        "--count",
-        type=options.positive_number,
-        metavar="N",
-        help=f"rounds of each of the four ways (default: {_ROUNDS}, and {_SIMULATED_ROUNDS} on the "
-        "simulated GPU)",
-    )
+    default = f"(default: {_ROUNDS}, and {_SIMULATED_ROUNDS} on the simulated GPU)"
+    about = f"rounds of each of the four ways {default}"
+    parser.option("--count", options.positive_number, "N", about)
     plot.add_option(parser, "the distributions")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Measure, print, draw; FAILED if an answer was wrong."""
     plot.require_matplotlib(args.plot)
     with (
         report.measured_region(args, output, _PLACE_BYTES) as (region, header),

@@ -71,23 +71,16 @@ _THREADS_OF = {"threads_to": "write_threads", "lanes": "write_dma", "threads_fro
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the arguments of ``gdrpy tune``."""
     options.add_gpu(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="keep nothing")
     instead.add_argument("--show", action="store_true", help="measure nothing, show the limits")
     instead.add_argument("--reset", action="store_true", help="delete the kept limits")
-    parser.add_argument(
-        "--seconds",
-        type=options.seconds,
-        default=0.03,
-        metavar="S",
-        help="time for each of some 180 figures, at least three samples (default: 0.03)",
-    )
+    about = "seconds for each of some 180 figures, at least three samples"
+    parser.option("--seconds", options.seconds, "S", about, "0.03")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Show, reset, or measure and keep."""
     if args.show:
         return _show(args.device, _place(args.device), output)
     if args.reset:

@@ -9,8 +9,8 @@ import numpy as np
 
 from gdrpy import Region
 from harness import Contender, Statement, Verify
-from hostmemory import NEW, PAGEABLE, PINNED, way
 from payload import Bytes, GpuBytes, fills, lands, returns
+from words import NEW, PAGEABLE, PINNED, way
 
 
 class Library(ABC):

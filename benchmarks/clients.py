@@ -21,7 +21,8 @@ import machine
 from clients_program import nvcc
 from clients_row import Client, lines
 from gdrpy import cuda
-from run import FORMAT, RESULTS, save, show
+from harness import Session
+from results import add_arguments, result, save, show
 
 SCRIPT = "benchmarks/clients.py"
 LIBRARY = "libgdrapi.so.2"
@@ -52,8 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=Path,
         help="run NVSHMEM over that UCX: pip install nvidia-nvshmem-cu13",
     )
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is tried, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     options.folder = options.folder.resolve()
     if not (options.folder / LIBRARY).exists():
@@ -95,8 +95,8 @@ def measuring_arguments(options: argparse.Namespace) -> list[str]:
 
 def attempt(options: argparse.Namespace) -> dict[str, Any]:
     """Try what is chosen; the result as plain values."""
-    start = time.monotonic()
     chosen = _chosen(options)
+    session = Session(0, False, _step)
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
     clients: list[Client] = []
     durations = {}
@@ -109,25 +109,17 @@ def attempt(options: argparse.Namespace) -> dict[str, Any]:
         durations[module.NAME] = round(time.monotonic() - begun, 1)
     if clients_nvshmem.NAME in chosen:
         header["gpus"] = 2
-    return {
-        "format": FORMAT,
-        "note": None,
-        "header": header | {one.name: one.version for one in clients},
-        "modules": [one.name for one in clients],
-        "quick": False,
-        "duration_s": round(time.monotonic() - start, 1),
-        "durations_s": durations,
-        "measurements": [],
-        "absent": [],
-        "sweeps": [sweep.json() for one in clients for sweep in one.sweeps],
-        "samples_us": {one.name: one.samples for one in clients if one.samples},
-        "figures": [],
-        "distributions": [],
-        "goals": [],
-        "environments": {one.name: one.environments for one in clients},
-        "logs": {one.name: one.logs for one in clients},
-        "tests": [row.json() for one in clients for row in one.rows],
-    }
+    session.sweeps += [sweep for one in clients for sweep in one.sweeps]
+    return result(
+        session,
+        header | {one.name: one.version for one in clients},
+        [one.name for one in clients],
+        durations,
+        samples_us={one.name: one.samples for one in clients if one.samples},
+        environments={one.name: one.environments for one in clients},
+        logs={one.name: one.logs for one in clients},
+        tests=[row.json() for one in clients for row in one.rows],
+    )
 
 
 def _step(what: str) -> None:
@@ -140,12 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := why_not(_chosen(options)):
         print(f"{SCRIPT}: {reason}", file=sys.stderr)
         return 2
-    options.output.mkdir(parents=True, exist_ok=True)
-    result = attempt(options)
-    path = save(result, options.output)
-    print("\n".join(lines(result["tests"])))
-    show(result, path)
-    return int(any(one["found"] != one["expected"] for one in result["tests"]))
+    found = attempt(options)
+    path = save(found, options.output)
+    print("\n".join(lines(found["tests"])))
+    show(found, path)
+    return int(any(one["found"] != one["expected"] for one in found["tests"]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import machine
 from gdrpy import cuda
 from publishing import as_markdown
-from run import FORMAT, RESULTS, as_text
+from results import FORMAT, add_arguments, save
 from table import Table
 from words import ABSENT
 
@@ -46,8 +46,7 @@ FAILED = "FAILED"
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every test passed."""
     parser = argparse.ArgumentParser(prog="benchmarks/ecosystem.py", description=__doc__)
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is run, where git cannot tell")
+    add_arguments(parser)
     parser.add_argument("--table", metavar="FILE", type=Path, help="print that result as Markdown")
     options = parser.parse_args(arguments)
     if options.table:
@@ -57,14 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit, "benchmarks/ecosystem.py"),
+        "modules": ["ecosystem"],
+        "quick": False,
         "libraries": versions(),
         "ways": rows(outcomes),
     }
-    header = result["header"]
-    name = header["gpu"].lower().removeprefix("nvidia ").removeprefix("gdrpy ").replace(" ", "-")
-    path = options.output / f"{name}-{header['date'][:10]}-ecosystem.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(result))
+    path = save(result, options.output)
     print(markdown(result), end="")
     print(path)
     return int(not outcomes or any(FAILED in of_way.values() for of_way in outcomes.values()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import engine
-from freshprocess import found_by
+from freshprocess import Times, found_by
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
 from harness import Figure, Measurement, Session, Timed, Topic
@@ -91,19 +90,13 @@ def run(session: Session) -> None:
 
 def _calls(session: Session, library: Path, kind: str) -> None:
     """Each call alone, in fresh processes."""
-    taken: dict[str, list[int]] = defaultdict(list)
-    verified = True
+    times = Times(session, MODULE)
     for number in range(_PROCESSES_QUICK if session.quick else _PROCESSES):
         session.step(f"{MODULE}: {kind}, process {number + 1}")
-        found = found_by(_CHILD, library, kind, _BUFFERS)
-        verified = verified and found.pop("verified")
-        for what, times in found.items():
-            taken[what] += times
-    for what, operation in _CALLS.items():
-        topic = Topic(MODULE, operation, unit="ms")
-        samples = [topic.sample(time) for time in taken[what]]
-        method = f"64 KiB of a buffer of {kind}, in a process that has a CUDA context"
-        session.add(Measurement(topic, kind, method, samples, verified=verified))
+        times.add(found_by(_CHILD, library, kind, _BUFFERS))
+    method = f"64 KiB of a buffer of {kind}, in a process that has a CUDA context"
+    for name, operation in _CALLS.items():
+        times.report(name, operation, method, kind)
 
 
 def _copies(session: Session, gdr: Gdr) -> None:

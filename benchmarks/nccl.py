@@ -10,19 +10,17 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import machine
-from checks import Check
 from gdrpy import cuda
-from harness import Session
+from harness import Check, Session
 from nccl_pair import RankFailed
 from nccl_trial import ENVIRONMENTS, MODULE, Trial
-from run import FORMAT, RESULTS, save, show
+from results import add_arguments, result, save, show
 from tables import wrong_data
 
 SCRIPT = "benchmarks/nccl.py"
@@ -38,8 +36,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so's"
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each size timed")
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 20:
         parser.error("--seconds must be more than 0 and at most 20")
@@ -69,7 +66,6 @@ def why_not() -> str | None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The result as plain values."""
-    start = time.monotonic()
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
     session = Session(options.seconds, False, lambda what: print(what, file=sys.stderr, flush=True))
     with tempfile.TemporaryDirectory(prefix="gdrpy-nccl-") as folder:
@@ -78,25 +74,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             trial.all(session)
         except RankFailed as error:
             trial.checks.append(Check("every rank answers", False, str(error)))
-    return {
-        "format": FORMAT,
-        "note": None,
-        "header": header | {"gpus": 2, "nccl": trial.versions.get("nccl")},
-        "modules": [MODULE],
-        "quick": False,
-        "seconds_per_comparison": options.seconds,
-        "duration_s": round(time.monotonic() - start, 1),
-        "durations_s": {MODULE: round(time.monotonic() - start, 1)},
-        "measurements": [],
-        "absent": [],
-        "sweeps": [one.json() for one in session.sweeps],
-        "figures": [],
-        "distributions": [],
-        "goals": [],
-        "environments": ENVIRONMENTS,
-        "logs": trial.logs,
-        "checks": [asdict(one) for one in trial.checks],
-    }
+    header |= {"gpus": 2, "nccl": trial.versions.get("nccl")}
+    return result(
+        session,
+        header,
+        [MODULE],
+        {MODULE: session.seconds_since_begun()},
+        environments=ENVIRONMENTS,
+        logs=trial.logs,
+        checks=[asdict(one) for one in trial.checks],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,11 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := why_not():
         print(f"{SCRIPT}: {reason}", file=sys.stderr)
         return 2
-    result = measure(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = save(result, options.output)
-    show(result, path)
-    return int(bool(wrong_data(result)) or not all(one["passed"] for one in result["checks"]))
+    measured = measure(options)
+    show(measured, save(measured, options.output))
+    return int(bool(wrong_data(measured)) or not all(one["passed"] for one in measured["checks"]))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import gpumemory
-from checks import Check
 from gdrpy import cuda
-from harness import Contender, Session, Timed
+from harness import Check, Contender, Session, Timed
 from nccl_log import Log
 from nccl_pair import Pair
 from sweep import AGAIN, SIZE, Sweep

@@ -12,9 +12,9 @@ import gdrpy
 import gpukernels
 import native
 from gdrpy import Flag, cuda
-from gdrpy.cli.measure.distribution import Distribution, Scale
+from gdrpy.cli.measure.distribution import Scale
 from gdrpy.cli.measure.pingpong import play, responder
-from gdrpy.cli.measure.timing import clock, undisturbed
+from gdrpy.cli.measure.timing import Samples, clock, undisturbed
 from harness import Figure, Session, identifier
 
 MODULE = "pingpong"
@@ -90,8 +90,8 @@ def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
 
 
 def _keep(session: Session, ways: dict[str, Way], samples: dict[str, list[int]], who: str) -> None:
-    shown = {name: Distribution(name, times) for name, times in samples.items()}
-    scale = Scale(list(shown.values()), _BINS)
+    shown = {name: Samples(times) for name, times in samples.items()}
+    scale = Scale(shown.values(), _BINS)
     for name, one in shown.items():
         method = f"{ways[name].method}; the clock is read around each exchange; answers: {who}"
         session.distributions.append(

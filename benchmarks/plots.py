@@ -14,11 +14,10 @@ import engine
 import pingpong
 import threads
 import transfers
-from hostmemory import PAGEABLE, PINNED, way
 from rivals import NAMES
 from sweep import SIZE
 from sweep_tables import RATES_FROM, Sweep, rates
-from words import size_words
+from words import PAGEABLE, PINNED, size_words, way
 
 #: Text stays text, and the same data gives the same file.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "gdrpy", "font.size": 9}

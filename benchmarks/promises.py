@@ -16,9 +16,9 @@ import scatter
 import threads
 import transfers
 from harness import identifier
-from hostmemory import PAGEABLE, PINNED, way
 from rivals import BINDINGS
 from sweep import figure_id, rate_name
+from words import PAGEABLE, PINNED, way
 
 
 @dataclass(frozen=True)

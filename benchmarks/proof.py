@@ -21,7 +21,7 @@ from typing import Any
 
 import machine
 from gdrpy import cuda
-from run import FORMAT, RESULTS, as_text
+from results import FORMAT, add_arguments, save
 
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
@@ -37,8 +37,7 @@ PYTEST = (*PYTHON, "pytest", "-q", "--disable-warnings", "-m", "gpu", "-p", "no:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every step passed."""
     parser = argparse.ArgumentParser(prog="benchmarks/proof.py", description=__doc__)
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is run, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     if cuda.simulated():
         parser.exit(2, "benchmarks/proof.py: this machine has no GPU that could prove anything\n")
@@ -49,13 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "format": FORMAT,
         "header": machine.describe((), options.commit)
         | {"command": "python benchmarks/proof.py", "gpus": gpus},
+        "modules": ["proof"],
+        "quick": False,
         "steps": steps,
     }
-    name = result["header"]["gpu"].lower().removeprefix("nvidia ").replace(" ", "-")
-    date = result["header"]["date"][:10]
-    path = options.output / f"{name}{f'-x{gpus}' if gpus > 1 else ''}-{date}-proof.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(result))
+    path = save(result, options.output)
     for one in steps:
         print(f"{'pass' if one['exit_status'] == 0 else 'FAIL'}  {one['name']}  {one['last_line']}")
     print(path)

@@ -17,8 +17,8 @@ import numpy as np
 from arraylibraries import Cupy, Numba, Torch
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
-from hostmemory import PAGEABLE, PINNED, way
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned
+from words import PAGEABLE, PINNED, way
 
 BINDINGS = "cuda.bindings"
 

@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import gdrpy
-from checks import Check
 from gdrpy import cuda
 from gpumemory import nvml
-from harness import Measurement, Session, Topic
+from harness import Check, Measurement, Session, Topic
 from sharedweights_model import LARGE, SMALL
 from sharedweights_process import Process, broker, worker
 

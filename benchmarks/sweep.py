@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import Contender, Figure, Session, take_turns, verify
+from gdrpy.cli.measure.timing import take_turns
+from harness import Contender, Figure, Session, verify
 from words import size_words
 
 #: Rounds at a point, where they fit into its time.
@@ -84,11 +85,11 @@ class Sweep:
         if verify_before:
             self._verify(key, contenders)
         batch = seconds * 1e9 / most / len(contenders)
-        turns = take_turns(contenders, seconds, batch, least, most)
+        turns = take_turns([one.timed for one in contenders], seconds, batch, least, most)
         self._verify(key, contenders)
         for one in contenders:
             self.methods.setdefault(one.way, one.method)
-        times = {one.way: turn.samples for one, turn in zip(contenders, turns, strict=True)}
+        times = {one.way: list(turn.values) for one, turn in zip(contenders, turns, strict=True)}
         return Point(key, times)
 
     def _verify(self, key: Key, contenders: Sequence[Contender]) -> None:

@@ -8,10 +8,9 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from hostmemory import way
 from sweep import AGAIN, SIZE
 from table import Table
-from words import ABSENT, figure, size_words
+from words import ABSENT, figure, size_words, way
 
 #: Sizes from which on a rate says more than a time.
 RATES_FROM = 64 << 10

@@ -9,11 +9,11 @@ import numpy as np
 import gdrpy
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
-from hostmemory import NEW, PAGEABLE, PINNED, way
 from native import MEMCPY, NotBuilt, built
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned, returns
 from rivals import NAMES, Rival, all_reads, all_writes, rivals
 from sweep import AGAIN, SIZE, Point, Sweep
+from words import NEW, PAGEABLE, PINNED, way
 
 MODULE = "transfers"
 WRITE = "write"

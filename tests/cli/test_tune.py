@@ -230,7 +230,7 @@ class TestPlaceThatCannotBeWritten:
 
     def test_for_a_file_in_its_folders_place(self, capsys, cache):
         (cache / "gdrpy").write_text("a file")
-        self.assert_refused(capsys, f"'{cache / 'gdrpy'}' is no folder")
+        self.assert_refused(capsys, f"'{cache / 'gdrpy'}' is not a folder")
 
     def test_for_a_folder_in_its_place(self, capsys, cache):
         (cache / SIMULATED_FILE).mkdir(parents=True)

@@ -20,7 +20,7 @@ _SERVICE = """\
 Description=gdrpy broker: named regions of GPU memory
 Requires=gdrpy.socket
 After=nvidia-persistenced.service
-# Whatever happens it is started again: its memory would be given back else.
+# systemd always restarts the broker: without a broker its memory would be given back.
 StartLimitIntervalSec=0
 
 [Service]
@@ -33,22 +33,22 @@ Also=gdrpy.socket
 WantedBy={target}
 """
 
-#: How the memory is kept while no broker runs, by who keeps it.
+#: How each keeper keeps the memory while no broker runs.
 _KEEPING = {
     "systemd": f"""\
-# The memory is systemd's to keep while no broker runs, but not after a stop:
+# systemd keeps the memory while no broker runs, but not after a stop:
 # FileDescriptorStorePreserve=restart, which is the default.
 FileDescriptorStoreMax={STORE_LIMIT}
 KillMode=mixed
 """,
-    # The broker ends its keeper when it is stopped; when it was killed, its keeper shall stay.
+    # A stopped broker ends its keeper; the keeper of a killed broker must stay.
     "process": "KillMode=process\n",
     "none": "KillMode=mixed\n",
 }
 
-#: What a GPU's driver does not need. Not PrivateDevices, DevicePolicy and what implies it
-#: (ProtectClock), ProtectKernelModules and CapabilityBoundingSet: CUDA may have to load nvidia-uvm
-#: and make its nodes. Not MemoryDenyWriteExecute: CUDA compiles.
+#: Restrictions that a GPU's driver tolerates. PrivateDevices, DevicePolicy and ProtectClock (which
+#: implies it), ProtectKernelModules and CapabilityBoundingSet are missing: CUDA may have to load
+#: nvidia-uvm and make its nodes. MemoryDenyWriteExecute is missing: CUDA compiles.
 _HARDENING = """\
 OOMScoreAdjust=-900
 NoNewPrivileges=yes
@@ -81,7 +81,7 @@ WantedBy=sockets.target
 
 
 def text(kind: str, args: argparse.Namespace) -> str:
-    """A unit of the system's for root, else of this user's, for ``gdrpy serve`` with ``args``."""
+    """A unit for ``gdrpy serve`` with ``args``: a system unit for root, else a user unit."""
     return _service(args) if kind == "service" else _socket(args)
 
 
@@ -114,7 +114,7 @@ def _folder(system: bool) -> str:
 
 
 def _keeper(args: argparse.Namespace) -> str:
-    """Who keeps the memory: systemd, unless the command line says otherwise."""
+    """The keeper of the memory: systemd, unless the command line names another."""
     return args.keeper or "systemd"
 
 
@@ -136,7 +136,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 
 def _environment() -> str:
-    """Where the package is, if Python does not find it by itself."""
+    """The path of the package, if Python does not find it without help."""
     try:
         importlib.metadata.version("gdrpy")
     except importlib.metadata.PackageNotFoundError:
@@ -146,13 +146,13 @@ def _environment() -> str:
 
 
 def _folders(args: argparse.Namespace) -> str:
-    """Where the broker may write: its lock lies beside the socket."""
+    """The folders that the broker may write: its lock lies beside the socket."""
     if args.socket is not None:
         return f"ReadWritePaths={_quoted(str(Path(args.socket).parent))}\n"
     return "RuntimeDirectory=gdrpy\nRuntimeDirectoryMode=0755\nRuntimeDirectoryPreserve=yes\n"
 
 
 def _quoted(word: str) -> str:
-    """A word as unit files have it: nothing in it is replaced."""
+    """A word quoted for a unit file, so that systemd replaces nothing in it."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if set(word) & set(" \t\"'\\;") else escaped

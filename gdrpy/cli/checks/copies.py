@@ -1,4 +1,4 @@
-"""Whole regions: what the CPU writes the GPU's side must show, and the other way round."""
+"""Whole regions: the GPU side must show what the CPU writes, and the reverse."""
 
 from __future__ import annotations
 

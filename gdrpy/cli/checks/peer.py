@@ -16,7 +16,7 @@ import gdrpy
 from gdrpy import Region
 from gdrpy.cli.data import Difference, Noise, difference, windows
 
-#: Last seed of what the first process writes, and of what this one does.
+#: The last seeds of the noise of the first process, and of this one.
 OURS, THEIRS = 1, 2
 
 

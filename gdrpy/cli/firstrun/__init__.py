@@ -1,6 +1,6 @@
 """``gdrpy validate --module``: the first run of the kernel module beside a GPU, step by step.
 
-It stops at the first doubt, and gives back what it did.
+It stops at the first doubt, and undoes its changes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gdrpy.cli.output import Output
 
 __all__ = ["ALL", "run"]
 
-#: Seconds after which it is told that a step still runs: in the kernel it may never end.
+#: Seconds until a warning that a step still runs: in the kernel it may never end.
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a step: its words or the doubt, and what the kernel said meanwhile."""
+    """The outcome of a step: its words or the doubt, and the lines of the kernel meanwhile."""
 
     name: str
     shows: str
@@ -38,12 +38,12 @@ class Result:
 
 
 def run(command_line: str, device: int, seed: int, output: Output) -> int:
-    """Run the steps; FAILED at the first doubt. Raises CommandError where none can be run."""
+    """Run the steps; FAILED at the first doubt. Raises CommandError if no step can run."""
     header = host_header(command_line, device=device)
     settings = Settings(device, "gdrdrv", 0, seed)
     results: list[Result] = []
     with ExitStack() as stack:
-        # So that a lost terminal, too, has the module unloaded.
+        # The module is unloaded after a lost terminal, too.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, signal.default_int_handler)
@@ -96,7 +96,7 @@ def _run(step: Step, number: int, settings: Settings, current: FirstRun, output:
 
 
 def _outcome(step: Step, number: int, settings: Settings, current: FirstRun) -> tuple[bool, str]:
-    """Whether the step passed, and what it says; all that it held is given back by then."""
+    """Whether the step passed, and its words; everything that it held is released."""
     try:
         with ExitStack() as stack:
             current.begin(f"step {number}, {step.name}", Rig(settings, step.name, stack))
@@ -114,7 +114,7 @@ def _outcome(step: Step, number: int, settings: Settings, current: FirstRun) -> 
 
 
 def _attempt(step: Step, current: FirstRun) -> tuple[bool, str]:
-    """Run it. Its frames, and the views in them, are gone before the memory is given back."""
+    """Run the step. Its frames, and their views, are gone before the memory is released."""
     try:
         return True, step.function(current)
     except CommandError:

@@ -1,4 +1,4 @@
-"""The state of a first run: what it found before, and what it must give back."""
+"""The state of a first run: the machine before it, and the changes that it must undo."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
 from gdrpy.cli.firstrun import machine
 from gdrpy.cli.output import Output
 
-#: Seconds within which what ended must be gone: drivers put some of it off.
+#: Seconds until the traces of an ended process must be gone: drivers postpone some work.
 _SETTLED_WITHIN = 10.0
 
 
 class FirstRun:
-    """One run on a device. Raises CommandError where not even looking is allowed."""
+    """One run on a device. Raises CommandError if this user may not even look."""
 
     def __init__(self, device: int) -> None:
         if os.geteuid() != 0:
@@ -35,11 +35,11 @@ class FirstRun:
                 UNUSABLE,
             ) from error
         self.device = device
-        #: Of the step that is under way.
+        #: The rig of the current step.
         self.rig: Rig
-        #: Whether this run has loaded the module, and is to unload it.
+        #: Whether this run has loaded the module, and must unload it.
         self.loaded = False
-        #: Live registrations when nothing of this run's was pinned.
+        #: Live registrations while this run had no pins.
         self.at_rest: int | None = None
         self._lines: list[str] = []
 
@@ -49,9 +49,9 @@ class FirstRun:
         self.rig = rig
 
     def load(self) -> str:
-        """Load the module. Raises Mismatch where the kernel refuses, CommandError where it cannot
-        be tried."""
-        self.loaded = True  # before it is: what interrupts insmod.sh may come too late
+        """Load the module. Raises Mismatch if the kernel refuses it, CommandError if loading
+        cannot be tried."""
+        self.loaded = True  # set early: an interrupt of insmod.sh may come after the load
         try:
             return machine.insmod()
         except CommandError as error:
@@ -61,7 +61,7 @@ class FirstRun:
             raise
 
     def unload(self) -> None:
-        """Unload the module, which this run has loaded. Raises Mismatch."""
+        """Unload the module that this run has loaded. Raises Mismatch."""
         try:
             machine.insmod("--unload")
         except CommandError as error:
@@ -69,7 +69,7 @@ class FirstRun:
         self.loaded = False
 
     def close(self, output: Output) -> None:
-        """Give everything back."""
+        """Undo all changes."""
         self._log.close()
         if self.loaded:
             try:
@@ -79,7 +79,7 @@ class FirstRun:
                 output.warn(str(error))
 
     def look_around(self) -> None:
-        """Raises Mismatch if the kernel complained, or something of this run's is still pinned."""
+        """Raise Mismatch if the kernel complained, or if this run still has pins."""
         new = self._log.new_lines()
         self._lines += [line for line in new if machine.TOLD.search(line)]
         for line in new:
@@ -90,7 +90,7 @@ class FirstRun:
         self.settle_registrations()
 
     def settle_registrations(self) -> None:
-        """Raises Mismatch unless nvidia.ko keeps as many registrations as at rest."""
+        """Raise Mismatch unless nvidia.ko has as many registrations as at rest."""
         settled(
             lambda: self.at_rest is None or machine.registrations() in (None, self.at_rest),
             f"nv_get_pages_refcount does not come back to {self.at_rest}",

@@ -1,4 +1,4 @@
-"""Plots of what was measured. They need matplotlib, which is an extra."""
+"""Plots of the figures. They need matplotlib, which is an extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that measure have in common: the region, the results, the report."""
+"""The region, the results and the report of the commands that measure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Copies:
     """Copies of one size on one path, in nanoseconds a copy.
 
     ``cache`` says whether the host memory was in the CPU's caches. ``difference`` describes wrong
-    bytes that arrived; ``verified`` is None if nobody looked.
+    bytes that arrived; ``verified`` is None if the data was not compared.
     """
 
     way: str
@@ -41,7 +41,7 @@ class Copies:
     cache: str = WARM
 
     def json(self) -> dict[str, Any]:
-        """What came of the comparison, as plain values."""
+        """The outcome of the comparison as plain values."""
         found = self.difference
         return {"verified": self.verified, "difference": asdict(found) if found else None}
 
@@ -85,7 +85,7 @@ def finish(
     wrong: Sequence[str] = (),
     **fields: Any,
 ) -> int:
-    """Print the method and what is wrong, draw the plot, print the JSON; the exit status."""
+    """Print the method and the errors, draw the plot, print the JSON; returns the exit status."""
     output.line(method)
     for problem in wrong:
         output.error(problem)

@@ -88,7 +88,7 @@ class Timed(Protocol):
     """Something that can be done many times in a row, and timed."""
 
     def batch(self, calls: int) -> int:
-        """Do it so many times; returns the nanoseconds that it took."""
+        """Do it ``calls`` times; returns the nanoseconds."""
 
 
 class Calls:

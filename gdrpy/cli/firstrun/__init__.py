@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from gdrpy.cli.checks.rig import Rig, Settings
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import FAILED, OK, CommandError
-from gdrpy.cli.firstrun.firstrun import FirstRun
+from gdrpy.cli.firstrun.state import FirstRun
 from gdrpy.cli.firstrun.steps import ALL, Step
 from gdrpy.cli.header import host_header
 from gdrpy.cli.output import Output

@@ -27,8 +27,8 @@ from gdrpy.cli.checks.rig import Rig
 from gdrpy.cli.data import Noise, expect, expect_equal
 from gdrpy.cli.exits import UNUSABLE, CommandError, words_of
 from gdrpy.cli.firstrun import machine, node, peer
-from gdrpy.cli.firstrun.firstrun import FirstRun, settled
 from gdrpy.cli.firstrun.node import PAGE, open_node
+from gdrpy.cli.firstrun.state import FirstRun, settled
 from gdrpy.cli.sizes import approximate_size
 from gdrpy.errors import Error
 

@@ -25,10 +25,10 @@ import gdrpy
 from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
-from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot, report
+from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.apicalls import NOTHING, PIN_CALLS, REGION_CALLS, Rounds
 from gdrpy.cli.measure.distribution import Scale, format_us, table
+from gdrpy.cli.measure.report import Report
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     rounds = Rounds(args.size, args.device, args.backend)
     try:
         rounds.region_round()
-        header = gpu_header(args.command_line, args.device, rounds.backend_used)
-        header.announce(output)
+        report = Report(args, output, rounds.backend_used)
         absent = _measure(rounds, args.count, output)
     except Mismatch as wrong:
         raise CommandError(str(wrong)) from wrong
@@ -68,9 +67,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if absent:
         output.line(f"pins: not measured: {absent}")
     return report.finish(
-        args,
-        output,
-        header,
         METHOD,
         lambda axes: plot.distributions(axes, results, scale),
         size=args.size,

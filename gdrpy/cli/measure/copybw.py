@@ -29,8 +29,8 @@ import gdrpy
 from gdrpy import Region
 from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Noise, arrived, prepare
-from gdrpy.cli.measure import plot, report
-from gdrpy.cli.measure.report import Copies
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.report import Copies, measured_region, table_by_size
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     sizes = [args.size] if args.size else args.sweep
     most = max(sizes)
-    with report.measured_region(args, output, most, most * _HOST_COPIES) as (region, header):
+    with measured_region(args, output, most, most * _HOST_COPIES) as (region, report):
         bench = Bench(region, secrets.randbits(32))
         results = []
         with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
@@ -83,14 +83,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
                     verify = not args.no_verify
                     results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
 
-    output.show(report.table_by_size("Bandwidth in GB/s", WAYS, results, _cell))
+    output.show(table_by_size("Bandwidth in GB/s", WAYS, results, _cell))
     return report.finish(
-        args,
-        output,
-        header,
         METHOD,
         lambda axes: _paint(axes, results),
-        [f"{r.way} of {format_size(r.nbytes)}: {r.difference}" for r in results if r.difference],
+        results,
         seconds_a_figure=args.seconds,
         results=[_json(result) for result in results],
     )

@@ -32,10 +32,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdrpy.cli import options
-from gdrpy.cli.measure import plot, report
+from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.latency import WAYS, Bench, evictor_bytes, host_bytes
-from gdrpy.cli.measure.report import COLD, WARM, Copies
+from gdrpy.cli.measure.report import COLD, WARM, Copies, measured_region, table_by_size
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
@@ -66,7 +66,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     most = max(args.sizes)
-    with report.measured_region(args, output, most, host_bytes(most)) as (region, header):
+    with measured_region(args, output, most, host_bytes(most)) as (region, report):
         bench = Bench(region, secrets.randbits(32))
         output.line(
             f"an empty sample takes {bench.empty_sample:.0f} ns, which are subtracted; cold means "
@@ -77,18 +77,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for cache in (WARM, COLD):
         shown = [one for one in results if one.cache == cache]
         title = f"us a call, host memory {cache}"
-        output.show(report.table_by_size(title, list(WAYS), shown, _cell))
+        output.show(table_by_size(title, list(WAYS), shown, _cell))
     return report.finish(
-        args,
-        output,
-        header,
         METHOD,
         lambda axes: _paint(axes, results),
-        [
-            f"{one.way} of {format_size(one.nbytes)}, {one.cache}: {one.difference}"
-            for one in results
-            if one.difference
-        ],
+        results,
         seconds_a_figure=args.seconds,
         empty_sample_nanoseconds=bench.empty_sample,
         evictor_bytes=evictor_bytes(),

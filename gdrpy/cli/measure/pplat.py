@@ -31,9 +31,10 @@ from gdrpy import Mapping, Timeout
 from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
-from gdrpy.cli.measure import plot, report
+from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import Scale, table
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
+from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.measure.timing import Samples, clock_cost
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -71,11 +72,11 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     with (
-        report.measured_region(args, output, _PLACE_BYTES) as (region, header),
+        measured_region(args, output, _PLACE_BYTES) as (region, report),
         gdrpy.pinned(_PLACE_BYTES, args.device) as host,
     ):
         clock_ns = clock_cost()
-        count = args.count or (_SIMULATED_ROUNDS if header.simulated else _ROUNDS)
+        count = args.count or (_SIMULATED_ROUNDS if report.header.simulated else _ROUNDS)
         places = {GPU: region.cpu, PINNED: host}
         try:
             results, kind = _measure(places, args.device, count, output)
@@ -86,9 +87,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
     scale = Scale(results.values())
     output.show(table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
     return report.finish(
-        args,
-        output,
-        header,
         METHOD,
         lambda axes: plot.distributions(axes, results, scale),
         answered_by=kind,

@@ -16,7 +16,7 @@ from gdrpy import Region
 from gdrpy.cli import hostmemory
 from gdrpy.cli.data import Difference
 from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import Header, gpu_header
+from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.output import Output
@@ -29,8 +29,8 @@ WARM, COLD = "warm", "cold"
 class Copies:
     """Copies of one size on one path, in nanoseconds a copy.
 
-    ``cache`` says whether the host memory was in the CPU's caches. ``difference`` describes wrong
-    bytes that arrived; ``verified`` is None if the data was not compared.
+    ``cache`` says whether the host memory was in the CPU's caches, if that matters. ``difference``
+    describes wrong bytes that arrived; ``verified`` is None if the data was not compared.
     """
 
     way: str
@@ -38,28 +38,56 @@ class Copies:
     samples: Samples
     verified: bool | None
     difference: Difference | None
-    cache: str = WARM
+    cache: str = ""
 
     def json(self) -> dict[str, Any]:
         """The outcome of the comparison as plain values."""
         found = self.difference
         return {"verified": self.verified, "difference": asdict(found) if found else None}
 
+    def __str__(self) -> str:
+        return f"{self.way} of {format_size(self.nbytes)}, {self.cache}".removesuffix(", ")
+
+
+class Report:
+    """The report of a run on a GPU, whose header is printed first."""
+
+    def __init__(self, args: argparse.Namespace, output: Output, backend: str) -> None:
+        self.header = gpu_header(args.command_line, args.device, backend)
+        self.header.announce(output)
+        self._plot = args.plot if "plot" in args else None
+        self._output = output
+
+    def finish(
+        self,
+        method: str,
+        paint: Callable[[Any], None],
+        copies: Sequence[Copies] = (),
+        **fields: Any,
+    ) -> int:
+        """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
+        self._output.line(method)
+        wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
+        for problem in wrong:
+            self._output.error(problem)
+        drawn = plot.draw(self._plot, self.header, self._output, paint)
+        self._output.finish({"header": self.header.json(), "method": method, **fields})
+        return OK if drawn and not wrong else FAILED
+
 
 @contextmanager
 def measured_region(
     args: argparse.Namespace, output: Output, nbytes: int, host_bytes: int = 0
-) -> Iterator[tuple[Region, Header]]:
-    """A region to measure, and the header, which is printed.
+) -> Iterator[tuple[Region, Report]]:
+    """A region to measure, and the report on it.
 
     Raises CommandError if the host lacks ``host_bytes`` of memory.
     """
     with gdrpy.alloc(nbytes, args.device, backend=args.backend) as region:
-        header = gpu_header(args.command_line, args.device, region.cpu.backend)
-        header.announce(output)
-        host_bytes += nbytes * bool(header.simulated)
-        hostmemory.require(host_bytes, simulated=header.simulated)
-        yield region, header
+        report = Report(args, output, region.cpu.backend)
+        simulated = report.header.simulated
+        hostmemory.require(host_bytes + nbytes * bool(simulated), simulated=simulated)
+        yield region, report
 
 
 def table_by_size(
@@ -74,21 +102,3 @@ def table_by_size(
         cells = ("[bold red]WRONG DATA[/]" if one.difference else cell(one) for one in row)
         table.add_row(format_size(nbytes), *cells)
     return table
-
-
-def finish(
-    args: argparse.Namespace,
-    output: Output,
-    header: Header,
-    method: str,
-    paint: Callable[[Any], None],
-    wrong: Sequence[str] = (),
-    **fields: Any,
-) -> int:
-    """Print the method and the errors, draw the plot, print the JSON; returns the exit status."""
-    output.line(method)
-    for problem in wrong:
-        output.error(problem)
-    drawn = plot.draw(args.plot, header, output, paint)
-    output.finish({"header": header.json(), "method": method, **fields})
-    return OK if drawn and not wrong else FAILED

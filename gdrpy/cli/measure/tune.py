@@ -34,8 +34,9 @@ from rich.table import Table
 from gdrpy import _tuned
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
-from gdrpy.cli.measure import crossovers, report
+from gdrpy.cli.measure import crossovers
 from gdrpy.cli.measure.crossovers import KIB, ROOM, Figure, Meter, Way
+from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size
@@ -137,7 +138,7 @@ def _reset(file: Path, output: Output) -> int:
 
 def _tune(args: argparse.Namespace, output: Output) -> int:
     cpus = len(os.sched_getaffinity(0))
-    with report.measured_region(args, output, ROOM, ROOM * _HOST_COPIES) as (region, header):
+    with measured_region(args, output, ROOM, ROOM * _HOST_COPIES) as (region, report):
         meter = Meter(region, args.seconds, secrets.randbits(32))
         limits, drift = _measure(meter, cpus, output)
         wrong = _wrong(meter)
@@ -154,10 +155,10 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
             f"other: run it again while nothing else runs"
         )
     good = steady and not wrong
-    file = _keep(args, limits, header.json(), output) if good and not args.dry_run else None
+    file = _keep(args, limits, report.header.json(), output) if good and not args.dry_run else None
     output.finish(
         {
-            "header": header.json(),
+            "header": report.header.json(),
             "method": METHOD,
             "seconds_a_figure": args.seconds,
             "limits": _limits_json(limits),

@@ -33,6 +33,8 @@ from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
+#: Columns from which on a UUID has room in one line.
+_WIDE = 90
 #: Backends that only CUDA can tell usable from unusable.
 _THROUGH_CUDA = ("dmabuf", "sim")
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
     output.line()
     if devices:
-        output.show(_device_table(devices))
+        output.show(_device_table(devices, output))
     output.show(_backend_table(states))
     for direction in ("to", "from"):
         output.line(_routine_line(direction))
@@ -121,10 +123,12 @@ def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[
     }
 
 
-def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
+def _device_table(devices: list[cuda.DeviceInfo], output: Output) -> Table:
     table = Table(title="Devices", title_justify="left")
     for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
-        table.add_column(column, no_wrap=column == "PCI, UUID")  # users copy UUIDs
+        # Users copy UUIDs: names are folded first, where there is room.
+        whole = column == "PCI, UUID" and output.width >= _WIDE
+        table.add_column(column, no_wrap=whole, overflow="fold")
     for device in devices:
         table.add_row(
             str(device.ordinal),

@@ -81,6 +81,11 @@ class Output:
                 raise SystemExit(1) from None
             raise
 
+    @property
+    def width(self) -> int:
+        """The width of tables in columns."""
+        return int(self._out.width)
+
     def draws(self) -> bool:
         """Whether stdout can show the lines of tables."""
         return self._out.encoding.startswith("utf")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from gdrpy.cli.measure.timing import Samples
 
 _BARS = "▁▂▃▄▅▆▇█"
 
+#: The most bins, and the fewest that a narrow terminal shows.
+_BINS, _FEWEST_BINS = 48, 12
 #: The narrowest bin in nanoseconds: in narrower ones the clock's grain would leave gaps.
 _NARROWEST_BIN = 20
 
@@ -23,7 +29,7 @@ class Scale:
     everything beyond.
     """
 
-    def __init__(self, shown: Collection[Samples], bins: int = 48) -> None:
+    def __init__(self, shown: Collection[Samples], bins: int = _BINS) -> None:
         low = max(min(one.minimum for one in shown), 1.0)
         high = max(*(one.percentile(99) for one in shown), low + _NARROWEST_BIN)
         most = math.log(high / low) / math.log1p(_NARROWEST_BIN / low)
@@ -53,6 +59,20 @@ class Scale:
         return f"{format_us(self.edges[0])} to {format_us(self.edges[-1])} us"
 
 
+@dataclass(frozen=True)
+class Bars:
+    """The bars of one distribution, in as many bins as a table has room for."""
+
+    shown: Collection[Samples]
+    one: Samples
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(Scale(self.shown, min(options.max_width, _BINS)).bars(self.one), no_wrap=True)
+
+    def __rich_measure__(self, *_: object) -> Measurement:
+        return Measurement(_FEWEST_BINS, _BINS)
+
+
 def table(
     title: str,
     what: str,
@@ -62,7 +82,7 @@ def table(
 ) -> Table:
     """A row for each distribution, in us, by its name; ``more`` are further columns by title."""
     made = Table(title=title, title_justify="left")
-    made.add_column(what, no_wrap=True)
+    made.add_column(what)
     columns = {
         "min": [format_us(one.minimum) for one in shown.values()],
         "median": [format_us(one.median) for one in shown.values()],
@@ -71,9 +91,9 @@ def table(
     }
     for name in columns:
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column(f"{scale}, logarithmic", no_wrap=True)
+    made.add_column(f"{scale}, logarithmic")
     for (name, one), *figures in zip(shown.items(), *columns.values(), strict=True):
-        made.add_row(name, *figures, scale.bars(one))
+        made.add_row(name, *figures, Bars(shown.values(), one))
     return made
 
 

@@ -97,7 +97,7 @@ def table_by_size(
     table = Table(title=title, title_justify="left")
     table.add_column("size", justify="right", no_wrap=True)
     for way in ways:
-        table.add_column(way, justify="right")
+        table.add_column(way, justify="right", overflow="fold")
     for nbytes, row in groupby(results, lambda one: one.nbytes):
         cells = ("[bold red]WRONG DATA[/]" if one.difference else cell(one) for one in row)
         table.add_row(format_size(nbytes), *cells)

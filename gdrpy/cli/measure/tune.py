@@ -225,7 +225,7 @@ def _times_table(figures: list[Figure]) -> Table:
     table = Table(title="Microseconds a copy", title_justify="left")
     table.add_column("size", justify="right", no_wrap=True)
     for way in ways:
-        table.add_column(str(way), justify="right")
+        table.add_column(str(way), justify="right", overflow="fold")
     powers_of_four = {1 << power for power in range(8, 40, 2)}
     for nbytes in sorted(powers_of_four & {figure.nbytes for figure in figures}):
         cells = [times[way].get(nbytes) for way in ways]
@@ -236,7 +236,7 @@ def _times_table(figures: list[Figure]) -> Table:
 def _limits_table(columns: dict[str, Limits]) -> Table:
     table = Table(title="Limits", title_justify="left")
     table.add_column("limit", no_wrap=True)
-    table.add_column("from this size on", no_wrap=True)
+    table.add_column("from this size on")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for field, meaning in _MEANING.items():

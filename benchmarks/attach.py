@@ -1,4 +1,4 @@
-"""Getting at memory: from a descriptor in a fresh process, and what each further object costs."""
+"""Attaching to memory: from a descriptor in a fresh process, and the cost of further objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(session: Session) -> None:
 
 
 def _child(*arguments: object, inherit: Sequence[int] = ()) -> dict[str, Any]:
-    """What attach_child.py finds."""
+    """The times that attach_child.py finds."""
     return found_by(_CHILD, *arguments, inherit=inherit)
 
 
@@ -105,7 +105,7 @@ def _imports(session: Session, processes: int) -> None:
 
 
 def _objects(session: Session, region: Region) -> None:
-    """What is made and closed at once, in this process, which has CUDA."""
+    """Objects that this process, which has CUDA, makes and closes at once."""
     for operation, statement in (
         ("alloc and close, 2 MiB", "alloc(nbytes).close()"),
         ("export and close", "close(region.export())"),

@@ -1,4 +1,4 @@
-"""Programs of others that use GDRCopy, given this libgdrapi: is it in use, is it right, how fast.
+"""Third-party programs that use GDRCopy, with this libgdrapi: is it used, is it right, how fast?
 
 gdrcopy's own test programs, UCX's gdr_copy on CUDA memory, and NVSHMEM's atomics on two GPUs.
 Needs CUDA's nvcc.
@@ -30,7 +30,7 @@ CLIENTS = (clients_gdrcopy, clients_ucx, clients_nvshmem)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what cannot be is refused with exit status 2."""
+    """The command line; wrong usage ends with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument(
         "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so.2's"
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ucx",
         metavar="PREFIX",
         type=Path,
-        help="where UCX 1.22 is installed: configure --with-cuda --with-gdrcopy --enable-mt",
+        help="the prefix of UCX 1.22: configure --with-cuda --with-gdrcopy --enable-mt",
     )
     parser.add_argument(
         "--nvshmem",
@@ -70,13 +70,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Path]:
-    """What each client is made of, by its name, for those that are to be tried."""
+    """The place of each client to try, by its name."""
     given = vars(options)
     return {one.NAME: given[one.NAME] for one in CLIENTS if given[one.NAME]}
 
 
 def why_not(chosen: Collection[str]) -> str | None:
-    """Why these clients cannot be tried on this machine, None if they can."""
+    """Why these clients cannot be tried on this machine, or None."""
     needed = 2 if clients_nvshmem.NAME in chosen else 1
     count = 0 if cuda.simulated() else cuda.device_count()
     if count < needed:
@@ -88,13 +88,13 @@ def why_not(chosen: Collection[str]) -> str | None:
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments that decide what is tried, less where this machine keeps it."""
+    """The arguments that decide what is tried, without this machine's folders."""
     places = {"library": options.folder, **_chosen(options)}
     return [word for name, place in places.items() for word in (f"--{name}", place.name)]
 
 
 def attempt(options: argparse.Namespace) -> dict[str, Any]:
-    """Try what is chosen; the result as plain values."""
+    """Try the chosen clients; the result as plain values."""
     chosen = _chosen(options)
     session = Session(0, False, _step)
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)

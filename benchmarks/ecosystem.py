@@ -1,4 +1,4 @@
-"""Runs the tests of every way between array libraries and gdrpy, and keeps the outcome as a table.
+"""Runs the tests of every path between array libraries and gdrpy, and keeps the outcome as a table.
 
 On a machine with a GPU those of the CUDA libraries (tests/hardware/test_matrix_gpu.py), else those
 of the host's on the simulated GPU (tests/ecosystem/test_matrix_simulated.py).
@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "tests"))
 
 import ways  # noqa: E402
 
-#: The classes of tests, and what the table calls what they show.
+#: The classes of tests, and the column of each in the table.
 ASPECTS = {
     "TestMemory": "memory",
     "TestStream": "streams",
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_tests() -> dict[str, dict[str, str]]:
-    """By way, and by what they show, what its tests came to: "passed", FAILED, "not installed"."""
+    """The outcome of the tests by way and aspect: "passed", FAILED or "not installed"."""
     where = (
         "ecosystem/test_matrix_simulated.py" if cuda.simulated() else "hardware/test_matrix_gpu.py"
     )
@@ -81,7 +81,7 @@ def run_tests() -> dict[str, dict[str, str]]:
 
 
 def outcomes(report: ElementTree.Element) -> dict[str, dict[str, str]]:
-    """As of :func:`run_tests`, from pytest's report in XML."""
+    """The same as :func:`run_tests`, from pytest's report in XML."""
     found: dict[str, dict[str, str]] = {}
     for case in report.iter("testcase"):
         aspect = ASPECTS[case.attrib["classname"].rpartition(".")[2]]
@@ -97,7 +97,7 @@ def outcomes(report: ElementTree.Element) -> dict[str, dict[str, str]]:
 
 
 def rows(outcomes: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """What each way was shown to do, in words."""
+    """The behaviour of each way, as the tests showed it."""
     known = {str(way): way for way in (ways.SIMULATED if cuda.simulated() else ways.ON_A_GPU)}
     return [
         {"way": name}
@@ -110,7 +110,7 @@ def rows(outcomes: dict[str, dict[str, str]]) -> list[dict[str, str]]:
 
 
 def words(way: ways.Way | None, aspect: str) -> str:
-    """What a way was found to do whose tests have passed; None is a source of copies."""
+    """The behaviour of a way whose tests passed; None is a source of copies."""
     if way is None:
         return {"memory": "copied", "streams": "waited for"}[aspect]
     if aspect == "memory":
@@ -124,7 +124,7 @@ def words(way: ways.Way | None, aspect: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that are installed."""
+    """The versions of the installed libraries."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -135,7 +135,7 @@ def versions() -> dict[str, str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """A result as a table, and what it was run on."""
+    """A result as a table, with the machine and the versions."""
     header = result["header"]
     commit = header["commit"][:12] if header["commit"] else "unknown"
     if header["dirty"]:

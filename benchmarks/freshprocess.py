@@ -39,7 +39,7 @@ class Times:
         self._verified: list[bool | None] = []
 
     def add(self, found: dict[str, Any]) -> None:
-        """Keep what one process found."""
+        """Keep the times of one process."""
         self._verified.append(found.pop("verified"))
         for name, times in found.items():
             self._taken[name] += times

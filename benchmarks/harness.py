@@ -22,7 +22,7 @@ MIN_SAMPLES = 7
 SHORTEST_BATCH = 100_000
 LONGEST_BATCH = 5_000_000
 
-#: What a time in ns is multiplied with for a unit.
+#: The factor from ns to each unit.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
 #: Thousands of requests a second.
 REQUEST_RATE_UNIT = "kHz"
@@ -38,7 +38,7 @@ class Timed(timing.Timed, Protocol):
 class Statement:
     """A Python statement in timeit's loop, the names it uses bound beforehand.
 
-    What it assigns to ``result`` is what :meth:`once` gives.
+    :meth:`once` returns the value that it assigns to ``result``.
     """
 
     def __init__(self, text: str, **names: Any) -> None:
@@ -64,13 +64,13 @@ class Check:
     found: str
 
 
-#: Does a thing once and tells whether the right bytes arrived.
+#: Does a thing once, and returns whether the right bytes arrived.
 Verify = Callable[[Timed], bool]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do what is compared. ``verify`` is None where no data is moved."""
+    """One of the ways that are compared. ``verify`` is None if it moves no data."""
 
     way: str
     method: str
@@ -80,7 +80,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Topic:
-    """What is measured, less the way it is done."""
+    """The subject of a measurement, without the way."""
 
     module: str
     operation: str
@@ -106,7 +106,7 @@ class Measurement:
 
     @property
     def id(self) -> str:
-        """Its name among a run's measurements."""
+        """Its name among the measurements of a run."""
         return identifier(self.topic.module, self.topic.operation, self.topic.nbytes, self.way)
 
     @property
@@ -139,7 +139,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure taken from many points, and the point that it is of, in words."""
+    """One figure taken from many points, and its point in words."""
 
     id: str
     value: float
@@ -169,9 +169,9 @@ def _round(value: float) -> float:
 
 @dataclass
 class Session:
-    """One run: how long to measure, and what was found so far.
+    """One run: the time for measuring, and the findings so far.
 
-    ``seconds`` is the time for each comparison; ``step`` is told what comes next.
+    ``seconds`` is the time for each comparison; ``step`` receives the name of the next one.
     """
 
     seconds: float
@@ -222,7 +222,7 @@ class Session:
         self.figures.append(figure)
 
     def derive_difference(self, one: Measurement, other: Measurement) -> None:
-        """Add what ``one`` takes more than ``other``, round by round."""
+        """Add the time of ``one`` less the time of ``other``, round by round."""
         self.add(
             Measurement(
                 one.topic,
@@ -236,5 +236,5 @@ class Session:
 
 
 def verify(contender: Contender) -> bool | None:
-    """Whether a contender moves the right bytes, None where it moves none."""
+    """Whether a contender moves the right bytes; None if it moves none."""
     return None if contender.verify is None else contender.verify(contender.timed)

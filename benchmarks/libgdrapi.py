@@ -1,4 +1,4 @@
-"""The C library libgdrapi: what pins and maps cost, its copies, and what it leaves behind."""
+"""The C library libgdrapi: the cost of pins and maps, its copies, and its leaks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CYCLE = "pin, map, copy 4 KiB in and out, unmap, unpin"
 LEFT = "left by the cycles"
 DESCRIPTORS, BAR1, GPU_MEMORY, RESIDENT = "descriptors", "BAR1", "GPU memory", "resident memory"
 
-#: What a child tells, as rows of the table.
+#: The times of a child, as rows of the table.
 _CALLS = {
     "open": "gdr_open",
     "first pin": "gdr_pin_buffer, the first of a process",
@@ -78,7 +78,7 @@ class Reads(engine.Reads):
 
 
 def run(session: Session) -> None:
-    """Measure the library into the session. Raises NotBuilt where it is not built."""
+    """Measure the library into the session. Raises NotBuilt if it is not built."""
     with tempfile.TemporaryDirectory(prefix="gdrpy-bench-") as folder:
         library = build(Path(folder))
         for kind in KINDS:
@@ -114,14 +114,14 @@ def _copies(session: Session, gdr: Gdr) -> None:
 
 
 def _cycles(session: Session, gdr: Gdr) -> None:
-    """Very many pins, one after the other, and what is in use more than before."""
+    """Many pins, one after the other, and the resources in use afterwards."""
     batches, batch = (_BATCHES_QUICK, _BATCH_QUICK) if session.quick else (_BATCHES, _BATCH)
     session.step(f"{MODULE}: {batches * batch} cycles")
     data, back = payload(_COPIED), np.empty(_COPIED, np.uint8)
     with _allocated(_PINNED) as ptr:
         cycles = gdr.cycles(ptr, _PINNED, data, back)
         cycles.batch(batch)
-        _in_use()  # NVML keeps memory and a descriptor of its own from its first use on
+        _in_use()  # from its first use on NVML keeps memory and a descriptor
         before = _in_use()
         taken = [cycles.batch(batch) for _ in range(batches)]
         after = _in_use()
@@ -137,7 +137,7 @@ def _cycles(session: Session, gdr: Gdr) -> None:
 
 
 def _in_use() -> dict[str, int]:
-    """Of this process and of the GPU; the simulated one cannot be asked."""
+    """Resources of this process and of the GPU; a simulated GPU reports none."""
     found = {
         DESCRIPTORS: len(list(Path("/proc/self/fd").iterdir())),
         RESIDENT: int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,

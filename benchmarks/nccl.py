@@ -1,4 +1,4 @@
-"""NCCL on two GPUs over sockets, with GDRCopy and without: is it right, is it in use, how fast.
+"""NCCL on two GPUs over sockets, with GDRCopy and without: is it right, is it used, how fast?
 
 NCCL is the one that torch brings. It is told to use its socket network alone, and GDRCopy as it
 finds it: ``libgdrapi.so`` in ``--library DIR``.
@@ -30,7 +30,7 @@ SECONDS = 2.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what cannot be is refused with exit status 2."""
+    """The command line; wrong usage ends with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument(
         "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so's"
@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments that decide what is measured, less where this machine keeps the library."""
+    """The arguments that affect the figures, without this machine's folders."""
     arguments = ["--library", options.folder.name]
     if options.seconds != SECONDS:
         arguments += ["--seconds", f"{options.seconds:g}"]
@@ -55,7 +55,7 @@ def measuring_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def why_not() -> str | None:
-    """Why nothing can be measured on this machine, None if it can."""
+    """Why this machine cannot measure it, or None."""
     count = 0 if cuda.simulated() else cuda.device_count()
     if count < 2:
         return f"needs two GPUs, and this machine has {count or 'none'}"
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if a check failed, 2 for wrong usage or where it cannot run."""
+    """The exit status: 0, 1 if a check failed, 2 for wrong usage or if it cannot run."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if reason := why_not():
         print(f"{SCRIPT}: {reason}", file=sys.stderr)

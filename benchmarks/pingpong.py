@@ -36,7 +36,7 @@ Play = Callable[[Flag, Flag, int], list[int]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to play: with which flags, and how."""
+    """One way to play: its flags, and its player."""
 
     ping: Flag
     reply: Flag
@@ -80,7 +80,7 @@ def run(session: Session) -> None:
 
 
 def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
-    """What Flag.set and Flag.wait do, without Python, if it can be built."""
+    """The same as Flag.set and Flag.wait without Python, if it can be built."""
     try:
         exchange = native.built().exchange
     except native.NotBuilt as error:
@@ -119,7 +119,7 @@ def _us(found: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
-    """Exchanges whose flag is sent by a DMA copy, queued in a stream of its own."""
+    """Exchanges whose flag is sent by a DMA copy in a separate stream."""
     with gpukernels.stream() as stream:
         yield _copied(memory, stream)
 

@@ -30,7 +30,7 @@ OUTPUT_LINES = 40
 PYTHON = (sys.executable, "-P", "-m")
 GDRPY = (*PYTHON, "gdrpy")
 MEASURING = ("copybw", "copylat", "apiperf", "pplat")
-#: Warnings tell where files lie on this machine.
+#: Warnings contain paths of this machine.
 PYTEST = (*PYTHON, "pytest", "-q", "--disable-warnings", "-m", "gpu", "-p", "no:cacheprovider")
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan() -> list[tuple[str, tuple[str, ...], int]]:
-    """What is run: its name, the command, the user."""
+    """The steps: name, command, user."""
     me = os.geteuid()
     steps = [
         ("info", (*GDRPY, "info", "--json"), me),
@@ -83,7 +83,7 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
 
 
 def step(name: str, command: tuple[str, ...], user: int) -> dict[str, Any]:
-    """Run a command as a user; what it printed, as JSON where it is JSON."""
+    """Run a command as a user; returns its output, decoded if it is JSON."""
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, user, user)
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""A result of the benchmarks: what it holds, where it is kept, and how it is shown."""
+"""A result of the benchmarks: its fields, its file, and its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the benchmarks on the GPU that is there, and keeps what they found as one JSON file."""
+"""Runs the benchmarks on this machine's GPU, and keeps the result as one JSON file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from publishing import NotPublishable
 from results import add_arguments, result, save, show
 from tables import wrong_data
 
-#: Those that run kernels last: a kernel that fails takes the context with it.
+#: Modules that run kernels come last: a failing kernel destroys the context.
 _ALL = (
     latency,
     engine,
@@ -55,7 +55,7 @@ QUICK_SECONDS = 0.02
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what cannot be is refused with exit status 2."""
+    """The command line; wrong usage ends with exit status 2."""
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=__doc__)
     parser.add_argument(
         "--only", metavar="LIST", type=_modules, default=list(MODULES), help=", ".join(MODULES)
@@ -84,7 +84,7 @@ def _seconds(text: str) -> float:
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments that decide what is measured, and how long."""
+    """The arguments that affect the figures."""
     arguments = []
     if options.only != list(MODULES):
         arguments += ["--only", ",".join(options.only)]
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             begun = time.monotonic()
             try:
                 MODULES[name](session)
-            except Exception as error:  # what the other modules found must not be lost
+            except Exception as error:  # the figures of the other modules must not be lost
                 traceback.print_exc()
                 session.absent[name] = f"{type(error).__name__}: {error}"
             durations[name] = round(time.monotonic() - begun, 1)
@@ -116,7 +116,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr saying what is measured, drawn between measurements only."""
+    """A line on stderr with the current measurement, drawn only between measurements."""
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),

@@ -34,7 +34,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def why_not(small: bool) -> str | None:
-    """Why nothing can be measured on this machine, None if it can."""
+    """Why this machine cannot measure it, or None."""
     if cuda.simulated():
         return None if small else "needs a GPU; --small runs on the simulated one"
     try:
@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if a check failed, 2 for wrong usage or where it cannot run."""
+    """The exit status: 0, 1 if a check failed, 2 for wrong usage or if it cannot run."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if reason := why_not(options.small):
         print(f"{SCRIPT}: {reason}", file=sys.stderr)

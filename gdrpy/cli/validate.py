@@ -32,7 +32,7 @@ import gdrpy
 from gdrpy.cli import checks, firstrun, hostmemory, options
 from gdrpy.cli.checks import Check, Result, Settings, Verdict
 from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import Header, gpu_header, gpu_words
+from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
@@ -82,7 +82,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
     if header.simulated:
         hostmemory.require(args.size, simulated=True)
-    output.line(_title(header, settings))
+    output.line(
+        f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, backend "
+        f"{header.backend}, {format_size(args.size)}, seed {seed}"
+    )
 
     chosen = [
         check
@@ -91,7 +94,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     ]
     results = _run_all(chosen, settings, output)
     counts = Counter(result.verdict for result in results)
-    output.line(_summary(counts))
+    passed, failed, skipped = (counts[verdict] for verdict in Verdict)
+    output.line(f"{passed} passed, {failed} failed" + f", {skipped} skipped" * bool(skipped))
     output.finish(
         {
             "header": header.json(),
@@ -101,7 +105,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "checks": [asdict(result) for result in results],
         }
     )
-    return FAILED if counts[Verdict.FAILED] else OK
+    return FAILED if failed else OK
 
 
 def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Result]:
@@ -118,16 +122,3 @@ def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Re
                 output.line(f"      {result.message}")
             results.append(result)
     return results
-
-
-def _title(header: Header, settings: Settings) -> str:
-    return (
-        f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
-        f"backend {header.backend}, {format_size(settings.nbytes)}, seed {settings.seed}"
-    )
-
-
-def _summary(counts: Counter[Verdict]) -> str:
-    text = f"{counts[Verdict.PASSED]} passed, {counts[Verdict.FAILED]} failed"
-    skipped = counts[Verdict.SKIPPED]
-    return f"{text}, {skipped} skipped" if skipped else text

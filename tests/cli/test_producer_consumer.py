@@ -17,7 +17,7 @@ import pytest
 import gdrpy
 from gdrpy.cli import handover, main
 from gdrpy.cli.handover import rendezvous
-from gdrpy.cli.handover.pattern import pattern
+from gdrpy.cli.handover.steps import pattern
 
 TIMEOUT = 20.0
 COUNT = 1000

@@ -140,7 +140,7 @@ class TestMeter:
         way = Way(writes, threads, by, pinned)
         seconds = meter.time(way, MIB)
         assert seconds > 0
-        assert meter.figures == [crossovers.Figure(way, MIB, seconds)]
+        assert meter.figures == [crossovers.CopyTime(way, MIB, seconds)]
         assert meter.difference(way, MIB) is None
 
     @pytest.mark.parametrize(("name", "writes"), [("write", True), ("readinto", False)])

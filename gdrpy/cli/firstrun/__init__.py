@@ -26,7 +26,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """The outcome of a step: its words or the doubt, and the lines of the kernel meanwhile."""
 
     name: str
@@ -41,7 +41,7 @@ def run(command_line: str, device: int, seed: int, output: Output) -> int:
     """Run the steps; FAILED at the first doubt. Raises CommandError if no step can run."""
     header = host_header(command_line, device=device)
     settings = Settings(device, "gdrdrv", 0, seed)
-    results: list[Result] = []
+    results: list[StepResult] = []
     with ExitStack() as stack:
         # The module is unloaded after a lost terminal, too.
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -72,7 +72,9 @@ def run(command_line: str, device: int, seed: int, output: Output) -> int:
     return OK if passed else FAILED
 
 
-def _run(step: Step, number: int, settings: Settings, current: FirstRun, output: Output) -> Result:
+def _run(
+    step: Step, number: int, settings: Settings, current: FirstRun, output: Output
+) -> StepResult:
     slow = f"step {number}, {step.name}, still runs: sudo dmesg says why if the kernel hangs"
     watchdog = threading.Timer(PATIENCE, output.warn, [slow])
     watchdog.daemon = True
@@ -92,7 +94,7 @@ def _run(step: Step, number: int, settings: Settings, current: FirstRun, output:
         output.line(f"          the kernel: {line}")
     if not passed:
         output.line(f"          look at: {step.look}")
-    return Result(step.name, step.shows, passed, seconds, words, kernel)
+    return StepResult(step.name, step.shows, passed, seconds, words, kernel)
 
 
 def _outcome(step: Step, number: int, settings: Settings, current: FirstRun) -> tuple[bool, str]:

@@ -25,8 +25,7 @@ from gdrpy.cli import handover, options
 from gdrpy.cli.data import Difference, difference
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.handover import rendezvous
-from gdrpy.cli.handover.pattern import ITEMSIZE, pattern
-from gdrpy.cli.handover.steps import Steps
+from gdrpy.cli.handover.steps import ITEMSIZE, Steps, pattern
 from gdrpy.cli.header import Header, gpu_header, gpu_words, host_header
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output

@@ -23,8 +23,7 @@ from gdrpy import _unix
 from gdrpy.cli import handover, hostmemory, options
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.handover import rendezvous
-from gdrpy.cli.handover.pattern import ITEMSIZE, pattern
-from gdrpy.cli.handover.steps import Steps
+from gdrpy.cli.handover.steps import ITEMSIZE, Steps, pattern
 from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output

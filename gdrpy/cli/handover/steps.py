@@ -1,8 +1,20 @@
-"""Numbered steps, each with the calls behind it, for commands that teach."""
+"""The steps that producer and consumer print, and the integers that they hand over."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gdrpy.cli.output import Output
+
+#: Bytes of one of the integers.
+ITEMSIZE = 4
+
+
+def pattern(count: int) -> NDArray[np.uint32]:
+    """``count`` little-endian integers, ``(i * 2 + 1337) ^ 0xDEADBEEF`` modulo 2**32."""
+    index = np.arange(count, dtype=np.uint64)
+    return ((index * 2 + 1337) ^ 0xDEADBEEF).astype("<u4")
 
 
 class Steps:

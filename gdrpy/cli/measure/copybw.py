@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     sizes = [args.size] if args.size else args.sweep
     most = max(sizes)
     with measured_region(args, output, most, most * _HOST_COPIES) as (region, report):
-        bench = Bench(region, secrets.randbits(32))
+        bench = BandwidthBench(region, secrets.randbits(32))
         results = []
         with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
             for nbytes in sizes:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     )
 
 
-class Bench:
+class BandwidthBench:
     """A region, and a page-locked host buffer of the same size to copy between."""
 
     def __init__(self, region: Region, seed: int) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 from gdrpy.cli import options
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import format_us
-from gdrpy.cli.measure.latency import WAYS, Bench, evictor_bytes, host_bytes
+from gdrpy.cli.measure.latency import WAYS, LatencyBench, evictor_bytes, host_bytes
 from gdrpy.cli.measure.report import COLD, WARM, Copies, measured_region, table_by_size
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     most = max(args.sizes)
     with measured_region(args, output, most, host_bytes(most)) as (region, report):
-        bench = Bench(region, secrets.randbits(32))
+        bench = LatencyBench(region, secrets.randbits(32))
         output.line(
             f"an empty sample takes {bench.empty_sample:.0f} ns, which are subtracted; cold means "
             f"after a walk over {approximate_size(evictor_bytes())} of memory"
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     )
 
 
-def _measure(bench: Bench, args: argparse.Namespace, output: Output) -> list[Copies]:
+def _measure(bench: LatencyBench, args: argparse.Namespace, output: Output) -> list[Copies]:
     wanted = [(way, cache, size) for cache in (WARM, COLD) for size in args.sizes for way in WAYS]
     results = []
     with output.progress("copylat", len(wanted)) as begin:

@@ -61,7 +61,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Figure:
+class CopyTime:
     """Seconds that a way takes for a copy of ``nbytes``: the median of warm samples."""
 
     way: Way
@@ -87,13 +87,13 @@ class Meter:
             True: pinned.numpy(),
             False: np.ones(region.nbytes, np.uint8),
         }
-        self.figures: list[Figure] = []
+        self.figures: list[CopyTime] = []
 
     def time(self, way: Way, nbytes: int) -> float:
         """Seconds of one copy, also kept in ``figures``."""
         copy = self._copy(way, nbytes)
         seconds = sample(copy, self._seconds).median / 1e9
-        self.figures.append(Figure(way, nbytes, seconds))
+        self.figures.append(CopyTime(way, nbytes, seconds))
         return seconds
 
     def difference(self, way: Way, nbytes: int) -> Difference | None:

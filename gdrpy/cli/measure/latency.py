@@ -77,7 +77,7 @@ class Pieces:
         self.addresses = [arena.ctypes.data + i * pitch for i in range(self.count)]
 
 
-class Bench:
+class LatencyBench:
     """A region, and page-locked host memory to copy between."""
 
     def __init__(self, region: Region, seed: int) -> None:

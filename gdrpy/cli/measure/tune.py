@@ -35,7 +35,7 @@ from gdrpy import _tuned
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.measure import crossovers
-from gdrpy.cli.measure.crossovers import KIB, ROOM, Figure, Meter, Way
+from gdrpy.cli.measure.crossovers import KIB, ROOM, CopyTime, Meter, Way
 from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -216,7 +216,7 @@ def _keep(
     return str(file)
 
 
-def _times_table(figures: list[Figure]) -> Table:
+def _times_table(figures: list[CopyTime]) -> Table:
     """Microseconds by size, for the ways that were measured at several sizes."""
     times: dict[Way, dict[int, float]] = {}
     for figure in figures:
@@ -256,7 +256,7 @@ def _limits_json(limits: Limits) -> dict[str, int | None]:
     return {name: None if value == NEVER else value for name, value in limits._asdict().items()}
 
 
-def _figure_json(figure: Figure) -> dict[str, Any]:
+def _figure_json(figure: CopyTime) -> dict[str, Any]:
     return {
         "way": str(figure.way),
         "direction": "write" if figure.way.writes else "read",

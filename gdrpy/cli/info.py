@@ -19,7 +19,6 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from gdrpy import backends, cuda, fabric
@@ -28,7 +27,7 @@ from gdrpy.backends.backend import Status
 from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
 
@@ -60,8 +59,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
     output.line()
     if devices:
-        output.show(_device_table(devices, output))
-    output.show(_backend_table(states))
+        names = ("device", "name", "PCI, UUID", "memory", "BAR1", "compute")
+        whole = ("PCI, UUID",) if output.width >= _WIDE else ()  # users copy UUIDs
+        output.show(table(names, map(_device_row, devices), "Devices", whole=whole))
+    headings = ("backend", "device", "usable", "why", "what would change it")
+    output.show(table(headings, map(_backend_row, states), "Backends"))
     for direction in ("to", "from"):
         output.line(_routine_line(direction))
     handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
@@ -123,37 +125,22 @@ def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[
     }
 
 
-def _device_table(devices: list[cuda.DeviceInfo], output: Output) -> Table:
-    table = Table(title="Devices", title_justify="left")
-    for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
-        # Users copy UUIDs: names are folded first, where there is room.
-        whole = column == "PCI, UUID" and output.width >= _WIDE
-        table.add_column(column, no_wrap=whole, overflow="fold")
-    for device in devices:
-        table.add_row(
-            str(device.ordinal),
-            gpu_words(device.name, device.simulated),
-            f"{device.pci}\n{device.uuid}",
-            approximate_size(device.memory),
-            "unknown" if device.bar1 is None else approximate_size(device.bar1),
-            "{}.{}".format(*device.compute_capability),
-        )
-    return table
+def _device_row(device: cuda.DeviceInfo) -> tuple[str, ...]:
+    return (
+        str(device.ordinal),
+        gpu_words(device.name, device.simulated),
+        f"{device.pci}\n{device.uuid}",
+        approximate_size(device.memory),
+        "unknown" if device.bar1 is None else approximate_size(device.bar1),
+        "{}.{}".format(*device.compute_capability),
+    )
 
 
-def _backend_table(states: list[dict[str, Any]]) -> Table:
-    table = Table(title="Backends", title_justify="left")
-    for column in ("backend", "device", "usable", "why", "what would change it"):
-        table.add_column(column, overflow="fold")
-    for state in states:
-        table.add_row(
-            state["backend"],
-            "" if state["device"] is None else str(state["device"]),
-            "[red]no[/]" if not state["usable"] else f"[green]yes{', chosen' * state['chosen']}[/]",
-            Text(state["reason"]),
-            Text(state["remedy"]),
-        )
-    return table
+def _backend_row(state: dict[str, Any]) -> tuple[str | Text, ...]:
+    usable = f"yes{', chosen' * state['chosen']}" if state["usable"] else "no"
+    device = "" if state["device"] is None else str(state["device"])
+    style = "green" if state["usable"] else "red"
+    return state["backend"], device, Text(usable, style), state["reason"], state["remedy"]
 
 
 def _words(status: Status) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, TextIO
 
@@ -36,6 +36,26 @@ def write_all(stream: BinaryIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[stream.write(rest) :]
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Renderable]],
+    title: str | None = None,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> Renderable:
+    """A table; columns in ``right`` hold figures, and columns in ``whole`` are never folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        justify: Any = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
 
 
 class Output:

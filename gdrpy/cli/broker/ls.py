@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 
 from rich.cells import cell_len
-from rich.table import Table
-from rich.text import Text
 
 from gdrpy.broker.client.records import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, Renderable, table
 from gdrpy.cli.sizes import approximate_size
 
 _COLUMNS = ("name", "version", "size", "on", "rights", "owner", "held by")
@@ -50,15 +48,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
-def regions_table(regions: list[RegionInfo]) -> Table:
+def regions_table(regions: list[RegionInfo]) -> Renderable:
     """A line for each region."""
-    table = Table()
-    table.add_column("name", overflow="fold", min_width=12)
-    for column in _COLUMNS[1:]:
-        table.add_column(column, no_wrap=True)
-    for region in regions:
-        table.add_row(*map(Text, _row(region)))
-    return table
+    return table(_COLUMNS, map(_row, regions), whole=_COLUMNS[1:])
 
 
 def _row(region: RegionInfo) -> tuple[str, ...]:

@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import argparse
 
-from rich.table import Table
-from rich.text import Text
-
 from gdrpy.broker.client.records import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import format_size
 
 
@@ -37,7 +34,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for name, value in _lines(region):
         output.line(f"{name:10}{value}")
     if region.holders:
-        output.show(_holders_table(region.holders))
+        columns = ("process", "user", "writes", "GPU view", "times")
+        output.show(table(columns, map(_holder, region.holders)))
     output.finish(broker.shown(region))
     return OK
 
@@ -63,16 +61,11 @@ def _lines(region: RegionInfo) -> list[tuple[str, str]]:
     return [*lines, ("held by", f"{region.readers} readers, {region.writers} writers")]
 
 
-def _holders_table(holders: tuple[Holder, ...]) -> Table:
-    table = Table()
-    for column in ("process", "user", "writes", "GPU view", "times"):
-        table.add_column(column)
-    for holder in holders:
-        table.add_row(
-            str(holder.pid),
-            Text(broker.user_words(holder.uid)),
-            "yes" if holder.writable else "no",
-            "yes" if holder.gpu else "no",
-            str(holder.count),
-        )
-    return table
+def _holder(holder: Holder) -> tuple[str, ...]:
+    return (
+        str(holder.pid),
+        broker.user_words(holder.uid),
+        "yes" if holder.writable else "no",
+        "yes" if holder.gpu else "no",
+        str(holder.count),
+    )

@@ -20,8 +20,7 @@ import itertools
 import time
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from gdrpy.broker.client.broker import Broker
@@ -30,7 +29,7 @@ from gdrpy.cli import broker, options
 from gdrpy.cli.broker import ls
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, Renderable, table
 from gdrpy.cli.sizes import approximate_size
 
 #: How many regions are shown, the largest first.
@@ -84,7 +83,7 @@ class Sample:
             "largest": [broker.listed(region) for region in self.regions],
         }
 
-    def picture(self) -> RenderableType:
+    def picture(self) -> Renderable:
         """The sample as tables."""
         status = self.status
         rate = "" if self.rate is None else f", {self.rate:.0f} requests a second"
@@ -92,29 +91,21 @@ class Sample:
         first = Text(f"{self.socket}: {counts}{rate}")
         return Group(first, self._devices(), self._users(), ls.regions_table(self.regions))
 
-    def _devices(self) -> Table:
-        table = Table()
-        for column in ("device", "used", "of", "share"):
-            table.add_column(column, justify="left" if column == "device" else "right")
+    def _devices(self) -> Renderable:
+        rows = []
         for device, limit in self.status["limits"].items():
             used = self.status["used"][device]
-            table.add_row(
-                _device(device),
-                approximate_size(used),
-                approximate_size(limit),
-                f"{used / limit:.0%}" if limit else "",
-            )
-        return table
+            share = f"{used / limit:.0%}" if limit else ""
+            rows.append((_device(device), approximate_size(used), approximate_size(limit), share))
+        figures = ("used", "of", "share")
+        return table(("device", *figures), rows, right=figures)
 
-    def _users(self) -> Table:
-        table = Table()
-        for column in ("user", "device", "used"):
-            table.add_column(column, justify="right" if column == "used" else "left")
+    def _users(self) -> Renderable:
+        rows = []
         for key, used in sorted(self.status["users"].items(), key=lambda item: -item[1]):
             device, _, uid = key.partition("/")
-            name = Text(broker.user_words(int(uid)))
-            table.add_row(name, _device(device), approximate_size(used))
-        return table
+            rows.append((broker.user_words(int(uid)), _device(device), approximate_size(used)))
+        return table(("user", "device", "used"), rows, right=("used",))
 
 
 def _device(number: str) -> str:

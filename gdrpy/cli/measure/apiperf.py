@@ -27,7 +27,7 @@ from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.apicalls import NOTHING, PIN_CALLS, REGION_CALLS, Rounds
-from gdrpy.cli.measure.distribution import Scale, format_us, table
+from gdrpy.cli.measure.distribution import Scale, bars_table, format_us
 from gdrpy.cli.measure.report import Report
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.options import CommandParser
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     results = {name: Samples(times) for name, times in rounds.times.items()}
     scale = Scale(results.values())
     title = f"us a call, {format_size(args.size)}, {args.count} rounds"
-    output.show(table(title, "call", results, scale, {"first": [format_us(ns) for ns in first]}))
+    output.show(
+        bars_table(title, "call", results, scale, {"first": [format_us(ns) for ns in first]})
+    )
     if absent:
         output.line(f"pins: not measured: {absent}")
     return report.finish(

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from rich.text import Text
 
 import gdrpy
 from gdrpy import Region
@@ -127,9 +128,10 @@ def rates(result: Copies) -> dict[str, float]:
     return {name: result.nbytes / (time / 1e9) / 1e9 for name, time in times.items()}
 
 
-def _cell(result: Copies) -> str:
+def _cell(result: Copies) -> Text:
     rate = rates(result)
-    return f"{rate['median']:.3g} [dim]({rate['lowest']:.3g}-{rate['highest']:.3g})[/]"
+    spread = f"({rate['lowest']:.3g}-{rate['highest']:.3g})"
+    return Text.assemble(f"{rate['median']:.3g} ", (spread, "dim"))
 
 
 def _json(result: Copies) -> dict[str, Any]:

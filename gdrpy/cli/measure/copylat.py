@@ -31,6 +31,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from rich.text import Text
+
 from gdrpy.cli import options
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import format_us
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for cache in (WARM, COLD):
         shown = [one for one in results if one.cache == cache]
         title = f"us a call, host memory {cache}"
-        output.show(table_by_size(title, list(WAYS), shown, _cell))
+        output.show(table_by_size(title, WAYS, shown, _cell))
     return report.finish(
         METHOD,
         lambda axes: _paint(axes, results),
@@ -99,8 +101,9 @@ def _measure(bench: LatencyBench, args: argparse.Namespace, output: Output) -> l
     return results
 
 
-def _cell(one: Copies) -> str:
-    return f"{format_us(one.samples.median)} [dim]({format_us(one.samples.minimum)})[/]"
+def _cell(one: Copies) -> Text:
+    least = f"({format_us(one.samples.minimum)})"
+    return Text.assemble(f"{format_us(one.samples.median)} ", (least, "dim"))
 
 
 def _json(one: Copies) -> dict[str, Any]:

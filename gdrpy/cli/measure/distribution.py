@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.output import Renderable, table
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -73,28 +73,24 @@ class Bars:
         return Measurement(_FEWEST_BINS, _BINS)
 
 
-def table(
+def bars_table(
     title: str,
     what: str,
     shown: Mapping[str, Samples],
     scale: Scale,
     more: Mapping[str, Sequence[str]] | None = None,
-) -> Table:
+) -> Renderable:
     """A row for each distribution, in us, by its name; ``more`` are further columns by title."""
-    made = Table(title=title, title_justify="left")
-    made.add_column(what)
     columns = {
         "min": [format_us(one.minimum) for one in shown.values()],
         "median": [format_us(one.median) for one in shown.values()],
         "p99": [format_us(one.percentile(99)) for one in shown.values()],
         **(more or {}),
     }
-    for name in columns:
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column(f"{scale}, logarithmic")
-    for (name, one), *figures in zip(shown.items(), *columns.values(), strict=True):
-        made.add_row(name, *figures, Bars(shown.values(), one))
-    return made
+    bars = [Bars(shown.values(), one) for one in shown.values()]
+    rows = zip(shown, *columns.values(), bars, strict=True)
+    names = (what, *columns, f"{scale}, logarithmic")
+    return table(names, rows, title, right=columns, whole=columns)
 
 
 def format_us(nanoseconds: float) -> str:

@@ -32,7 +32,7 @@ from gdrpy.cli import options
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import CommandError
 from gdrpy.cli.measure import plot
-from gdrpy.cli.measure.distribution import Scale, table
+from gdrpy.cli.measure.distribution import Scale, bars_table
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
 from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.measure.timing import Samples, clock_cost
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     output.line(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
-    output.show(table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
+    output.show(bars_table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
     return report.finish(
         METHOD,
         lambda axes: plot.distributions(axes, results, scale),

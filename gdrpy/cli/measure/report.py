@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from rich.table import Table
+from rich.text import Text
 
 import gdrpy
 from gdrpy import Region
@@ -19,7 +19,7 @@ from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.timing import Samples
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, Renderable, table
 from gdrpy.cli.sizes import format_size
 
 WARM, COLD = "warm", "cold"
@@ -91,14 +91,12 @@ def measured_region(
 
 
 def table_by_size(
-    title: str, ways: Sequence[str], results: Sequence[Copies], cell: Callable[[Copies], str]
-) -> Table:
+    title: str, ways: Iterable[str], results: Sequence[Copies], cell: Callable[[Copies], Text]
+) -> Renderable:
     """A row for each size, and a column for each way."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("size", justify="right", no_wrap=True)
-    for way in ways:
-        table.add_column(way, justify="right", overflow="fold")
+    rows = []
     for nbytes, row in groupby(results, lambda one: one.nbytes):
-        cells = ("[bold red]WRONG DATA[/]" if one.difference else cell(one) for one in row)
-        table.add_row(format_size(nbytes), *cells)
-    return table
+        cells = (Text("WRONG DATA", "bold red") if one.difference else cell(one) for one in row)
+        rows.append([format_size(nbytes), *cells])
+    columns = ["size", *ways]
+    return table(columns, rows, title, right=columns, whole=["size"])

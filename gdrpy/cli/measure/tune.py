@@ -29,8 +29,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from gdrpy import _tuned
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
@@ -38,7 +36,7 @@ from gdrpy.cli.measure import crossovers
 from gdrpy.cli.measure.crossovers import KIB, ROOM, CopyTime, Meter, Way
 from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output
+from gdrpy.cli.output import Output, Renderable, table
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.cli.writable import why_not_writable
 from gdrpy.limits import BUILT_IN, NEVER, Limits
@@ -216,32 +214,32 @@ def _keep(
     return str(file)
 
 
-def _times_table(figures: list[CopyTime]) -> Table:
+def _times_table(figures: list[CopyTime]) -> Renderable:
     """Microseconds by size, for the ways that were measured at several sizes."""
     times: dict[Way, dict[int, float]] = {}
     for figure in figures:
         times.setdefault(figure.way, {})[figure.nbytes] = figure.seconds
     ways = [way for way, by_size in times.items() if len(by_size) > 2]
-    table = Table(title="Microseconds a copy", title_justify="left")
-    table.add_column("size", justify="right", no_wrap=True)
-    for way in ways:
-        table.add_column(str(way), justify="right", overflow="fold")
     powers_of_four = {1 << power for power in range(8, 40, 2)}
-    for nbytes in sorted(powers_of_four & {figure.nbytes for figure in figures}):
-        cells = [times[way].get(nbytes) for way in ways]
-        table.add_row(format_size(nbytes), *("" if t is None else f"{t * 1e6:.3g}" for t in cells))
-    return table
+    rows = [
+        [format_size(nbytes), *(_microseconds(times[way].get(nbytes)) for way in ways)]
+        for nbytes in sorted(powers_of_four & {figure.nbytes for figure in figures})
+    ]
+    columns = ["size", *map(str, ways)]
+    return table(columns, rows, "Microseconds a copy", right=columns, whole=["size"])
 
 
-def _limits_table(columns: dict[str, Limits]) -> Table:
-    table = Table(title="Limits", title_justify="left")
-    table.add_column("limit", no_wrap=True)
-    table.add_column("from this size on")
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for field, meaning in _MEANING.items():
-        table.add_row(field, meaning, *(_limit_words(field, one) for one in columns.values()))
-    return table
+def _microseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e6:.3g}"
+
+
+def _limits_table(columns: dict[str, Limits]) -> Renderable:
+    rows = [
+        [field, meaning, *(_limit_words(field, one) for one in columns.values())]
+        for field, meaning in _MEANING.items()
+    ]
+    names = ["limit", "from this size on", *columns]
+    return table(names, rows, "Limits", right=columns, whole=["limit", *columns])
 
 
 def _limit_words(field: str, limits: Limits) -> str:

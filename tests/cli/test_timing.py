@@ -40,12 +40,6 @@ class TestCalls:
         assert calls.batch(3) > 0
         assert seen == [(1, "x"), (2, "x"), (3, "x"), (1, "x"), (2, "x")]
 
-    def test_collect_no_garbage(self):
-        collecting = []
-        Calls(lambda _: collecting.append(gc.isenabled()), [0]).batch(1)
-        assert collecting == [False]
-        assert gc.isenabled()
-
 
 class TestUndisturbed:
     def test_leaves_the_collector_off_where_it_was(self):
@@ -69,6 +63,12 @@ class TestSample:
         timed = Ticking(100)
         found = sample(timed, 1e-9)
         assert found == Samples([100.0] * 3, 10_000)
+
+    def test_collects_no_garbage(self):
+        collecting = []
+        sample(Calls(lambda _: collecting.append(gc.isenabled()), [0]), 1e-9)
+        assert not any(collecting[1:])
+        assert gc.isenabled()
 
     def test_begins_with_a_call_that_does_not_count(self):
         timed = Ticking(10**7)

@@ -14,7 +14,7 @@ import gdrpy
 from gdrpy import Region, cuda
 from gdrpy.cli.data import Bytes, Difference, Noise, difference, gpu_get, gpu_put
 from gdrpy.cli.measure.report import COLD, Copies
-from gdrpy.cli.measure.timing import Calls, Samples, calls_for, clock
+from gdrpy.cli.measure.timing import Calls, Samples, calls_for, clock, undisturbed
 
 #: The four calls, in the order in which they are shown, and whether they write to the GPU.
 WAYS = {
@@ -91,14 +91,15 @@ class LatencyBench:
         self._evictor = np.ones(evictor_bytes(), np.uint8)
         #: Nanoseconds that a sample without calls takes: the clock, and the loop's beginning.
         empty = Calls(bool, [])
-        self.empty_sample = statistics.median(empty.batch(0) for _ in range(_EMPTY_BATCHES))
+        with undisturbed():
+            self.empty_sample = statistics.median(empty.batch(0) for _ in range(_EMPTY_BATCHES))
 
     def measure(self, way: str, cache: str, nbytes: int, seconds: float) -> Copies:
         """Measure one of WAYS for about ``seconds``."""
         pieces = Pieces(self._arena, nbytes)
         times: list[float] = []
         found: Difference | None = None
-        with cuda.context(self._device):
+        with cuda.context(self._device), undisturbed():
             # The CPU overlaps independent calls, so the next calls would hide a miss.
             calls = 1 if cache == COLD else self._calls_a_sample(way, pieces)
             deadline = clock() + round(seconds * 1e9)

@@ -18,6 +18,7 @@ from itertools import cycle, islice
 from typing import Any, Protocol
 
 clock = time.perf_counter_ns
+_exhaust = deque[object](maxlen=0).extend
 
 #: The length of a batch, well above the clock's grain, and the fewest batches.
 _SAMPLE_NS, _MIN_SAMPLES = 1e6, 3
@@ -103,12 +104,10 @@ class Calls:
         self._arguments = [cycle(column) for column in columns]
 
     def batch(self, calls: int) -> int:
-        batch = map(self._function, *(list(islice(one, calls)) for one in self._arguments))
-        run = deque[object](maxlen=0).extend
-        with undisturbed():
-            begun = clock()
-            run(batch)
-            return clock() - begun
+        batch = map(self._function, *[list(islice(one, calls)) for one in self._arguments])
+        begun = clock()
+        _exhaust(batch)
+        return clock() - begun
 
 
 def calls_for(timed: Timed, nanoseconds: float) -> int:
@@ -124,7 +123,8 @@ def calls_for(timed: Timed, nanoseconds: float) -> int:
 def sample(timed: Timed, seconds: float) -> Samples:
     """Time one thing, warm, for about ``seconds``."""
     timed.batch(1)
-    return take_turns([timed], seconds, _SAMPLE_NS, _MIN_SAMPLES)[0]
+    with undisturbed():
+        return take_turns([timed], seconds, _SAMPLE_NS, _MIN_SAMPLES)[0]
 
 
 def take_turns(

@@ -76,9 +76,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     whole.add_argument("--version", action="version", version=f"gdrpy {gdrpy_version()}")
-    whole.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
-    rest = whole.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    rest.required = False
+    whole.add_argument(
+        "words", nargs=argparse.PARSER, choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     return whole
 
 
@@ -90,8 +90,8 @@ def command_parser(name: str) -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    chosen = parser().parse_args(words)
-    args = command_parser(chosen.command).parse_intermixed_args(chosen.words)
+    name, *rest = parser().parse_args(words).words
+    args = command_parser(name).parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)
     with warnings.catch_warnings():

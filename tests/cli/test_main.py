@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -106,6 +107,8 @@ class TestWrongUsage:
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
+            (["info", "--", "--json"], "unrecognized arguments: "),
+            (["--json", "info"], "unrecognized arguments: --json"),
         ],
     )
     def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
@@ -395,3 +398,15 @@ class TestInfo:
         assert list(states) == ["gdrdrv", "dmabuf", "nvrm", "sim"]
         assert not states["dmabuf"]["usable"]
         assert result["copy_routines"]["to"]["chosen"]
+
+
+class TestImports:
+    def test_inside_functions_are_of_rich_and_matplotlib_alone(self, checkout: Path):
+        found = set()
+        for file in (checkout / "gdrpy" / "cli").rglob("*.py"):
+            for function in ast.walk(ast.parse(file.read_text())):
+                if isinstance(function, ast.FunctionDef):
+                    nodes = list(ast.walk(function))
+                    found |= {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+                    found |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        assert {str(name).partition(".")[0] for name in found} == {"rich", "matplotlib"}

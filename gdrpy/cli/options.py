@@ -7,13 +7,15 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gdrpy import _unix, cuda
 from gdrpy._arguments import as_device
 from gdrpy.backends import ALL
 from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.output import Output
+
+T = TypeVar("T")
 
 #: The library raises ValueError for an unknown driver or backend when it first meets the variable,
 #: and takes any GDRPY_TUNING but 0 for 1; on the command line all of these are wrong usage.
@@ -109,14 +111,21 @@ def find_device(args: argparse.Namespace) -> None:
         args.device = cuda.ordinal("--device", args.device)
 
 
+def checked(check: Callable[[str, str], T]) -> Callable[[str], T]:
+    """An option's type from a check of the library's arguments, which raises ValueError."""
+
+    def kind(text: str) -> T:
+        try:
+            return check("the command line", text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return kind
+
+
 def device_name(text: str) -> int | str:
     """A GPU's ordinal, UUID or PCI address."""
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return as_device("the command line", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return int(text) if text.isascii() and text.isdigit() else checked(as_device)(text)
 
 
 def socket_path(text: str) -> Path:

@@ -6,7 +6,6 @@ import argparse
 import functools
 import json
 import pwd
-from collections.abc import Callable
 from stat import filemode
 from typing import Any
 
@@ -41,7 +40,9 @@ def add_new_region(parser: CommandParser) -> None:
 
 def add_name(parser: CommandParser) -> None:
     """``NAME`` of a region."""
-    parser.add_argument("name", type=region_name, metavar="NAME", help="the region's name")
+    parser.add_argument(
+        "name", type=options.checked(as_name), metavar="NAME", help="the region's name"
+    )
 
 
 def add_prefix(parser: CommandParser) -> None:
@@ -50,26 +51,10 @@ def add_prefix(parser: CommandParser) -> None:
         "prefix",
         nargs="?",
         default="",
-        type=_prefix,
+        type=options.checked(as_prefix),
         metavar="PREFIX",
         help="only names that begin with PREFIX",
     )
-
-
-def region_name(text: str) -> str:
-    """A region's name. Raises ArgumentTypeError."""
-    return _checked(as_name, text)
-
-
-def _prefix(text: str) -> str:
-    return _checked(as_prefix, text)
-
-
-def _checked(check: Callable[[str, str], str], text: str) -> str:
-    try:
-        return check("the command line", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def connect(args: argparse.Namespace) -> Broker:

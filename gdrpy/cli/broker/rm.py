@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 
-from gdrpy.cli import broker
+from gdrpy.broker.client.arguments import as_name
+from gdrpy.cli import broker, options
 from gdrpy.cli.exits import FAILED, OK, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -25,7 +26,7 @@ from gdrpy.errors import NotFound, PermissionDenied
 def add_arguments(parser: CommandParser) -> None:
     broker.add_socket(parser)
     parser.add_argument(
-        "names", nargs="+", type=broker.region_name, metavar="NAME", help="a region's name"
+        "names", nargs="+", type=options.checked(as_name), metavar="NAME", help="a region's name"
     )
 
 

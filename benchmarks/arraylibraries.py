@@ -1,4 +1,4 @@
-"""Libraries with GPU arrays of their own, as rivals: torch, cupy, numba.cuda."""
+"""Array libraries as rivals: torch, cupy, numba.cuda."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from gdrpy import Region
 from harness import Contender, Statement, Verify
-from hostmemory import NEW, PAGEABLE, PINNED, way
 from payload import Bytes, GpuBytes, fills, lands, returns
+from words import NEW, PAGEABLE, PINNED, way
 
 
 class Library(ABC):
-    """A library with GPU arrays of its own: how it copies one to and from arrays of the host."""
+    """A library with GPU arrays: how it copies them to and from host arrays."""
 
     name: str
     put_words: str
@@ -24,12 +24,12 @@ class Library(ABC):
         self._gpu = GpuBytes(region.ptr)
 
     def _host(self, array: Bytes) -> Any:
-        """An array of bytes as the library takes it."""
+        """An array of bytes in the form that the library takes."""
         return array
 
     @abstractmethod
     def _pinned(self, nbytes: int) -> Bytes:
-        """The first bytes of page-locked memory as the library makes it."""
+        """The first bytes of page-locked memory that the library made."""
 
     @abstractmethod
     def _put(self, source: Any, nbytes: int) -> Statement:
@@ -41,7 +41,7 @@ class Library(ABC):
 
     @abstractmethod
     def _fetch(self, nbytes: int) -> tuple[str, Statement, Verify]:
-        """In words, its way to a new object of the host."""
+        """Its way to a new host object: in words, as a statement, and its proof."""
 
     def writes(self, data: Bytes) -> list[Contender]:
         host = self._pinned(data.nbytes)

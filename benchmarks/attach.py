@@ -1,18 +1,17 @@
-"""Getting at memory: from a descriptor in a fresh process, and what each further object costs."""
+"""Attaching to memory: from a descriptor in a fresh process, and the cost of further objects."""
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gdrpy
 from attach_child import FIRST
-from freshprocess import found_by
+from freshprocess import Times, found_by
 from gdrpy import Region
-from harness import Contender, Measurement, Session, Statement, Topic
+from harness import Contender, Session, Statement, Topic
 from payload import GpuBytes
 
 MODULE = "attach"
@@ -41,31 +40,12 @@ def run(session: Session) -> None:
 
 
 def _child(*arguments: object, inherit: Sequence[int] = ()) -> dict[str, Any]:
-    """What attach_child.py finds."""
+    """The times that attach_child.py finds."""
     return found_by(_CHILD, *arguments, inherit=inherit)
 
 
-class _Times:
-    """What children found: nanoseconds by what was timed, and whether all saw the right bytes."""
-
-    def __init__(self) -> None:
-        self._taken: dict[str, list[int]] = defaultdict(list)
-        self._verified: list[bool | None] = []
-
-    def add(self, found: dict[str, Any]) -> None:
-        self._verified.append(found.pop("verified"))
-        for what, times in found.items():
-            self._taken[what] += times
-
-    def report(self, session: Session, what: str, operation: str, method: str) -> None:
-        topic = Topic(MODULE, operation, unit="ms")
-        verified = None if None in self._verified else all(self._verified)
-        samples = [topic.sample(time) for time in self._taken[what]]
-        session.add(Measurement(topic, "gdrpy", method, samples, verified=verified))
-
-
 def _attaches(session: Session, region: Region, action: str, processes: int) -> None:
-    times = _Times()
+    times = Times(session, MODULE)
     gpu = GpuBytes(region.ptr + FIRST)
     fd = region.export()
     try:
@@ -78,23 +58,18 @@ def _attaches(session: Session, region: Region, action: str, processes: int) -> 
         os.close(fd)
     if action == "gpu":
         times.report(
-            session,
             "first",
             "fresh process with a GPU view, descriptor to first store",
             "Region.from_fd(fd) and a store after `import gdrpy`: CUDA starts; one a process",
         )
         return
     times.report(
-        session,
         "first",
         FRESH,
         "Region.from_fd(fd, gpu=False) and a store, after `import gdrpy`; one a process",
     )
+    times.report("further", FURTHER, f"the same again; {_REPEATS} in each of the processes")
     times.report(
-        session, "further", FURTHER, f"the same again; {_REPEATS} in each of the processes"
-    )
-    times.report(
-        session,
         "map",
         "region.map of a further 4 KiB",
         f"without closing; {_REPEATS} in each of the processes",
@@ -102,19 +77,17 @@ def _attaches(session: Session, region: Region, action: str, processes: int) -> 
 
 
 def _pins(session: Session, processes: int) -> None:
-    times = _Times()
+    times = Times(session, MODULE)
     for number in range(1, processes + 1):
         session.step(f"{MODULE}: pin process {number}")
         times.add(_child("pin", number, _REPEATS))
     times.report(
-        session,
         "first",
         "first pin and map of a cuMemAlloc pointer",
         "gdr.pin(ptr, 64 KiB).map() in a fresh process that has a CUDA context, with what the "
         "backend opens and checks once a process",
     )
     times.report(
-        session,
         "further",
         "further pin and map of a cuMemAlloc pointer",
         f"the same again; {_REPEATS} in each of the processes",
@@ -122,17 +95,17 @@ def _pins(session: Session, processes: int) -> None:
 
 
 def _imports(session: Session, processes: int) -> None:
-    times = _Times()
+    times = Times(session, MODULE)
     _child("import")  # writes the byte code
     for number in range(1, processes + 1):
         session.step(f"{MODULE}: import {number}")
         times.add(_child("import"))
-    times.report(session, "numpy", "import numpy", "fresh process, byte code cached")
-    times.report(session, "gdrpy", "import gdrpy after numpy", "fresh process, byte code cached")
+    times.report("numpy", "import numpy", "fresh process, byte code cached")
+    times.report("gdrpy", "import gdrpy after numpy", "fresh process, byte code cached")
 
 
 def _objects(session: Session, region: Region) -> None:
-    """What is made and closed at once, in this process, which has CUDA."""
+    """Objects that this process, which has CUDA, makes and closes at once."""
     for operation, statement in (
         ("alloc and close, 2 MiB", "alloc(nbytes).close()"),
         ("export and close", "close(region.export())"),

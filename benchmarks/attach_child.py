@@ -1,8 +1,8 @@
-"""One fresh process of the attach benchmark: what it does first, timed inside it, as JSON.
+"""One fresh process of the attach benchmark: its first acts, timed inside it, as JSON.
 
 ``cpu FD VALUE REPEATS`` opens a region by its CPU view alone; ``gpu FD VALUE REPEATS`` by both
 views; ``pin VALUE REPEATS`` pins memory of cuMemAlloc; ``import`` imports numpy and gdrpy.
-Only what the named action needs is imported before the clock starts.
+The modules of the named action are imported before the clock starts, and no others.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def imports() -> dict[str, Any]:
 
 
 def main(action: str, *numbers: str) -> dict[str, Any]:
-    """Do what the command line says."""
+    """Do the action of the command line."""
     if action == "import":
         return imports()
     if action == "pin":

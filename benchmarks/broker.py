@@ -73,7 +73,7 @@ _BROKER = ["-m", "gdrpy", "serve", "--json", "--socket"]
 
 @contextmanager
 def _on(cores: set[int]) -> Iterator[None]:
-    """Run this process, and what it starts meanwhile, on these cores alone."""
+    """Run this process, and processes that it starts meanwhile, on these cores only."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -84,7 +84,7 @@ def _on(cores: set[int]) -> Iterator[None]:
 
 @contextmanager
 def _served(path: str, program: list[str]) -> Iterator[str]:
-    """A server at a path, which has said that it is ready."""
+    """A server at a path, once it is ready."""
     server = subprocess.Popen(
         [sys.executable, *program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -103,14 +103,14 @@ def _served(path: str, program: list[str]) -> Iterator[str]:
 
 
 def _let_go(server: int) -> None:
-    """Let a server's children, a broker's keeper, run on any core: no client waits for them."""
+    """Let a server's children (a broker's keeper) run on any core: no client waits for them."""
     everywhere = set(range(os.cpu_count() or 1))
     for child in Path(f"/proc/{server}/task/{server}/children").read_text().split():
         os.sched_setaffinity(int(child), everywhere)
 
 
 class Batched:
-    """Something done so many times, :data:`_OPEN` at a time, then closed, which is not timed."""
+    """Something done many times, :data:`_OPEN` at a time; closing is not timed."""
 
     def __init__(self, do: Callable[[], Any], settle: Callable[[], object]) -> None:
         self._do = do
@@ -137,7 +137,7 @@ class Batched:
 
 
 def _is_answered(timed: Any) -> bool:
-    """What fails raises."""
+    """A failure raises."""
     timed.once().close()
     return True
 
@@ -191,7 +191,7 @@ def _round_trips(session: Session, bare: str, path: str, broker: gdrpy.Broker) -
 
 
 class _Connected:
-    """A connection of its own and a region got by it."""
+    """A separate connection, and a region that came through it."""
 
     def __init__(self, path: str) -> None:
         self._broker = gdrpy.connect(path)
@@ -206,7 +206,7 @@ def _allocations(session: Session, path: str) -> None:
     free = _free_memory()
 
     def settle() -> None:
-        """Freeing takes longer than allocating, elsewhere: it shall not slow down what is timed."""
+        """Wait until memory is freed, which takes longer than allocating, so as not to time it."""
         deadline = time.monotonic() + 1
         while _free_memory() < free and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -233,7 +233,7 @@ def _allocations(session: Session, path: str) -> None:
 
 
 def _free_memory() -> int:
-    """Bytes of GPU 0 that nobody has."""
+    """Free bytes of GPU 0."""
     free, _ = cuda.call("cuMemGetInfo")
     return int(free)
 
@@ -308,7 +308,7 @@ print(taken)
 
 
 def _cold(session: Session, path: str) -> None:
-    """A fresh process until it has loaded from a region, and one that does nothing, in turns."""
+    """A fresh process until its first load from a region, and an idle process, in turns."""
     topic = Topic(MODULE, COLD, unit="ms")
     programs = {BARE_PYTHON: "pass", CONNECT_AND_GET: _COLD_GET.format(path=path)}
     samples: dict[str, list[float]] = {way: [] for way in programs}

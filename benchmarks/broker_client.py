@@ -1,4 +1,4 @@
-"""Clients that do no more than the wire needs, and a process that asks as fast as it can.
+"""Minimal clients of the wire protocol, and a process that asks as fast as it can.
 
 ``broker_client.py bare|broker PATH SECONDS`` prints a line when it is connected, begins when it
 reads one, and prints how many requests a second were answered.
@@ -21,7 +21,7 @@ _LIMIT = 1 << 16
 
 
 class Descriptor:
-    """One that came with a reply."""
+    """A descriptor that came with a reply."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -31,7 +31,7 @@ class Descriptor:
 
 
 class BareClient:
-    """A client of the bare server by Python's sockets."""
+    """A client of the bare server that uses Python's sockets."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,7 +53,7 @@ class BareClient:
 
 
 class WireClient:
-    """A client by gdrpy's packets, of either server."""
+    """A client of either server that uses gdrpy's packets."""
 
     def __init__(self, path: str) -> None:
         self._socket = _unix.packet_socket()
@@ -79,7 +79,7 @@ class WireClient:
         return Descriptor(fds[0])
 
     def lease(self) -> tuple[int, Descriptor]:
-        """A region's number and descriptor, of the broker."""
+        """A region's number and descriptor from the broker."""
         self._greet()
         grant, fds = self._ask(op="get", id=1, name="bench", readonly=False, gpu=False)
         number = grant["region"]
@@ -87,7 +87,7 @@ class WireClient:
         return number, Descriptor(fds[0])
 
     def allocate(self) -> Allocated:
-        """A region without a name on GPU 0, of the broker."""
+        """A region of the broker without a name, on GPU 0."""
         self._greet()
         grant, fds = self._ask(
             op="allocate",
@@ -115,7 +115,7 @@ class WireClient:
 
 
 class Allocated(Descriptor):
-    """A region that its close gives back."""
+    """A region; close() releases it."""
 
     def __init__(self, client: WireClient, region: int, number: int) -> None:
         super().__init__(number)
@@ -128,7 +128,7 @@ class Allocated(Descriptor):
 
 
 def main(way: str, path: str, seconds: float) -> None:
-    """Ask for so many seconds."""
+    """Ask for ``seconds``."""
     with WireClient(path) as client:
         if way == "broker":
             client.lease()[1].close()

@@ -59,7 +59,7 @@ _QUICK = _Amounts(200, 4096, 20_000)
 
 
 def way(batch: int) -> str:
-    """What pushing so many at a time is called."""
+    """The name of the way that pushes ``batch`` records at a time."""
     return "push" if batch == 1 else f"push_many of {batch}"
 
 
@@ -70,7 +70,7 @@ def run(session: Session) -> None:
     rates: dict[int, list[float]] = {batch: [] for batch in BATCHES}
     with consume() as consumer:
         channel = consumer.channel
-        _push_up_to(channel, _FIRST)  # raises where nobody takes them; what is timed waits for ever
+        _push_up_to(channel, _FIRST)  # raises if no consumer takes them; timed pushes wait for ever
         for number in range(2 if session.quick else _ROUNDS):
             session.step(f"{MODULE}: round {number + 1}")
             for batch, samples in rates.items():
@@ -103,7 +103,7 @@ def _rate(channel: Channel, count: int, batch: int) -> float:
 
 
 def _push_up_to(channel: Channel, total: int) -> None:
-    """Push the rest of so many records, in pieces that stay in the CPU's cache."""
+    """Push records until ``total`` are pushed, in pieces that stay in the CPU's cache."""
     while (left := total - channel.pushed) > 0:
         channel.push_many(_records(channel.pushed, min(left, 16384)), _TIMEOUT)
     channel.drain(_TIMEOUT)
@@ -117,7 +117,7 @@ def _records(first: int, count: int) -> NDArray[np.uint64]:
 
 
 class _Consumer:
-    """Who takes the records; what it found is there when the block ends."""
+    """The consumer of the records; its findings exist when the block ends."""
 
     words = ""
     records = 0
@@ -151,7 +151,7 @@ def _kernel() -> Iterator[_Consumer]:
 
 @contextmanager
 def _reader() -> Iterator[_Consumer]:
-    """A thread in its place: the simulated GPU has no kernels."""
+    """A thread instead of a kernel: the simulated GPU has no kernels."""
     with Channel(_RECORD) as channel:
         consumer = _Consumer(channel)
         consumer.words = "a Python thread, which verifies each"

@@ -1,4 +1,4 @@
-"""Programs of others that use GDRCopy, given this libgdrapi: is it in use, is it right, how fast.
+"""Third-party programs that use GDRCopy, with this libgdrapi: is it used, is it right, how fast?
 
 gdrcopy's own test programs, UCX's gdr_copy on CUDA memory, and NVSHMEM's atomics on two GPUs.
 Needs CUDA's nvcc.
@@ -21,7 +21,8 @@ import machine
 from clients_program import nvcc
 from clients_row import Client, lines
 from gdrpy import cuda
-from run import FORMAT, RESULTS, save, show
+from harness import Session
+from results import add_arguments, result, save, show
 
 SCRIPT = "benchmarks/clients.py"
 LIBRARY = "libgdrapi.so.2"
@@ -29,7 +30,7 @@ CLIENTS = (clients_gdrcopy, clients_ucx, clients_nvshmem)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what cannot be is refused with exit status 2."""
+    """The command line; wrong usage ends with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument(
         "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so.2's"
@@ -44,7 +45,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--ucx",
         metavar="PREFIX",
         type=Path,
-        help="where UCX 1.22 is installed: configure --with-cuda --with-gdrcopy --enable-mt",
+        help="the prefix of UCX 1.22: configure --with-cuda --with-gdrcopy --enable-mt",
     )
     parser.add_argument(
         "--nvshmem",
@@ -52,8 +53,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=Path,
         help="run NVSHMEM over that UCX: pip install nvidia-nvshmem-cu13",
     )
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is tried, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     options.folder = options.folder.resolve()
     if not (options.folder / LIBRARY).exists():
@@ -70,13 +70,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> dict[str, Path]:
-    """What each client is made of, by its name, for those that are to be tried."""
+    """The place of each client to try, by its name."""
     given = vars(options)
     return {one.NAME: given[one.NAME] for one in CLIENTS if given[one.NAME]}
 
 
 def why_not(chosen: Collection[str]) -> str | None:
-    """Why these clients cannot be tried on this machine, None if they can."""
+    """Why these clients cannot be tried on this machine, or None."""
     needed = 2 if clients_nvshmem.NAME in chosen else 1
     count = 0 if cuda.simulated() else cuda.device_count()
     if count < needed:
@@ -88,15 +88,15 @@ def why_not(chosen: Collection[str]) -> str | None:
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments that decide what is tried, less where this machine keeps it."""
+    """The arguments that decide what is tried, without this machine's folders."""
     places = {"library": options.folder, **_chosen(options)}
     return [word for name, place in places.items() for word in (f"--{name}", place.name)]
 
 
 def attempt(options: argparse.Namespace) -> dict[str, Any]:
-    """Try what is chosen; the result as plain values."""
-    start = time.monotonic()
+    """Try the chosen clients; the result as plain values."""
     chosen = _chosen(options)
+    session = Session(0, False, _step)
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
     clients: list[Client] = []
     durations = {}
@@ -109,25 +109,17 @@ def attempt(options: argparse.Namespace) -> dict[str, Any]:
         durations[module.NAME] = round(time.monotonic() - begun, 1)
     if clients_nvshmem.NAME in chosen:
         header["gpus"] = 2
-    return {
-        "format": FORMAT,
-        "note": None,
-        "header": header | {one.name: one.version for one in clients},
-        "modules": [one.name for one in clients],
-        "quick": False,
-        "duration_s": round(time.monotonic() - start, 1),
-        "durations_s": durations,
-        "measurements": [],
-        "absent": [],
-        "sweeps": [sweep.json() for one in clients for sweep in one.sweeps],
-        "samples_us": {one.name: one.samples for one in clients if one.samples},
-        "figures": [],
-        "distributions": [],
-        "goals": [],
-        "environments": {one.name: one.environments for one in clients},
-        "logs": {one.name: one.logs for one in clients},
-        "tests": [row.json() for one in clients for row in one.rows],
-    }
+    session.sweeps += [sweep for one in clients for sweep in one.sweeps]
+    return result(
+        session,
+        header | {one.name: one.version for one in clients},
+        [one.name for one in clients],
+        durations,
+        samples_us={one.name: one.samples for one in clients if one.samples},
+        environments={one.name: one.environments for one in clients},
+        logs={one.name: one.logs for one in clients},
+        tests=[row.json() for one in clients for row in one.rows],
+    )
 
 
 def _step(what: str) -> None:
@@ -140,12 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := why_not(_chosen(options)):
         print(f"{SCRIPT}: {reason}", file=sys.stderr)
         return 2
-    options.output.mkdir(parents=True, exist_ok=True)
-    result = attempt(options)
-    path = save(result, options.output)
-    print("\n".join(lines(result["tests"])))
-    show(result, path)
-    return int(any(one["found"] != one["expected"] for one in result["tests"]))
+    found = attempt(options)
+    path = save(found, options.output)
+    print("\n".join(lines(found["tests"])))
+    show(found, path)
+    return int(any(one["found"] != one["expected"] for one in found["tests"]))
 
 
 if __name__ == "__main__":

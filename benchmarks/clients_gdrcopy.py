@@ -129,7 +129,7 @@ def _build(client: Client, variant: str, source: Path, programs: Path) -> bool:
 
 
 def _sanity(client: Client, variant: str, programs: Path, environment: Mapping[str, str]) -> None:
-    """Each test of its own in a process."""
+    """Each test in a separate process."""
     sanity = str(programs / "sanity")
     listed = run([sanity, "-l"], environment, _LIMIT)
     names = test_names(listed.output)
@@ -151,7 +151,7 @@ def _sanity(client: Client, variant: str, programs: Path, environment: Mapping[s
 
 
 def test_names(listed: str) -> list[str]:
-    """The tests that ``sanity -l`` lists, less those that take long."""
+    """The tests that ``sanity -l`` lists, without the extended ones, which take long."""
     return re.findall(r"^    (\w+)$", listed.partition("extended")[0], re.MULTILINE)
 
 
@@ -167,14 +167,14 @@ def expectation(variant: str, name: str) -> tuple[str, str | None]:
 
 
 def verdict(output: str) -> str:
-    """How the one test ended that ``sanity`` was told to run."""
+    """The verdict on the one test that ``sanity`` ran."""
     if re.search(r"Passed: 1\b", output):
         return PASS
     return WAIVED if re.search(r"Waived: 1\b", output) else FAIL
 
 
 def complaints(output: str) -> list[str]:
-    """The first lines that say what was wrong."""
+    """The first lines that name an error."""
     wrong = re.compile(r"fail|error|warn|assert", re.IGNORECASE)
     summary = re.compile(r"Total:|List of")
     lines = output.splitlines()

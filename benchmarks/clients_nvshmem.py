@@ -39,7 +39,7 @@ _COMMON = {
     "GDRCOPY_LOG_LEVEL": "1",
 }
 
-#: What the PEs run in, besides where the libraries are.
+#: The environment of the PEs, besides the paths of the libraries.
 ENVIRONMENTS = {
     WITH: _COMMON | {"NVSHMEM_DISABLE_GDRCOPY": "0"},
     WITHOUT: _COMMON | {"NVSHMEM_DISABLE_GDRCOPY": "1"},
@@ -47,7 +47,7 @@ ENVIRONMENTS = {
 
 OPENED, PINNED, RIGHT = "the library is opened", "memory is pinned", "sums of the peer's atomics"
 REACHED = "reached"
-#: What it says of atomics without GDRCopy, where there is no InfiniBand.
+#: Its message about atomics without GDRCopy and InfiniBand.
 REFUSED = "atomics are refused"
 
 #: The lines that show how far a PE came.
@@ -98,7 +98,7 @@ def attempt(prefix: Path, library: Path, folder: Path, step: Callable[[str], Non
 
 
 def judge(client: Client, way: str, ends: Sequence[Done]) -> None:
-    """Rows of what the PEs showed, and their proofs."""
+    """The results of the PEs as rows, with their proofs."""
     shown = [proofs(end.output) for end in ends]
     for rank, (end, found) in enumerate(zip(ends, shown, strict=True)):
         client.logs[f"{way}, PE {rank}"] = {"end": end.how} | found

@@ -1,4 +1,4 @@
-"""Programs of others: built against this library, run for so long and no longer."""
+"""Third-party programs: built against this library, and run with a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _DRIVER = "libcuda.so.1"
 
-#: Where CUDA's toolkit is where PATH does not know.
+#: The place of CUDA's toolkit if it is not in PATH.
 _TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
 
 
@@ -39,19 +39,19 @@ class Done:
         return f"exit status {self.status}"
 
     def end(self, lines: int = 30) -> list[str]:
-        """How it ended, and the last lines of what it said."""
+        """How it ended, and the last lines of its output."""
         return [self.how, *self.output.splitlines()[-lines:]]
 
 
 class Program:
-    """A process group of its own, both outputs kept in a file; none outlives close()."""
+    """A program in a separate process group, with its output in a file. close() ends all of it."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
     ) -> None:
         self._start = time.monotonic()
         self._killed = False
-        # To a file: a pipe that nobody reads would stop a program that says much.
+        # To a file: a full pipe would stop a program with much output.
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -79,7 +79,7 @@ class Program:
         return self._process.poll() is None
 
     def done(self, limit: float) -> Done:
-        """Wait for its end, for at most so many seconds."""
+        """Wait for its end, for at most ``limit`` seconds."""
         try:
             status: int | None = self._process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ class Program:
         return Done(status, self._said.read(), seconds)
 
     def close(self) -> None:
-        """End it, and what it started."""
+        """End it, and all processes that it started."""
         self._kill()
         self._said.close()
 
@@ -108,7 +108,7 @@ def run(
     limit: float,
     folder: Path | None = None,
 ) -> Done:
-    """Run a program for at most so many seconds."""
+    """Run a program for at most ``limit`` seconds."""
     with Program(command, environment, folder) as program:
         return program.done(limit)
 
@@ -120,7 +120,7 @@ def libraries_in(*folders: Path) -> dict[str, str]:
 
 
 def nvcc() -> Path | None:
-    """CUDA's compiler, None if there is none."""
+    """CUDA's compiler, or None."""
     if found := shutil.which("nvcc"):
         return Path(found)
     return _TOOLKIT if _TOOLKIT.exists() else None
@@ -134,7 +134,7 @@ def compiler(arguments: Sequence[str], folder: Path) -> Program:
 
 
 def link_libraries(folder: Path, library: Path) -> None:
-    """Put libgdrapi.so of ``library`` and the driver's libcuda.so where -L finds them."""
+    """Link libgdrapi.so of ``library`` and the driver's libcuda.so into a folder for -L."""
     (folder / "libgdrapi.so").symlink_to(library / "libgdrapi.so.2")
     (folder / "libcuda.so").symlink_to(_libcuda())
 

@@ -1,4 +1,4 @@
-"""What was tried with a client, what was expected of it, and what was found."""
+"""The tests of a client: what was tried, expected and found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PASS, FAIL, WAIVED, NOT_RUN = "pass", "fail", "waived", "not run"
 
 @dataclass(frozen=True)
 class Row:
-    """One test. ``why`` is the reason to expect anything but a pass; ``said`` shows what it did."""
+    """One test. ``why`` is the reason to expect a failure; ``said`` shows its output."""
 
     client: str
     variant: str
@@ -35,13 +35,13 @@ class Row:
 
 
 def passed(right: bool) -> str:
-    """Whether something that must be so is."""
+    """PASS or FAIL."""
     return PASS if right else FAIL
 
 
 @dataclass
 class Client:
-    """A client, its version, and what was tried with it."""
+    """A client, its version, and its tests."""
 
     name: str
     version: str | None = None
@@ -59,7 +59,7 @@ class Client:
 
 
 def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line for each row; a surprise is followed by what was said. How many, at the end."""
+    """A line for each row, the output after a surprise, and the counts at the end."""
     width = max((len(_words(row)) for row in rows), default=0)
     surprises = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""UCX's gdr_copy: is it there, is it in use, is it right, how fast beside cuda_copy alone."""
+"""UCX's gdr_copy: does UCX have it, use it, copy right, and how fast beside cuda_copy alone?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _METHOD = "ucx_perftest -t tag_lat: median one-way time of a run"
 _COMMON = {
     "UCX_NET_DEVICES": "lo",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
-    # Eager messages are packed and unpacked by the CPU, which is what gdr_copy is for.
+    # The CPU packs and unpacks eager messages, which is the purpose of gdr_copy.
     "UCX_RNDV_THRESH": "inf",
 }
 _TRANSPORTS = {
@@ -39,7 +39,7 @@ _TRANSPORTS = {
     WITHOUT: "tcp,cuda_copy",
 }
 
-#: What each way runs in, besides where the libraries are.
+#: The environment of each way, besides the paths of the libraries.
 ENVIRONMENTS = {way: _COMMON | {"UCX_TLS": names} for way, names in _TRANSPORTS.items()}
 
 _PERFTEST, _INFO, _EXAMPLE = "bin/ucx_perftest", "bin/ucx_info", "ucp_hello_world"
@@ -54,7 +54,7 @@ TIMED = {8: 500, 64: 500, 512: 500, 4096: 500, 8192: 500, 65536: 500, 1 << 20: 1
 _ROUNDS = 5
 _WARM_UP = 50
 
-#: Lines of UCX's log that show what it does with the library, and the calls behind them.
+#: Lines of UCX's log that prove its calls of the library.
 EVIDENCE = {
     "memory is pinned and mapped": r"registered memory .* bar_ptr 0x\w+",
     "gdr_copy_to_mapping is called": r"gdr_copy_ep\.c.*PUT_SHORT.*",
@@ -67,13 +67,13 @@ _LISTENING = 20
 
 
 def places(prefix: Path, *libraries: Path) -> dict[str, str]:
-    """The environment in which UCX, wherever it was to be installed, and others are found."""
+    """The environment in which UCX, at any prefix, and other libraries are found."""
     lib = prefix / "lib"
     return libraries_in(lib, *libraries) | {"UCX_MODULE_DIR": str(lib / "ucx")}
 
 
 def version(prefix: Path, environment: Mapping[str, str]) -> str | None:
-    """What UCX says of itself."""
+    """The version that UCX reports."""
     said = run([str(prefix / _INFO), "-v"], environment, _LIMIT).output
     found = re.search(r"Library version: (\S+)", said)
     return found[1] if found else None
@@ -99,7 +99,7 @@ class _Trial:
         self.client = Client(NAME, version(prefix, self._places), environments=ENVIRONMENTS)
 
     def transport(self) -> None:
-        """Whether UCX lists it, which it does where gdr_open() answers."""
+        """Does UCX list it? It does if gdr_open() succeeds."""
         done = run([str(self._prefix / _INFO), "-d"], self._places, _LIMIT)
         there = "Transport: gdr_copy" in done.output
         self._add("gdr_copy is a transport of ucx_info -d", there, done.end())
@@ -108,7 +108,7 @@ class _Trial:
         """Texts sent from CUDA memory to CUDA memory, by UCX's own example."""
         example = str(self._folder / _EXAMPLE)
         lib = self._prefix / "lib"
-        # Else the linker takes what these need from a UCX that the system has.
+        # Without these the linker would take dependencies from a UCX of the system.
         libraries = [f"-L{lib}", f"-Xlinker=-rpath-link={lib}", "-lucp", "-lucs"]
         libraries += ["-cudart", "shared"]
         made_of = ["-DHAVE_CUDA", f"-I{self._prefix / 'include'}", self._prefix / _EXAMPLE_SOURCE]
@@ -126,7 +126,7 @@ class _Trial:
             )
 
     def log(self) -> None:
-        """Its own log of some messages."""
+        """UCX's log of some messages."""
         arguments = ["-t", "tag_lat", "-m", "cuda,cuda", "-s", "64", "-n", "5", "-w", "1", "-f"]
         ends = self._pair(WITH, self._perftest, [], arguments, {"UCX_LOG_LEVEL": "data"})
         said = "".join(one.output for one in ends)
@@ -181,7 +181,7 @@ class _Trial:
 
 
 def text(nbytes: int) -> str:
-    """What the example sends, less the byte that ends it."""
+    """The text that the example sends, without its last byte."""
     return "".join(ascii_uppercase[index % 26] for index in range(nbytes - 1))
 
 
@@ -192,7 +192,7 @@ def texts_in(said: str) -> list[str]:
 
 
 def proofs(log: str) -> dict[str, dict[str, Any]]:
-    """How often each line is there that proves use, and its first."""
+    """For each line that proves use: how often it occurs, and its first occurrence."""
     found = {what: re.findall(pattern, log) for what, pattern in EVIDENCE.items()}
     return {
         what: {"count": len(lines), "first": lines[0] if lines else None}
@@ -232,7 +232,7 @@ def by_size(timed: Sweep) -> dict[str, dict[str, list[float]]]:
 
 
 def listens(port: int) -> bool:
-    """Whether any process of this network namespace listens there; nobody notices the question."""
+    """Whether a process of this network namespace listens at a port, without connecting to it."""
     tables = (Path(f"/proc/net/{name}") for name in ("tcp", "tcp6"))
     listening = re.compile(rf"^ *\d+: \w+:{port:04X} \w+:0000 0A ", re.MULTILINE)
     return any(listening.search(table.read_text()) for table in tables if table.exists())

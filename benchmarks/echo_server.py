@@ -1,7 +1,7 @@
 """A bare server, the limit for a broker: one request, one reply with a descriptor, no state.
 
-``echo_server.py PATH`` prints a line when it listens. One thread, epoll, packets, msgpack, and
-nothing that is not needed for that; it ends with its standard input.
+``echo_server.py PATH`` prints a line when it listens. It has one thread, epoll,
+packets and msgpack, and nothing else; it ends with its standard input.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 
 class Request(msgspec.Struct, tag="get", tag_field="op"):
-    """What a client asks."""
+    """The request of a client."""
 
     id: int
     name: str

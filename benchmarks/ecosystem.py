@@ -1,4 +1,4 @@
-"""Runs the tests of every way between array libraries and gdrpy, and keeps the outcome as a table.
+"""Runs the tests of every path between array libraries and gdrpy, and keeps the outcome as a table.
 
 On a machine with a GPU those of the CUDA libraries (tests/hardware/test_matrix_gpu.py), else those
 of the host's on the simulated GPU (tests/ecosystem/test_matrix_simulated.py).
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import machine
 from gdrpy import cuda
 from publishing import as_markdown
-from run import FORMAT, RESULTS, as_text
+from results import FORMAT, add_arguments, save
 from table import Table
 from words import ABSENT
 
@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "tests"))
 
 import ways  # noqa: E402
 
-#: The classes of tests, and what the table calls what they show.
+#: The classes of tests, and the column of each in the table.
 ASPECTS = {
     "TestMemory": "memory",
     "TestStream": "streams",
@@ -46,8 +46,7 @@ FAILED = "FAILED"
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every test passed."""
     parser = argparse.ArgumentParser(prog="benchmarks/ecosystem.py", description=__doc__)
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is run, where git cannot tell")
+    add_arguments(parser)
     parser.add_argument("--table", metavar="FILE", type=Path, help="print that result as Markdown")
     options = parser.parse_args(arguments)
     if options.table:
@@ -57,21 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         "format": FORMAT,
         "header": machine.describe((), options.commit, "benchmarks/ecosystem.py"),
+        "modules": ["ecosystem"],
+        "quick": False,
         "libraries": versions(),
         "ways": rows(outcomes),
     }
-    header = result["header"]
-    name = header["gpu"].lower().removeprefix("nvidia ").removeprefix("gdrpy ").replace(" ", "-")
-    path = options.output / f"{name}-{header['date'][:10]}-ecosystem.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(result))
+    path = save(result, options.output)
     print(markdown(result), end="")
     print(path)
     return int(not outcomes or any(FAILED in of_way.values() for of_way in outcomes.values()))
 
 
 def run_tests() -> dict[str, dict[str, str]]:
-    """By way, and by what they show, what its tests came to: "passed", FAILED, "not installed"."""
+    """The outcome of the tests by way and aspect: "passed", FAILED or "not installed"."""
     where = (
         "ecosystem/test_matrix_simulated.py" if cuda.simulated() else "hardware/test_matrix_gpu.py"
     )
@@ -84,7 +81,7 @@ def run_tests() -> dict[str, dict[str, str]]:
 
 
 def outcomes(report: ElementTree.Element) -> dict[str, dict[str, str]]:
-    """As of :func:`run_tests`, from pytest's report in XML."""
+    """The same as :func:`run_tests`, from pytest's report in XML."""
     found: dict[str, dict[str, str]] = {}
     for case in report.iter("testcase"):
         aspect = ASPECTS[case.attrib["classname"].rpartition(".")[2]]
@@ -100,7 +97,7 @@ def outcomes(report: ElementTree.Element) -> dict[str, dict[str, str]]:
 
 
 def rows(outcomes: dict[str, dict[str, str]]) -> list[dict[str, str]]:
-    """What each way was shown to do, in words."""
+    """The behaviour of each way, as the tests showed it."""
     known = {str(way): way for way in (ways.SIMULATED if cuda.simulated() else ways.ON_A_GPU)}
     return [
         {"way": name}
@@ -113,7 +110,7 @@ def rows(outcomes: dict[str, dict[str, str]]) -> list[dict[str, str]]:
 
 
 def words(way: ways.Way | None, aspect: str) -> str:
-    """What a way was found to do whose tests have passed; None is a source of copies."""
+    """The behaviour of a way whose tests passed; None is a source of copies."""
     if way is None:
         return {"memory": "copied", "streams": "waited for"}[aspect]
     if aspect == "memory":
@@ -127,7 +124,7 @@ def words(way: ways.Way | None, aspect: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that are installed."""
+    """The versions of the installed libraries."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -138,7 +135,7 @@ def versions() -> dict[str, str]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """A result as a table, and what it was run on."""
+    """A result as a table, with the machine and the versions."""
     header = result["header"]
     commit = header["commit"][:12] if header["commit"] else "unknown"
     if header["dirty"]:

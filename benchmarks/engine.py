@@ -42,19 +42,19 @@ _FEW_ALIGNMENTS = ((0, 0), (33, 7))
 #: From this size on few alignments are measured, because they stop to matter.
 _LARGE = 256 * KIB
 
-#: A routine one call of which takes longer (ns), and so many times as long as the engine's, is left
-#: out of larger sizes.
+#: A routine is left out of larger sizes if a call takes longer than this (ns) and longer than this
+#: many calls of the engine.
 _TOO_LONG, _HOPELESS = 30_000_000, 3
-#: A point where the engine seems slower or faster than its best routine, or than itself, by more
-#: than this is measured for longer.
+#: A point is measured for longer if the engine's time differs by more than this part from its best
+#: routine's, or from its own second time.
 _LEVEL = 0.03
-#: What a point gets of the time of a comparison, and how many times as much then.
+#: The part of a comparison's time for a point, and the factor for a longer measurement.
 _SHARE, _LONGER = 1 / 150, 5
 
 KEYS = (SIZE, "mapping offset", "host offset")
 
 
-# Figures: the worst point of a way against the best routine and memcpy, 1 where they are level.
+# Figures: the worst point of a way against the best routine and memcpy; 1 means equal.
 
 
 def worst(way: str = ENGINE) -> str:
@@ -132,7 +132,7 @@ def _figures(session: Session, sweep: Sweep, bench: Sides) -> None:
 
 
 class Memory(Protocol):
-    """GPU memory and its CPU mapping: a region, or what has the same."""
+    """GPU memory and its CPU mapping: a region, or an object with the same attributes."""
 
     @property
     def ptr(self) -> int: ...
@@ -148,7 +148,7 @@ class Memory(Protocol):
 class Sides(ABC):
     """Where copies of up to a size begin: a line into the region, and into host memory.
 
-    ``way`` is what is held against the routines, and ``method`` what it does.
+    ``way`` is compared with the routines; ``method`` describes it.
     """
 
     native: Native
@@ -168,18 +168,18 @@ class Sides(ABC):
 
     @abstractmethod
     def copy(self, host: Bytes, start: int) -> Timed:
-        """The way's copy between host memory and the mapping from there on."""
+        """The way's copy between host memory and the mapping, from ``start`` on."""
 
     @abstractmethod
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
-        """The way, the engine's routines and memcpy, each proved to move the right bytes."""
+        """The way, the engine's routines and memcpy, each with its proof."""
 
     def only_aligned(self, _nbytes: int) -> set[str]:
-        """The ways that are measured aligned alone, for the time they take."""
+        """Slow ways, which are measured only aligned."""
         return set()
 
     def ratios(self, point: Point) -> dict[str, float | None]:
-        """How many times the way goes into the best of others; memcpy may be left out."""
+        """The time of the best other way over the time of this way; memcpy may be missing."""
         routines = sorted(point.times.keys() - {self.way, self.again, MEMCPY})
         others = {
             self.over_best: routines,
@@ -213,7 +213,7 @@ class Writes(Sides):
         return self.native.write(self.region.cpu, host, start)
 
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
-        """Each is proved to write these bytes and no others."""
+        """The ways to write; each must write these bytes and no others."""
         start = _LINE + mapping_offset
         data = self.host[host_offset : host_offset + nbytes]
         routines = {
@@ -258,7 +258,7 @@ class Reads(Sides):
         return {MEMCPY} if nbytes >= _LARGE else set()
 
     def contenders(self, nbytes: int, mapping_offset: int, host_offset: int) -> list[Contender]:
-        """Each is proved to read these bytes."""
+        """The ways to read; each must read these bytes."""
         start = _LINE + mapping_offset
         host = self.host[_LINE + host_offset : _LINE + host_offset + nbytes]
         routines = {

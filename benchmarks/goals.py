@@ -1,4 +1,4 @@
-"""Whether a run kept what gdrpy promises of its speed."""
+"""Did a run keep gdrpy's promises of speed?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSED = "missed"
 
 
 def check(session: Session, simulated: bool) -> list[dict[str, Any]]:
-    """Every goal beside what was measured; ``figure`` is None where that says nothing."""
+    """Every goal with its figure, which is None if the goal does not apply or was not measured."""
     found = {one.id: one.median for one in session.measurements if one.verified is not False}
     found |= {one.id: one.value for one in session.figures}
     where = {one.id: one.where for one in session.figures}

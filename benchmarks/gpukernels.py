@@ -16,7 +16,7 @@ class NotCompiled(Exception):
 
 
 class Kernel:
-    """A kernel, launched as one block of threads, with the same kinds of arguments each time."""
+    """A kernel, launched as one block of threads, with fixed types of arguments."""
 
     def __init__(self, function: Any, threads: int, *kinds: Any) -> None:
         self._function = function
@@ -42,7 +42,7 @@ def loaded(image: bytes, name: bytes, threads: int, *kinds: Any) -> Iterator[Ker
 
 @contextmanager
 def stream() -> Iterator[Any]:
-    """A stream of its own, which does not wait for the default one."""
+    """A stream that does not wait for the default one."""
     made = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""What of a GPU's memory and of its BAR1 is in use, as NVML tells."""
+"""Memory and BAR1 of a GPU in use, from NVML."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Nvml:
             raise NoNvml(str(error)) from None
 
     def use(self, pci: str) -> Use:
-        """Of the GPU at a PCI address. Raises NoNvml."""
+        """The use of the GPU at a PCI address. Raises NoNvml."""
         device = ctypes.c_void_p()
         self.call("nvmlDeviceGetHandleByPciBusId_v2", pci.encode(), ctypes.byref(device))
         found = []
@@ -71,14 +71,14 @@ def nvml() -> Iterator[Nvml]:
 
 
 def users() -> set[int]:
-    """The processes that have a GPU's device file open, as far as one may look."""
+    """The processes that have a GPU's device file open, as far as this user may see."""
     return {int(one.name) for one in Path("/proc").glob("[0-9]*") if _has_gpu_open(one)}
 
 
 def _has_gpu_open(process: Path) -> bool:
     try:
         links = list((process / "fd").iterdir())
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return False
     return any(_target(link).startswith("/dev/nvidia") for link in links)
 

@@ -1,15 +1,19 @@
-"""Timing: contenders take turns, and each proves that it moves the right bytes."""
+"""Comparisons: contenders take turns, and each proves that it moves the right bytes.
+
+Samples are taken by the same code as those of ``gdrpy copybw`` and the other commands.
+"""
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
 import time
 import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from gdrpy.cli.measure import timing
+from gdrpy.cli.measure.timing import Samples, take_turns
 
 MAX_SAMPLES = 100
 MIN_SAMPLES = 7
@@ -18,28 +22,23 @@ MIN_SAMPLES = 7
 SHORTEST_BATCH = 100_000
 LONGEST_BATCH = 5_000_000
 
-_random = random.Random(1)
-
-#: What a time in ns is multiplied with for a unit.
+#: The factor from ns to each unit.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
 #: Thousands of requests a second.
 REQUEST_RATE_UNIT = "kHz"
 
 
-class Timed(Protocol):
-    """Something that can be done once, for what it does, and many times, for how long it takes."""
+class Timed(timing.Timed, Protocol):
+    """Something that can be done once, for its effect, and many times in a row, for its time."""
 
     def once(self) -> Any:
-        """Do it, and give what it gives, if anything."""
-
-    def batch(self, calls: int) -> int:
-        """Do it so many times; the nanoseconds that took."""
+        """Do it once; returns its result, if any."""
 
 
 class Statement:
     """A Python statement in timeit's loop, the names it uses bound beforehand.
 
-    What it assigns to ``result`` is what :meth:`once` gives.
+    :meth:`once` returns the value that it assigns to ``result``.
     """
 
     def __init__(self, text: str, **names: Any) -> None:
@@ -56,13 +55,22 @@ class Statement:
         return int(self._timer.timeit(calls))
 
 
-#: Does a thing once and tells whether the right bytes arrived.
+@dataclass(frozen=True)
+class Check:
+    """A condition that must hold beside what is measured, and what was found."""
+
+    what: str
+    passed: bool
+    found: str
+
+
+#: Does a thing once, and returns whether the right bytes arrived.
 Verify = Callable[[Timed], bool]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do what is compared. ``verify`` is None where no data is moved."""
+    """One of the ways that are compared. ``verify`` is None if it moves no data."""
 
     way: str
     method: str
@@ -72,7 +80,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Topic:
-    """What is measured, less the way it is done."""
+    """The subject of a measurement, without the way."""
 
     module: str
     operation: str
@@ -98,7 +106,7 @@ class Measurement:
 
     @property
     def id(self) -> str:
-        """Its name among a run's measurements."""
+        """Its name among the measurements of a run."""
         return identifier(self.topic.module, self.topic.operation, self.topic.nbytes, self.way)
 
     @property
@@ -107,9 +115,8 @@ class Measurement:
 
     def json(self) -> dict[str, Any]:
         """As plain values. A rate has no p99: its slow end is the minimum."""
-        ordered = sorted(self.samples)
+        samples = Samples(self.samples)
         is_rate = self.topic.unit not in TIME_UNITS
-        p99 = None if is_rate else ordered[math.ceil(0.99 * len(ordered)) - 1]
         return {
             "id": self.id,
             "module": self.topic.module,
@@ -121,18 +128,18 @@ class Measurement:
             "derived": self.derived,
             "verified": self.verified,
             "calls_per_sample": self.calls_per_sample,
-            "count": len(ordered),
-            "median": _round(self.median),
-            "min": _round(ordered[0]),
-            "p99": None if p99 is None else _round(p99),
-            "max": _round(ordered[-1]),
+            "count": len(self.samples),
+            "median": _round(samples.median),
+            "min": _round(samples.minimum),
+            "p99": None if is_rate else _round(samples.percentile(99)),
+            "max": _round(samples.maximum),
             "samples": [_round(sample) for sample in self.samples],
         }
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure taken from many points, and the point that it is of, in words."""
+    """One figure taken from many points, and its point in words."""
 
     id: str
     value: float
@@ -162,9 +169,9 @@ def _round(value: float) -> float:
 
 @dataclass
 class Session:
-    """One run: how long to measure, and what was found so far.
+    """One run: the time for measuring, and the findings so far.
 
-    ``seconds`` is the time for each comparison; ``step`` is told what comes next.
+    ``seconds`` is the time for each comparison; ``step`` receives the name of the next one.
     """
 
     seconds: float
@@ -175,6 +182,10 @@ class Session:
     figures: list[Figure] = field(default_factory=list)
     distributions: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
+    begun: float = field(default_factory=time.monotonic)
+
+    def seconds_since_begun(self) -> float:
+        return round(time.monotonic() - self.begun, 1)
 
     def add(self, measurement: Measurement) -> Measurement:
         """Keep a measurement."""
@@ -192,14 +203,15 @@ class Session:
         batch = min(
             max(self.seconds * 1e9 / MAX_SAMPLES / len(contenders), SHORTEST_BATCH), LONGEST_BATCH
         )
-        turns = take_turns(contenders, self.seconds, batch, MIN_SAMPLES, MAX_SAMPLES)
+        timed = [one.timed for one in contenders]
+        turns = take_turns(timed, self.seconds, batch, MIN_SAMPLES, MAX_SAMPLES)
 
         found = {}
         for contender, turn in zip(contenders, turns, strict=True):
             right = verified[contender.way]
             if right is not None:
                 right = right and verify(contender) is True
-            samples = [topic.sample(taken) for taken in turn.samples]
+            samples = [topic.sample(taken) for taken in turn.values]
             found[contender.way] = self.add(
                 Measurement(topic, contender.way, contender.method, samples, turn.calls, right)
             )
@@ -210,7 +222,7 @@ class Session:
         self.figures.append(figure)
 
     def derive_difference(self, one: Measurement, other: Measurement) -> None:
-        """Add what ``one`` takes more than ``other``, round by round."""
+        """Add the time of ``one`` less the time of ``other``, round by round."""
         self.add(
             Measurement(
                 one.topic,
@@ -224,47 +236,5 @@ class Session:
 
 
 def verify(contender: Contender) -> bool | None:
-    """Whether a contender moves the right bytes, None where it moves none."""
+    """Whether a contender moves the right bytes; None if it moves none."""
     return None if contender.verify is None else contender.verify(contender.timed)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """What one contender took in its turns: ns a call, each the mean of ``calls`` calls."""
-
-    calls: int
-    samples: list[float]
-
-
-def take_turns(
-    contenders: Sequence[Contender], seconds: float, batch: float, least: int, most: int
-) -> list[Turns]:
-    """Time contenders in turns, with batches of about so many ns.
-
-    The order of each round is drawn by lot, so that nobody always follows the same one, and what
-    that leaves in the CPU's caches; and nobody follows itself. There are ``least`` to ``most``
-    rounds, within ``seconds`` where ``least`` allows it.
-    """
-    turns = [Turns(calls_for(one.timed, batch), []) for one in contenders]
-    order = list(zip(contenders, turns, strict=True))
-    deadline = time.monotonic() + seconds
-    rounds = 0
-    while rounds < least or (rounds < most and time.monotonic() < deadline):
-        last = order[-1]
-        _random.shuffle(order)
-        if order[0] is last:
-            order.reverse()
-        for contender, turn in order:
-            turn.samples.append(contender.timed.batch(turn.calls) / turn.calls)
-        rounds += 1
-    return turns
-
-
-def calls_for(timed: Timed, nanoseconds: float) -> int:
-    """How many calls take about so long."""
-    calls = 1
-    while True:
-        taken = max(timed.batch(calls), 1)
-        if taken >= nanoseconds / 2:
-            return max(1, round(calls * nanoseconds / taken))
-        calls *= max(2, min(10, int(nanoseconds / taken)))

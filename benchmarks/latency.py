@@ -1,4 +1,4 @@
-"""Small copies and single words: what a call costs from Python, from C, and by other libraries."""
+"""Small copies and single words: the cost of a call from Python, from C, and by other libraries."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The C library libgdrapi: what pins and maps cost, its copies, and what it leaves behind."""
+"""The C library libgdrapi: the cost of pins and maps, its copies, and its leaks."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import engine
-from freshprocess import found_by
+from freshprocess import Times, found_by
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
 from harness import Figure, Measurement, Session, Timed, Topic
@@ -29,7 +28,7 @@ CYCLE = "pin, map, copy 4 KiB in and out, unmap, unpin"
 LEFT = "left by the cycles"
 DESCRIPTORS, BAR1, GPU_MEMORY, RESIDENT = "descriptors", "BAR1", "GPU memory", "resident memory"
 
-#: What a child tells, as rows of the table.
+#: The times of a child, as rows of the table.
 _CALLS = {
     "open": "gdr_open",
     "first pin": "gdr_pin_buffer, the first of a process",
@@ -79,7 +78,7 @@ class Reads(engine.Reads):
 
 
 def run(session: Session) -> None:
-    """Measure the library into the session. Raises NotBuilt where it is not built."""
+    """Measure the library into the session. Raises NotBuilt if it is not built."""
     with tempfile.TemporaryDirectory(prefix="gdrpy-bench-") as folder:
         library = build(Path(folder))
         for kind in KINDS:
@@ -91,19 +90,13 @@ def run(session: Session) -> None:
 
 def _calls(session: Session, library: Path, kind: str) -> None:
     """Each call alone, in fresh processes."""
-    taken: dict[str, list[int]] = defaultdict(list)
-    verified = True
+    times = Times(session, MODULE)
     for number in range(_PROCESSES_QUICK if session.quick else _PROCESSES):
         session.step(f"{MODULE}: {kind}, process {number + 1}")
-        found = found_by(_CHILD, library, kind, _BUFFERS)
-        verified = verified and found.pop("verified")
-        for what, times in found.items():
-            taken[what] += times
-    for what, operation in _CALLS.items():
-        topic = Topic(MODULE, operation, unit="ms")
-        samples = [topic.sample(time) for time in taken[what]]
-        method = f"64 KiB of a buffer of {kind}, in a process that has a CUDA context"
-        session.add(Measurement(topic, kind, method, samples, verified=verified))
+        times.add(found_by(_CHILD, library, kind, _BUFFERS))
+    method = f"64 KiB of a buffer of {kind}, in a process that has a CUDA context"
+    for name, operation in _CALLS.items():
+        times.report(name, operation, method, kind)
 
 
 def _copies(session: Session, gdr: Gdr) -> None:
@@ -121,14 +114,14 @@ def _copies(session: Session, gdr: Gdr) -> None:
 
 
 def _cycles(session: Session, gdr: Gdr) -> None:
-    """Very many pins, one after the other, and what is in use more than before."""
+    """Many pins, one after the other, and the resources in use afterwards."""
     batches, batch = (_BATCHES_QUICK, _BATCH_QUICK) if session.quick else (_BATCHES, _BATCH)
     session.step(f"{MODULE}: {batches * batch} cycles")
     data, back = payload(_COPIED), np.empty(_COPIED, np.uint8)
     with _allocated(_PINNED) as ptr:
         cycles = gdr.cycles(ptr, _PINNED, data, back)
         cycles.batch(batch)
-        _in_use()  # NVML keeps memory and a descriptor of its own from its first use on
+        _in_use()  # from its first use on NVML keeps memory and a descriptor
         before = _in_use()
         taken = [cycles.batch(batch) for _ in range(batches)]
         after = _in_use()
@@ -144,7 +137,7 @@ def _cycles(session: Session, gdr: Gdr) -> None:
 
 
 def _in_use() -> dict[str, int]:
-    """Of this process and of the GPU; the simulated one cannot be asked."""
+    """Resources of this process and of the GPU; a simulated GPU reports none."""
     found = {
         DESCRIPTORS: len(list(Path("/proc/self/fd").iterdir())),
         RESIDENT: int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,

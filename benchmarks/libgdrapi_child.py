@@ -28,7 +28,7 @@ _COPIED = 64
 
 @contextmanager
 def buffers(kind: str, count: int) -> Iterator[list[int]]:
-    """Buffers of 2 MiB, each with memory of its own."""
+    """Buffers of 2 MiB, each a separate allocation."""
     if kind == CREATE:
         made = [vmm.create(2 << 20) for _ in range(count)]
         yield [int(one.ptr) for one in made if one.ptr]
@@ -42,7 +42,7 @@ def buffers(kind: str, count: int) -> Iterator[list[int]]:
 
 
 def is_seen(pinned: Pinned) -> bool:
-    """Whether the GPU has what is written, and what the GPU has is read."""
+    """Whether written bytes reach the GPU, and bytes of the GPU are read."""
     data, gpu = payload(_COPIED), GpuBytes(pinned.ptr)
     pinned.write(data, 0).once()
     if not same(gpu.get(_COPIED), data):
@@ -54,7 +54,7 @@ def is_seen(pinned: Pinned) -> bool:
 
 
 def main(library: str, kind: str, count: int) -> dict[str, Any]:
-    """Pin and map each buffer, then take them all away."""
+    """Pin and map each buffer, then release them all."""
     with cuda.context(0), buffers(kind, count) as ptrs, opened(Path(library)) as gdr:
         pinned = [gdr.pin(ptr, _PINNED) for ptr in ptrs]
         verified = all(is_seen(one) for one in pinned)

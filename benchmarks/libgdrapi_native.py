@@ -69,13 +69,13 @@ class Gdr:
         self._handle = library.gdr_open()
         self.opening_ns = time.perf_counter_ns() - start
         if not self._handle:
-            raise OSError("gdr_open() gave NULL; GDRCOPY_ENABLE_LOGGING=1 tells why")
+            raise OSError("gdr_open() returned NULL; GDRCOPY_ENABLE_LOGGING=1 shows why")
 
     def close(self) -> None:
         _check("gdr_close", self._library.gdr_close(self._handle))
 
     def pin(self, ptr: int, nbytes: int) -> Pinned:
-        """Pin and map so many bytes. Raises OSError."""
+        """Pin and map ``nbytes`` bytes. Raises OSError."""
         pinned = _Pinned()
         _check("pin and map", self._library.bench_pin(self._handle, ptr, nbytes, pinned))
         return Pinned(self._library, self._handle, pinned, ptr, nbytes)
@@ -98,13 +98,13 @@ class Cycles(Loop):
 
 @dataclass
 class View:
-    """Where a mapping is, as native.py asks it."""
+    """The address of a mapping, in the form that native.py takes."""
 
     address: int
 
 
 class Pinned:
-    """A buffer pinned and mapped. As a region has, ``ptr``, ``nbytes`` and its ``cpu`` mapping."""
+    """A buffer, pinned and mapped. Like a region it has ``ptr``, ``nbytes`` and ``cpu``."""
 
     def __init__(
         self, library: ctypes.CDLL, gdr: int, pinned: _Pinned, ptr: int, nbytes: int

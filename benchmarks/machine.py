@@ -1,4 +1,4 @@
-"""What a run was made on: everything that a figure must travel with."""
+"""The machine of a run: everything that a figure must travel with."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from gdrpy.copies.tuning import limits
 
 _ROOT = Path(__file__).resolve().parent.parent
 
-#: The environment variables that decide what is measured.
+#: The environment variables that affect the figures.
 _CHOICES = ("CUDA_VISIBLE_DEVICES", "GDRPY_BACKEND", "GDRPY_SIM", "GDRPY_TUNING")
 
 _PCI = Path("/sys/bus/pci/devices")
 
 
-#: The script whose arguments they are, if nothing else is said.
+#: The default script.
 RUN = "benchmarks/run.py"
 
 
 def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) -> dict[str, Any]:
-    """The header of a result. None is what cannot be known here.
+    """The header of a result. Unknown values are None.
 
-    ``arguments`` are the command line's of a script, ``commit`` what it says where git is not there
-    to ask.
+    ``arguments`` are those of the script; ``commit`` is its option for machines without git.
     """
     gpu = cuda.device_info(0)
     with gdrpy.alloc(1) as region:
@@ -80,12 +79,12 @@ def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) ->
 
 
 def kernel_version() -> str:
-    """The running kernel's, without what its distributor adds: ``6.12.48``."""
+    """The version of the running kernel, without its distributor's suffix: ``6.12.48``."""
     return platform.release().partition("-")[0]
 
 
 def command(arguments: Sequence[str], script: str = RUN) -> str:
-    """The command from the top of a checkout that measures the same again."""
+    """The command that repeats the measurement from the top of a checkout."""
     chosen = [f"{name}={os.environ[name]}" for name in _CHOICES if os.environ.get(name)]
     return shlex.join([*chosen, "python", script, *arguments])
 
@@ -101,7 +100,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def _dirty() -> bool | None:
-    """Whether a file that git knows differs from the commit."""
+    """Whether a tracked file differs from the commit."""
     changed = _git("status", "--porcelain", "--untracked-files=no")
     return None if changed is None else bool(changed)
 
@@ -127,7 +126,7 @@ def _pcie_link(pci: str) -> str | None:
 
 
 def _clock_resolution() -> int:
-    """The smallest step, in ns, that the clock was seen to make."""
+    """The smallest observed step of the clock in ns."""
     steps = []
     for _ in range(1000):
         before = after = time.perf_counter_ns()

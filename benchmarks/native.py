@@ -24,11 +24,11 @@ MEMCPY = "memcpy"
 
 
 class NotBuilt(Exception):
-    """The C routine cannot be measured here; the message says why."""
+    """The C routine cannot be measured here, for the reason in the message."""
 
 
 class Loop:
-    """A loop in C that is told how many calls to make, and gives the nanoseconds it took."""
+    """A loop in C that makes a number of calls and returns the nanoseconds."""
 
     def __init__(self, function: Any, *arguments: Any, keep: object = None) -> None:
         self._function = function
@@ -45,8 +45,8 @@ class Loop:
 class Native:
     """native.c, compiled with the copy engine as setup.py does it. Raises NotBuilt.
 
-    Each method gives a loop over one way to copy; host memory is given as an array of bytes, and
-    ``offset`` is where in the mapping.
+    Each method returns a loop over one way to copy; host memory is an array of bytes, and
+    ``offset`` is the place in the mapping.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Native:
         return Loop(self._library.bench_store, mapping.address, value)
 
     def exchange(self, ping: Flag, reply: Flag, rounds: int) -> list[int]:
-        """Exchanges with a responder, as :func:`gdrpy.cli.pingpong.play`: nanoseconds of each."""
+        """Exchanges with a responder as ``gdrpy pplat`` plays them: nanoseconds of each."""
         samples = np.zeros(rounds, np.uint64)
         words = (flag.mapping.address + flag.offset for flag in (ping, reply))
         limit = 1_000_000_000

@@ -1,4 +1,4 @@
-"""NCCL on two GPUs over sockets, with GDRCopy and without: is it right, is it in use, how fast.
+"""NCCL on two GPUs over sockets, with GDRCopy and without: is it right, is it used, how fast?
 
 NCCL is the one that torch brings. It is told to use its socket network alone, and GDRCopy as it
 finds it: ``libgdrapi.so`` in ``--library DIR``.
@@ -10,19 +10,17 @@ import argparse
 import importlib.util
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import machine
-from checks import Check
 from gdrpy import cuda
-from harness import Session
+from harness import Check, Session
 from nccl_pair import RankFailed
 from nccl_trial import ENVIRONMENTS, MODULE, Trial
-from run import FORMAT, RESULTS, save, show
+from results import add_arguments, result, save, show
 from tables import wrong_data
 
 SCRIPT = "benchmarks/nccl.py"
@@ -32,14 +30,13 @@ SECONDS = 2.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line; what cannot be is refused with exit status 2."""
+    """The command line; wrong usage ends with exit status 2."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument(
         "--library", dest="folder", metavar="DIR", type=Path, required=True, help="libgdrapi.so's"
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each size timed")
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     if not 0 < options.seconds <= 20:
         parser.error("--seconds must be more than 0 and at most 20")
@@ -50,7 +47,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def measuring_arguments(options: argparse.Namespace) -> list[str]:
-    """The arguments that decide what is measured, less where this machine keeps the library."""
+    """The arguments that affect the figures, without this machine's folders."""
     arguments = ["--library", options.folder.name]
     if options.seconds != SECONDS:
         arguments += ["--seconds", f"{options.seconds:g}"]
@@ -58,7 +55,7 @@ def measuring_arguments(options: argparse.Namespace) -> list[str]:
 
 
 def why_not() -> str | None:
-    """Why nothing can be measured on this machine, None if it can."""
+    """Why this machine cannot measure it, or None."""
     count = 0 if cuda.simulated() else cuda.device_count()
     if count < 2:
         return f"needs two GPUs, and this machine has {count or 'none'}"
@@ -69,7 +66,6 @@ def why_not() -> str | None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The result as plain values."""
-    start = time.monotonic()
     header = machine.describe(measuring_arguments(options), options.commit, SCRIPT)
     session = Session(options.seconds, False, lambda what: print(what, file=sys.stderr, flush=True))
     with tempfile.TemporaryDirectory(prefix="gdrpy-nccl-") as folder:
@@ -78,38 +74,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             trial.all(session)
         except RankFailed as error:
             trial.checks.append(Check("every rank answers", False, str(error)))
-    return {
-        "format": FORMAT,
-        "note": None,
-        "header": header | {"gpus": 2, "nccl": trial.versions.get("nccl")},
-        "modules": [MODULE],
-        "quick": False,
-        "seconds_per_comparison": options.seconds,
-        "duration_s": round(time.monotonic() - start, 1),
-        "durations_s": {MODULE: round(time.monotonic() - start, 1)},
-        "measurements": [],
-        "absent": [],
-        "sweeps": [one.json() for one in session.sweeps],
-        "figures": [],
-        "distributions": [],
-        "goals": [],
-        "environments": ENVIRONMENTS,
-        "logs": trial.logs,
-        "checks": [asdict(one) for one in trial.checks],
-    }
+    header |= {"gpus": 2, "nccl": trial.versions.get("nccl")}
+    return result(
+        session,
+        header,
+        [MODULE],
+        {MODULE: session.seconds_since_begun()},
+        environments=ENVIRONMENTS,
+        logs=trial.logs,
+        checks=[asdict(one) for one in trial.checks],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if a check failed, 2 for wrong usage or where it cannot run."""
+    """The exit status: 0, 1 if a check failed, 2 for wrong usage or if it cannot run."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if reason := why_not():
         print(f"{SCRIPT}: {reason}", file=sys.stderr)
         return 2
-    result = measure(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = save(result, options.output)
-    show(result, path)
-    return int(bool(wrong_data(result)) or not all(one["passed"] for one in result["checks"]))
+    measured = measure(options)
+    show(measured, save(measured, options.output))
+    return int(bool(wrong_data(measured)) or not all(one["passed"] for one in measured["checks"]))
 
 
 if __name__ == "__main__":

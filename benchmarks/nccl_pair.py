@@ -1,4 +1,4 @@
-"""Two ranks as processes, one for each GPU, that do together what they are asked."""
+"""Two ranks as processes, one for each GPU, that carry out requests together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 
 RANK = (sys.executable, str(Path(__file__).resolve().parent / "nccl_rank.py"))
 
-#: Seconds until a rank that does not answer is given up.
+#: Seconds to wait for the answer of a rank.
 _PATIENCE = 90
-#: Seconds until a rank whose peer was killed is ended too.
+#: Seconds until a rank must end after its peer was killed.
 _GRIEF = 30
 
 
 class RankFailed(Exception):
-    """A rank ended, or did not answer; the message has the end of what it said."""
+    """A rank ended, or did not answer; the message has the end of its output."""
 
 
 class Pair:
@@ -137,7 +137,7 @@ def _status_words(status: int) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has now."""
+    """A free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -32,7 +32,7 @@ def data(nbytes: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
 
 
 def check(nbytes: int, name: str) -> bool:
-    """Whether one all-reduce of so many bytes gives exactly the sum."""
+    """Whether one all-reduce of ``nbytes`` gives exactly the sum."""
     dtype = getattr(torch, name)
     mine = data(nbytes, dtype, dist.get_rank())
     dist.all_reduce(mine)
@@ -51,7 +51,7 @@ def check_group(count: int) -> bool:
 
 
 def timed(nbytes: int, calls: int) -> int:
-    """Nanoseconds that so many all-reduces take, the other rank being ready."""
+    """Nanoseconds of ``calls`` all-reduces, with the other rank ready."""
     zeros = torch.zeros(max(1, nbytes // 4), device="cuda")
     dist.all_reduce(zeros)
     torch.cuda.synchronize()
@@ -63,7 +63,7 @@ def timed(nbytes: int, calls: int) -> int:
 
 
 def iterate(count: int) -> int:
-    """How many of so many all-reduces, of sizes that change, were right in every element."""
+    """The number of all-reduces, of changing sizes, that were right in every element."""
     right = torch.zeros((), dtype=torch.int64, device="cuda")
     ones = [torch.ones(nbytes // 4, device="cuda") for nbytes in (4, 4 << 10, 64 << 10, 1 << 20)]
     for number in range(count):
@@ -106,7 +106,7 @@ def answer(value: Any) -> None:
 
 
 def main(rank: int, port: int) -> None:
-    """Meet the other rank, then do what is asked until the input ends."""
+    """Meet the other rank, then carry out requests until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     torch.cuda.set_device(rank)
     dist.init_process_group(

@@ -1,4 +1,4 @@
-"""Ranks of NCCL put to the trial: right sums, GDRCopy in use, times, a killed rank."""
+"""Trials of NCCL's ranks: right sums, use of GDRCopy, times, a killed rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import gpumemory
-from checks import Check
 from gdrpy import cuda
-from harness import Contender, Session, Timed
+from harness import Check, Contender, Session, Timed
 from nccl_log import Log
 from nccl_pair import Pair
 from sweep import AGAIN, SIZE, Sweep
@@ -24,7 +23,7 @@ OPERATION = "all-reduce, two GPUs over sockets"
 WITH = "GDRCopy"
 WITH_AGAIN = f"{WITH} {AGAIN}"
 WITHOUT = "without"
-#: NCCL then allocates by cudaMalloc what it pins, and not by cuMemCreate.
+#: NCCL then allocates the memory that it pins by cudaMalloc, not by cuMemCreate.
 ON_CUDA_MALLOC = "GDRCopy on cudaMalloc"
 GAIN = "without over GDRCopy"
 OVER_ITSELF = "GDRCopy over itself"
@@ -44,7 +43,7 @@ _WAYS = {
     WITHOUT: {"NCCL_GDRCOPY_ENABLE": "0"},
 }
 
-#: What each way's ranks run in, besides where libgdrapi.so and the log are.
+#: The environment of each way's ranks, besides the paths of libgdrapi.so and of the log.
 ENVIRONMENTS = {way: _SOCKETS_ALONE | more for way, more in _WAYS.items()}
 
 _TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
@@ -55,15 +54,15 @@ _TIMED = tuple(4 << power for power in range(0, 27, 2))
 _GROUP = 1000
 _ITERATIONS = 1000
 
-#: How a rank that lost its peer may not end; torch itself ends it by SIGABRT.
+#: Signals that a rank must not end by when it lost its peer; torch itself ends it by SIGABRT.
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP")
 
-#: Seconds in which a GPU must have its memory back.
+#: Seconds until a GPU must have its memory back.
 _SETTLED = 15
 
 
 class Collective:
-    """A pair's all-reduce of so many bytes, timed."""
+    """An all-reduce of ``nbytes`` by a pair, timed."""
 
     def __init__(self, pair: Pair, nbytes: int) -> None:
         self._pair = pair
@@ -82,7 +81,7 @@ def _is_right(timed: Timed) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """What is in use of each GPU, and by whom."""
+    """The memory in use of each GPU, and its processes."""
 
     uses: tuple[gpumemory.Use, ...]
     users: frozenset[int]
@@ -96,7 +95,7 @@ class State:
 
 
 def _state() -> State:
-    """With a context of this process on each GPU, so that none is started or stopped meanwhile."""
+    """The state now. This process has a context on each GPU, so the GPUs stay started."""
     for ordinal in range(2):
         cuda.primary_context(ordinal)
     with gpumemory.nvml() as nvml:
@@ -105,7 +104,7 @@ def _state() -> State:
 
 
 class Trial:
-    """The pairs of ranks, what they were asked, and what came out."""
+    """The pairs of ranks, and the checks of their answers."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self._library = library
@@ -154,7 +153,7 @@ class Trial:
         )
 
     def _logged(self, way: str, pair: Pair) -> None:
-        """What the ranks have logged, after they made all of their channels."""
+        """Check the logs of the ranks, after they made all channels."""
         logs = [Log.read(path.read_text(errors="replace")) for path in pair.folder.glob("*.log")]
         self.logs[way] = [log.json() for log in logs]
         reasons = [reason for log in logs if (reason := log.why_not_in_use())]
@@ -171,7 +170,7 @@ class Trial:
             self._check(f"log with {way}", not reasons, words)
 
     def _use(self) -> None:
-        """What a rank has loaded and mapped, beside one that has no GDRCopy."""
+        """Compare the mappings of a rank with those of a rank without GDRCopy."""
         found, plain = (self._pairs[way].ask("mappings")[0] for way in (WITH, WITHOUT))
         more = found["mappings"] - plain["mappings"]
         loaded = ", ".join(found["libraries"])
@@ -227,7 +226,7 @@ class Trial:
             )
 
     def _left(self, before: State) -> None:
-        """What the ranks left behind, after a while."""
+        """Check that the ranks left nothing behind, after a while."""
         deadline = time.monotonic() + _SETTLED
         while (after := _state()).exceeds(before) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The page about performance, made of a result, its plots, and what was noted on missed goals."""
+"""The page about performance, made of a result, its plots, and notes on missed goals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter: what it says, and the module and plots that it shows."""
+    """A chapter: its words, its module and its plots."""
 
     title: str
     module: str
@@ -165,7 +165,7 @@ def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
 
 
 def _choice(header: dict[str, Any]) -> str:
-    """By which limits copies took their ways."""
+    """The limits by which copies chose their ways."""
     measured_here = header["limits_measured"]
     source = (
         "`gdrpy tune` had measured them on this machine" if measured_here else "they are built in"
@@ -208,7 +208,7 @@ def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterato
 
 
 def _shortfall(goal: dict[str, Any], note: str | None) -> str:
-    """By how much a goal was missed, and what was noted on it."""
+    """The distance from a missed goal, and the note on it."""
     figure, bound = goal["figure"], goal["bound"]
     should = with_unit(f"{goal['relation']} {bound:g}", goal["unit"])
     by = ""

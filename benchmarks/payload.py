@@ -31,7 +31,7 @@ _seen: Bytes = np.empty(0, np.uint8)
 
 
 def payload(nbytes: int) -> Bytes:
-    """Random bytes without STALE among them, others in each call; not to be changed."""
+    """New random bytes without STALE among them. Do not change them."""
     global _noise
     if _noise.size < nbytes + _STARTS:
         _noise = np.resize(_noise, nbytes + _STARTS)
@@ -56,7 +56,7 @@ class GpuBytes:
         cuda.call("cuCtxSynchronize")
 
     def get(self, nbytes: int) -> Bytes:
-        """Its first bytes, in memory that the next call uses again."""
+        """Its first bytes, in memory that the next call reuses."""
         global _seen
         if _seen.size < nbytes:
             _seen = np.empty(nbytes, np.uint8)
@@ -70,7 +70,7 @@ def as_bytes(buffer: Any) -> Bytes:
 
 
 def same(one: Bytes, other: Bytes) -> bool:
-    """Whether two contiguous arrays hold the same bytes: as array_equal, without its copies."""
+    """Whether two contiguous arrays hold the same bytes; array_equal would copy."""
     return one.nbytes == other.nbytes and not _memcmp(
         one.ctypes.data, other.ctypes.data, one.nbytes
     )
@@ -101,7 +101,7 @@ def fills(gpu: GpuBytes, buffer: Bytes) -> Verify:
 
 
 def returns(gpu: GpuBytes, nbytes: int, seen: Callable[[Any], Bytes] = as_bytes) -> Verify:
-    """Proves that a call reads the GPU memory and gives it as its result."""
+    """Proves that a call returns the bytes of the GPU memory."""
 
     def verify(timed: Timed) -> bool:
         data = payload(nbytes)

@@ -12,9 +12,9 @@ import gdrpy
 import gpukernels
 import native
 from gdrpy import Flag, cuda
-from gdrpy.cli.distribution import Distribution, Scale
-from gdrpy.cli.pingpong import play, responder
-from gdrpy.cli.sampling import clock, undisturbed
+from gdrpy.cli.measure.distribution import Scale
+from gdrpy.cli.measure.pingpong import play, responder
+from gdrpy.cli.measure.timing import Samples, clock, undisturbed
 from harness import Figure, Session, identifier
 
 MODULE = "pingpong"
@@ -36,7 +36,7 @@ Play = Callable[[Flag, Flag, int], list[int]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to play: with which flags, and how."""
+    """One way to play: its flags, and its player."""
 
     ping: Flag
     reply: Flag
@@ -80,7 +80,7 @@ def run(session: Session) -> None:
 
 
 def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
-    """What Flag.set and Flag.wait do, without Python, if it can be built."""
+    """The same as Flag.set and Flag.wait without Python, if it can be built."""
     try:
         exchange = native.built().exchange
     except native.NotBuilt as error:
@@ -90,8 +90,8 @@ def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
 
 
 def _keep(session: Session, ways: dict[str, Way], samples: dict[str, list[int]], who: str) -> None:
-    shown = {name: Distribution(name, times) for name, times in samples.items()}
-    scale = Scale(list(shown.values()), _BINS)
+    shown = {name: Samples(times) for name, times in samples.items()}
+    scale = Scale(shown.values(), _BINS)
     for name, one in shown.items():
         method = f"{ways[name].method}; the clock is read around each exchange; answers: {who}"
         session.distributions.append(
@@ -119,7 +119,7 @@ def _us(found: dict[str, float]) -> dict[str, float]:
 
 @contextmanager
 def _copying(memory: gdrpy.Mapping) -> Iterator[Play]:
-    """Exchanges whose flag is sent by a DMA copy, queued in a stream of its own."""
+    """Exchanges whose flag is sent by a DMA copy in a separate stream."""
     with gpukernels.stream() as stream:
         yield _copied(memory, stream)
 

@@ -1,4 +1,4 @@
-"""Draws what run.py found as SVG files beside the result: ``python benchmarks/plots.py FILE``."""
+"""Draws a result of run.py as SVG files beside it: ``python benchmarks/plots.py FILE``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import engine
 import pingpong
 import threads
 import transfers
-from hostmemory import PAGEABLE, PINNED, way
 from rivals import NAMES
 from sweep import SIZE
 from sweep_tables import RATES_FROM, Sweep, rates
-from words import size_words
+from words import PAGEABLE, PINNED, size_words, way
 
 #: Text stays text, and the same data gives the same file.
 _STYLE = {"svg.fonttype": "none", "svg.hashsalt": "gdrpy", "font.size": 9}
@@ -30,7 +29,7 @@ Paint = Callable[..., None]
 
 
 def draw_if_possible(result: Result, path: Path) -> list[Path]:
-    """The same where matplotlib is installed; where it is not, say so."""
+    """Draw the plots if matplotlib is installed; else print that it is missing."""
     if find_spec("matplotlib") is None:
         print("no plots: matplotlib is not installed", file=sys.stderr)
         return []
@@ -38,7 +37,7 @@ def draw_if_possible(result: Result, path: Path) -> list[Path]:
 
 
 def draw(result: Result, path: Path) -> list[Path]:
-    """Write a plot for each thing that was measured, named after the result. Needs matplotlib."""
+    """Write the plots of all measured modules, named after the result. Needs matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -59,12 +58,12 @@ def draw(result: Result, path: Path) -> list[Path]:
 
 
 def plot_path(path: Path, name: str) -> Path:
-    """Where the plot of that name of a result lies."""
+    """The path of a result's plot."""
     return path.with_name(f"{path.stem}-{name}.svg")
 
 
 def _find(result: Result, module: str, operation: str) -> Any:
-    """A sweep, or all distributions, of a module; None where it was not run."""
+    """A sweep, or all distributions, of a module; None if it was not run."""
     found = [
         one
         for one in (*result["sweeps"], *result["distributions"])
@@ -143,7 +142,7 @@ def _line(
     label: str,
     shown: range,
 ) -> None:
-    """One way against the size, if it took part."""
+    """Draw one way against the size, if it took part."""
     points = [
         (size, value)
         for size, value in zip(sweep["by"][SIZE], columns.get(name, ()), strict=False)
@@ -177,7 +176,7 @@ def _by_size(axes: Any, title: str, ylabel: str) -> None:
 
 _TRANSFERS = ((transfers.MODULE, transfers.WRITE), (transfers.MODULE, transfers.READ))
 
-#: Rows and columns of panels, what they show, and who paints it, by the plot's name.
+#: By the plot's name: rows and columns of panels, their data, and the painter.
 _PLOTS: dict[str, tuple[int, int, tuple[tuple[str, str], ...], Paint]] = {
     "latency": (1, 2, _TRANSFERS, _latency),
     "bandwidth": (2, 2, _TRANSFERS, _bandwidth),

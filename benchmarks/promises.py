@@ -16,9 +16,9 @@ import scatter
 import threads
 import transfers
 from harness import identifier
-from hostmemory import PAGEABLE, PINNED, way
 from rivals import BINDINGS
 from sweep import figure_id, rate_name
+from words import PAGEABLE, PINNED, way
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Goal:
     """A bound for the median of the measurement ``source``, or for the figure of that id.
 
     With ``relative_to``, ids of rivals, the figure is how many times it goes into the least of
-    theirs. ``control`` is the figure of what is level with itself, measured in the same way.
+    theirs. ``control`` is the same figure of two equal ways, measured in the same way.
     """
 
     words: str
@@ -40,7 +40,7 @@ class Goal:
     simulated: bool = False
 
     def check(self, medians: Mapping[str, float]) -> float | None:
-        """The figure to hold against the bound, None where it was not measured."""
+        """The figure to compare with the bound; None if it was not measured."""
         figure = medians.get(self.source)
         if figure is None or not self.relative_to:
             return figure
@@ -76,7 +76,7 @@ def _from(name: str) -> str:
     return figure_id(engine.MODULE, engine.FROM, name)
 
 
-#: How much longer a thing may take than another that it is no slower than: medians are no truer.
+#: The tolerance of "no slower": the precision of medians.
 _LEVEL = round(1 / 1.05, 3)
 
 

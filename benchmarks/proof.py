@@ -21,7 +21,7 @@ from typing import Any
 
 import machine
 from gdrpy import cuda
-from run import FORMAT, RESULTS, as_text
+from results import FORMAT, add_arguments, save
 
 ROOT = Path(__file__).resolve().parent.parent
 NOBODY = 65534
@@ -30,15 +30,14 @@ OUTPUT_LINES = 40
 PYTHON = (sys.executable, "-P", "-m")
 GDRPY = (*PYTHON, "gdrpy")
 MEASURING = ("copybw", "copylat", "apiperf", "pplat")
-#: Warnings tell where files lie on this machine.
+#: Warnings contain paths of this machine.
 PYTEST = (*PYTHON, "pytest", "-q", "--disable-warnings", "-m", "gpu", "-p", "no:cacheprovider")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 if every step passed."""
     parser = argparse.ArgumentParser(prog="benchmarks/proof.py", description=__doc__)
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is run, where git cannot tell")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     if cuda.simulated():
         parser.exit(2, "benchmarks/proof.py: this machine has no GPU that could prove anything\n")
@@ -49,13 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "format": FORMAT,
         "header": machine.describe((), options.commit)
         | {"command": "python benchmarks/proof.py", "gpus": gpus},
+        "modules": ["proof"],
+        "quick": False,
         "steps": steps,
     }
-    name = result["header"]["gpu"].lower().removeprefix("nvidia ").replace(" ", "-")
-    date = result["header"]["date"][:10]
-    path = options.output / f"{name}{f'-x{gpus}' if gpus > 1 else ''}-{date}-proof.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(result))
+    path = save(result, options.output)
     for one in steps:
         print(f"{'pass' if one['exit_status'] == 0 else 'FAIL'}  {one['name']}  {one['last_line']}")
     print(path)
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def plan() -> list[tuple[str, tuple[str, ...], int]]:
-    """What is run: its name, the command, the user."""
+    """The steps: name, command, user."""
     me = os.geteuid()
     steps = [
         ("info", (*GDRPY, "info", "--json"), me),
@@ -86,7 +83,7 @@ def plan() -> list[tuple[str, tuple[str, ...], int]]:
 
 
 def step(name: str, command: tuple[str, ...], user: int) -> dict[str, Any]:
-    """Run a command as a user; what it printed, as JSON where it is JSON."""
+    """Run a command as a user; returns its output, decoded if it is JSON."""
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, user, user)
         start = time.monotonic()

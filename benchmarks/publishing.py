@@ -1,4 +1,4 @@
-"""A result as Markdown: what every figure travels with, and tables."""
+"""A result as Markdown: the origin of its figures, and tables."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from table import Table
 from tables import tables, wrong_data
 from words import ABSENT
 
-#: Modules whose figures say something without a GPU.
+#: Modules whose figures are valid without a GPU.
 SOFTWARE = {BROKER}
 
 
 class NotPublishable(Exception):
-    """The result's figures must not be shown as those of a GPU; the message says why."""
+    """The figures must not be published as those of a GPU, for the reason in the message."""
 
 
 class NoSuchTable(Exception):
-    """No table has a title that begins as asked; the message names those there are."""
+    """No table's title begins so; the message lists the titles."""
 
 
 def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
@@ -37,7 +37,7 @@ def markdown(result: dict[str, Any], only: Sequence[str] = ()) -> str:
 
 
 def check(result: dict[str, Any]) -> None:
-    """Raise NotPublishable for figures that say nothing of a GPU."""
+    """Raise NotPublishable for figures that are not those of a GPU."""
     if result["header"]["simulated"] and set(result["modules"]) - SOFTWARE:
         raise NotPublishable("it was measured on a simulated GPU")
     if result["quick"]:
@@ -57,7 +57,7 @@ def _sections(result: dict[str, Any], only: Sequence[str]) -> Iterator[str]:
 
 
 def origin(result: dict[str, Any]) -> str:
-    """What every figure must travel with."""
+    """The origin that every figure must travel with."""
     header = result["header"]
     commit = header["commit"][:12] if header["commit"] else "unknown"
     if header["dirty"]:
@@ -76,7 +76,7 @@ def origin(result: dict[str, Any]) -> str:
 
 
 def _verified(result: dict[str, Any]) -> str:
-    """How many of all figures are of verified data."""
+    """The number of figures with verified data, of all."""
     verified = [one["verified"] is True for one in result["measurements"]]
     for sweep in result.get("sweeps", ()):
         for way, medians in sweep["median"].items():

@@ -26,7 +26,7 @@ STREAM_WRITE = "a stream's write"
 MEMSET = "a memset of 4 B"
 KERNEL = "a kernel"
 
-#: What the GPU gets to reach the wait, or to come to rest, before the clock starts (ns).
+#: Time for the GPU to reach the wait, or to come to rest, before the clock starts (ns).
 _SETTLE = 30_000
 _TIMEOUT = 5.0
 
@@ -50,7 +50,7 @@ Work = Callable[[int], object]
 
 
 class Started:
-    """Work that stores a number in ``reply``; ``bells`` start it, or nothing but its launch."""
+    """Work that stores a number in ``reply``; a ``bell`` starts it, or its launch."""
 
     def __init__(self, work: Work, reply: Flag, stream: Any, bell: Flag | None) -> None:
         self._work = work
@@ -114,7 +114,7 @@ def run(session: Session) -> None:
 
 @contextmanager
 def _works(reply: Flag, stream: Any) -> Iterator[dict[str, Work]]:
-    """What can be started here; the simulated GPU has no kernels. Raises CudaError."""
+    """The kinds of work; the simulated GPU has no kernels. Raises CudaError."""
     cuda.call("cuMemsetD32Async", reply.ptr, 0, 1, stream)  # the calls below do not tell
     memset = cuda.driver().cuMemsetD32Async
     works: dict[str, Work] = {

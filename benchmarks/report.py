@@ -18,7 +18,7 @@ NEEDED = ("header", "modules", "quick", "measurements", "absent", "goals")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, or 2 for what is no result, or not to be shown."""
+    """The exit status: 0, or 2 for a file that is not a result, or not publishable."""
     parser = argparse.ArgumentParser(prog="benchmarks/report.py", description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument(
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The result in a file. Raises OSError, and ValueError if there is none in it."""
+    """The result in a file. Raises OSError, and ValueError if the file is not a result."""
     result = json.loads(path.read_text())
     if not isinstance(result, dict):
         raise ValueError("it holds no fields")

@@ -17,8 +17,8 @@ import numpy as np
 from arraylibraries import Cupy, Numba, Torch
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
-from hostmemory import PAGEABLE, PINNED, way
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned
+from words import PAGEABLE, PINNED, way
 
 BINDINGS = "cuda.bindings"
 
@@ -86,13 +86,13 @@ class CudaBindings:
 #: Rivals that may be missing, and the modules that they are.
 _OPTIONAL: dict[str, Callable[[Region], Rival]] = {"torch": Torch, "cupy": Cupy, "numba": Numba}
 
-#: What every rival is called in its ways.
+#: The names of the rivals in their ways.
 NAMES = (BINDINGS, Torch.name, Cupy.name, Numba.name)
 
 
 @contextmanager
 def rivals(session: Session, region: Region) -> Iterator[list[Rival]]:
-    """Everybody who can take part here; who cannot is noted in the session with the reason."""
+    """The rivals that can take part; the session notes why others cannot."""
     with ExitStack() as undo:
         found: list[Rival] = [CudaBindings(region, undo.enter_context(pinned(region.nbytes)))]
         for name, make in _OPTIONAL.items():
@@ -121,7 +121,7 @@ def _join(found: list[Rival], make: Callable[[Region], Rival], region: Region) -
         ):
             one.timed.once()
         found.append(rival)
-    except Exception as error:  # a broken installation of somebody else's must not end the run
+    except Exception as error:  # a broken installation of a rival must not end the run
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import machine
-from checks import Check
 from gdrpy import cuda
 from gpumemory import NoNvml, nvml
-from harness import Session
-from run import FORMAT, RESULTS, SIMULATED_NOTE, save, show
+from harness import Check, Session
+from results import add_arguments, result, save, show
 from sharedweights_process import Silent
 from sharedweights_trial import MODULE, Trial
 
@@ -32,13 +29,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog=SCRIPT, description=__doc__)
     parser.add_argument("--small", action="store_true", help="a small model: does it run at all?")
-    parser.add_argument("--output", metavar="DIR", type=Path, default=RESULTS)
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    add_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def why_not(small: bool) -> str | None:
-    """Why nothing can be measured on this machine, None if it can."""
+    """Why this machine cannot measure it, or None."""
     if cuda.simulated():
         return None if small else "needs a GPU; --small runs on the simulated one"
     try:
@@ -50,7 +46,6 @@ def why_not(small: bool) -> str | None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The result as plain values."""
-    start = time.monotonic()
     header = machine.describe(["--small"] * options.small, options.commit, SCRIPT)
     session = Session(0, options.small, lambda what: print(what, file=sys.stderr, flush=True))
     with tempfile.TemporaryDirectory(prefix="gdrpy-weights-") as folder, ExitStack() as undo:
@@ -60,36 +55,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         except Silent as error:
             trial.checks.append(Check("every process answers", False, str(error)))
     trial.mark_verified()
-    seconds = round(time.monotonic() - start, 1)
-    return {
-        "format": FORMAT,
-        "note": SIMULATED_NOTE if header["simulated"] else None,
-        "header": header,
-        "modules": [MODULE],
-        "quick": options.small,
-        "duration_s": seconds,
-        "durations_s": {MODULE: seconds},
-        "measurements": [one.json() for one in session.measurements],
-        "absent": [{"what": what, "reason": reason} for what, reason in session.absent.items()],
-        "sweeps": [],
-        "figures": [],
-        "distributions": [],
-        "goals": [],
-        "checks": [asdict(one) for one in trial.checks],
-    }
+    durations = {MODULE: session.seconds_since_begun()}
+    checks = [asdict(one) for one in trial.checks]
+    return result(session, header, [MODULE], durations, checks=checks)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0, 1 if a check failed, 2 for wrong usage or where it cannot run."""
+    """The exit status: 0, 1 if a check failed, 2 for wrong usage or if it cannot run."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     if reason := why_not(options.small):
         print(f"{SCRIPT}: {reason}", file=sys.stderr)
         return 2
-    result = measure(options)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = save(result, options.output)
-    show(result, path)
-    return int(not all(one["passed"] for one in result["checks"]))
+    measured = measure(options)
+    show(measured, save(measured, options.output))
+    return int(not all(one["passed"] for one in measured["checks"]))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Model(nn.Module):
 
 
 def trained(width: int, seed: int, device: torch.device) -> Model:
-    """A model with weights of its own, the same for the same seed."""
+    """A model with separate weights, the same for the same seed."""
     torch.manual_seed(seed)
     with device:
         return Model(width).requires_grad_(False)
@@ -60,5 +60,5 @@ def inputs(width: int, device: torch.device) -> Tensor:
 
 
 def answer(model: Model, x: Tensor) -> str:
-    """The digest of what a model makes of inputs: two are the same where every bit is."""
+    """The digest of a model's output: equal only if every bit is equal."""
     return hashlib.sha256(model(x).cpu().numpy()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The processes of the benchmark of shared weights, as what runs it has them."""
+"""The processes of the benchmark of shared weights, seen from its main process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on one region of weights put to the trial: memory, updates, killed processes."""
+"""Trials of workers on one region of weights: memory, updates, killed processes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from contextlib import ExitStack
 from typing import Any
 
 import gdrpy
-from checks import Check
 from gdrpy import cuda
 from gpumemory import nvml
-from harness import Measurement, Session, Topic
+from harness import Check, Measurement, Session, Topic
 from sharedweights_model import LARGE, SMALL
 from sharedweights_process import Process, broker, worker
 
 MODULE = "sharedweights"
 NAME = "weights"
 
-#: How many, and how many times newer weights are published while they run.
+#: The number of workers, and of updates while they run.
 _WORKERS, _WORKERS_SMALL = 4, 2
 _UPDATES, _UPDATES_SMALL = 8, 3
 _MIB = 1 << 20
-#: Seconds in which memory that was given back is seen to be free.
+#: Seconds until released memory must be free.
 _PATIENCE = 10.0
 
 MEMORY = "GPU memory taken"
 
 
 class Trial:
-    """A broker, its workers, and what was found so far."""
+    """A broker, its workers, and the checks so far."""
 
     def __init__(self, session: Session, socket: str, small: bool, undo: ExitStack) -> None:
         self.checks: list[Check] = []
@@ -48,23 +47,23 @@ class Trial:
         self._steady = 0
 
     def all(self) -> None:
-        """Everything, in the order in which one thing needs the other."""
+        """All trials, in the order of their dependencies."""
         publisher = self._measure_memory()
         self._update_while_workers_run(publisher)
         self._kill_a_worker(publisher)
         self._kill_the_broker(publisher)
 
     def mark_verified(self) -> None:
-        """Say of all that was timed whether every check was passed."""
+        """Mark all times as verified if every check passed."""
         right = all(one.passed for one in self.checks)
         for one in self._session.measurements:
             if one.topic.operation != MEMORY:
                 one.verified = right
 
     def _measure_memory(self) -> Process:
-        """What a region takes, and workers on it, and as many with copies of their own.
+        """The memory of a region, of workers on it, and of as many with separate copies.
 
-        A process that can publish is there from then on, which has no weights.
+        Returns a publisher, a process without weights.
         """
         self._session.step("memory: a region, and workers on it")
         empty = self._used()
@@ -175,7 +174,7 @@ class Trial:
         self._time("publish", [found["ns"]], how)
 
     def _serve(self, meanwhile: Callable[[], object]) -> list[dict[str, Any]]:
-        """What workers tell that ran while something was done."""
+        """The reports of workers that ran during an act."""
         for one in self._workers:
             one.ask("serve")
         meanwhile()
@@ -187,7 +186,7 @@ class Trial:
         return {self._answers[version]}
 
     def _check_served(self, what: str, served: list[dict[str, Any]]) -> None:
-        """Whether every answer is that of the version that the worker had."""
+        """Check that every answer is that of the worker's version."""
         wrong = count_wrong(served, self._answers)
         answers = sum(sum(one["answers"].values()) for one in served)
         versions = {key.split()[0] for one in served for key in one["answers"]}
@@ -230,7 +229,7 @@ class Trial:
         self._add(Topic(MODULE, MEMORY, unit="MiB"), way, method, [one / _MIB for one in nbytes])
 
     def _add(self, topic: Topic, way: str, method: str, samples: list[float]) -> None:
-        """Samples beside those that there are of the same."""
+        """Add samples to those of the same measurement."""
         added = Measurement(topic, way, method, samples)
         for one in self._session.measurements:
             if one.id == added.id:
@@ -247,12 +246,12 @@ class Trial:
             return library.use(cuda.device_info(0).pci).memory
 
     def _settled(self, expected: int) -> int:
-        """Bytes in use when what an ended process had is back, a context's worth."""
+        """Bytes in use once an ended process has released its memory and its context."""
         self._until(lambda: self._used() <= expected + 64 * _MIB)
         return self._used()
 
     def _until(self, condition: Callable[[], bool]) -> bool:
-        """Whether it comes true in time: nothing tells of memory that comes back."""
+        """Whether a condition comes true in time; no event reports freed memory."""
         deadline = time.monotonic() + _PATIENCE
         while not condition():
             if time.monotonic() > deadline:
@@ -262,7 +261,7 @@ class Trial:
 
 
 def count_wrong(served: Sequence[dict[str, Any]], right: Mapping[int, str]) -> int:
-    """How many answers are not those of the version that the worker had then."""
+    """The number of answers that are not those of the worker's version."""
     known = {f"{version} {answer}" for version, answer in right.items()}
     told = [pair for one in served for pair in one["answers"].items()]
     return sum(count for key, count in told if key not in known)

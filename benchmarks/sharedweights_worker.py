@@ -1,4 +1,4 @@
-"""One process of the benchmark of shared weights: does what its standard input says, line by line.
+"""One process of the benchmark of shared weights: carries out the lines of its standard input.
 
 ``sharedweights_worker.py SOCKET WIDTH``; a line is a JSON list of an action and its arguments, the
 answer one line of JSON.
@@ -24,7 +24,7 @@ NAME = "weights"
 
 
 class Worker:
-    """Connected to the broker, with a CUDA context and what libraries make once, no weights."""
+    """A connection to the broker, a CUDA context, and no weights."""
 
     def __init__(self, socket: str, width: int) -> None:
         self._broker = gdrpy.connect(socket, reconnect=30.0)
@@ -38,7 +38,7 @@ class Worker:
         self._model: Model | None = None
 
     def attach(self) -> dict[str, Any]:
-        """Have the weights of the newest version, where they lie."""
+        """Attach to the weights of the newest version."""
         self.leave()
         start = time.perf_counter_ns()
         self._region = self._broker.get(NAME, cpu=False, readonly=True)
@@ -64,7 +64,7 @@ class Worker:
         self._let_go_of_spare_memory()
 
     def forward(self, count: int) -> list[str]:
-        """Run the model so many times; the answers that differ."""
+        """Run the model ``count`` times; returns the distinct answers."""
         assert self._model is not None
         return sorted({answer(self._model, self._inputs) for _ in range(count)})
 
@@ -74,7 +74,7 @@ class Worker:
         return hashlib.sha256(self._region.read()).hexdigest()
 
     def publish(self, seed: int) -> dict[str, Any]:
-        """Put the weights of a new model in the place of what is there; the answer they give."""
+        """Publish the weights of a new model; returns its answer."""
         model = trained(self._width, seed, self._device)
         expected = answer(model, self._inputs)
         weights = model.state_dict()
@@ -87,7 +87,7 @@ class Worker:
         return {"version": version, "answer": expected, "ns": taken}
 
     def serve(self) -> dict[str, Any]:
-        """Run the model until there is another line, and go to newer versions as they come.
+        """Run the model until the next line of input, and switch to newer versions as they come.
 
         It says when it has begun. The answers by version with how many there were, the ns that each
         took, those of each swap, and the longest from one answer to the next.
@@ -129,7 +129,7 @@ def _say(what: object) -> None:
 
 
 def main(socket: str, width: int) -> None:
-    """Do what lines say."""
+    """Carry out the lines of standard input."""
     with torch.inference_mode():
         worker = Worker(socket, width)
         _say("ready")

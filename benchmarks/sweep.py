@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import Contender, Figure, Session, take_turns, verify
+from gdrpy.cli.measure.timing import take_turns
+from harness import Contender, Figure, Session, verify
 from words import size_words
 
-#: Rounds at a point, where they fit into its time.
+#: The most rounds at a point.
 MOST_ROUNDS = 50
 
-#: What a way is called that is another one once more: how noisy are ratios, where all is level?
+#: The suffix of a second contender of the same way, whose ratio is the noise.
 AGAIN = "again"
 
 #: The part of a key that is a number of bytes.
@@ -24,7 +25,7 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Point:
-    """What the ways took at one point: ns a call, one figure a round."""
+    """The times of the ways at one point: ns a call, one figure a round."""
 
     key: Key
     times: dict[str, list[float]]
@@ -39,9 +40,9 @@ class Point:
         return min(here, key=self.median) if here else None
 
     def ratio(self, one: str, others: Iterable[str]) -> float | None:
-        """How many times longer ``one`` took than the best of the others.
+        """The time of ``one`` over the time of the best of the others.
 
-        The median of what it was in each round, where both had their turns.
+        The median of the ratios of each round.
         """
         best = self.best(others)
         if best is None or one not in self.times:
@@ -50,7 +51,7 @@ class Point:
         return statistics.median(mine / its for mine, its in pairs)
 
     def joined(self, more: Point) -> Point:
-        """All rounds of this and of another measurement of the same ways."""
+        """All rounds of this measurement and of another one of the same ways."""
         return Point(self.key, {way: self.times[way] + more.times[way] for way in self.times})
 
 
@@ -80,15 +81,15 @@ class Sweep:
         most: int = MOST_ROUNDS,
         verify_before: bool = True,
     ) -> Point:
-        """Time contenders in turns for about so long; each is verified before and afterwards."""
+        """Time contenders in turns for about ``seconds``, and verify each before and after."""
         if verify_before:
             self._verify(key, contenders)
         batch = seconds * 1e9 / most / len(contenders)
-        turns = take_turns(contenders, seconds, batch, least, most)
+        turns = take_turns([one.timed for one in contenders], seconds, batch, least, most)
         self._verify(key, contenders)
         for one in contenders:
             self.methods.setdefault(one.way, one.method)
-        times = {one.way: turn.samples for one, turn in zip(contenders, turns, strict=True)}
+        times = {one.way: list(turn.values) for one, turn in zip(contenders, turns, strict=True)}
         return Point(key, times)
 
     def _verify(self, key: Key, contenders: Sequence[Contender]) -> None:
@@ -100,13 +101,13 @@ class Sweep:
                 self.wrong.append(f"{one.way} at {self.words(key)}")
 
     def keep(self, point: Point, ratios: Mapping[str, float | None]) -> None:
-        """Add a point, and what was made of it."""
+        """Add a point and its ratios."""
         self.points.append(point)
         for name, ratio in ratios.items():
             self.ratios.setdefault(name, []).append(ratio)
 
     def words(self, key: Key) -> str:
-        """A key as people say it."""
+        """A key in words."""
         return ", ".join(
             size_words(part) if name == SIZE else f"{name} {part}"
             for part, name in zip(key, self.by, strict=True)
@@ -122,7 +123,7 @@ class Sweep:
     ) -> None:
         """Derive the figure ``name``: the largest or smallest of some ratios at such points.
 
-        Several are told apart by what stands behind the comma in their names.
+        The part after the comma in their names tells several apart.
         """
         found = [
             (ratio, point.key, one)
@@ -165,7 +166,7 @@ class Sweep:
         }
 
     def _column(self, statistic: Callable[[list[float]], float]) -> dict[str, list[float | None]]:
-        """A statistic by way, in us; None where a way took no part."""
+        """A statistic by way, in us; None if a way took no part."""
         return {
             way: [
                 _digits(statistic(point.times[way]) / 1e3) if way in point.times else None

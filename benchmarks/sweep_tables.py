@@ -8,12 +8,11 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from hostmemory import way
 from sweep import AGAIN, SIZE
 from table import Table
-from words import ABSENT, figure, size_words
+from words import ABSENT, figure, size_words, way
 
-#: Sizes from which on a rate says more than a time.
+#: The size from which tables show rates instead of times.
 RATES_FROM = 64 << 10
 
 Sweep = dict[str, Any]
@@ -56,7 +55,7 @@ def _by_size(sweep: Sweep) -> Iterator[Table]:
 
 
 def _kinds(sweep: Sweep) -> list[str]:
-    """The kinds of host memory among the ways of a sweep; one empty word if there are none."""
+    """The kinds of host memory among the ways of a sweep; one empty word if it has none."""
     return list(dict.fromkeys(name.partition(", ")[2] for name in sweep["median"]))
 
 

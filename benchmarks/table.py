@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under columns; the first column says what the row is about."""
+    """Rows of text under columns; the first column names the row."""
 
     title: str
     columns: list[str]

@@ -1,4 +1,4 @@
-"""A result as tables of text: what run.py prints and report.py writes as Markdown."""
+"""A result as tables of text, which run.py prints and report.py writes as Markdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wrong_data(result: dict[str, Any]) -> list[str]:
 
 
 def _concerns(goal: dict[str, Any], modules: list[str]) -> bool:
-    """Whether a goal is of what was run, and of such a GPU."""
+    """Whether a goal applies to the modules of the run, and to its GPU."""
     return goal["source"].split("/")[0] in modules and not goal["verdict"].startswith("not appl")
 
 
@@ -123,7 +123,7 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
 
 
 def measured(goal: dict[str, Any]) -> str:
-    """What was measured, at which point of many, and its worst where both sides are the same."""
+    """The figure of a goal, its point, and its control, the noise."""
     words, control = with_unit(figure(goal["figure"]), goal["unit"]), goal.get("control")
     if where := goal.get("where"):
         words += f" ({where})"

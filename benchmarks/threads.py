@@ -21,16 +21,16 @@ SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 _QUICK_SIZES = (64 * KIB, MIB)
 THREADS = (1, 2, 4, 8, 16)
 
-#: What a size gets of the time of a comparison.
+#: The part of a comparison's time for a size.
 _SHARE = 0.6
 
 
 def way(threads: int) -> str:
-    """What a way is called."""
+    """The name of a way."""
     return f"{threads} thread{'s' if threads > 1 else ''}"
 
 
-#: The rates that goals are about: a size, and threads.
+#: The rates of the goals: a size, and a number of threads.
 RATES = {TO: ((MIB, way(1)), (64 * MIB, way(4))), FROM: ((MIB, way(1)), (64 * MIB, way(16)))}
 
 

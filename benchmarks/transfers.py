@@ -9,17 +9,17 @@ import numpy as np
 import gdrpy
 from gdrpy import Region, cuda
 from harness import Contender, Session, Statement
-from hostmemory import NEW, PAGEABLE, PINNED, way
 from native import MEMCPY, NotBuilt, built
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned, returns
 from rivals import NAMES, Rival, all_reads, all_writes, rivals
 from sweep import AGAIN, SIZE, Point, Sweep
+from words import NEW, PAGEABLE, PINNED, way
 
 MODULE = "transfers"
 WRITE = "write"
 READ = "read"
 
-#: Who copies: the library's choice, and each way by force.
+#: The ways: the library's choice, and each path by force.
 AUTOMATIC = "automatic"
 MAPPING = "mapping"
 DMA = "DMA"
@@ -34,7 +34,7 @@ OVER_BETTER = "automatic over better way"
 RIVAL_OVER = "best rival over automatic"
 OVER_ITSELF = "automatic over itself"
 
-#: Figures: these at their worst. Small is what is copied without DMA's round trip.
+#: Figures: the worst of these. Small copies take less time than a round trip of DMA.
 WORST = f"{OVER_BETTER}, at worst"
 WORST_RIVAL_SMALL = f"{RIVAL_OVER}, at worst up to 64 KiB"
 WORST_RIVAL_LARGE = f"{RIVAL_OVER}, at worst above 64 KiB"
@@ -48,11 +48,11 @@ _SIMULATED_MOST = 16 * MIB
 QUICK_SIZES = (4, 4 * KIB, MIB)
 _SMALL = 64 * KIB
 
-#: Plain loads take 60 MB/s, and those of the engine some GB/s: larger reads tell nothing new.
+#: Plain loads reach 60 MB/s, and those of the engine some GB/s: larger reads show nothing new.
 _LONGEST_PLAIN_READ = 64 * KIB
 _LONGEST_MAPPING_READ = 64 * MIB
 
-#: What a size gets of the time of a comparison, and its rounds, at least and at most, by size.
+#: The part of a comparison's time for a size, and its least and most rounds.
 _SHARE_SMALL, _SHARE_LARGE, _LARGE = 1.5, 0.6, 16 * MIB
 _ROUNDS_SMALL, _ROUNDS_LARGE = (15, 100), (5, 50)
 

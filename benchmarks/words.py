@@ -1,13 +1,21 @@
-"""Figures and sizes as people say them."""
+"""Figures, sizes and ways in words."""
 
 from __future__ import annotations
 
-#: What stands where nothing was measured.
+#: Stands where nothing was measured.
 ABSENT = "-"
+
+#: The kinds of host memory that copies are compared for.
+PAGEABLE, PINNED, NEW = "pageable", "pinned", "new"
+
+
+def way(name: str, kind: str) -> str:
+    """The name of a way: who copies, and the kind of host memory if that matters."""
+    return f"{name}, {kind}" if kind else name
 
 
 def figure(value: float) -> str:
-    """A figure with three digits that count."""
+    """A figure with three significant digits."""
     if value == 0:
         return "0"
     for limit, digits in ((100, 0), (10, 1), (1, 2)):
@@ -17,7 +25,7 @@ def figure(value: float) -> str:
 
 
 def size_words(nbytes: int | None) -> str:
-    """A size as people say it."""
+    """A size in the largest unit that divides it."""
     if nbytes is None:
         return ABSENT
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

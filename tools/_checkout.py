@@ -12,9 +12,10 @@ def run(command: str) -> int:
     """Run ``gdrpy COMMAND`` with this program's arguments; returns its exit status."""
     sys.path.insert(0, str(ROOT))
     try:
-        for needed in ("rich", f"gdrpy.cli.{command}"):
-            importlib.import_module(needed)
-        from gdrpy.cli import main
+        importlib.import_module("rich")  # output does when it begins
+        from gdrpy.cli import command_parser, main
+
+        command_parser(command)  # imports all else that the command needs
     except ImportError as error:
         _use_virtual_environment()
         print(f"error: gdrpy is not built here (no {error.name}): run make build", file=sys.stderr)

@@ -9,14 +9,12 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from gdrpy.cli import parser
+from gdrpy.cli import COMMANDS, command_parser, parser
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """The parsers of the commands, by name."""
-    whole = parser()
-    (choices,) = (a.choices for a in whole._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(choices)
+    return {name: command_parser(name) for name in COMMANDS}
 
 
 class Commands(SphinxDirective):

@@ -8,12 +8,11 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gdrpy import sim
 from gdrpy.cli import options
-from gdrpy.cli.environment import check_environment
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
     BackendUnavailable,
@@ -24,40 +23,61 @@ from gdrpy.errors import (
     PermissionDenied,
 )
 
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-
-#: Every command, in the order of ``gdrpy --help``.
+#: Every command by its module below this package, with a line on each; the last part of the
+#: module's name is the command. A module is imported when its command is called, not before.
 GROUPS = {
-    "this machine and this process": ("info", "validate", "producer", "consumer", "libgdrapi"),
-    "how fast it is here": ("copybw", "copylat", "pplat", "apiperf", "tune"),
-    "the broker": ("serve", "top", "watch"),
-    "regions of the broker": ("ls", "stat", "alloc", "put", "get", "load", "seal", "rm"),
+    "this machine and this process": {
+        "info": "devices, drivers and backends, usable or not, and why",
+        "validate": "check that CPU and GPU see the same bytes on every path",
+        "handover.producer": "hand a region of GPU memory to 'gdrpy consumer', step by step",
+        "handover.consumer": "take over the region of 'gdrpy producer', step by step",
+        "libgdrapi": "where libgdrapi.so.2 for C programs is, and what it uses here",
+    },
+    "speed on this machine": {
+        "measure.copybw": "copy bandwidth through the mapping and by DMA",
+        "measure.copylat": "latency of small copies, by the mapping and by cuMemcpy",
+        "measure.pplat": "ping-pong latency, CPU to GPU and back",
+        "measure.apiperf": "what each call costs: alloc, import, map, pin, and back",
+        "measure.tune": "measure which copy path is faster here, and keep the result",
+    },
+    "the broker": {
+        "broker.serve": "the broker: named regions for every process of the machine",
+        "broker.top": "the broker at work: bytes, holders, requests per second",
+        "broker.watch": "what happens to regions, as it happens",
+    },
+    "regions of the broker": {
+        "broker.ls": "the regions that you may read",
+        "broker.stat": "one region in full: permissions, metadata, holders",
+        "broker.alloc": "make a region, or find it with this size",
+        "broker.put": "copy a file into a region",
+        "broker.get": "copy a region to a file",
+        "broker.load": "load the tensors of a safetensors file into a region",
+        "broker.seal": "make a region immutable",
+        "broker.rm": "delete regions",
+    },
 }
-_NAMES = [name for group in GROUPS.values() for name in group]
+#: The module of each command.
+COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
 
 
-def parser(names: Sequence[str] = _NAMES) -> argparse.ArgumentParser:
-    """The parser of the command line with these commands, which imports no others."""
+def parser() -> argparse.ArgumentParser:
+    """The parser of ``gdrpy`` itself, which leaves a command's words to the command."""
+    lines = []
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {module.rpartition('.')[2]:10}{line}" for module, line in group.items()]
     whole = argparse.ArgumentParser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
+        epilog="\n".join([*lines[1:], "", "For help on a command: gdrpy COMMAND --help"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    commands = whole.add_subparsers(
-        prog="gdrpy",
-        metavar="COMMAND",
-        required=True,
-        help=argparse.SUPPRESS,
-        parser_class=options.CommandParser,
+    whole.add_argument(
+        "words", nargs=argparse.PARSER, choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS
     )
-    for name in names:
-        importlib.import_module(f"gdrpy.cli.{name}").add_parser(commands)
-    if names is _NAMES:
-        whole.epilog = f"{_overview(commands)}\nEach command explains itself: gdrpy COMMAND --help"
     return whole
 
 
@@ -65,36 +85,26 @@ class _Version(argparse.Action):
     """Looks for the version when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from gdrpy.cli.header import gdrpy_version
-
-        print(f"gdrpy {gdrpy_version()}")
+        print(f"gdrpy {importlib.import_module('gdrpy.cli.header').gdrpy_version()}")
         parser.exit()
 
 
-def _overview(commands: Commands) -> str:
-    """The commands in their groups, with a line on each."""
-    lines = []
-    for title, names in GROUPS.items():
-        lines.append(f"{title}:")
-        for name in names:
-            lines.append(f"  {name:10}{commands.choices[name].get_default('summary')}")
-        lines.append("")
-    return "\n".join(lines)
+def command_parser(name: str) -> CommandParser:
+    """The parser of a command, whose module is imported."""
+    return CommandParser(name, importlib.import_module(f"gdrpy.cli.{COMMANDS[name]}"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    named = [name for name in words[:1] if name in _NAMES] or _NAMES
-    args, unknown = parser(named).parse_known_args(words)
-    if unknown:
-        args.parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+    name, *rest = parser().parse_args(words).words
+    args = command_parser(name).parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: output.warn(str(message))
         try:
-            check_environment()
+            options.check_environment()
             options.find_device(args)
             return int(args.run(args, output))
         except KeyboardInterrupt:
@@ -112,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status(error: Error, refusal: int) -> int:
-    """Whether an error says that nothing could be run here, or that something failed."""
+    """The exit status of an error: the command cannot run here, or it failed."""
     if isinstance(error, CudaError):
         return UNUSABLE if error.call == "cuInit" else FAILED
     if isinstance(error, NotFound | OutOfMemory | PermissionDenied):

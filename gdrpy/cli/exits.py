@@ -1,18 +1,18 @@
-"""What a command's exit status means."""
+"""The exit statuses of commands, and the error that ends a command."""
 
 from __future__ import annotations
 
 OK = 0
-#: A check failed, or what was begun could not be finished.
+#: A check failed, or the command failed in the middle.
 FAILED = 1
-#: Wrong usage, or nothing can be run here; argparse's own status for bad arguments.
+#: Wrong usage, or the command cannot run here; argparse's status for bad arguments.
 UNUSABLE = 2
 #: Ended by Ctrl-C: 128 + SIGINT, as a shell reports it.
 INTERRUPTED = 130
 
 
 def words_of(error: Exception) -> str:
-    """What an error says, without the number that stands before an OSError's."""
+    """The message of an error, without the number of an OSError."""
     said = error.strerror if isinstance(error, OSError) else None
     return said or str(error)
 

@@ -1,4 +1,4 @@
-"""The header of a run: what a figure or a verdict was got on."""
+"""The header of a run: the machine and the software behind a figure or a verdict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdrpy.common.cpu import cpu_model
 
 @dataclass(frozen=True)
 class Header:
-    """Where, when and by what a command ran. None is what could not be known."""
+    """Where, when and by what a command ran. Unknown values are None."""
 
     command: str
     date: str
@@ -37,7 +37,7 @@ class Header:
         return asdict(self)
 
     def announce(self, output: Output) -> None:
-        """Print what a GPU's figures are measured on."""
+        """Print the GPU, the backend and the CPU of the figures."""
         gpu = gpu_words(self.gpu, self.simulated)
         output.line(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
         if self.simulated:
@@ -45,7 +45,7 @@ class Header:
 
 
 def host_header(command: str, **known: Any) -> Header:
-    """A header that tells about the host alone, and what else the caller knows. No CUDA."""
+    """A header of the host, without CUDA; ``known`` are further fields."""
     return Header(
         command=command,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -73,7 +73,7 @@ def gpu_header(command: str, device: int, backend: str) -> Header:
 
 
 def gpu_words(name: str | None, simulated: bool | None) -> str:
-    """A GPU's name that says so if it is a simulated one."""
+    """A GPU's name, which says whether it is simulated."""
     if not simulated or (name and "simulated gpu" in name.lower()):
         return name or "unknown GPU"
     return f"simulated GPU ({name})" if name else "simulated GPU"
@@ -86,7 +86,7 @@ def cuda_version() -> str:
 
 
 def gdrpy_version() -> str:
-    """The installed version, or that the package runs from a checkout."""
+    """The installed version, or a note that the package runs from a checkout."""
     try:
         return importlib.metadata.version("gdrpy")
     except importlib.metadata.PackageNotFoundError:

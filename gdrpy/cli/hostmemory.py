@@ -1,7 +1,8 @@
-"""Whether the host has the memory that a command is about to fill."""
+"""Does the host have the memory that a command is about to fill?"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gdrpy.cli.exits import UNUSABLE, CommandError
@@ -11,9 +12,9 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def require(nbytes: int, *, simulated: bool | None) -> None:
-    """Raise CommandError where the host has fewer than ``nbytes`` available.
+    """Raise CommandError if the host has fewer than ``nbytes`` available.
 
-    Linux hands out more memory than there is, and later ends the process that fills it.
+    Linux hands out more memory than it has, and later kills the process that fills it.
     """
     available = _available()
     if available is None or nbytes <= available:
@@ -27,13 +28,9 @@ def require(nbytes: int, *, simulated: bool | None) -> None:
 
 
 def _available() -> int | None:
-    """Bytes that can be filled without swapping, by the kernel's estimate."""
+    """Bytes that a process can fill without swapping, by the kernel's estimate."""
     try:
-        lines = _MEMINFO.read_text().splitlines()
+        found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     except OSError:
         return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
+    return int(found[1]) * 1024 if found else None

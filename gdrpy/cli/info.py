@@ -1,69 +1,49 @@
-"""``gdrpy info``: what is here, and what can be used."""
+"""Shows the CUDA devices, the driver versions, and every backend (a way to get a CPU
+mapping of GPU memory): whether it can be used here, and if not, why and what would
+change that. Also shows the CPU's copy routines, and whether memory can have fabric
+handles for other nodes of an NVLink network. It allocates nothing on the GPU.
+
+examples:
+  gdrpy info
+  gdrpy info --json | jq '.backends[] | select(.usable)'
+
+exit status:
+  0  always, with or without a GPU
+  2  wrong usage
+"""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from gdrpy import cuda
 from gdrpy._core import _ffi
-from gdrpy.cli import options
 from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
-from gdrpy.cli.output import Output
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.errors import Error
 from gdrpy.memory import backends, fabric
-
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
-    from gdrpy.memory.backends import Status
+from gdrpy.memory.backends import Status
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
-#: The backends of which only CUDA knows whether they serve.
+#: Columns from which on a UUID has room in one line.
+_WIDE = 90
+#: Backends that only CUDA can tell usable from unusable.
 _THROUGH_CUDA = ("dmabuf", "sim")
 
 
-@dataclass(frozen=True)
-class BackendState:
-    """A backend's answer for one device, None where there is no device to ask about.
-
-    ``chosen`` is the backend that is tried first for a region on the device.
-    """
-
-    backend: str
-    device: int | None
-    usable: bool
-    chosen: bool
-    reason: str
-    remedy: str
-
-
-def add_parser(commands: Commands) -> None:
-    """Add ``info`` to the command line."""
-    options.add_command(
-        commands,
-        "info",
-        run,
-        summary="devices, drivers and backends, usable or not, and why",
-        description=(
-            "Shows the CUDA devices, the versions of the drivers, every backend (a way to get a\n"
-            "CPU mapping of GPU memory) with whether it can be used here, why not and what would\n"
-            "change it, the CPU's copy routines, and whether memory can have fabric handles, for\n"
-            "other nodes of an NVLink network. It allocates nothing on the GPU."
-        ),
-        examples="gdrpy info\ngdrpy info --json | jq '.backends[] | select(.usable)'",
-        exit_status="0  always, with or without a GPU\n2  wrong usage",
-    )
+def add_arguments(_parser: CommandParser) -> None:
+    """``gdrpy info`` has no arguments."""
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print all of it."""
     devices, cuda_driver, problem = _cuda()
     header = host_header(
         args.command_line,
@@ -80,8 +60,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
     output.line()
     if devices:
-        output.show(_device_table(devices))
-    output.show(_backend_table(states))
+        names = ("device", "name", "PCI, UUID", "memory", "BAR1", "compute")
+        whole = ("PCI, UUID",) if output.width() >= _WIDE else ()  # users copy UUIDs
+        output.show(table(names, map(_device_row, devices), "Devices", whole=whole))
+    headings = ("backend", "device", "usable", "why", "what would change it")
+    output.show(table(headings, map(_backend_row, states), "Backends"))
     for direction in ("to", "from"):
         output.line(_routine_line(direction))
     handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
@@ -93,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "header": header.json(),
             "cuda_problem": problem,
             "devices": [asdict(device) for device in devices],
-            "backends": [asdict(state) for state in states],
+            "backends": states,
             "fabric_handles": [
                 {"device": device, **asdict(status)} for device, status in handles.items()
             ],
@@ -104,7 +87,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _cuda() -> tuple[list[cuda.DeviceInfo], str | None, str | None]:
-    """The devices and the CUDA version, or why there are none."""
+    """The devices and the CUDA version, or the reason why there are none."""
     try:
         devices = [cuda.device_info(ordinal) for ordinal in range(cuda.device_count())]
         return devices, cuda_version(), None
@@ -116,60 +99,49 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
     return ", simulated GPU" if any(device.simulated for device in devices) else ""
 
 
-def _states(ordinal: int) -> list[BackendState]:
-    """Every backend's answer for a device of this process."""
+def _states(ordinal: int) -> list[dict[str, Any]]:
+    """The state of every backend for a device of this process."""
     statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
     chosen = next((name for name in backends.candidates() if statuses[name].usable), None)
-    return [
-        BackendState(name, ordinal, status.usable, name == chosen, status.reason, status.remedy)
-        for name, status in statuses.items()
-    ]
+    return [_state(name, ordinal, one, name == chosen) for name, one in statuses.items()]
 
 
-def _without_cuda(name: str) -> BackendState:
-    """A backend's answer where CUDA cannot be used."""
-    if name in _THROUGH_CUDA:
-        reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
-        return BackendState(name, None, False, False, reason, remedy)
-    status = backends.ALL[name].status()
-    return BackendState(name, None, status.usable, False, status.reason, status.remedy)
+def _without_cuda(name: str) -> dict[str, Any]:
+    """The state of a backend where CUDA cannot be used."""
+    if name not in _THROUGH_CUDA:
+        return _state(name, None, backends.ALL[name].status(), False)
+    reason, remedy = "CUDA cannot be used here", "see CUDA driver above (cuda_problem in JSON)"
+    return _state(name, None, Status(False, reason, remedy), False)
 
 
-def _device_table(devices: list[cuda.DeviceInfo]) -> Table:
-    table = Table(title="Devices", title_justify="left")
-    for column in ("device", "name", "PCI, UUID", "memory", "BAR1", "compute"):
-        table.add_column(column, no_wrap=column == "PCI, UUID")  # a UUID is there to be copied
-    for device in devices:
-        table.add_row(
-            str(device.ordinal),
-            gpu_words(device.name, device.simulated),
-            f"{device.pci}\n{device.uuid}",
-            approximate_size(device.memory),
-            "unknown" if device.bar1 is None else approximate_size(device.bar1),
-            "{}.{}".format(*device.compute_capability),
-        )
-    return table
+def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[str, Any]:
+    """``chosen`` marks the backend that a region on the device tries first."""
+    return {
+        "backend": name,
+        "device": device,
+        "usable": status.usable,
+        "chosen": chosen,
+        "reason": status.reason,
+        "remedy": status.remedy,
+    }
 
 
-def _backend_table(states: list[BackendState]) -> Table:
-    table = Table(title="Backends", title_justify="left")
-    for column in ("backend", "device", "usable", "why", "what would change it"):
-        table.add_column(column, overflow="fold")
-    for state in states:
-        table.add_row(
-            state.backend,
-            "" if state.device is None else str(state.device),
-            _usable(state),
-            Text(state.reason),
-            Text(state.remedy),
-        )
-    return table
+def _device_row(device: cuda.DeviceInfo) -> tuple[str, ...]:
+    return (
+        str(device.ordinal),
+        gpu_words(device.name, device.simulated),
+        f"{device.pci}\n{device.uuid}",
+        approximate_size(device.memory),
+        "unknown" if device.bar1 is None else approximate_size(device.bar1),
+        "{}.{}".format(*device.compute_capability),
+    )
 
 
-def _usable(state: BackendState) -> str:
-    if not state.usable:
-        return "[red]no[/]"
-    return "[green]yes, chosen[/]" if state.chosen else "[green]yes[/]"
+def _backend_row(state: dict[str, Any]) -> tuple[str | Text, ...]:
+    usable = f"yes{', chosen' * state['chosen']}" if state["usable"] else "no"
+    device = "" if state["device"] is None else str(state["device"])
+    style = "green" if state["usable"] else "red"
+    return state["backend"], device, Text(usable, style), state["reason"], state["remedy"]
 
 
 def _words(status: Status) -> str:
@@ -183,7 +155,7 @@ def _text(pointer: Any) -> str:
 
 
 def _routines(way: str) -> dict[str, Any]:
-    """The table of copy routines to or from write-combined memory, and what sizes take."""
+    """The copy routines to or from write-combined memory, and those that sizes take."""
     to = way == "to"
     table = _ffi.lib.gdr_routines_to_wc() if to else _ffi.lib.gdr_routines_from_wc()
     choose = _ffi.lib.gdr_routine_to_wc if to else _ffi.lib.gdr_routine_from_wc

@@ -1,4 +1,20 @@
-"""``gdrpy libgdrapi``: where the C library is, how programs find it, and what it uses here."""
+"""NCCL, NVSHMEM, UCX and other programs copy to and from GPU memory through
+libgdrapi.so.2 if they find it. gdrpy brings such a library; it needs no kernel module
+where the NVIDIA driver suffices. This command shows its path with its C header and
+pkg-config file, the lines that make programs find it, and the backend that programs
+would use on this machine, or why there is none. GDRPY_SIM affects Python only: a C
+program uses the simulated GPU if LD_PRELOAD names its library.
+
+examples:
+  gdrpy libgdrapi
+  gdrpy libgdrapi --json | jq -r .backend    # null: none
+  LD_PRELOAD=$(python -m gdrpy.sim) gdrpy libgdrapi
+  export LD_LIBRARY_PATH="$(gdrpy libgdrapi --dir)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+
+exit status:
+  0  always, with or without a GPU
+  2  wrong usage, or the library is not built
+"""
 
 from __future__ import annotations
 
@@ -7,24 +23,19 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gdrpy
-from gdrpy.cli import options
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
-
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
 _PACKAGE = Path(gdrpy.__file__).parent
 SHARED_OBJECT = _PACKAGE / "lib" / "libgdrapi.so.2"
 HEADER = _PACKAGE / "include" / "gdrapi.h"
 PKG_CONFIG = _PACKAGE / "lib" / "pkgconfig" / "gdrapi.pc"
 
-#: As a program in C does that uses CUDA: what the library then tells is on stderr.
+#: Acts like a C program that uses CUDA; the library writes its choice to stderr.
 _PROBE = """
 import ctypes, sys
 try:
@@ -43,46 +54,15 @@ _USING = "using "
 _SIMULATED = "programs on the simulated GPU: LD_PRELOAD=$(python -m gdrpy.sim)"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Which backend a program's first pin would use, None if there is none; and what was told."""
-
-    backend: str | None
-    told: list[str]
-
-
-def add_parser(commands: Commands) -> None:
-    """Add ``libgdrapi`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "libgdrapi",
-        run,
-        summary="where libgdrapi.so.2 for C programs is, and what it uses here",
-        description=(
-            "NCCL, NVSHMEM, UCX and other programs copy to and from GPU memory through\n"
-            "libgdrapi.so.2 where they find it. gdrpy brings one, which needs no kernel module\n"
-            "where the NVIDIA driver is enough. This tells where it is, with its C header and its\n"
-            "pkg-config file, the lines that have programs find it, and the backend that programs\n"
-            "would use on this machine, or why there is none. GDRPY_SIM concerns Python alone: a\n"
-            "program in C is on the simulated GPU if LD_PRELOAD holds that."
-        ),
-        examples=(
-            "gdrpy libgdrapi\n"
-            "gdrpy libgdrapi --json | jq -r .backend    # null: none\n"
-            "LD_PRELOAD=$(python -m gdrpy.sim) gdrpy libgdrapi\n"
-            'export LD_LIBRARY_PATH="$(gdrpy libgdrapi --dir)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
-        ),
-        exit_status="0  always, with or without a GPU\n2  wrong usage, or the library is not built",
-    )
+def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--dir",
         action="store_true",
-        help='print the folder of the library, and nothing else; with --json as {"dir": ...}',
+        help='print only the folder of the library; with --json as {"dir": ...}',
     )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Print it."""
     if not SHARED_OBJECT.exists():
         raise CommandError(f"there is no {SHARED_OBJECT}: {_how_to_get()}", UNUSABLE)
     if args.dir:
@@ -90,15 +70,15 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.finish({"dir": str(SHARED_OBJECT.parent)})
         return OK
 
-    choice = _choice()
+    backend, told = _choice()
     commands = _commands()
     output.line(f"library     {SHARED_OBJECT}")
     output.line(f"header      {HEADER}")
     output.line(f"pkg-config  {PKG_CONFIG}")
-    output.line(f"backend     {choice.backend or 'none'}")
-    for line in choice.told:
+    output.line(f"backend     {backend or 'none'}")
+    for line in told:
         output.line(f"            {line}")
-    if choice.backend is None:
+    if backend is None:
         output.line(f"            {_SIMULATED}")
     output.line()
     output.line("to have programs find it, and to build programs with it:")
@@ -110,7 +90,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "library": str(SHARED_OBJECT),
             "header": str(HEADER),
             "pkg_config": str(PKG_CONFIG),
-            **asdict(choice),
+            "backend": backend,
+            "told": told,
             "commands": commands,
         }
     )
@@ -121,13 +102,16 @@ def _how_to_get() -> str:
     if (_PACKAGE.parent / "Makefile").exists():
         return "build it by 'make build'"
     return (
-        "install gdrpy again where there is gcc: pip install --force-reinstall --no-deps, and the "
-        "folder of its sources"
+        "install gcc, then gdrpy again: pip install --force-reinstall --no-deps, and the folder "
+        "of its sources"
     )
 
 
-def _choice() -> Choice:
-    """What the library says when it is opened in a process where Python has loaded no driver."""
+def _choice() -> tuple[str | None, list[str]]:
+    """The backend of a program's first pin, or None; and the lines that the library wrote.
+
+    Opens the library in a process where Python has loaded no driver.
+    """
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _PROBE, str(SHARED_OBJECT)],
         env=os.environ | {"GDRCOPY_ENABLE_LOGGING": "1", "GDRCOPY_LOG_LEVEL": "2"},
@@ -140,7 +124,7 @@ def _choice() -> Choice:
         raise CommandError(f"the library cannot be loaded: {told[-1] if told else done.returncode}")
     used = next((line for line in told if line.startswith(_USING)), None)
     backend = used.removeprefix(_USING).partition(":")[0] if used else None
-    return Choice(backend, told)
+    return backend, told
 
 
 def _commands() -> list[str]:

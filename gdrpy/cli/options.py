@@ -1,111 +1,144 @@
-"""What the parsers of all commands share."""
+"""The parser of a command, the options that commands share, and the environment variables."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from gdrpy import cuda
-from gdrpy.cli.exits import UNUSABLE
+from gdrpy.broker import unix as _unix
+from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.output import Output
 from gdrpy.common.arguments import as_device
 from gdrpy.memory.backends import ALL
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["CommandParser"]
+T = TypeVar("T")
+
+#: The library raises ValueError for an unknown driver or backend when it first meets the variable,
+#: and takes any GDRPY_TUNING but 0 for 1; on the command line all of these are wrong usage.
+_ENVIRONMENT = {
+    "GDRPY_BACKEND": tuple(ALL),
+    "GDRPY_SIM": ("0", "1"),
+    "GDRPY_TUNING": ("0", "1"),
+}
+
+
+class Command(Protocol):
+    """The module of a command. Its docstring is the text of its help."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the command's own arguments."""
+
+    def run(self, args: argparse.Namespace, output: Output) -> int:
+        """Run the command; returns the exit status."""
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command's, which takes options between its positional arguments too."""
+    """The parser of one command.
 
-    _intermixing = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As of any parser, which has an optional argument end before an option."""
-        if self._intermixing:  # by the call below
-            return super().parse_known_args(args, namespace)
-        self._intermixing = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._intermixing = False
-
-
-class Run(Protocol):
-    """What a command does with its arguments; returns the exit status."""
-
-    def __call__(self, args: argparse.Namespace, output: Output) -> int: ...
-
-
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Run,
-    *,
-    summary: str,
-    description: str,
-    examples: str,
-    exit_status: str,
-    json_help: str = "print one JSON object on stdout, and nothing else",
-) -> argparse.ArgumentParser:
-    """The parser of a command, with the options that every command has.
-
-    ``refusal`` among its defaults is the status when a call of the command's is refused: by
-    default nothing can be run here then.
+    The default ``refusal`` is the exit status when the library refuses a call of the command.
     """
-    parser = commands.add_parser(
-        name,
-        description=description,
-        epilog=f"examples:\n{_indent(examples)}\n\nexit status:\n{_indent(exit_status)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help=json_help)
-    parser.set_defaults(run=run, parser=parser, summary=summary, refusal=UNUSABLE)
-    return parser
+
+    def __init__(self, name: str, command: Command) -> None:
+        description, heading, rest = (command.__doc__ or "").partition("examples:\n")
+        super().__init__(
+            prog=f"gdrpy {name}",
+            description=description,
+            epilog=heading + rest,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.json = self.add_argument(
+            "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
+        )
+        self.set_defaults(run=command.run, parser=self, refusal=UNUSABLE)
+        command.add_arguments(self)
+
+    def option(
+        self,
+        name: str,
+        kind: Callable[[str], Any],
+        metavar: str,
+        about: str,
+        default: str | None = None,
+    ) -> None:
+        """Add an option with a value; the default is written as a user types it."""
+        shown = "" if default is None else f" (default: {default})"
+        self.add_argument(name, type=kind, metavar=metavar, help=about + shown, default=default)
 
 
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.strip().splitlines())
+def check_environment() -> None:
+    """Raise CommandError for a variable with an unknown value."""
+    for name, choices in _ENVIRONMENT.items():
+        value = os.environ.get(name, "")
+        if value and value not in choices:
+            raise CommandError(
+                f"{name} is {value!r}: unset it, or set it to one of {', '.join(choices)}", UNUSABLE
+            )
 
 
-def add_backend(parser: argparse.ArgumentParser) -> None:
+def add_gpu(parser: CommandParser) -> None:
+    """``--backend`` and ``--device``."""
+    add_backend(parser)
+    add_device(parser)
+
+
+def add_backend(parser: CommandParser) -> None:
     """``--backend``."""
     parser.add_argument(
         "--backend",
         choices=list(ALL),
-        help="the way to get CPU mappings (default: $GDRPY_BACKEND, else the best there is; see "
+        help="how to get CPU mappings (default: $GDRPY_BACKEND, else the best one here; see "
         "'gdrpy info')",
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: CommandParser) -> None:
     """``--device`` of this process, which :func:`find_device` finds."""
-    parser.add_argument(
-        "--device",
-        type=device_name,
-        default=0,
-        metavar="N|UUID|PCI",
-        help="the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address (default: 0)",
-    )
+    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
+    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
     parser.set_defaults(device_is_here=True)
 
 
 def find_device(args: argparse.Namespace) -> None:
-    """Have ``--device`` be the ordinal of the GPU that it names. Raises Error."""
+    """Replace ``--device`` by the ordinal of the GPU that it names. Raises Error."""
     if "device_is_here" in args:
         args.device = cuda.ordinal("--device", args.device)
 
 
+def checked(check: Callable[[str, str], T]) -> Callable[[str], T]:
+    """An option's type from a check of the library's arguments, which raises ValueError."""
+
+    def kind(text: str) -> T:
+        try:
+            return check("the command line", text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return kind
+
+
 def device_name(text: str) -> int | str:
     """A GPU's ordinal, UUID or PCI address."""
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        return as_device("the command line", text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return int(text) if text.isascii() and text.isdigit() else checked(as_device)(text)
+
+
+def socket_path(text: str) -> Path:
+    """A path that is short enough for a socket, in a folder that exists."""
+    path = Path(text)
+    if len(os.fsencode(path)) >= _unix.PATH_ROOM:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is too long: a socket's path has {_unix.PATH_ROOM - 1} bytes at most"
+        )
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}: make it first")
+    return path
 
 
 def whole_number(text: str) -> int:
@@ -124,7 +157,7 @@ def positive_number(text: str) -> int:
 
 
 def octal_mode(text: str) -> int:
-    """Permission bits as of a file: ``0640``."""
+    """Permission bits like a file's: ``0640``."""
     try:
         mode = int(text, 8)
     except ValueError:

@@ -6,26 +6,29 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from gdrpy.cli.exits import CommandError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
-#: Columns to lay tables out for where nobody's terminal says how wide it is.
+#: The width of tables, in columns, where stdout is not a terminal.
 _PLAIN_WIDTH = 140
-#: Entries of a list from which on each takes one line of JSON.
+#: Lists with more entries print one entry per line of JSON.
 _LONG = 100
+
+#: A table or another object of rich's. rich is imported when output begins: help needs none of it.
+Renderable = Any
 
 
 def _drop_buffered() -> None:
-    """Let what stdout still holds go nowhere: Python would try to write it again at exit."""
+    """Discard what stdout still holds: Python would try to write it again at exit."""
     try:
         stdout = sys.stdout.fileno()
-    except OSError:  # a stream of a test's, with no descriptor
+    except OSError:  # a stream without a descriptor, as tests have
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stdout)
@@ -33,19 +36,39 @@ def _drop_buffered() -> None:
 
 
 def write_all(stream: BinaryIO, data: bytes) -> None:
-    """Write bytes also where a stream has no buffer and takes a part at a time. Raises OSError."""
+    """Write all bytes to a stream that may take a part at a time. Raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[stream.write(rest) :]
 
 
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Renderable]],
+    title: str | None = None,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> Renderable:
+    """A table; columns in ``right`` hold figures, and columns in ``whole`` are never folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title, title_justify="left")
+    for name in columns:
+        justify: Any = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
 class Output:
     """A command's stdout and stderr.
 
-    With ``as_json`` stdout carries what :meth:`finish` gets and nothing else. Progress and errors
-    go to stderr either way. Writing to stdout raises CommandError where that cannot be written;
-    nothing more goes there then. rich, which takes longer to import than many a command to run, is
-    imported by what first needs it.
+    With ``as_json`` stdout carries only what :meth:`finish` and :meth:`record` get. Progress and
+    errors go to stderr either way. A failed write to stdout raises CommandError, and nothing more
+    is written there. rich, which takes longer to import than many a command to run, is imported by
+    what first needs it.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -65,13 +88,13 @@ class Output:
         return Console(highlight=False, width=_width(sys.stderr), stderr=True)
 
     def line(self, text: str = "", style: str | None = None) -> None:
-        """Print a line, never folded, unless JSON is wanted."""
+        """Print a line without folding it, unless JSON is wanted."""
         if not self.as_json:
             with self._writing():
                 self._out.print(text, style=style, markup=False, soft_wrap=True)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Print a table or other rich object, unless JSON is wanted."""
+    def show(self, renderable: Renderable) -> None:
+        """Print a table or another object of rich's, unless JSON is wanted."""
         if not self.as_json:
             with self._writing():
                 self._out.print(renderable)
@@ -82,41 +105,41 @@ class Output:
             self.text(_json(result))
 
     def text(self, text: str) -> None:
-        """Write lines to stdout as they are: rich takes a millisecond for each of a long table."""
+        """Write lines to stdout unchanged: rich takes a millisecond for each of a long table."""
         try:
             with self._writing():
                 print(text, flush=True)
         except CommandError as error:
-            if isinstance(error.__cause__, BrokenPipeError):  # a pager was left
+            if isinstance(error.__cause__, BrokenPipeError):  # the reader, a pager say, has ended
                 raise SystemExit(1) from None
             raise
 
     def draws(self) -> bool:
-        """Whether stdout takes the lines of tables."""
+        """Whether stdout can show the lines of tables."""
         return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
     def width(self) -> int:
-        """Columns of stdout."""
+        """The width of tables in columns."""
         plain, told = _width(sys.stdout), os.environ.get("COLUMNS", "")
         if plain is not None:
             return plain
         return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Print one of several results, as a line of its own, where JSON is wanted."""
+        """Print one of several results as one line, where JSON is wanted."""
         if self.as_json:
             with self._writing():
                 self._out.out(json.dumps(record, allow_nan=False), highlight=False)
 
     def raw(self, data: bytes) -> None:
-        """Write bytes to stdout as they are: a command's result that is no text."""
+        """Write bytes to stdout unchanged, for a command whose result is not text."""
         with self._writing():
             write_all(sys.stdout.buffer, data)
             sys.stdout.buffer.flush()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        if sys.stdout is None:  # what Python makes of a closed descriptor
+        if sys.stdout is None:  # Python's answer to a closed descriptor
             self._writable = False
             raise CommandError("cannot write to stdout: it is closed")
         try:
@@ -131,31 +154,23 @@ class Output:
         self._err.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     def error(self, message: str) -> None:
-        """Print what went wrong on stderr."""
+        """Print an error on stderr."""
         self._err.print(f"error: {message}", style="red", markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(
         self, what: str, total: int, *, tells_steps: bool = False
     ) -> Iterator[Callable[[str], None]]:
-        """A bar on stderr, where that is a terminal; gives what to call as each step begins.
+        """A bar on stderr if stderr is a terminal; yields a function to call as each step begins.
 
-        A command that prints a line at each step needs no bar on the terminal where they appear.
-        No thread draws it meanwhile: that would disturb what is being timed.
+        With ``tells_steps`` the command prints a line at each step, and shows no bar on the
+        terminal where those lines appear. No thread draws the bar: that would disturb timings.
         """
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich import progress
 
         told = tells_steps and self._out.is_terminal and not self.as_json
-        bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            console=self._err,
-            transient=True,
-            auto_refresh=False,
-            disable=told or not self._err.is_terminal,
-        )
-        with bar:
+        columns = progress.TextColumn("{task.description}"), progress.MofNCompleteColumn()
+        with self._bar(*columns, disable=told, auto_refresh=False) as bar:
             task = bar.add_task(what, total=total)
             begun = 0
 
@@ -168,31 +183,24 @@ class Output:
 
     @contextmanager
     def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on stderr, where that is a terminal; call what it gives with bytes done and all."""
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TransferSpeedColumn,
-        )
+        """A bar on stderr if stderr is a terminal; yields a function of bytes done and in all."""
+        from rich import progress
 
-        bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            console=self._err,
-            transient=True,
-            disable=not self._err.is_terminal,
-        )
-        with bar:
+        words = progress.TextColumn("{task.description}", markup=False)
+        rates = progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()
+        with self._bar(words, *rates) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
+    def _bar(self, words: Any, *figures: Any, disable: bool = False, **options: Any) -> Any:
+        from rich.progress import BarColumn, Progress
+
+        options |= {"transient": True, "disable": disable or not self._err.is_terminal}
+        return Progress(words, BarColumn(), *figures, console=self._err, **options)
+
     @contextmanager
-    def live(self) -> Iterator[Callable[[RenderableType], None]]:
-        """Gives what to call with each next picture: in place on a terminal, else below the last.
+    def live(self) -> Iterator[Callable[[Renderable], None]]:
+        """Yields a function that shows the next picture: in place on a terminal, else below.
 
         Nothing is shown where JSON is wanted.
         """
@@ -210,7 +218,7 @@ def _width(stream: TextIO | None) -> int | None:
 
 
 def _json(result: Mapping[str, Any]) -> str:
-    """A result, a field a line; one entry a line of a long list, which would take seconds else."""
+    """A result, one field per line; a long list has one entry per line, which is quicker."""
     if not any(isinstance(value, list) and len(value) > _LONG for value in result.values()):
         return json.dumps(result, indent=2, allow_nan=False)
     pack = json.JSONEncoder(allow_nan=False).encode

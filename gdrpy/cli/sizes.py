@@ -1,4 +1,4 @@
-"""Sizes as people type and read them: 4096, 64K, 1M, 2G, in binary units."""
+"""Sizes as users type and read them: 4096, 64K, 1M, 2G, in binary units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LARGEST = 1 << 62
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a size stands for. For ``type=`` of argparse: raises ArgumentTypeError."""
+    """The number of bytes of a size. Raises ArgumentTypeError, for argparse."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise argparse.ArgumentTypeError(
@@ -43,7 +43,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def approximate_size(nbytes: int) -> str:
-    """A size with one decimal, for what need not be exact: ``139.8 GiB``."""
+    """A size with one decimal: ``139.8 GiB``."""
     for unit in "TGMK":
         if nbytes >= 1 << _UNITS[unit]:
             return f"{nbytes / (1 << _UNITS[unit]):.1f} {unit}iB"

@@ -1,4 +1,25 @@
-"""``gdrpy validate``: does every way into GPU memory show the same bytes?"""
+"""Writes seeded random bytes into GPU memory on one path (CPU stores, mapping copies, the
+driver's own copies, the GPU itself, another process) and reads them back on another:
+regions, parts of them, flags, and pins of memory made by cuMemAlloc. A failed check
+reports the first byte that differs. Regions above 16 MiB are sampled.
+
+--module is for the first run of the kernel module beside a GPU. As root it loads
+gdrdrv with insmod.sh if it is not loaded, runs the steps below, reads the kernel's
+log after each, stops at the first doubt, and unloads what it loaded.
+
+examples:
+  gdrpy validate
+  gdrpy validate --size 1G --backend nvrm
+  gdrpy validate --check flags-32 --check second-process
+  gdrpy validate --seed 1234        the same bytes again
+  GDRPY_SIM=1 gdrpy validate        on the simulated GPU
+  sudo .venv/bin/gdrpy validate --module
+
+exit status:
+  0  every check passed, or was skipped for the reason shown; every step passed
+  1  a check failed; a step met a doubt
+  2  wrong usage, or no backend can be used here; no step could be run
+"""
 
 from __future__ import annotations
 
@@ -6,18 +27,15 @@ import argparse
 import secrets
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import gdrpy
 from gdrpy.cli import checks, firstrun, hostmemory, options
 from gdrpy.cli.checks import Check, Result, Settings, Verdict
 from gdrpy.cli.exits import FAILED, OK
-from gdrpy.cli.header import Header, gpu_header, gpu_words
+from gdrpy.cli.header import gpu_header, gpu_words
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
-
-if TYPE_CHECKING:
-    from gdrpy.cli.options import Commands
 
 _SIZE = 1 << 20
 _MARKS = {
@@ -27,49 +45,15 @@ _MARKS = {
 }
 
 
-def add_parser(commands: Commands) -> None:
-    """Add ``validate`` to the command line."""
-    parser = options.add_command(
-        commands,
-        "validate",
-        run,
-        summary="check that CPU and GPU see the same bytes, every way there is",
-        description=(
-            "Writes seeded random bytes into GPU memory by one way (CPU stores, mapping copies,\n"
-            "the driver's own copies, the GPU itself, another process) and reads them back by\n"
-            "another: regions, parts of them, flags, and pins of memory made by cuMemAlloc.\n"
-            "A failed check tells the first byte that differs. Regions above 16 MiB are sampled.\n"
-            "\nchecks:\n" + "\n".join(map(_help_line, checks.ALL)) + "\n\n"
-            "--module is for the first run of the kernel module beside a GPU. As root it loads\n"
-            "gdrdrv by insmod.sh if it is not loaded, goes through the steps below, looks into\n"
-            "the kernel's log after each, stops at the first doubt, and unloads what it loaded.\n"
-            "\nsteps:\n" + "\n".join(f"  {step.name:16} {step.shows}" for step in firstrun.ALL)
-        ),
-        examples=(
-            "gdrpy validate\n"
-            "gdrpy validate --size 1G --backend nvrm\n"
-            "gdrpy validate --check flags-32 --check second-process\n"
-            "gdrpy validate --seed 1234        the same bytes again\n"
-            "GDRPY_SIM=1 gdrpy validate        on the simulated GPU\n"
-            "sudo .venv/bin/gdrpy validate --module"
-        ),
-        exit_status=(
-            "0  every check passed, or was skipped for the reason shown; every step passed\n"
-            "1  a check failed; a step met a doubt\n"
-            "2  wrong usage, or no backend can be used here; no step could be run"
-        ),
-    )
-    options.add_backend(parser)
-    options.add_device(parser)
-    parser.add_argument(
-        "--size", type=parse_size, default=_SIZE, help="size of the regions (default: 1M)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=options.whole_number,
-        metavar="N",
-        help="seed of the random bytes (default: another one each time; it is printed)",
-    )
+def add_arguments(parser: CommandParser) -> None:
+    lines = ["", "checks:", *map(_help_line, checks.ALL)]
+    lines += ["", "steps of --module:"]
+    lines += [f"  {step.name:16} {step.shows}" for step in firstrun.ALL]
+    parser.description = f"{parser.description}".rstrip() + "\n" + "\n".join(lines)
+    options.add_gpu(parser)
+    parser.option("--size", parse_size, "SIZE", "size of the regions", "1M")
+    about = "seed of the random bytes (default: a new one, which is printed)"
+    parser.option("--seed", options.whole_number, "N", about)
     parser.add_argument(
         "--check",
         action="append",
@@ -88,7 +72,6 @@ def _help_line(check: Check) -> str:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    """Run the checks, or the module's steps; FAILED if one did."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     if args.module:
         if args.backend or args.check or args.size != _SIZE:
@@ -99,7 +82,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
     if header.simulated:
         hostmemory.require(args.size, simulated=True)
-    output.line(_title(header, settings))
+    output.line(
+        f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, backend "
+        f"{header.backend}, {format_size(args.size)}, seed {seed}"
+    )
 
     chosen = [
         check
@@ -108,7 +94,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     ]
     results = _run_all(chosen, settings, output)
     counts = Counter(result.verdict for result in results)
-    output.line(_summary(counts))
+    passed, failed, skipped = (counts[verdict] for verdict in Verdict)
+    output.line(f"{passed} passed, {failed} failed" + f", {skipped} skipped" * bool(skipped))
     output.finish(
         {
             "header": header.json(),
@@ -118,7 +105,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "checks": [asdict(result) for result in results],
         }
     )
-    return FAILED if counts[Verdict.FAILED] else OK
+    return FAILED if failed else OK
 
 
 def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Result]:
@@ -135,16 +122,3 @@ def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Re
                 output.line(f"      {result.message}")
             results.append(result)
     return results
-
-
-def _title(header: Header, settings: Settings) -> str:
-    return (
-        f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, "
-        f"backend {header.backend}, {format_size(settings.nbytes)}, seed {settings.seed}"
-    )
-
-
-def _summary(counts: Counter[Verdict]) -> str:
-    text = f"{counts[Verdict.PASSED]} passed, {counts[Verdict.FAILED]} failed"
-    skipped = counts[Verdict.SKIPPED]
-    return f"{text}, {skipped} skipped" if skipped else text

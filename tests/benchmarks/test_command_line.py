@@ -10,6 +10,7 @@ import pytest
 
 import machine
 import proof
+import results
 import run
 
 
@@ -83,10 +84,10 @@ class TestFile:
     def test_is_named_after_gpu_date_and_modules(self, publishable):
         publishable["header"] |= {"gpu": "NVIDIA H200", "date": "2026-11-21T07:00:00+00:00"}
         publishable["modules"] = ["latency"]
-        assert run.file_stem(publishable) == "h200-2026-11-21-latency"
+        assert results.file_stem(publishable) == "h200-2026-11-21-latency"
 
     def test_is_never_overwritten(self, result, tmp_path):
-        first, second = (run.save(result, tmp_path) for _ in range(2))
+        first, second = (results.save(result, tmp_path) for _ in range(2))
         assert second.name == f"{first.stem}-2.json"
         assert json.loads(first.read_text()) == json.loads(second.read_text()) == result
 

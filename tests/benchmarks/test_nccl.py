@@ -14,11 +14,11 @@ import pytest
 import nccl
 import nccl_pair
 import nccl_trial
-from checks import Check
 from gpumemory import Use
+from harness import Check
 from nccl_log import Log
 from nccl_pair import Pair, RankFailed
-from run import file_stem
+from results import file_stem
 from tables import tables
 
 ENABLED = "host:1:2 [0] NCCL INFO GDRCOPY enabled library 2.6 driver 2.6\n"

@@ -233,7 +233,7 @@ class TestUnit:
         assert {"SocketMode=0600", "DirectoryMode=0700"} <= {*lines}
 
     def test_has_words_that_systemd_takes_as_they_are(self):
-        from gdrpy.cli import units
+        from gdrpy.cli.broker import units
 
         assert units._quoted("/opt/my env/100%/$x\\y") == '"/opt/my env/100%%/$$x\\\\y"'
 

@@ -176,7 +176,7 @@ class TestLs:
     @pytest.mark.parametrize(("columns", "table"), TABLES.items())
     def test_fits_the_terminal(self, monkeypatch, columns, table):
         from gdrpy.broker.messages import RegionInfo
-        from gdrpy.cli import ls
+        from gdrpy.cli.broker import ls
         from gdrpy.cli.output import Output
 
         some = {"size": 4096, "device": "cpu", "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
@@ -276,7 +276,7 @@ class TestPutAndGet:
         def shrunk(name, undo):
             return io.BytesIO(DATA), len(DATA) + 1
 
-        monkeypatch.setattr("gdrpy.cli.put._open", shrunk)
+        monkeypatch.setattr("gdrpy.cli.broker.put._open", shrunk)
         assert main(["put", "table", str(file)]) == 1
         assert "data.bin became shorter while it was read" in capsys.readouterr().err
         assert main(["stat", "table"]) == 1
@@ -490,7 +490,7 @@ class TestTop:
 
 
 #: What takes long to import, and a list has no use for.
-HEAVY = "numpy cuda rich asyncio importlib.metadata gdrpy.cli.stat gdrpy.cli.copybw"
+HEAVY = "numpy cuda rich asyncio importlib.metadata gdrpy.cli.broker.stat gdrpy.cli.measure.copybw"
 IMPORTING = """
 import sys
 from gdrpy.cli import main

@@ -7,8 +7,11 @@ from itertools import pairwise
 import pytest
 
 import gdrpy
-from gdrpy.cli import copybw, main
-from gdrpy.cli.bandwidth import WAYS, Measurement, time_copies
+from gdrpy.cli import main
+from gdrpy.cli.measure import copybw
+from gdrpy.cli.measure.copybw import WAYS, rates
+from gdrpy.cli.measure.report import Copies
+from gdrpy.cli.measure.timing import Samples
 
 QUICK = ["--seconds", "0.001"]
 
@@ -62,15 +65,6 @@ class TestCopybw:
         assert f"error: {way} of 4 KiB: first differing byte at offset 0" in captured.err
 
 
-class TestMeasurement:
-    def test_counts_1e9_bytes_a_second(self):
-        point = Measurement("DMA read", 2000, 1, [1e-6, 2e-6, 4e-6], True, None)
-        assert point.median == pytest.approx(1.0)
-        assert point.highest == pytest.approx(2.0)
-        assert point.lowest == pytest.approx(0.5)
-
-    def test_takes_three_samples_however_short_the_time(self):
-        calls = []
-        copies, samples = time_copies(lambda: calls.append(None), 1e-9)
-        assert len(samples) >= 3
-        assert len(calls) == 2 + copies * len(samples)
+def test_rates_count_1e9_bytes_a_second():
+    result = Copies("DMA read", 2000, Samples([1e3, 2e3, 4e3]), True, None)
+    assert rates(result) == pytest.approx({"median": 1.0, "lowest": 0.5, "highest": 2.0})

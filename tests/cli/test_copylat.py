@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.cli import copylat, hostmemory, main
-from gdrpy.cli.latency import WAYS
+from gdrpy.cli import hostmemory, main
+from gdrpy.cli.measure import copylat
+from gdrpy.cli.measure.latency import WAYS
 
 QUICK = ["--seconds", "0.001"]
 CACHES = ("warm", "cold")

@@ -6,49 +6,40 @@ from itertools import pairwise
 
 import pytest
 
-from gdrpy.cli.distribution import Distribution, Scale, format_us
-
-
-class TestDistribution:
-    def test_tells_its_order_statistics(self):
-        one = Distribution("x", [*range(1000, 0, -1)])
-        assert (one.minimum, one.median, one.maximum) == (1, 500.5, 1000)
-        assert (one.percentile(99), one.percentile(99.9), one.percentile(100)) == (990, 999, 1000)
-
-    def test_of_one_sample_is_that_sample(self):
-        assert set(Distribution("x", [7]).json().values()) == {1, 7}
+from gdrpy.cli.measure.distribution import Scale, format_us
+from gdrpy.cli.measure.timing import Samples
 
 
 class TestScale:
     def test_counts_every_sample_once(self):
-        shown = [Distribution("a", [1000, 1500, 2000]), Distribution("b", [1_000_000] * 5)]
+        shown = [Samples([1000, 1500, 2000]), Samples([1_000_000] * 5)]
         scale = Scale(shown, 10)
         assert [sum(scale.counts(one)) for one in shown] == [3, 5]
         assert scale.counts(shown[1]) == [0] * 9 + [5]
 
     def test_reaches_to_the_99th_percentile_and_counts_what_is_beyond_in_the_last_bin(self):
-        one = Distribution("x", [1000] * 900 + [2000] * 90 + [1e9] * 10)
+        one = Samples([1000] * 900 + [2000] * 90 + [1e9] * 10)
         scale = Scale([one], 4)
         assert scale.edges[0] == 1000
         assert scale.edges[-1] == 2000
         assert scale.counts(one) == [900, 0, 0, 100]
 
     def test_has_no_bin_narrower_than_20_ns(self):
-        scale = Scale([Distribution("x", [200, 300])], 48)
+        scale = Scale([Samples([200, 300])], 48)
         widths = [b - a for a, b in pairwise(scale.edges)]
         assert len(widths) == 4
         assert min(widths) >= 20
 
     def test_of_times_that_are_all_the_same_has_one_bin(self):
-        one = Distribution("x", [500] * 3)
+        one = Samples([500] * 3)
         assert Scale([one]).bars(one) == "█"
 
     def test_draws_a_full_bar_for_the_most_and_at_least_a_line_for_one(self):
-        one = Distribution("x", [1000] * 4000 + [2000] + [4000] * 100)
+        one = Samples([1000] * 4000 + [2000] + [4000] * 100)
         assert Scale([one], 4).bars(one) == "█ ▁▁"
 
     def test_says_what_it_spans(self):
-        assert str(Scale([Distribution("x", [500, 20_000])], 3)) == "0.50 to 20.0 us"
+        assert str(Scale([Samples([500, 20_000])], 3)) == "0.50 to 20.0 us"
 
 
 @pytest.mark.parametrize(

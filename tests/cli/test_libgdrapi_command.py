@@ -56,8 +56,8 @@ class TestPaths:
         monkeypatch.setattr("gdrpy.cli.libgdrapi.SHARED_OBJECT", tmp_path / "libgdrapi.so.2")
         assert main(["libgdrapi"]) == 2
         assert capsys.readouterr().err == (
-            f"error: there is no {tmp_path}/libgdrapi.so.2: install gdrpy again where there is "
-            "gcc: pip install --force-reinstall --no-deps, and the folder of its sources\n"
+            f"error: there is no {tmp_path}/libgdrapi.so.2: install gcc, then gdrpy again: "
+            "pip install --force-reinstall --no-deps, and the folder of its sources\n"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,12 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from gdrpy.cli import GROUPS, info, main
+from gdrpy.cli import COMMANDS, GROUPS, info, main, output
 from gdrpy.cli.header import gdrpy_version
 
 #: The simulated driver's cuInit fails as on a machine without GPUs.
 NO_DEVICE = "cuInit:1:100"
-NAMES = [name for group in GROUPS.values() for name in group]
+NAMES = [*COMMANDS]
+
+WATCHED_HELP = """
+import sys
+from gdrpy.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    heavy = {"numpy", "cuda.bindings", "rich", "asyncio", "matplotlib", "multiprocessing"}
+    commands = {name for name in sys.modules if name.startswith("gdrpy.cli.measure")}
+    print(sorted(heavy & set(sys.modules) | commands), file=sys.stderr)
+"""
 
 
 class TestHelp:
@@ -29,6 +41,12 @@ class TestHelp:
         text = capsys.readouterr().out
         assert re.findall(r"^  (\w+) +\w", text, re.MULTILINE) == NAMES
         assert re.findall(r"^(.+):$", text, re.MULTILINE) == ["options", *GROUPS]
+
+    def test_imports_no_command_and_nothing_heavy(self):
+        done = subprocess.run(
+            [sys.executable, "-c", WATCHED_HELP], capture_output=True, text=True, check=True
+        )
+        assert done.stderr == "[]\n"
 
     @pytest.mark.parametrize("name", NAMES)
     def test_of_a_command_teaches(self, capsys, name):
@@ -89,6 +107,8 @@ class TestWrongUsage:
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
+            (["info", "--", "--json"], "unrecognized arguments: "),
+            (["--json", "info"], "unrecognized arguments: --json"),
         ],
     )
     def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
@@ -307,6 +327,18 @@ class TestInfo:
         for backend in ("dmabuf", "nvrm", "sim"):
             assert f"│ {backend} " in done.stdout
 
+    @pytest.mark.parametrize("width", [60, 90, 140])
+    def test_fits_the_terminal_and_keeps_a_uuid_in_one_line_where_it_can(
+        self, capsys, monkeypatch, width
+    ):
+        monkeypatch.setattr(output, "_PLAIN_WIDTH", width)
+        assert main(["info"]) == 0
+        rows = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "│┃"]
+        assert max(map(len, rows)) <= width
+        assert not [row for row in rows if "…" in row or "││" in row]
+        whole = [row for row in rows if re.search("GPU-[0-9a-f-]{36} ", row)]
+        assert len(whole) == (width >= 90)
+
     def test_json_says_why_a_backend_is_not_usable_and_what_would_help(self, gdrpy_command):
         result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)
         assert [device["ordinal"] for device in result["devices"]] == [0, 1]
@@ -366,3 +398,15 @@ class TestInfo:
         assert list(states) == ["gdrdrv", "dmabuf", "nvrm", "sim"]
         assert not states["dmabuf"]["usable"]
         assert result["copy_routines"]["to"]["chosen"]
+
+
+class TestImports:
+    def test_inside_functions_are_of_rich_and_matplotlib_alone(self, checkout: Path):
+        found = set()
+        for file in (checkout / "gdrpy" / "cli").rglob("*.py"):
+            for function in ast.walk(ast.parse(file.read_text())):
+                if isinstance(function, ast.FunctionDef):
+                    nodes = list(ast.walk(function))
+                    found |= {n.module for n in nodes if isinstance(n, ast.ImportFrom)}
+                    found |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+        assert {str(name).partition(".")[0] for name in found} == {"rich", "matplotlib"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 
-from gdrpy.cli import main, pingpong, pplat
-from gdrpy.cli.pingpong import OUT_OF_TIME, Ending
+from gdrpy.cli import main
+from gdrpy.cli.measure import pingpong, pplat
+from gdrpy.cli.measure.pingpong import OUT_OF_TIME, Ending
 
 QUICK = ["--count", "20"]
 BY_THREAD = "a Python thread, since the simulated GPU has no kernels"

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.cli import handover, main, rendezvous
-from gdrpy.cli.pattern import pattern
+from gdrpy.cli import handover, main
+from gdrpy.cli.handover import rendezvous
+from gdrpy.cli.handover.steps import pattern
 
 TIMEOUT = 20.0
 COUNT = 1000
@@ -192,7 +193,7 @@ class TestConsumer:
             assert not handover.receive_answer(peer)
         status, complaints = self.outcome(consumer)
         assert status == 1
-        assert "6 bytes are no whole number of 32-bit integers" in complaints
+        assert "6 bytes are not a whole number of 32-bit integers" in complaints
 
     def test_refuses_a_descriptor_of_something_else(self, listening, checkout, path):
         with start_consumer(checkout, path, "--cpu", "--backend", "sim") as consumer:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gdrpy.broker import unix as _unix
-from gdrpy.cli import rendezvous
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
+from gdrpy.cli.handover import rendezvous
 
 TIMEOUT = 5.0
 
@@ -122,14 +122,14 @@ class TestConnecting:
 
     def test_says_that_a_file_is_no_socket(self, path):
         path.write_text("precious")
-        with pytest.raises(CommandError, match="is no socket of a producer: pass --socket"):
+        with pytest.raises(CommandError, match="is not the socket of a producer: pass the"):
             rendezvous.connect(path, TIMEOUT)
 
     def test_says_that_a_socket_is_of_another_kind(self, path):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
             other.bind(str(path))
             other.listen(1)
-            with pytest.raises(CommandError, match="is no socket of a producer: pass --socket"):
+            with pytest.raises(CommandError, match="is not the socket of a producer: pass the"):
                 rendezvous.connect(path, TIMEOUT)
 
     def test_says_what_else_is_wrong(self, tmp_path):

@@ -11,8 +11,8 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.cli import pingpong
-from gdrpy.cli.pingpong import FINISHED, OUT_OF_TIME, STOPPED, Ending, play, responder
+from gdrpy.cli.measure import pingpong
+from gdrpy.cli.measure.pingpong import FINISHED, OUT_OF_TIME, STOPPED, Ending, play, responder
 
 
 @pytest.fixture

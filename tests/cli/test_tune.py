@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.cli import crossovers, main, tune
-from gdrpy.cli.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
+from gdrpy.cli import main
+from gdrpy.cli.measure import crossovers, tune
+from gdrpy.cli.measure.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
 from gdrpy.copies import tuning
 from gdrpy.copies.limits import BUILT_IN, NEVER, Limits
 
@@ -139,7 +140,7 @@ class TestMeter:
         way = Way(writes, threads, by, pinned)
         seconds = meter.time(way, MIB)
         assert seconds > 0
-        assert meter.figures == [crossovers.Figure(way, MIB, seconds)]
+        assert meter.figures == [crossovers.CopyTime(way, MIB, seconds)]
         assert meter.difference(way, MIB) is None
 
     @pytest.mark.parametrize(("name", "writes"), [("write", True), ("readinto", False)])
@@ -200,7 +201,7 @@ class TestTune:
     def test_keeps_nothing_when_disturbed(self, monkeypatch, capsys, cache):
         monkeypatch.setattr(tune, "_STEADY", 0)
         assert main(["tune", *QUICK]) == 1
-        assert "run it again while nothing else does" in capsys.readouterr().err
+        assert "run it again while nothing else runs" in capsys.readouterr().err
         assert list(cache.iterdir()) == []
 
     def test_says_where_it_could_not_keep_it(self, monkeypatch, capsys, cache):
@@ -229,7 +230,7 @@ class TestPlaceThatCannotBeWritten:
 
     def test_for_a_file_in_its_folders_place(self, capsys, cache):
         (cache / "gdrpy").write_text("a file")
-        self.assert_refused(capsys, f"'{cache / 'gdrpy'}' is no folder")
+        self.assert_refused(capsys, f"'{cache / 'gdrpy'}' is not a folder")
 
     def test_for_a_folder_in_its_place(self, capsys, cache):
         (cache / SIMULATED_FILE).mkdir(parents=True)

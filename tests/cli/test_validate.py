@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.cli import checks, main
-from gdrpy.cli.checks import peer, sample
-from gdrpy.cli.checks.difference import Mismatch, difference
+from gdrpy.cli import checks, data, main
+from gdrpy.cli.checks import peer
+from gdrpy.cli.data import Mismatch, Noise, difference
 
 #: Those that the simulated backend runs.
 NAMES = [check.name for check in checks.ALL if check.backend is None]
@@ -83,40 +83,40 @@ class TestDifference:
         assert (found.expected, found.got) == ("01 02 03", "ff 02 fe")
 
     def test_of_another_length_is_a_mismatch(self):
-        with pytest.raises(Mismatch, match="4 bytes were to be read, and 3 came"):
+        with pytest.raises(Mismatch, match="3 bytes were read instead of 4"):
             difference(b"four", b"thr")
 
 
 class TestSample:
     def test_windows_cover_a_small_region_whole(self):
-        assert sample.windows(1) == [(0, 1)]
-        assert sample.windows(sample.WHOLE_UP_TO) == [(0, sample.WHOLE_UP_TO)]
+        assert data.windows(1) == [(0, 1)]
+        assert data.windows(data.WHOLE_UP_TO) == [(0, data.WHOLE_UP_TO)]
 
-    @pytest.mark.parametrize("nbytes", [sample.WHOLE_UP_TO + 1, 3 << 30])
+    @pytest.mark.parametrize("nbytes", [data.WHOLE_UP_TO + 1, 3 << 30])
     def test_windows_reach_both_ends_of_a_large_one(self, nbytes):
-        windows = sample.windows(nbytes)
+        windows = data.windows(nbytes)
         assert len(windows) == 16
         assert windows[0][0] == 0
         assert sum(windows[-1]) == nbytes
         assert all(offset >= 0 and offset + size <= nbytes for offset, size in windows)
 
     def test_noise_is_the_same_for_the_same_seeds(self):
-        assert sample.Noise(1, 2).bytes(9).tobytes() == sample.Noise(1, 2).bytes(9).tobytes()
-        assert sample.Noise(1, 2).bytes(9).tobytes() != sample.Noise(1, 3).bytes(9).tobytes()
+        assert Noise(1, 2).bytes(9).tobytes() == Noise(1, 2).bytes(9).tobytes()
+        assert Noise(1, 2).bytes(9).tobytes() != Noise(1, 3).bytes(9).tobytes()
 
     def test_repeated_words_start_anywhere(self):
-        assert sample.repeated(0x04030201, 5, 6).tolist() == [2, 3, 4, 1, 2, 3]
+        assert data.repeated(0x04030201, 5, 6).tolist() == [2, 3, 4, 1, 2, 3]
 
 
 class TestPeer:
     def test_tells_what_it_found_wrong_and_writes_all_the_same(self):
         with gdrpy.alloc(4096) as region:
-            region.write(sample.Noise(5, peer.OURS).bytes(4096))
+            region.write(Noise(5, peer.OURS).bytes(4096))
             region.write(bytes([region.read(1, 99)[0] ^ 1]), 99)
             found = peer.exchange(region, (5,))
             assert found is not None
             assert (found.offset, found.differing) == (99, 1)
-            assert region.read() == sample.Noise(5, peer.THEIRS).bytes(4096).tobytes()
+            assert region.read() == Noise(5, peer.THEIRS).bytes(4096).tobytes()
 
     def test_notices_cuda_in_a_process(self, checkout: Path):
         script = (

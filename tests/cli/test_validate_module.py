@@ -184,7 +184,7 @@ class TestMachine:
 
     def test_tells_the_drivers_flavour(self, root_files):
         (root_files / "sys/module/nvidia/taint").write_text("POE\n")
-        assert str(machine.driver()) == ("NVIDIA driver 580.159.04 (nvidia, proprietary flavour)")
+        assert machine.driver() == "NVIDIA driver 580.159.04 (nvidia, proprietary flavour)"
 
     def test_reads_the_modules_own_files(self, root_files):
         assert (machine.pins(), machine.registrations(), machine.counters()) == ([], None, {})

@@ -10,7 +10,7 @@ import pytest
 import gdrpy
 from gdrpy import cuda
 from gdrpy.cli import main
-from gdrpy.cli.pingpong import FINISHED, OUT_OF_TIME, STOPPED, Ending, play, responder
+from gdrpy.cli.measure.pingpong import FINISHED, OUT_OF_TIME, STOPPED, Ending, play, responder
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 #: Each runs in a process of its own, in which nothing was copied before the kernel began.
 PROGRAM = """
 import gdrpy, numpy as np
-from gdrpy.cli.pingpong import play, responder
+from gdrpy.cli.measure.pingpong import play, responder
 
 NBYTES = 64 << 20
 data = np.arange(NBYTES // 8, dtype=np.uint64)

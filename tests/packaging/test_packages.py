@@ -116,7 +116,7 @@ class TestWheel:
         assert {
             "gdrpy/_core/_ffi.abi3.so",
             "gdrpy/_core/_mapping.abi3.so",
-            "gdrpy/cli/pingpong.ptx",
+            "gdrpy/cli/measure/pingpong.ptx",
             "gdrpy/include/gdrapi.h",
             "gdrpy/include/gdrpy/channel.cuh",
             "gdrpy/lib/libgdrapi.so",

@@ -1,7 +1,7 @@
-"""What ``gdrpy validate`` checks: the table of checks, and running one of them.
+"""The checks of ``gdrpy validate``, and how one of them runs.
 
-A check is a function of a :class:`~gdrpy.cli.checks.rig.Rig` that returns if all is well and raises
-:class:`~gdrpy.cli.checks.difference.Mismatch` if not.
+A check is a function of a :class:`~gdrpy.cli.checks.rig.Rig` that raises
+:class:`~gdrpy.cli.data.Mismatch` if it fails.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from gdrpy.cli.checks import copies, gpu, module, pins, ranges, sharing, transfers
-from gdrpy.cli.checks.difference import Difference, Mismatch
 from gdrpy.cli.checks.rig import Rig, Settings, Unsupported
+from gdrpy.cli.data import Difference, Mismatch
 from gdrpy.errors import BackendUnavailable
 
 __all__ = ["ALL", "Check", "Result", "Settings", "Verdict", "run"]
@@ -22,9 +22,9 @@ __all__ = ["ALL", "Check", "Result", "Settings", "Verdict", "run"]
 
 @dataclass(frozen=True)
 class Check:
-    """A check: the name that selects it, what it shows in one line, and how.
+    """A check: the name that selects it, one line on what it shows, and its function.
 
-    ``backend`` is the only one that has what it is about; None where all do.
+    ``backend`` is the only backend that it applies to; None if it applies to all.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Check:
 
 
 class Verdict(enum.StrEnum):
-    """How a check ended; SKIPPED where nothing here can do what it checks."""
+    """How a check ended; SKIPPED if nothing here supports its subject."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -43,7 +43,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a check. ``message`` says what was wrong, or why it was skipped."""
+    """The outcome of a check. ``message`` says why it failed, or why it was skipped."""
 
     name: str
     shows: str
@@ -79,7 +79,7 @@ ALL = (
 
 
 def run(check: Check, settings: Settings) -> Result:
-    """Run a check, whatever it raises, and give back all that it held."""
+    """Run a check; afterwards release everything that it held, whatever it raised."""
     begun = time.perf_counter()
     verdict, message, difference = _verdict(check, settings)
     seconds = time.perf_counter() - begun
@@ -90,7 +90,7 @@ _Outcome = tuple[Verdict, str, Difference | None]
 
 
 def _verdict(check: Check, settings: Settings) -> _Outcome:
-    # No "with": Ctrl-C ends the process, which gives everything back, while views are in use here.
+    # No "with": after Ctrl-C views are still in use here, and the end of the process frees all.
     stack = ExitStack()
     outcome = _attempt(check, Rig(settings, check.name, stack))
     try:
@@ -102,7 +102,7 @@ def _verdict(check: Check, settings: Settings) -> _Outcome:
 
 
 def _attempt(check: Check, rig: Rig) -> _Outcome:
-    """Run it. Its frames, and the views in them, are gone before the memory is given back."""
+    """Run a check. Its frames, and their views, are gone before the memory is released."""
     try:
         check.function(rig)
     except Mismatch as error:

@@ -1,12 +1,11 @@
-"""Whole regions: what the CPU writes the GPU's side must show, and the other way round."""
+"""Whole regions: the GPU side must show what the CPU writes, and the reverse."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import windows
+from gdrpy.cli.data import expect_equal, windows
 
 #: Elements that are stored and loaded one by one.
 _ELEMENTS = 256

@@ -1,15 +1,14 @@
-"""The GPU acting by itself: what it writes, and how it and the CPU signal each other."""
+"""Acts of the GPU: its writes, and signals between it and the CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gdrpy import Flag, Mapping
-from gdrpy.cli.checks.difference import expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import repeated, windows
+from gdrpy.cli.data import expect, expect_equal, repeated, windows
 
-#: Seconds to wait for a flag that the GPU is to set.
+#: Seconds to wait for a flag that the GPU sets.
 FLAG_TIMEOUT = 5.0
 
 _BYTE = 0x5A
@@ -29,7 +28,7 @@ def gpu_writes(rig: Rig) -> None:
 
 
 def _expect_word(what: str, mapping: Mapping, start: int, nbytes: int, word: int) -> None:
-    """``nbytes`` bytes at ``start`` must be one word again and again."""
+    """``nbytes`` bytes at ``start`` must repeat one word."""
     for offset, length in windows(nbytes):
         got = mapping.read(length, start + offset)
         expect_equal(f"after {what}", repeated(word, offset, length), got, start + offset)
@@ -64,9 +63,9 @@ def _signal_both_ways(rig: Rig, width: int) -> None:
 
 
 def _release(rig: Rig, go: Flag, stream: Any) -> None:
-    """Let a stream that still waits go on, by the driver's copy if the flag did not do it.
+    """Release a stream that still waits, by the driver's copy, and wait for its work.
 
-    Its work is waited for: it must not run on memory that is given back.
+    The work must not run on released memory.
     """
     rig.put(go.ptr, (1).to_bytes(go.width, "little"))
     rig.call("cuStreamSynchronize", stream)

@@ -1,18 +1,18 @@
-"""What only the kernel module has: pins that end with their memory, and pins that are shared."""
+"""Features of the kernel module: pins that end with their memory, and shared pins."""
 
 from __future__ import annotations
 
 import os
 
 import gdrpy
-from gdrpy.cli.checks.difference import Mismatch, expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import Mismatch, expect, expect_equal
 
 _MIB = 1 << 20
 
 
 def revocation(rig: Rig) -> None:
-    """Memory freed under a pin: one event tells, the mapping refuses, its old view shows zeros."""
+    """Memory freed under a pin: one event, stores are refused, the old view shows zeros."""
     gdr = rig.stack.enter_context(gdrpy.open(rig.settings.backend))
     ptr = int(rig.call("cuMemAlloc", 2 * _MIB))
     try:
@@ -23,7 +23,9 @@ def revocation(rig: Rig) -> None:
         expect(gdr.events() == [], "an event came before the memory was freed")
     finally:
         rig.call("cuMemFree", ptr)
-    expect(gdr.events() == [gdrpy.pins.Revocation(pin)], "no event told that the memory was freed")
+    expect(
+        gdr.events() == [gdrpy.pins.Revocation(pin)], "no event reported that the memory was freed"
+    )
     try:
         mapping.write(b"\0")
     except gdrpy.Revoked:

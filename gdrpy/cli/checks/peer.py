@@ -14,10 +14,9 @@ from pathlib import Path
 
 import gdrpy
 from gdrpy import Region
-from gdrpy.cli.checks.difference import Difference, difference
-from gdrpy.cli.checks.sample import Noise, windows
+from gdrpy.cli.data import Difference, Noise, difference, windows
 
-#: Last seed of what the first process writes, and of what this one does.
+#: The last seeds of the noise of the first process, and of this one.
 OURS, THEIRS = 1, 2
 
 

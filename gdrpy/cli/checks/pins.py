@@ -1,10 +1,9 @@
-"""Memory that somebody else allocated, by cuMemAlloc: pinned, mapped, and compared."""
+"""Memory allocated by cuMemAlloc: pinned, mapped, and compared."""
 
 from __future__ import annotations
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import repeated, windows
+from gdrpy.cli.data import expect_equal, repeated, windows
 
 #: Sizes in bytes so small that CUDA puts all of these into one block.
 _SMALL = (4096, 8192, 100, 12348)
@@ -19,7 +18,7 @@ def _filled(rig: Rig, nbytes: int, word: int) -> int:
 
 
 def small_allocations(rig: Rig) -> None:
-    """Each is found at its place in the block that they share, and none touches another."""
+    """Each allocation is found in the block that they share, and none touches another."""
     word = 0x9DD00000
     pointers = [_filled(rig, nbytes, word + i) for i, nbytes in enumerate(_SMALL)]
     written = []
@@ -47,7 +46,7 @@ def interior_pointer(rig: Rig) -> None:
 
 
 def large_allocation(rig: Rig) -> None:
-    """An allocation with blocks of its own, and as large as the run's regions."""
+    """An allocation with separate blocks, at least as large as the run's regions."""
     word = 0x9DD20000
     total = max(rig.settings.nbytes // 4 * 4, 4 * _MIB)
     ptr = _filled(rig, total, word)

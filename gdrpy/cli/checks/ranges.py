@@ -1,4 +1,4 @@
-"""Ranges at awkward places: every offset and length, with the neighbours left alone."""
+"""Ranges at awkward places: every offset and length, with unchanged neighbours."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdrpy import Mapping, Region
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import expect_equal
 
-#: Past one cache line, so that every alignment comes up.
+#: More than one cache line, for every alignment.
 _OFFSETS = range(68)
-#: Short ones, and whole lines with 0 to 7 extra bytes or 5 extra words (gdrcopy's own case).
+#: Short lengths, and whole lines with 0 to 7 extra bytes or 5 extra words (gdrcopy's case).
 _LENGTHS = (
     *range(1, 16),
     *(lines + extra for lines in (64, 256, 4096) for extra in (*range(8), 5 * 4)),
 )
-#: Bytes watched on either side of what is written, and around host buffers.
+#: Bytes checked on either side of a written range, and around host buffers.
 _GUARD = 64
 _ROOM = _GUARD + max(_OFFSETS) + max(_LENGTHS) + _GUARD
 _PAGE = 4096
 
 
 def _cases() -> Iterator[tuple[int, int, int]]:
-    """(offset, length, host alignment), the last one different from case to case."""
+    """(offset, length, host alignment); the alignment changes from case to case."""
     for offset in _OFFSETS:
         for i, length in enumerate(_LENGTHS):
             yield _GUARD + offset, length, (5 * i + offset) % 64
 
 
 def writes_anywhere(rig: Rig) -> None:
-    """Mapping.write at every offset and length changes that and nothing beside it."""
+    """Mapping.write at every offset and length changes its range and nothing beside it."""
     region = rig.region(_ROOM)
     expected = rig.random(_ROOM)
     source = rig.random(_ROOM)
@@ -47,7 +47,7 @@ def writes_anywhere(rig: Rig) -> None:
 
 
 def reads_anywhere(rig: Rig) -> None:
-    """Mapping.readinto from every offset and length, and nothing beside the buffer."""
+    """Mapping.readinto from every offset and length fills the buffer and nothing beside it."""
     region = rig.region(_ROOM)
     data = rig.random(_ROOM)
     rig.put(region.ptr, data)

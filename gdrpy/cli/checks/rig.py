@@ -1,4 +1,4 @@
-"""What a check works with: fresh GPU memory, and the driver's own copies to hold against gdrpy."""
+"""The tools of a check: fresh GPU memory, and the driver's own copies to compare with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from zlib import crc32
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.cli import drivercopy
-from gdrpy.cli.checks.difference import Bytes
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Bytes, Noise, gpu_get, gpu_put, on_gpu
 
 
 class Unsupported(Exception):
-    """The driver here cannot do what the check is about."""
+    """The driver here does not support the subject of the check."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all checks of a run share. ``nbytes`` is the size of a region."""
+    """The settings of all checks of a run. ``nbytes`` is the size of a region."""
 
     device: int
     backend: str | None
@@ -29,7 +27,7 @@ class Settings:
 
 
 class Rig:
-    """One check's memory and data; ``stack`` gives everything back, whatever the check did."""
+    """The memory and data of one check; ``stack`` releases everything."""
 
     def __init__(self, settings: Settings, check: str, stack: ExitStack) -> None:
         self.settings = settings
@@ -42,19 +40,19 @@ class Rig:
         return self._noise.bytes(nbytes)
 
     def region(self, nbytes: int | None = None, *, cpu: bool = True) -> gdrpy.Region:
-        """A fresh region, of the run's size if none is given; without CPU view if so wanted."""
+        """A fresh region, by default of the run's size; without a CPU view if ``cpu`` is false."""
         size = self.settings.nbytes if nbytes is None else nbytes
         region = gdrpy.alloc(size, self.settings.device, cpu=cpu, backend=self.settings.backend)
         return self.stack.enter_context(region)
 
     def cuda_memory(self, nbytes: int) -> int:
-        """The address of fresh memory by cuMemAlloc, as torch and others get theirs."""
+        """The address of fresh memory by cuMemAlloc, which torch and other libraries use."""
         ptr = self.call("cuMemAlloc", nbytes)
         self.stack.callback(self.call, "cuMemFree", ptr)
         return int(ptr)
 
     def pin(self, ptr: int, nbytes: int) -> gdrpy.Pin:
-        """Pin device memory of this process. Raises Unsupported where the driver says it cannot."""
+        """Pin device memory of this process. Raises Unsupported if the driver cannot."""
         gdr = self.stack.enter_context(gdrpy.open(self.settings.backend))
         try:
             return gdr.pin(ptr, nbytes)
@@ -76,13 +74,13 @@ class Rig:
             return cuda.call(name, *args)
 
     def on_gpu(self, name: str, *args: Any) -> None:
-        """A driver call that works on the default stream, waited for."""
-        drivercopy.on_gpu(self.settings.device, name, *args)
+        """Make a driver call on the default stream and wait for it."""
+        on_gpu(self.settings.device, name, *args)
 
     def put(self, ptr: int, data: Any) -> None:
         """Write GPU memory by the driver's own copy."""
-        drivercopy.put(self.settings.device, ptr, data)
+        gpu_put(self.settings.device, ptr, data)
 
     def get(self, ptr: int, nbytes: int) -> Bytes:
         """Read GPU memory by the driver's own copy."""
-        return drivercopy.get(self.settings.device, ptr, nbytes)
+        return gpu_get(self.settings.device, ptr, nbytes)

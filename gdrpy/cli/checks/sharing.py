@@ -12,16 +12,15 @@ from typing import Any
 
 import gdrpy
 from gdrpy.cli.checks import peer
-from gdrpy.cli.checks.difference import Difference, Mismatch, expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import Noise, windows
+from gdrpy.cli.data import Difference, Mismatch, Noise, expect, expect_equal, windows
 
-#: Seconds that the second process may take.
+#: Seconds until the second process must have ended.
 PEER_TIMEOUT = 60.0
 
 
 def two_mappings(rig: Rig) -> None:
-    """What one mapping writes the other reads, both ways; the second begins off a page."""
+    """Each of two mappings reads what the other writes; the second begins off a page."""
     region = rig.region()
     start = region.nbytes // 3
     first, second = region.map(), region.map(start)
@@ -35,7 +34,7 @@ def two_mappings(rig: Rig) -> None:
 
 
 def read_only(rig: Rig) -> None:
-    """Every kind of store is refused, nothing changes, and what the GPU writes shows."""
+    """Every kind of store is refused and changes nothing; the GPU's writes show."""
     region = rig.region(64)
     data = rig.random(region.nbytes)
     rig.put(region.ptr, data)
@@ -73,7 +72,7 @@ def second_process(rig: Rig) -> None:
 
 
 def _ask_peer(rig: Rig, region: gdrpy.Region) -> dict[str, Any]:
-    """Run the second process on the region; what it found."""
+    """Run the second process on the region; returns its answer."""
     fd = region.export()
     rig.stack.callback(os.close, fd)
     words = [str(number) for number in (fd, region.nbytes, *rig.seeds)]

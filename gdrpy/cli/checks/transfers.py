@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gdrpy.cli.checks.difference import expect_equal
 from gdrpy.cli.checks.rig import Rig
+from gdrpy.cli.data import expect_equal
 
 _GUARD = 64
 #: Off every alignment.
 _OFFSET = _GUARD + 3
-#: Wherever the way changes, sizes on both sides of it: around powers of two and halfway between.
+#: Sizes on both sides of every limit: around powers of two, and halfway between.
 _SIZES = sorted(
     {1}
     | {
@@ -20,12 +20,12 @@ _SIZES = sorted(
         for step in (-1, 0, 1)
     }
 )
-#: A region with both views, and one that only DMA reaches.
+#: A region with both views, and a region that only DMA reaches.
 _VIEWS = {"both views": True, "GPU view only": False}
 
 
 def region_writes(rig: Rig) -> None:
-    """Region.write of many sizes, neighbours left alone."""
+    """Region.write of many sizes, with unchanged neighbours."""
     for views, cpu in _VIEWS.items():
         region = rig.region(_OFFSET + max(_SIZES) + _GUARD, cpu=cpu)
         for nbytes in _SIZES:

@@ -1,6 +1,6 @@
 """``gdrpy validate --module``: the first run of the kernel module beside a GPU, step by step.
 
-It stops at the first doubt, and gives back what it did.
+It stops at the first doubt, and undoes its changes.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from gdrpy.cli.checks.difference import Mismatch
 from gdrpy.cli.checks.rig import Rig, Settings
+from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import FAILED, OK, CommandError
-from gdrpy.cli.firstrun.firstrun import FirstRun
+from gdrpy.cli.firstrun.state import FirstRun
 from gdrpy.cli.firstrun.steps import ALL, Step
 from gdrpy.cli.header import host_header
 from gdrpy.cli.output import Output
 
 __all__ = ["ALL", "run"]
 
-#: Seconds after which it is told that a step still runs: in the kernel it may never end.
+#: Seconds until a warning that a step still runs: in the kernel it may never end.
 PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Result:
-    """What came of a step: its words or the doubt, and what the kernel said meanwhile."""
+class StepResult:
+    """The outcome of a step: its words or the doubt, and the lines of the kernel meanwhile."""
 
     name: str
     shows: str
@@ -38,12 +38,12 @@ class Result:
 
 
 def run(command_line: str, device: int, seed: int, output: Output) -> int:
-    """Run the steps; FAILED at the first doubt. Raises CommandError where none can be run."""
+    """Run the steps; FAILED at the first doubt. Raises CommandError if no step can run."""
     header = host_header(command_line, device=device)
     settings = Settings(device, "gdrdrv", 0, seed)
-    results: list[Result] = []
+    results: list[StepResult] = []
     with ExitStack() as stack:
-        # So that a lost terminal, too, has the module unloaded.
+        # The module is unloaded after a lost terminal, too.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before = signal.signal(number, signal.default_int_handler)
@@ -72,7 +72,9 @@ def run(command_line: str, device: int, seed: int, output: Output) -> int:
     return OK if passed else FAILED
 
 
-def _run(step: Step, number: int, settings: Settings, current: FirstRun, output: Output) -> Result:
+def _run(
+    step: Step, number: int, settings: Settings, current: FirstRun, output: Output
+) -> StepResult:
     slow = f"step {number}, {step.name}, still runs: sudo dmesg says why if the kernel hangs"
     watchdog = threading.Timer(PATIENCE, output.warn, [slow])
     watchdog.daemon = True
@@ -92,11 +94,11 @@ def _run(step: Step, number: int, settings: Settings, current: FirstRun, output:
         output.line(f"          the kernel: {line}")
     if not passed:
         output.line(f"          look at: {step.look}")
-    return Result(step.name, step.shows, passed, seconds, words, kernel)
+    return StepResult(step.name, step.shows, passed, seconds, words, kernel)
 
 
 def _outcome(step: Step, number: int, settings: Settings, current: FirstRun) -> tuple[bool, str]:
-    """Whether the step passed, and what it says; all that it held is given back by then."""
+    """Whether the step passed, and its words; everything that it held is released."""
     try:
         with ExitStack() as stack:
             current.begin(f"step {number}, {step.name}", Rig(settings, step.name, stack))
@@ -114,7 +116,7 @@ def _outcome(step: Step, number: int, settings: Settings, current: FirstRun) -> 
 
 
 def _attempt(step: Step, current: FirstRun) -> tuple[bool, str]:
-    """Run it. Its frames, and the views in them, are gone before the memory is given back."""
+    """Run the step. Its frames, and their views, are gone before the memory is released."""
     try:
         return True, step.function(current)
     except CommandError:

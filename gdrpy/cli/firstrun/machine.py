@@ -1,4 +1,4 @@
-"""The machine's state: the kernel log, the modules, and gdrdrv's own counts."""
+"""The state of the machine: the kernel log, the modules, and gdrdrv's counts."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ INSMOD = Path(gdrpy.__file__).parents[1] / "insmod.sh"
 #: Seconds that building and loading the module may take.
 _INSMOD_TIMEOUT = 600.0
 
-#: Lines of the kernel's that put everything after them in doubt.
+#: Lines of the kernel log that put everything after them in doubt.
 ALARM = re.compile(
     r"cut here|WARNING: |BUG: |BUG kmalloc|KASAN: |KCSAN: |UBSAN: |Oops: |Call Trace:|Bad page"
     r"|INFO: (possible|trying|task|rcu)|general protection fault|Kernel panic|refcount_t: "
     r"|list_(add|del) corruption|scheduling while atomic|x86/PAT: |NVRM: Xid"
 )
-#: Lines that are shown, since they are about the module or the driver.
+#: Lines about the module or the driver, which are shown.
 TOLD = re.compile("gdrdrv|NVRM|nvidia")
 #: A letter for each bit of /proc/sys/kernel/tainted, from bit 0 on.
 _TAINTS = "PFSRMBUDAWCIOELKXTNJ"
-#: Those of any module that was built outside the kernel, and of an unsigned one.
+#: The taints of a module that was built outside the kernel, and of an unsigned one.
 TAINTS_OF_LOADING = frozenset("OE")
 
 _BAR1_USED = re.compile(r"BAR1 Memory Usage\s+Total\s*:.*\s+Used\s*:\s*(\d+) MiB")
 
 
 class KernelLog:
-    """The kernel log from now on. Raises OSError if the caller may not read it."""
+    """The kernel log from now on. Raises OSError if this user may not read it."""
 
     def __init__(self) -> None:
         self._fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(self._fd, 0, os.SEEK_END)
 
     def mark(self, words: str) -> None:
-        """Leave a line there: it is the last one if the kernel ends in the middle of a step."""
-        # Opened each time: the kernel takes few lines at a time from one open file.
+        """Write a line: it is the last one if the kernel crashes in the middle of a step."""
+        # Opened each time: the kernel limits the lines from one open file.
         with KERNEL_LOG.open("wb", buffering=0) as log:
             log.write(f"gdrpy validate --module: {words}".encode())
 
     def new_lines(self) -> list[str]:
-        """The kernel's own lines since the last call; those that programs write are left out."""
+        """The lines of the kernel since the last call, without those that programs wrote."""
         lines: list[str] = []
         while True:
             try:
@@ -65,7 +65,7 @@ class KernelLog:
                 lines.append(text.split("\n")[0])
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self._fd)
 
 
@@ -79,27 +79,15 @@ class Machine:
 
 
 def look() -> Machine:
-    """As it is now. Raises OSError where the kernel takes no modules."""
+    """The state now. Raises OSError if the kernel takes no modules."""
     bits = int((PROC / "sys/kernel/tainted").read_text())
     taint = "".join(letter for bit, letter in enumerate(_TAINTS) if bits >> bit & 1)
     lines = (PROC / "modules").read_text().splitlines()
     return Machine(frozenset(line.split()[0] for line in lines), NODE.exists(), taint)
 
 
-@dataclass(frozen=True)
-class Driver:
-    """The loaded module that exports NVIDIA's peer-to-peer interface."""
-
-    module: str
-    version: str
-    flavour: str
-
-    def __str__(self) -> str:
-        return f"NVIDIA driver {self.version} ({self.module}, {self.flavour} flavour)"
-
-
-def driver() -> Driver:
-    """Find it, as insmod.sh does. Raises CommandError."""
+def driver() -> str:
+    """The loaded driver that exports NVIDIA's peer-to-peer interface. Raises CommandError."""
     exported = re.compile(r" nvidia_p2p_get_pages_persistent\t\[(\w+)\]")
     found = exported.search(_text(PROC / "kallsyms") or "")
     if found is None:
@@ -111,11 +99,11 @@ def driver() -> Driver:
     folder = SYS / "module" / found[1]
     version = _text(folder / "version") or "of no version"
     flavour = "proprietary" if "P" in (_text(folder / "taint") or "") else "open"
-    return Driver(found[1], version, flavour)
+    return f"NVIDIA driver {version} ({found[1]}, {flavour} flavour)"
 
 
 def insmod(*arguments: str) -> str:
-    """Run insmod.sh; what it says. Raises CommandError with its reason."""
+    """Run insmod.sh; returns its output. Raises CommandError with its reason."""
     if not INSMOD.exists():
         raise CommandError(
             f"there is no {INSMOD}: load gdrdrv (sudo modprobe gdrdrv), or run gdrpy from a "
@@ -133,7 +121,7 @@ def insmod(*arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise CommandError(f"insmod.sh did not end within {_INSMOD_TIMEOUT:g} s") from error
     if done.returncode:
-        # 1 is the kernel's refusal; the others say that something is missing or in the way.
+        # 1 is a refusal of the kernel; other statuses mean that something is missing or in the way.
         status = FAILED if done.returncode == 1 else UNUSABLE
         raise CommandError(done.stderr.strip().removeprefix("insmod.sh: "), status)
     return done.stdout.strip()
@@ -154,7 +142,7 @@ def parameters() -> str:
 
 
 def node_problem() -> str | None:
-    """Describe a fault of the loaded module's node; None if it is right."""
+    """A fault of the loaded module's node in words, or None."""
     try:
         found = NODE.stat()
     except OSError as error:
@@ -166,20 +154,20 @@ def node_problem() -> str | None:
 
 
 def node_words() -> str:
-    """The node and who may open it."""
+    """The node, its mode and its owner."""
     found = NODE.stat()
     return f"{NODE} {stat.S_IMODE(found.st_mode):04o}, {found.st_uid}:{found.st_gid}"
 
 
 def pins() -> list[dict[str, str]]:
-    """The live pins, each by the names of /proc/driver/gdrdrv/pins; none without the module."""
+    """The live pins, with the names of /proc/driver/gdrdrv/pins; none without the module."""
     names, *rows = (_text(PROC / "driver/gdrdrv/pins") or "#").splitlines()
     columns = names.removeprefix("#").split()
     return [dict(zip(columns, row.split(), strict=False)) for row in rows]
 
 
 def registrations() -> int | None:
-    """How many of NVIDIA's get_pages are live, None where the module does not tell."""
+    """The number of NVIDIA's live get_pages, or None if the module does not report it."""
     told = _text(PROC / "driver/gdrdrv/nv_get_pages_refcount")
     return None if told is None else int(told)
 
@@ -192,7 +180,7 @@ def counters() -> dict[str, int]:
 
 
 def bar1_used(pci: str) -> int | None:
-    """MiB of BAR1 that are in use on a device, None where nvidia-smi does not tell."""
+    """MiB of BAR1 in use on a device, or None if nvidia-smi does not report it."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "-q", "-d", "MEMORY", "-i", pci],

@@ -1,4 +1,4 @@
-"""The module's node by its ioctls, as driver/uapi/gdrdrv.h has them: also those that it refuses."""
+"""The module's node and its ioctls, as in driver/uapi/gdrdrv.h: also calls that it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PERSISTENT, REVOCABLE = 1, 2
 PIN, UNPIN, GET_INFO, GET_ATTR, GET_VERSION = 0x01, 0x02, 0x05, 0x06, 0xFF
 FEATURES, PIN_V3 = 0x40, 0x41
 FEATURE_NAMES = ("PIN_V3", "SHARE", "EVENTS", "FORCE_PCIE", "DEVICE_TYPE")
-#: Those that are declared with a pointer in place of their structure.
+#: Commands that are declared with a pointer in place of their structure.
 _OF_A_POINTER = (UNPIN, GET_INFO, GET_ATTR, GET_VERSION)
 
 
@@ -30,14 +30,14 @@ class RawNode:
         self.fd = fd
 
     def call(self, number: int, layout: str, *values: int) -> tuple[int, ...]:
-        """An ioctl on a structure packed from values; what it holds afterwards. Raises OSError."""
+        """An ioctl on a structure packed from values; returns its values. Raises OSError."""
         argument = bytearray(struct.pack(layout, *values))
         size = struct.calcsize("P") if number in _OF_A_POINTER else len(argument)
         fcntl.ioctl(self.fd, 3 << 30 | size << 16 | 0xDA << 8 | number, argument, True)
         return struct.unpack(layout, argument)
 
     def answer(self, number: int, layout: str, *values: int) -> str:
-        """The name of the errno by which an ioctl is refused; ``accepted`` if it is not."""
+        """The name of the errno that refuses an ioctl, or ``accepted``."""
         try:
             self.call(number, layout, *values)
         except OSError as error:
@@ -45,7 +45,7 @@ class RawNode:
         return "accepted"
 
     def pin(self, address: int, nbytes: int, flags: int) -> int:
-        """The handle."""
+        """Pin memory; returns the handle."""
         layout = "IIQQQ"
         return self.call(PIN_V3, layout, struct.calcsize(layout), flags, address, nbytes, 0)[-1]
 
@@ -54,7 +54,7 @@ class RawNode:
         self.call(UNPIN, "Q", handle)
 
     def info(self, handle: int) -> tuple[int, int, int]:
-        """Address, bytes and page size of what is pinned."""
+        """Address, bytes and page size of a pin."""
         _, va, nbytes, page, *_ = self.call(GET_INFO, "QQQIIQII", handle, *[0] * 7)
         return va, nbytes, page
 

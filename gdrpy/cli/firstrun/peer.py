@@ -1,6 +1,6 @@
 """The other processes of a first run: ``python -m gdrpy.cli.firstrun.peer ROLE NUMBER...``.
 
-Each says ``ready``, or what is wrong, and then lives until it is killed.
+Each prints ``ready``, or its error, and then lives until it is killed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import numpy as np
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.cli.checks.difference import Mismatch, expect, expect_equal
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Mismatch, Noise, expect, expect_equal
 from gdrpy.cli.firstrun.node import PAGE
 
-#: Last seed of what the first process writes, and of what this one does.
+#: The last seeds of the noise of the first process, and of this one.
 OURS, THEIRS = 1, 2
 #: Bytes of each of the owner's pins.
 OWNED = 2 << 20
 
 
 def share(rw: int, ro: int, *seeds: int) -> object:
-    """Use both share descriptors of one page: read ours, write theirs, and no more than allowed."""
+    """Use both share descriptors of one page, and try what the read-only one must refuse."""
     region = gdrpy.Region.from_fd(rw, gpu=False)
     expect_equal("read by the child", Noise(*seeds, OURS).bytes(PAGE), region.cpu.read())
     _refuse_writing(ro)
@@ -52,7 +51,7 @@ def _refuse_writing(ro: int) -> None:
 
 
 def owner(device: int) -> object:
-    """Own a pin of each kind, and a mapping of each."""
+    """Hold a pin of each kind, and a mapping of each."""
     gdr = gdrpy.open("gdrdrv")
     held: list[object] = [gdr]
     for revocable in (False, True):
@@ -70,7 +69,7 @@ ROLES: dict[str, Callable[..., object]] = {"share": share, "owner": owner}
 
 
 def main(role: str, *numbers: str) -> None:
-    """Play it."""
+    """Play a role."""
     try:
         _held = ROLES[role](*map(int, numbers))
     except Exception as error:

@@ -1,8 +1,8 @@
 """The steps of a first run, in their order.
 
-A step is a function of the run, whose rig gives back what the step takes. It returns what it found,
-in words, and raises :class:`~gdrpy.cli.checks.difference.Mismatch` where something is in doubt. The
-first line of its docstring is what it shows.
+A step is a function of the run, whose rig releases what the step takes. It returns its findings in
+words, and raises :class:`~gdrpy.cli.data.Mismatch` in case of doubt. Users see the first line of
+its docstring.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ import gdrpy
 from gdrpy import cuda
 from gdrpy.cli.checks import module as checks_of_module
 from gdrpy.cli.checks import peer as checks_peer
-from gdrpy.cli.checks.difference import expect, expect_equal
 from gdrpy.cli.checks.rig import Rig
-from gdrpy.cli.checks.sample import Noise
+from gdrpy.cli.data import Noise, expect, expect_equal
 from gdrpy.cli.exits import UNUSABLE, CommandError, words_of
 from gdrpy.cli.firstrun import machine, node, peer
-from gdrpy.cli.firstrun.firstrun import FirstRun, settled
 from gdrpy.cli.firstrun.node import PAGE, open_node
+from gdrpy.cli.firstrun.state import FirstRun, settled
 from gdrpy.cli.sizes import approximate_size
 from gdrpy.errors import Error
 from gdrpy.memory import backends
 from gdrpy.memory.node import PATH as NODE
 
 _MIB = 1 << 20
-#: Bytes of GPU memory that most steps work with.
+#: Bytes of GPU memory in most steps.
 _SCRATCH = 2 * _MIB
 _CYCLES = 200
-#: Seconds that another process may take until it is ready.
+#: Seconds until another process must be ready.
 _PEER_TIMEOUT = 300.0
-#: Longer than any pin may be. Without that limit nvidia.ko takes 256 MiB for it, and no more.
+#: Longer than any pin may be. Without that limit nvidia.ko would take 256 MiB for it.
 _TOO_LONG = (1 << 40) + PAGE
 _NO_HANDLE = 1 << 20
 
@@ -90,7 +89,7 @@ def load(run: FirstRun) -> str:
 
 
 def interface(_run: FirstRun) -> str:
-    """Version, attributes and features are as this gdrpy has them."""
+    """Version, attributes and features are those of this gdrpy."""
     with open_node() as opened:
         version, _ = opened.call(node.GET_VERSION, "II", 0, 0)
         expect(version == 2 << 16 | 6, f"the version is {version >> 16}.{version & 0xFFFF}")
@@ -174,7 +173,7 @@ def map_pin(run: FirstRun) -> str:
 def revoke(run: FirstRun) -> str:
     """Freed memory takes its revocable pin along."""
     checks_of_module.revocation(run.rig)
-    return "one event told, stores are refused, the old view shows zeros"
+    return "one event came, stores are refused, the old view shows zeros"
 
 
 def share(run: FirstRun) -> str:
@@ -243,7 +242,7 @@ def cycles(run: FirstRun) -> str:
     for name in ("pins", "unpins", "mappings"):
         expect(grown[name] == _CYCLES, f"{name} grew by {grown[name]}, not by {_CYCLES}")
     if bar1 is None:
-        return f"{_CYCLES} pins of {approximate_size(_SCRATCH)}; BAR1's use is not told here"
+        return f"{_CYCLES} pins of {approximate_size(_SCRATCH)}; the use of BAR1 is unknown here"
     settled(
         lambda: (machine.bar1_used(pci) or 0) <= bar1,
         f"{bar1} MiB of BAR1 were in use, and now {machine.bar1_used(pci)} MiB are",
@@ -272,7 +271,7 @@ def leave(run: FirstRun) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its name, what it does, and where to look if it is in doubt."""
+    """A step: its name, its function, and where to look after a doubt."""
 
     name: str
     function: Callable[[FirstRun], str]
@@ -280,7 +279,7 @@ class Step:
 
     @property
     def shows(self) -> str:
-        """What it shows, in one line."""
+        """What the step shows, in one line."""
         return str(self.function.__doc__).splitlines()[0].removesuffix(".")
 
 
@@ -304,12 +303,12 @@ ALL = (
 
 
 def _pages(rig: Rig) -> int:
-    """The address of fresh GPU memory, from which on there are a few whole GPU pages."""
+    """An address in fresh GPU memory where whole GPU pages begin."""
     return -(-rig.cuda_memory(_SCRATCH) // PAGE) * PAGE
 
 
 def _mappings() -> int:
-    """How many mappings of pins there are."""
+    """The number of mappings of pins."""
     return sum(int(pin["mappings"]) for pin in machine.pins())
 
 
@@ -317,7 +316,7 @@ def _mappings() -> int:
 def _peer(
     role: str, *numbers: int, pass_fds: tuple[int, ...] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Another process, once it is ready; killed at the end if it lives. Raises Mismatch."""
+    """Another process that is ready; it is killed at the end. Raises Mismatch."""
     with subprocess.Popen(
         [sys.executable, "-m", peer.__name__, role, *map(str, numbers)],
         pass_fds=pass_fds,
@@ -334,7 +333,7 @@ def _peer(
             said = child.stdout.readline().strip()
             if not said:
                 assert child.stderr is not None
-                said = (child.stderr.read().strip().splitlines() or ["it ended without a word"])[-1]
+                said = (child.stderr.read().strip().splitlines() or ["it ended without output"])[-1]
             expect(said == "ready", f"in the other process: {said}")
             yield child
         finally:

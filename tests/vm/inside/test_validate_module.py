@@ -19,8 +19,7 @@ import standin
 from gdrdrv import PERSISTENT, Gdrdrv
 
 from gdrpy.cli import firstrun, main
-from gdrpy.cli.firstrun import firstrun as run_of
-from gdrpy.cli.firstrun import machine
+from gdrpy.cli.firstrun import machine, state
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -148,7 +147,7 @@ class TestDoubt:
     def test_of_a_pin_that_stays_ends_the_run(
         self, run: Run, before_step: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(run_of, "_SETTLED_WITHIN", 0.1)
+        monkeypatch.setattr(state, "_SETTLED_WITHIN", 0.1)
         with standin.View(pages=1) as view, Gdrdrv() as node:
             before_step("revoke", lambda: node.pin(view.address, view.size, PERSISTENT))
             result = run(status=1)

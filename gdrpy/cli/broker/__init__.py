@@ -1,0 +1,124 @@
+"""What the broker's commands share: their options, the connection, and regions in words."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pwd
+from stat import filemode
+from typing import Any
+
+import gdrpy
+from gdrpy.broker.client.arguments import as_name, as_prefix
+from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.messages import RegionInfo
+from gdrpy.cli import options
+from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.sizes import format_size
+from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
+
+#: Bytes that are copied at once.
+CHUNK = 8 << 20
+
+
+def add_socket(parser: CommandParser) -> None:
+    """``--socket`` of a command that asks a broker; a refused call then ends it with FAILED."""
+    default = "(default: $GDRPY_SOCKET, else your own broker's, else the machine's)"
+    parser.option("--socket", str, "PATH", f"the broker's socket {default}")
+    parser.set_defaults(refusal=FAILED)
+
+
+def add_new_region(parser: CommandParser) -> None:
+    """``--device`` and ``--mode`` of a region to make."""
+    about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
+    parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
+    about = "who may read and write it, like a file's mode"
+    parser.option("--mode", options.octal_mode, "OCTAL", about, "0600")
+
+
+def add_name(parser: CommandParser) -> None:
+    """``NAME`` of a region."""
+    parser.add_argument(
+        "name", type=options.checked(as_name), metavar="NAME", help="the region's name"
+    )
+
+
+def add_prefix(parser: CommandParser) -> None:
+    """``PREFIX`` of the names of regions; by default all names match."""
+    parser.add_argument(
+        "prefix",
+        nargs="?",
+        default="",
+        type=options.checked(as_prefix),
+        metavar="PREFIX",
+        help="only names that begin with PREFIX",
+    )
+
+
+def connect(args: argparse.Namespace) -> Broker:
+    """Connect to the broker of a command. Raises CommandError if there is none."""
+    try:
+        return gdrpy.connect(args.socket)
+    except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
+        raise CommandError(words_of(error), UNUSABLE) from error
+
+
+def device_words(device: int | str) -> str:
+    """``GPU 0``, or ``host``."""
+    return "host" if device == "cpu" else f"GPU {device}"
+
+
+def mode_words(mode: int) -> str:
+    """``rw-r-----``."""
+    return filemode(mode)[1:]
+
+
+@functools.cache
+def user_words(uid: int) -> str:
+    """A user's name, or its number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _device(text: str) -> int | str:
+    return "cpu" if text == "cpu" else options.device_name(text)
+
+
+def published(region: RegionInfo) -> str:
+    """A region that was just made or replaced, in one line."""
+    state = ", sealed" if region.sealed else ""
+    return (
+        f"{region.name}: version {region.version}, {format_size(region.nbytes)} on "
+        f"{device_words(region.device)}, takes {format_size(region.size)}{state}"
+    )
+
+
+def listed(region: RegionInfo) -> dict[str, Any]:
+    """A region in a list, for JSON."""
+    told = region.as_dict()
+    for name in ("metadata", "holders", "sha256", "linked"):
+        del told[name]
+    return told
+
+
+def shown(region: RegionInfo) -> dict[str, Any]:
+    """A region in full, for JSON. Metadata that JSON cannot hold becomes its ``repr``."""
+    told: dict[str, Any] = json.loads(json.dumps(_plain(region.as_dict()), default=repr))
+    return told
+
+
+def metadata_words(metadata: dict[str, Any]) -> str:
+    """Metadata in one line, whatever its writer packed."""
+    return json.dumps(_plain(metadata), default=repr)
+
+
+def _plain(value: Any) -> Any:
+    """The value with text as the keys of maps: msgpack also allows bytes."""
+    if isinstance(value, dict):
+        pairs = value.items()
+        return {key if isinstance(key, str) else repr(key): _plain(one) for key, one in pairs}
+    return [_plain(one) for one in value] if isinstance(value, list) else value

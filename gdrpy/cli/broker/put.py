@@ -1,0 +1,90 @@
+"""Copies a file, or stdin, into a new region and publishes it under a name. If a region
+has the name already, it is replaced in one step: other processes find the old region
+or the new one, and holders of the old one keep it.
+
+examples:
+  gdrpy put table table.bin
+  gdrpy put table table.bin --seal --mode 0644     immutable, readable by every user
+  zcat table.gz | gdrpy put table --device cpu     from stdin into host memory
+
+exit status:
+  0  the region is published
+  1  it is not, and nothing changed: memory or permission is missing
+  2  wrong usage, or no broker: start one with 'gdrpy serve'
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from gdrpy.cli import broker
+from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.output import Output
+
+
+def add_arguments(parser: CommandParser) -> None:
+    broker.add_socket(parser)
+    broker.add_name(parser)
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="the source (default: -, stdin)"
+    )
+    parser.add_argument("--seal", action="store_true", help="make the region immutable")
+    broker.add_new_region(parser)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    with ExitStack() as undo:
+        source, nbytes = _open(args.file, undo)
+        if not nbytes:
+            raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
+        client = undo.enter_context(broker.connect(args))
+        draft = undo.enter_context(
+            client.create(args.name, nbytes, args.device, mode=args.mode, gpu=False)
+        )
+        with output.copying(args.name) as tell:
+            for offset in range(0, nbytes, broker.CHUNK):
+                size = min(broker.CHUNK, nbytes - offset)
+                piece = source.read(size)
+                if len(piece) != size:
+                    raise CommandError(f"{args.file} became shorter while it was read")
+                draft.write(piece, offset)
+                tell(offset + len(piece), nbytes)
+        if args.seal:
+            draft.seal()
+        draft.publish()
+        region = client.stat(args.name)
+    output.line(broker.published(region))
+    output.finish(broker.shown(region))
+    return OK
+
+
+def _open(name: str, undo: ExitStack) -> tuple[IO[bytes], int]:
+    """The source and its length; a pipe is first copied to a file. Raises CommandError."""
+    try:
+        source = sys.stdin.buffer
+        if name != "-":
+            source = undo.enter_context(Path(name).open("rb"))  # noqa: SIM115
+        if source.isatty():
+            raise CommandError("give a FILE, or bytes on stdin instead of a terminal", UNUSABLE)
+        if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            source = undo.enter_context(_spooled(source))
+        return source, os.fstat(source.fileno()).st_size - source.tell()
+    except OSError as error:
+        raise CommandError(f"cannot read {name}: {error.strerror}", UNUSABLE) from error
+
+
+def _spooled(source: IO[bytes]) -> IO[bytes]:
+    """A temporary file with everything that a pipe delivers. Raises OSError."""
+    whole = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's to close
+    shutil.copyfileobj(source, whole, broker.CHUNK)
+    whole.seek(0)
+    return whole

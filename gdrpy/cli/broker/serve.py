@@ -1,0 +1,230 @@
+"""Runs the broker: it owns regions of GPU and host memory, and hands them by name to the
+processes that may have them. A region outlives its makers, and it survives a crash of
+the broker: a small keeper process holds the memory until the next broker starts.
+SIGTERM and Ctrl-C end the broker for good and give the memory back.
+
+examples:
+  gdrpy serve                                        for yourself
+  gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
+  gdrpy serve --print-unit service                   for systemd
+  gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
+
+exit status:
+  0  ended by SIGTERM or Ctrl-C
+  2  wrong usage, no GPU driver, or another broker has the socket
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import functools
+import grp
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gdrpy.broker import place
+from gdrpy.broker import unix as _unix
+from gdrpy.broker.server import daemon, store, systemd
+from gdrpy.broker.server.limits import Limits
+from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.metrics import Metrics
+from gdrpy.broker.server.state import State
+from gdrpy.cli import options
+from gdrpy.cli.broker import announcement, units
+from gdrpy.cli.exits import OK, UNUSABLE, CommandError
+from gdrpy.cli.header import gdrpy_version
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import parse_size
+from gdrpy.errors import Error
+
+_LEVELS = ("debug", "info", "warning", "error")
+#: The journal's priorities for these levels. Source: sd-daemon(3).
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+#: Seconds that the metrics wait for the serving thread.
+_PATIENCE = 2.0
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.json.help = "print one line of JSON on stdout when clients can connect"
+    own = "in a private folder in the temporary one"
+    default = f"${place.VARIABLE}, else gdrpy/broker.sock in $XDG_RUNTIME_DIR, for root in /run"
+    about = f"where to listen (default: {default}, else {own})"
+    parser.option("--socket", _socket_path, "PATH", about)
+    about = "the socket's mode: who may connect (default: 0600, with --group 0660)"
+    parser.option("--mode", options.octal_mode, "OCTAL", about)
+    parser.option("--group", _group, "NAME", "the socket's group (default: your own)")
+    about = "the limit of all regions on each device (default: all of a GPU, half of the host)"
+    parser.option("--max-bytes", parse_size, "SIZE", about)
+    about = "the limit of one user's regions on each device (default: none)"
+    parser.option("--max-bytes-per-user", parse_size, "SIZE", about)
+    about = "the most regions that one user may have"
+    parser.option("--max-regions", options.positive_number, "N", about, "4096")
+    about = "refuse GPU memory to readers, because CUDA would let them write"
+    parser.add_argument("--strict", action="store_true", help=about)
+    parser.add_argument(
+        "--keeper",
+        choices=("process", "systemd", "none"),
+        help="who holds the memory when the broker is killed: a keeper process, systemd's store "
+        "of a service's descriptors, or none (default: process, in a unit systemd)",
+    )
+    about = "seconds that the keeper process waits for the next broker, or inf"
+    parser.option("--linger", _linger, "SECONDS", about, "3600")
+    about = "serve numbers for Prometheus at this address, by HTTP"
+    parser.option("--metrics", _address, "HOST:PORT", about)
+    parser.add_argument(
+        "--log-level", choices=_LEVELS, default="info", help="what goes to stderr (default: info)"
+    )
+    about = "print a systemd unit for a broker with these options, and end"
+    parser.add_argument("--print-unit", choices=units.KINDS, help=about)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    if args.print_unit:
+        text = units.text(args.print_unit, args)
+        output.line(text.rstrip())
+        output.finish({"unit": text})
+        return OK
+    _log_to_stderr(args.log_level)
+    path = args.socket
+    try:
+        settings = _settings(args)
+        path = settings.path
+        ready = functools.partial(_ready, args, output, settings)
+        daemon.serve(settings, f"gdrpy {gdrpy_version()}", ready)
+    except KeyboardInterrupt:
+        pass
+    except Error:
+        raise
+    except OSError as error:
+        where = f" at {path}" if path else ""
+        remedy = "choose another --socket"
+        if error.errno == errno.EADDRINUSE:
+            remedy = f"end it, or {remedy}; `gdrpy ls --socket {path}` shows what it has"
+        raise CommandError(
+            f"cannot serve{where}: {error.strerror or error}; {remedy}", UNUSABLE
+        ) from error
+    # Whoever read the lines may be gone: rich exits for that.
+    with contextlib.suppress(CommandError, SystemExit):
+        output.line(
+            "the broker has ended; its names are gone, and memory goes with its last holder"
+        )
+    return OK
+
+
+def _settings(args: argparse.Namespace) -> daemon.Options:
+    """The daemon's options. Raises CommandError, OSError."""
+    passed = systemd.take_passed()
+    notifier = systemd.Notifier.of_environment()
+    if passed.listener is None:
+        path = args.socket or place.serve_path()
+    else:
+        path = passed.listener.getsockname()
+    return daemon.Options(
+        path=path,
+        limits=Limits(args.max_bytes, args.max_bytes_per_user, args.max_regions),
+        store=_store(args, path, notifier, passed.kept),
+        listener=passed.listener,
+        mode=args.mode if args.mode is not None else 0o600 if args.group is None else 0o660,
+        group=args.group,
+        strict=args.strict,
+        notifier=notifier,
+    )
+
+
+def _store(
+    args: argparse.Namespace, path: str, notifier: systemd.Notifier, kept: dict[str, int]
+) -> Callable[[], store.Store]:
+    """A function that makes the store of the memory. Raises CommandError."""
+    chosen = args.keeper or "process"
+    if chosen != "systemd":
+        _unix.close_all(list(kept.values()))
+    if chosen == "none":
+        return store.NoStore
+    if chosen == "process":
+        return lambda: store.KeeperStore(f"{path}.keeper", args.linger)
+    if not notifier.present:
+        raise CommandError(
+            "--keeper systemd: systemd did not start this process as a service of Type=notify; "
+            "see gdrpy serve --print-unit service",
+            UNUSABLE,
+        )
+    return lambda: systemd.SystemdStore(notifier, kept, systemd.store_limit())
+
+
+def _ready(
+    args: argparse.Namespace,
+    output: Output,
+    settings: daemon.Options,
+    server: Server,
+    state: State,
+) -> None:
+    """Clients can connect: start the metrics, and announce the broker."""
+    metrics = _start_metrics(args.metrics, server) if args.metrics else None
+    say = functools.partial(announcement.say, output, settings, state.recovered, metrics)
+    if state.recovered:  # its clients wait already, and must not wait for CUDA
+        threading.Thread(target=say, daemon=True).start()
+    else:
+        say()
+
+
+def _start_metrics(address: tuple[str, int], server: Server) -> Metrics:
+    def numbers() -> dict[str, Any]:
+        return server.ask(server.numbers).result(_PATIENCE)
+
+    try:
+        return Metrics(address, numbers, {"version": gdrpy_version()})
+    except OSError as error:
+        raise CommandError(
+            f"--metrics: cannot serve at {address[0]} port {address[1]}: {error.strerror}; choose "
+            "another port",
+            UNUSABLE,
+        ) from error
+
+
+def _log_to_stderr(level: str) -> None:
+    """Log with the time; to the journal, which has the time, with a priority."""
+    handler = logging.StreamHandler()
+    stderr = os.fstat(2)
+    if os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}":
+        handler.setFormatter(_JournalFormatter("%(message)s"))
+    else:
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+        )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class _JournalFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"<{_PRIORITIES[record.levelname]}>{super().format(record)}"
+
+
+def _socket_path(text: str) -> str:
+    options.socket_path(f"{text}.keeper")
+    return str(Path(text).absolute())
+
+
+def _group(text: str) -> int:
+    try:
+        return grp.getgrnam(text).gr_gid
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"there is no group {text!r}") from None
+
+
+def _linger(text: str) -> float:
+    return math.inf if text == "inf" else options.seconds(text)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as 127.0.0.1:9464 is")
+    return host.removeprefix("[").removesuffix("]"), int(port)

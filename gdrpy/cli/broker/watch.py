@@ -1,0 +1,47 @@
+"""Prints a line when a region that you may read is allocated, published, sealed or
+deleted, when memory was freed, and when events were lost because the broker
+restarted.
+
+examples:
+  gdrpy watch
+  gdrpy watch models/ --count 1       until the first event of a name with this prefix
+  gdrpy watch --json | jq -r .name
+
+exit status:
+  0    --count events came
+  1    the broker went away
+  2    wrong usage, or no broker: start one with 'gdrpy serve'
+  130  ended by Ctrl-C
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+
+from gdrpy.broker.messages import Event
+from gdrpy.cli import broker, options
+from gdrpy.cli.exits import OK
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.output import Output
+
+
+def add_arguments(parser: CommandParser) -> None:
+    parser.json.help = "print each event as one line of JSON on stdout, and nothing else"
+    broker.add_socket(parser)
+    broker.add_prefix(parser)
+    parser.option("--count", options.positive_number, "N", "end after N events (default: never)")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    with broker.connect(args) as client, client.watch(args.prefix) as events:
+        for event in itertools.islice(events, args.count):
+            output.line(_words(event))
+            output.record(event.as_dict())
+    return OK
+
+
+def _words(event: Event) -> str:
+    if event.name is None:
+        return event.kind
+    return f"{event.kind:10}{event.name}  version {event.version}, region {event.region}"

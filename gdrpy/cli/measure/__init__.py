@@ -1,0 +1,1 @@
+"""How fast copies, signals and calls are on this machine."""

@@ -1,0 +1,153 @@
+"""Measures copies between page-locked host memory and a region, in both directions, through
+the CPU mapping (Mapping.write, Mapping.readinto) and by the GPU's DMA engine
+(cuMemcpyAsync and a wait). Samples are warm; the table shows the median and the
+spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.
+Reads through the mapping of a real GPU are slow (about 1 GB/s): the bus limits them.
+
+examples:
+  gdrpy copybw                          sweep 4K to 64M
+  gdrpy copybw --size 1M
+  gdrpy copybw --sweep 64,4K,1M --plot bandwidth.png
+  gdrpy copybw --size 16M --json > copybw.json
+
+exit status:
+  0  measured, and the data arrived
+  1  wrong data arrived, or the plot could not be written
+  2  wrong usage, or no backend can be used here
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+import gdrpy
+from gdrpy import Region
+from gdrpy.cli import options
+from gdrpy.cli.data import Bytes, Noise, arrived, prepare
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.report import Copies, measured_region, table_by_size
+from gdrpy.cli.measure.timing import Calls, sample
+from gdrpy.cli.options import CommandParser
+from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
+
+#: The four paths, in the order in which they are shown.
+WAYS = ("mapping write", "mapping read", "DMA write", "DMA read")
+#: 4 KiB to 64 MiB, by powers of 4.
+DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
+
+#: Host memory for the buffers and their comparison, in multiples of the size.
+_HOST_COPIES = 6
+
+METHOD = (
+    "GB/s are 1e9 bytes a second: the median of warm samples, and (lowest-highest). Calls are made "
+    "from Python by one thread; the host side is page-locked memory."
+)
+
+
+def add_arguments(parser: CommandParser) -> None:
+    options.add_gpu(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--size", type=parse_size, help="measure this size only")
+    which.add_argument(
+        "--sweep",
+        type=parse_sizes,
+        metavar="SIZE,...",
+        default=DEFAULT_SWEEP,
+        nargs="?",
+        const=DEFAULT_SWEEP,
+        help="sizes to measure (default: 4K to 64M by powers of 4)",
+    )
+    about = "seconds for each figure, at least three samples"
+    parser.option("--seconds", options.seconds, "S", about, "0.2")
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the data")
+    plot.add_option(parser, "bandwidth against size")
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    plot.require_matplotlib(args.plot)
+    sizes = [args.size] if args.size else args.sweep
+    most = max(sizes)
+    with measured_region(args, output, most, most * _HOST_COPIES) as (region, report):
+        bench = BandwidthBench(region, secrets.randbits(32))
+        results = []
+        with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
+            for nbytes in sizes:
+                for way in WAYS:
+                    begin(f"{way}, {format_size(nbytes)}")
+                    verify = not args.no_verify
+                    results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
+
+    output.show(table_by_size("Bandwidth in GB/s", WAYS, results, _cell))
+    return report.finish(
+        METHOD,
+        lambda axes: _paint(axes, results),
+        results,
+        seconds_a_figure=args.seconds,
+        results=[_json(result) for result in results],
+    )
+
+
+class BandwidthBench:
+    """A region, and a page-locked host buffer of the same size to copy between."""
+
+    def __init__(self, region: Region, seed: int) -> None:
+        assert region.device is not None
+        self._region = region
+        self._data = Noise(seed).bytes(region.nbytes)
+        self._host: Bytes = gdrpy.page_locked(region.nbytes, region.device).numpy()
+
+    def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Copies:
+        """Measure one of WAYS for ``nbytes`` bytes."""
+        host, region = self._host[:nbytes], self._region
+        copy = {
+            "mapping write": Calls(region.cpu.write, [host]),
+            "mapping read": Calls(region.cpu.readinto, [host]),
+            "DMA write": Calls(region.write, [host], [0], ["dma"]),
+            "DMA read": Calls(region.readinto, [host], [0], ["dma"]),
+        }[way]
+        writes = way.endswith("write")
+        # Each way has its own bytes: those of an earlier way do not pass for a copy.
+        data = self._data[:nbytes] ^ np.uint8(0x11 * (1 + WAYS.index(way)))
+        prepare(region, host, data, writes=writes)
+        samples = sample(copy, seconds)
+        found = arrived(region, host, data, writes=writes) if verify else None
+        return Copies(way, nbytes, samples, found is None if verify else None, found)
+
+
+def rates(result: Copies) -> dict[str, float]:
+    """GB/s (1e9 bytes) of the median sample, the slowest and the fastest."""
+    samples = result.samples
+    times = {"median": samples.median, "lowest": samples.maximum, "highest": samples.minimum}
+    return {name: result.nbytes / (time / 1e9) / 1e9 for name, time in times.items()}
+
+
+def _cell(result: Copies) -> Text:
+    rate = rates(result)
+    spread = f"({rate['lowest']:.3g}-{rate['highest']:.3g})"
+    return Text.assemble(f"{rate['median']:.3g} ", (spread, "dim"))
+
+
+def _json(result: Copies) -> dict[str, Any]:
+    return {
+        "way": result.way,
+        "size": result.nbytes,
+        "gigabytes_per_second": rates(result),
+        "copies_a_sample": result.samples.calls,
+        "seconds_a_copy": [time / 1e9 for time in result.samples.values],
+        **result.json(),
+    }
+
+
+def _paint(axes: Any, results: Sequence[Copies]) -> None:
+    for way in WAYS:
+        line = [result for result in results if result.way == way]
+        sizes, medians = [one.nbytes for one in line], [rates(one)["median"] for one in line]
+        axes.plot(sizes, medians, marker="o", label=way)
+    plot.by_size(axes, (result.nbytes for result in results), "GB/s, median")

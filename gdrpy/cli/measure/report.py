@@ -1,0 +1,102 @@
+"""The region, the results and the report of the commands that measure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+import gdrpy
+from gdrpy import Region
+from gdrpy.cli import hostmemory
+from gdrpy.cli.data import Difference
+from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.header import gpu_header
+from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.output import Output, Renderable, table
+from gdrpy.cli.sizes import format_size
+
+WARM, COLD = "warm", "cold"
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one size on one path, in nanoseconds a copy.
+
+    ``cache`` says whether the host memory was in the CPU's caches, if that matters. ``difference``
+    describes wrong bytes that arrived; ``verified`` is None if the data was not compared.
+    """
+
+    way: str
+    nbytes: int
+    samples: Samples
+    verified: bool | None
+    difference: Difference | None
+    cache: str = ""
+
+    def json(self) -> dict[str, Any]:
+        """The outcome of the comparison as plain values."""
+        found = self.difference
+        return {"verified": self.verified, "difference": asdict(found) if found else None}
+
+    def __str__(self) -> str:
+        return f"{self.way} of {format_size(self.nbytes)}, {self.cache}".removesuffix(", ")
+
+
+class Report:
+    """The report of a run on a GPU, whose header is printed first."""
+
+    def __init__(self, args: argparse.Namespace, output: Output, backend: str) -> None:
+        self.header = gpu_header(args.command_line, args.device, backend)
+        self.header.announce(output)
+        self._plot = args.plot if "plot" in args else None
+        self._output = output
+
+    def finish(
+        self,
+        method: str,
+        paint: Callable[[Any], None],
+        copies: Sequence[Copies] = (),
+        **fields: Any,
+    ) -> int:
+        """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
+        self._output.line(method)
+        wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
+        for problem in wrong:
+            self._output.error(problem)
+        drawn = plot.draw(self._plot, self.header, self._output, paint)
+        self._output.finish({"header": self.header.json(), "method": method, **fields})
+        return OK if drawn and not wrong else FAILED
+
+
+@contextmanager
+def measured_region(
+    args: argparse.Namespace, output: Output, nbytes: int, host_bytes: int = 0
+) -> Iterator[tuple[Region, Report]]:
+    """A region to measure, and the report on it.
+
+    Raises CommandError if the host lacks ``host_bytes`` of memory.
+    """
+    with gdrpy.alloc(nbytes, args.device, backend=args.backend) as region:
+        report = Report(args, output, region.cpu.backend)
+        simulated = report.header.simulated
+        hostmemory.require(host_bytes + nbytes * bool(simulated), simulated=simulated)
+        yield region, report
+
+
+def table_by_size(
+    title: str, ways: Iterable[str], results: Sequence[Copies], cell: Callable[[Copies], Text]
+) -> Renderable:
+    """A row for each size, and a column for each way."""
+    rows = []
+    for nbytes, row in groupby(results, lambda one: one.nbytes):
+        cells = (Text("WRONG DATA", "bold red") if one.difference else cell(one) for one in row)
+        rows.append([format_size(nbytes), *cells])
+    columns = ["size", *ways]
+    return table(columns, rows, title, right=columns, whole=["size"])

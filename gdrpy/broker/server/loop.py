@@ -57,8 +57,6 @@ _ROUND = 0.0002
 #: What is told at a time of what happened: connections whose turn may come; and where it is told of
 #: more than so many, it is told no more of those that wait for theirs already.
 _EVENTS, _KNOWN = 1024, 64
-#: How many connections of a user who leaves too much unread a turn closes.
-_CLOSED_SLICE = 2
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
 #: Seconds after which clients that may be sent no more descriptors are looked at again, and how
@@ -245,28 +243,26 @@ class Server:
             return
 
     def _relief(self, user: User) -> Iterator[None]:
-        """Close those of a user's connections that have left most unread, some at a time."""
-        for some in _slices(list(user.connections), SLICE):
-            for connection in some:
+        """Close those of a user's connections that have left most unread, one at a time."""
+        connections = list(user.connections)
+        for start in range(0, len(connections), SLICE):
+            for connection in connections[start : start + SLICE]:
                 if connection.open:
                     connection.settle()
             yield
         if user.owed <= USER_BYTES * 7 // 8:  # else each of the next turns would ask all again
             return
-        by_owed = sorted(user.connections, key=lambda one: one.owed, reverse=True)
-        for some in _slices(by_owed, _CLOSED_SLICE):
-            for connection in some:
-                if user.owed <= USER_BYTES * 3 // 4:
-                    return
-                if not connection.open:
-                    continue
+        for connection in sorted(user.connections, key=lambda one: one.owed, reverse=True):
+            if user.owed <= USER_BYTES * 3 // 4:
+                return
+            if connection.open:
                 log.warning(
                     "closed a connection of process %d: user %d leaves too much unread",
                     connection.identity.pid,
                     user.uid,
                 )
                 self._close(connection)
-            yield
+                yield
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take new connections from another socket. For the serving thread."""
@@ -666,11 +662,6 @@ class Server:
             connection.lost = True
         else:
             self._send(connection, event.packet, [])
-
-
-def _slices(connections: list[Connection], count: int) -> Iterator[list[Connection]]:
-    """So many of them at a time."""
-    return (connections[start : start + count] for start in range(0, len(connections), count))
 
 
 def _event_packet(event: str, region: Region | None) -> bytes:

@@ -165,6 +165,7 @@ class GpuMemory(Memory):
             if self._undo is not None:
                 undo.callback(self._undo.close)
             undo.callback(self._core_undo.close)
+        self.source = None
 
     def _drop(self) -> None:
         if not self.has_gpu_view:

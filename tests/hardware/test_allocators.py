@@ -325,7 +325,7 @@ class TestFromTensor:
     def test_of_torch_is_pinned(self, torch):
         tensor = torch.zeros(100, dtype=torch.bfloat16, device="cuda")
         with gdrpy.from_tensor(tensor) as mapped:
-            assert (mapped.region, mapped.ptr) == (None, tensor.data_ptr())
+            assert (type(mapped.region), mapped.ptr) == (gdrpy.Pin, tensor.data_ptr())
             assert (mapped.dtype, mapped.shape) == ("BF16", (100,))
             mapped.write(torch.arange(100, dtype=torch.bfloat16))
             assert tensor.tolist() == list(range(100))

@@ -55,10 +55,9 @@ USER_BYTES = 64 << 20
 _ASKED_BYTES = 128
 #: Seconds after which it is looked who else came, if turns are left.
 _ROUND = 0.0002
-#: What is told at a time of what happened: connections whose turn may come.
-_EVENTS = 1024
-#: How many connections of a user who leaves too much unread a turn closes.
-_CLOSED_SLICE = 2
+#: What is told at a time of what happened: connections whose turn may come; and where it is told of
+#: more than so many, it is told no more of those that wait for theirs already.
+_EVENTS, _KNOWN = 1024, 64
 #: Seconds until a keeper that could not be started is tried again.
 _RETRY = 1.0
 #: Seconds after which clients that may be sent no more descriptors are looked at again, and how
@@ -71,12 +70,6 @@ _LOOK_EACH = 5e-5
 _REASON_LIMIT = 300
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
-_OF_CONNECTIONS = (
-    requests.Hello,
-    requests.Resume,
-    requests.Digest,
-    requests.Watch,
-)
 _encode = msgspec.msgpack.Encoder().encode
 _LOST = _encode({"event": "lost"})
 
@@ -137,17 +130,17 @@ class Server:
         for session in list(self.service.table.sessions.values()):
             self._orphans.keep(session)
         self._end_sessions()
-        connections, waits = self._connections, self._turns.circle
+        connections, waits, late = self._connections, self._turns.circle, self._door.late
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
             if self._orphans.late():
                 self._orphans.give_up()
                 self._end_sessions()
-            late = len(self._door.late)
+            were_late = len(late)
             ready = self._epoll.poll(0 if waits or late else self._patience(), _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
-            alone = len(ready) == 1 and not waits
+            at_once, end = not waits, 0.0
             for number, events in ready:
                 connection = connections.get(number)
                 if connection is None:
@@ -155,14 +148,18 @@ class Server:
                     continue
                 if events & _END:
                     connection.ended = True
-                if alone:
+                if at_once:
                     self._serve(connection)
+                    if len(ready) > 1:
+                        now = time.monotonic()
+                        end = end or now + _ROUND
+                        at_once = now < end
                 elif not connection.queued:
                     self._queue(connection)
-                else:
-                    self._listen(connection, 0)  # it has waited for a round, and is known
-            if late:
-                self._door.admit_late(late)
+                elif len(ready) > _KNOWN:
+                    self._listen(connection, 0)
+            if were_late:
+                self._door.admit_late(were_late)
             if waits:
                 self._serve_turns()
             if self._waiting:
@@ -200,6 +197,8 @@ class Server:
                 one.queued = False
                 if one.open:
                     self._serve(one)
+                    if one.mask != _IN:
+                        self._listen_to(one)
             else:
                 self._guarded(one)
             if time.monotonic() > end:
@@ -228,8 +227,6 @@ class Server:
             except OSError as error:
                 out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
                 self._fail(connection, out)
-            if connection.work is not None or connection.mask != _IN:
-                self._listen_to(connection)
             if connection.user.owed > USER_BYTES:
                 self._relieve(connection.user)
         except Exception:  # of this client's alone: the others go on
@@ -254,28 +251,26 @@ class Server:
             return
 
     def _relief(self, user: User) -> Iterator[None]:
-        """Close those of a user's connections that have left most unread, some at a time."""
-        for some in _slices(list(user.connections), SLICE):
-            for connection in some:
+        """Close those of a user's connections that have left most unread, one at a time."""
+        connections = list(user.connections)
+        for start in range(0, len(connections), SLICE):
+            for connection in connections[start : start + SLICE]:
                 if connection.open:
                     connection.settle()
             yield
         if user.owed <= USER_BYTES * 7 // 8:  # else each of the next turns would ask all again
             return
-        by_owed = sorted(user.connections, key=lambda one: one.owed, reverse=True)
-        for some in _slices(by_owed, _CLOSED_SLICE):
-            for connection in some:
-                if user.owed <= USER_BYTES * 3 // 4:
-                    return
-                if not connection.open:
-                    continue
+        for connection in sorted(user.connections, key=lambda one: one.owed, reverse=True):
+            if user.owed <= USER_BYTES * 3 // 4:
+                return
+            if connection.open:
                 log.warning(
                     "closed a connection of process %d: user %d leaves too much unread",
                     connection.identity.pid,
                     user.uid,
                 )
                 self._close(connection)
-            yield
+                yield
 
     def listen_on(self, listener: socket.socket) -> None:
         """Take new connections from another socket. For the serving thread."""
@@ -468,10 +463,11 @@ class Server:
         kind = type(request)
         session = connection.session
         self.service.counts[kind] += 1
-        if session is None or kind in _OF_CONNECTIONS:
+        call = self._calls.get(kind)
+        if session is None or call is None:
             self._serve_connection(connection, session, request)
         else:
-            made = self._calls[kind](session, request)
+            made = call(session, request)
             if type(made) is tuple:
                 self._reply(connection, request.id, *made)
             elif made is not None:
@@ -494,6 +490,7 @@ class Server:
                 self._reply(connection, connection.request.id, reply, fds)
                 if done:
                     break
+            self._listen_to(connection)
             return
         connection.work = connection.request = None
         connection.ask(0)
@@ -678,11 +675,6 @@ class Server:
             connection.lost = True
         else:
             self._send(connection, event.packet, [])
-
-
-def _slices(connections: list[Connection], count: int) -> Iterator[list[Connection]]:
-    """So many of them at a time."""
-    return (connections[start : start + count] for start in range(0, len(connections), count))
 
 
 def _event_packet(event: str, region: Region | None) -> bytes:

@@ -139,7 +139,7 @@ class Table:
     def commit(self, record: records.Record) -> None:
         """Make a change, and have it remembered."""
         self._journal(record)
-        self.apply(record)
+        _APPLY[type(record)](self, record)
 
     def apply(self, record: Any) -> None:
         """Make the change that a record tells of."""
@@ -237,7 +237,8 @@ class Table:
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
-            _count(self.leased, session.identity.uid, 1)
+            uid = session.identity.uid
+            self.leased[uid] = self.leased.get(uid, 0) + 1
         lease.count += 1
         region.writers += lease.writable < record.writable
         lease.writable |= record.writable

@@ -3,7 +3,8 @@
  * Which way a copy takes, and its way.
  *
  * Stores and loads through the mapping begin at once; DMA takes some microseconds to begin, and
- * moves more bytes a second. Which is quicker from which size on is handed in: see gdrpy.copies.limits.
+ * moves more bytes a second. Which is quicker from which size on is handed in: see
+ * gdrpy.copies.limits.
  */
 #include "cudadriver.h"
 #include "transfers.h"

@@ -320,7 +320,7 @@ class TestUser:
     def test_who_pins_more_than_allowed_is_told_so(self, quota: None) -> None:
         told = run(
             """
-gdrpy.rounded_size(1)  # loads CUDA from where nobody may read
+gdrpy.rounded_size(1), gdrpy.alloc, gdrpy.open  # loaded from where the other user may not read
 os.setuid(65534)
 with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
     for size in (1 << 20, (1 << 20) + 1):
@@ -338,7 +338,7 @@ with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
         try:
             told = run(
                 """
-gdrpy.rounded_size(1)  # loads CUDA from where nobody may read
+gdrpy.rounded_size(1), gdrpy.alloc, gdrpy.open  # loaded from where the other user may not read
 os.setuid(65534)
 from gdrpy.memory.backends import ALL
 print(ALL["gdrdrv"].status(0).reason)

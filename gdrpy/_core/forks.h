@@ -40,7 +40,7 @@ struct gdr_arrival {
 
 void gdr_arrival_begin(struct gdr_arrival *arrival);
 
-/* So many came, which are private now; one that there was no memory to note is -1, and closed. */
+/* Makes the descriptors that came private. Without memory to note one, closes it and puts -1. */
 void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count);
 
 /* 0, or -1 with errno set. EBADF for a descriptor that is not private, as its parent's in a child.

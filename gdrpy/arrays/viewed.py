@@ -6,7 +6,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -18,7 +17,7 @@ from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import CUDA, HOST, View
 from gdrpy.common.dtypes import as_dtype
-from gdrpy.common.resource import Hold, Resource, Undo, close_after
+from gdrpy.common.resource import Closing, Hold, Resource, Undo
 from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import Closed, MissingView, ReadOnly
@@ -334,7 +333,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 raise
 
 
-class Array(_mapping.Buffer):
+class Array(Closing, _mapping.Buffer):
     """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.array`, and by
     :func:`from_tensor` of another library's.
 
@@ -609,14 +608,6 @@ class Array(_mapping.Buffer):
     def __enter__(self) -> Self:
         self._check("with Array")
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        close_after(self, error)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled. Nothing of the region is used: one that came by Dask may be away."""

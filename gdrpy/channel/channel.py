@@ -5,13 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int
-from gdrpy.common.resource import Undo, close_after
+from gdrpy.common.resource import Closing, Undo
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.region import alloc
 
@@ -26,22 +25,10 @@ def include_dir() -> str:
     return str(Path(__file__).parent.parent / "include")
 
 
-class _Closing:
-    """Closes at the end of a ``with`` block, and cannot be copied."""
+class _End(Closing):
+    """One end of a channel, which cannot be copied."""
 
     closed: Any
-    close: Any
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        close_after(self, error)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -50,7 +37,7 @@ class _Closing:
         )
 
 
-class Channel(_Closing, _mapping.Channel):
+class Channel(_End, _mapping.Channel):
     """A ring of ``capacity`` records of ``record_nbytes`` bytes, from the CPU to a GPU.
 
     One producer: this object, whose pushes are stores through the mapping of the GPU's memory;
@@ -117,7 +104,7 @@ class Channel(_Closing, _mapping.Channel):
         return f"<Channel of {self.capacity} records of {self.record_nbytes} bytes {state}>"
 
 
-class ChannelReader(_Closing, _mapping.ChannelReader):
+class ChannelReader(_End, _mapping.ChannelReader):
     """The consumer's end of a channel, on the CPU. Made by :meth:`Channel.reader`.
 
     It reads the GPU's memory through its mapping, which is slow on a real GPU; it serves tests, and

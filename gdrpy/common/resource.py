@@ -91,7 +91,26 @@ class Undo:
             self._run(error)
 
 
-class Resource:
+class Closing:
+    """Closes at the end of a ``with`` block."""
+
+    __slots__ = ()
+
+    close: Any
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        close_after(self, error)
+
+
+class Resource(Closing):
     """Closes once, is a context manager, and is its process's own.
 
     ``_lock`` is held while it closes, and by subclasses while they make or use what closing would
@@ -151,14 +170,6 @@ class Resource:
     def __enter__(self) -> Self:
         self._check(f"with {type(self).__name__}")
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        close_after(self, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: {self._elsewhere}")

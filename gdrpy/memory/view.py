@@ -5,15 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import HOST, Device, View, export, host_copy
 from gdrpy.common.dtypes import DTYPES
-from gdrpy.common.resource import HOW_TO_SEND, close_after
+from gdrpy.common.resource import HOW_TO_SEND, Closing
 from gdrpy.errors import MissingView, ReadOnly
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class MappingType(enum.IntEnum):
     DEVICE = 3
 
 
-class Mapping(_mapping.Mapping):
+class Mapping(Closing, _mapping.Mapping):
     """A range of GPU memory in this process's address space.
 
     Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
@@ -117,17 +116,6 @@ class Mapping(_mapping.Mapping):
         """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
         super().close()
         self._travel = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        close_after(self, error)
 
     def __copy__(self) -> NoReturn:
         raise TypeError(f"a Mapping cannot be copied or pickled: {HOW_TO_SEND}")

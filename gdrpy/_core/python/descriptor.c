@@ -64,7 +64,7 @@ static PyObject *descriptor_new(PyTypeObject *type, PyObject *args, PyObject *Py
 	if (!PyArg_ParseTuple(args, "i:Descriptor", &fd))
 		return NULL;
 	if (fd < 0)
-		return PyErr_Format(PyExc_ValueError, "%d is no file descriptor", fd);
+		return PyErr_Format(PyExc_ValueError, "%d is not a file descriptor", fd);
 	if (gdr_private_note(fd) < 0)
 		return PyErr_NoMemory();
 	return own(type, fd);
@@ -251,7 +251,7 @@ static int send_packet(int sock, const Py_buffer *data)
 	} while (sent < 0 && errno == EINTR && !PyErr_CheckSignals());
 	if (sent >= 0)
 		return 0;
-	if (errno == EPIPE) /* nobody reads it, as where a peer ends that has not read it */
+	if (errno == EPIPE) /* the peer ended before it read the packet */
 		errno = ECONNRESET;
 	if (!PyErr_Occurred())
 		PyErr_SetFromErrno(PyExc_OSError);

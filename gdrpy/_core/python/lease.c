@@ -111,7 +111,7 @@ static void lease_dealloc(struct lease *self)
 	Py_DECREF(type);
 }
 
-/* What its connection has of it: (region, writable, gpu), or None. */
+/* Its entry in the connection: (region, writable, gpu), or None. */
 static PyObject *lease_entry(struct lease *self, void *Py_UNUSED(closure))
 {
 	PyObject *leases, *entry = NULL;

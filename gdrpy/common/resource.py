@@ -92,7 +92,7 @@ class Undo:
 
 
 class Closing:
-    """Closes at the end of a ``with`` block."""
+    """Closes at the end of a ``with`` block; a failure never hides the block's own exception."""
 
     __slots__ = ()
 
@@ -107,7 +107,12 @@ class Closing:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        close_after(self, error)
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"closing: {type(failure).__name__}: {failure}")
 
 
 class Resource(Closing):
@@ -173,16 +178,6 @@ class Resource(Closing):
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: {self._elsewhere}")
-
-
-def close_after(resource: Closable, error: BaseException | None) -> None:
-    """Close at the end of a ``with`` block; a failure never hides the block's own exception."""
-    try:
-        resource.close()
-    except Exception as failure:
-        if error is None:
-            raise
-        error.add_note(f"closing: {type(failure).__name__}: {failure}")
 
 
 class Owner(Resource):

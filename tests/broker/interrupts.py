@@ -118,7 +118,6 @@ class Client:
         for call in CALLS.values():
             call(self.broker)
         gc.collect()
-        gc.freeze()
         self.before = self.open()
         self.leases = self.observer.ok("status")["leases"]
         self.leaks: list[str] = []
@@ -151,7 +150,6 @@ class Client:
 
     def close(self) -> None:
         """End it."""
-        gc.unfreeze()
         self.held.close()
         self.broker.close()
         self.observer.close()
@@ -315,6 +313,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write what was done")
     options = parser.parse_args()
+    gc.freeze()
     report = {"command": " ".join(sys.argv[1:]), **run(options.interrupts, options.seed)}
     text = json.dumps(report, indent=2)
     print(text)

@@ -146,6 +146,8 @@ $(VENV)/.built: $(BUILT_FROM)
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) "setuptools>=77" "cffi>=1.17"
 	@CFLAGS="$${CFLAGS:-} -Werror" $(PIP) $(EDITABLE) .
+	@# Else each process does it that may not write here, as all in guests.
+	@$(BIN)/python -m compileall -q gdrpy tests
 	@touch $@
 
 # What tests, lint and plots need besides.

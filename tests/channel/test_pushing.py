@@ -170,8 +170,8 @@ class TestFullRing:
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
                 full.push(record(8))
         finally:
             signal.signal(signal.SIGALRM, before)

@@ -32,8 +32,8 @@ class TestPop:
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
                 reader.pop()
         finally:
             signal.signal(signal.SIGALRM, before)

@@ -80,8 +80,8 @@ class TestOnTheCpu:
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
                 flag.wait(1)
         finally:
             signal.signal(signal.SIGALRM, before)

@@ -7,10 +7,9 @@ from typing import Any, Self
 from weakref import ref
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor
+from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.arguments import as_int, as_size
-from gdrpy.common.resource import Undo
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -94,7 +93,7 @@ class Region(Viewed):
         with Undo() as undo:
             undo.keep(memory)
             region = cls(memory, nbytes, cpu=cpu, readonly=readonly)
-            undo.pop_all()
+            undo.forget()
             return region
 
     @classmethod

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from gdrpy._core import _ffi
+from gdrpy._core._mapping import Undo
 from gdrpy.errors import (
     BackendUnavailable,
     CudaError,
@@ -35,13 +38,26 @@ def call(function: Any, *args: Any) -> int:
     return answer
 
 
-def obtain(function: Any, *args: Any) -> Any:
-    """The pointer that such a call answers; where it is NULL, raises."""
-    error = ffi.new("struct gdr_error *")
-    answer = function(*args, error)
+def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
+    """The pointer that such a call answers, which ``undo`` passes to such a call, ``by``.
+
+    Raises where it is NULL. No signal's handler comes between the two.
+    """
+    error, later = ffi.new("struct gdr_error *"), ffi.new("struct gdr_error *")
+    answer = undo.made(function, (*args, error), by, (later,), checker(later))
     if not answer:
         raise failure(error)
     return answer
+
+
+def checker(error: Any) -> Callable[[int], None]:
+    """What raises for an answer of -1 of a call that fills in ``error``."""
+    return functools.partial(_check, error)
+
+
+def _check(error: Any, answer: int) -> None:
+    if answer < 0:
+        raise failure(error)
 
 
 def call_failure(number: int, message: str) -> Error:

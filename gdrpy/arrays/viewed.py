@@ -11,13 +11,14 @@ from weakref import WeakSet
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
 from gdrpy.arrays.elements import Elements, as_bytes, elements_of
 from gdrpy.arrays.interop import DeviceArray
 from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import CUDA, HOST, View
 from gdrpy.common.dtypes import as_dtype
-from gdrpy.common.resource import Closing, Hold, Resource, Undo
+from gdrpy.common.resource import Closing, Hold, Resource
 from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import Closed, MissingView, ReadOnly
@@ -329,7 +330,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 for mapping in self._mapped():
                     mapping.close()
             except BufferError:  # a view made since: nothing is given back under it
-                undo.pop_all()
+                undo.forget()
                 raise
 
 

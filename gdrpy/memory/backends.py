@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import ffi, lib, text
-from gdrpy.common.resource import Undo
 from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 

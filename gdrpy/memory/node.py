@@ -13,8 +13,9 @@ import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import call_failure, ffi, lib, text
-from gdrpy.common.resource import Owner, Undo
+from gdrpy.common.resource import Owner
 from gdrpy.errors import BackendUnavailable, Error, PermissionDenied
 
 PATH = Path(text(lib.GDRDRV_NODE))

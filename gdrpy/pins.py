@@ -244,7 +244,7 @@ class Gdr(Resource):
     def _release(self) -> None:
         pins = list(self._pins)
         for one in pins:
-            one._refuse_if_busy()
+            one._idle_mappings()
         with Undo() as undo:
             if self._node is not None:
                 undo.keep(self._node)

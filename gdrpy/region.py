@@ -234,12 +234,8 @@ class Region(Viewed):
             )
         return self._memory.fabric
 
-    def _stand_in(self) -> object:
-        """What is pickled for its memory in a mapping that outlives it."""
-        return self._memory
-
     def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
-        return travel(ref(self), self._stand_in(), start)
+        return travel(ref(self), self._memory.source or self._memory, start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("sending a Region")

@@ -308,26 +308,28 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         assert self.device is not None
         return borrow(nbytes, self.device)
 
-    def _refuse_if_busy(self) -> None:
-        """Raise BufferError while somebody could still use the memory."""
+    def _idle_mappings(self) -> list[Mapping]:
+        """Its mappings. Raises BufferError while somebody could still use the memory."""
         for one in settle:
             one()
         users = self._running + self._memory.users
-        for mapping in self._mapped():
+        mappings = self._mapped()
+        for mapping in mappings:
             users += mapping._users
         if users:
             raise BufferError(
                 f"{type(self).__name__}.close: {users} views or running copies still use the "
                 f"memory; delete the numpy arrays and memoryviews made from it first"
             )
+        return mappings
 
     def _release(self) -> None:
-        self._refuse_if_busy()
+        mappings = self._idle_mappings()
         self._disarm()
         with Undo() as undo:
             undo.keep(self._memory)
             try:
-                for mapping in self._mapped():
+                for mapping in mappings:
                     mapping.close()
             except BufferError:  # a view made since: nothing is given back under it
                 undo.forget()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
-from gdrpy._core._mapping import Undo, alone, fork_generation
-from gdrpy.errors import Closed, Forked
+from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo, alone
 
 #: What is to be done instead of pickling a region, or what is made of one.
 HOW_TO_SEND = (
@@ -42,7 +41,7 @@ class Closing:
             error.add_note(f"closing: {type(failure).__name__}: {failure}")
 
 
-class Resource(Closing):
+class Resource(Closing, _mapping.Resource):
     """Closes once, is a context manager, and is its process's own.
 
     ``_lock`` is held while it closes, and by subclasses while they make or use what closing would
@@ -53,48 +52,6 @@ class Resource(Closing):
     _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
-
-    def __init__(self) -> None:
-        self._closed = False
-        self._generation = fork_generation()
-        self._mutex = RLock()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` has been called."""
-        return self._closed
-
-    def _forked(self) -> bool:
-        return self._generation != fork_generation()
-
-    @property
-    def _lock(self) -> RLock:
-        """In a forked child a free one: the thread that held the parent's may not be there."""
-        return self._mutex if self._generation == fork_generation() else RLock()
-
-    def _check(self, call: str) -> None:
-        """Raise unless the object may be used here and now."""
-        if self._forked():
-            raise Forked(
-                f"{call}: this {type(self).__name__} belongs to the parent process; in a forked "
-                f"child {self._again}"
-            )
-        if self._closed:
-            raise Closed(f"{call}: the {type(self).__name__} is closed")
-
-    def close(self) -> None:
-        """Give everything back. May be called again, and does nothing in a forked child."""
-        if self._closed:
-            return
-        if self._forked():
-            self._closed = True
-            return
-        alone(self._mutex, self._close_once)  # which is this process's, as was seen
-
-    def _close_once(self) -> None:
-        if not self._closed:
-            self._release()
-            self._closed = True
 
     def _release(self) -> None:
         """Give back what this object holds; what raises leaves the object open."""

@@ -59,7 +59,7 @@ def travel(
     """How a mapping that begins at byte ``offset`` is pickled: as a part of its region.
 
     ``view`` refers to the region. If that is gone, or None, the mapping is pickled as a part of
-    ``memory``, or of what stands in for that.
+    ``memory``: what a Memory arrives as, or a lease of it.
     """
     return partial(_reduce_mapping, view, memory, offset)
 

@@ -8,6 +8,9 @@
 /* Before the functions of the module: false with an exception set. */
 bool gdr_alone_names(void);
 
+/* Call a function with a lock held. */
+PyObject *gdr_call_alone(PyObject *lock, PyObject *function);
+
 /* Functions of the module. */
 PyObject *gdr_alone(PyObject *module, PyObject *args);
 PyObject *gdr_try_alone(PyObject *module, PyObject *args);

@@ -8,6 +8,7 @@
 #include "layout.h"
 #include "lease.h"
 #include "mapping.h"
+#include "resource.h"
 #include "undo.h"
 
 #include <pthread.h>
@@ -112,7 +113,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 	PyObject *module;
 
 	if (import_errors() || !gdr_find_layouts() || !gdr_alone_names() || !gdr_lease_names() ||
-	    !gdr_undo_names())
+	    !gdr_resource_names() || !gdr_undo_names())
 		return NULL;
 
 	module = gdr_create_module(&definition);
@@ -122,7 +123,8 @@ PyMODINIT_FUNC PyInit__mapping(void)
 	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
 	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
 	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec) ||
-	    !add_type(module, &gdr_lease_spec) || !add_type(module, &gdr_undo_spec))
+	    !add_type(module, &gdr_lease_spec) || !add_type(module, &gdr_resource_spec) ||
+	    !add_type(module, &gdr_undo_spec))
 		goto drop_module;
 	gdr_descriptor_type_object = add_type(module, &gdr_descriptor_spec);
 	if (!gdr_descriptor_type_object)

@@ -7,7 +7,7 @@ import time
 
 from gdrpy._core import _mapping
 from gdrpy.broker.client.channel import Lost, Silent, Unread
-from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
+from gdrpy.broker.client.replies import check, decode_reply, grants_of, welcome_fault
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     FDS_LIMIT,
@@ -63,6 +63,13 @@ class Lease(_mapping.Lease):
     def lost(self) -> bool:
         """Whether the broker knows it no more, or it was given back."""
         return self._entry is None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Memory that outlives its region travels by its lease, and arrives as a region."""
+        from gdrpy.broker.client.attach import Identity, attach
+
+        gpu = self._entry is not None and self._entry[2]
+        return attach, Identity.of(self, gpu, True, not self.writable).fields()
 
 
 class Connection:
@@ -124,7 +131,7 @@ class Connection:
                     f"the broker at {self.path} speaks version {self.server['version']} of the "
                     f"protocol, this client version {VERSION}: use one gdrpy on both ends"
                 )
-            check("hello", self.server, WELCOME)
+            check("hello", self.server, welcome_fault)
             await self._resume(self.server["life"], self.server["session"])
         except BaseException:
             self._break_off()

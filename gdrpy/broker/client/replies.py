@@ -18,79 +18,73 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    #: Whether a value may stand in a field, by the field's name.
-    Fields = dict[str, Callable[[Any], bool]]
+    #: The first field of a message whose value cannot be, None where all can; KeyError for one
+    #: that is not there.
+    Fault = Callable[[dict[str, Any]], str | None]
+
+#: The largest number of the kernel's sizes and the broker's counts.
+_MOST = (1 << 63) - 1
 
 
-def _flag(value: Any) -> bool:
-    return value is True or value is False
+def _grant_fault(grant: dict[str, Any]) -> str | None:
+    # In line, since this is asked of every grant.
+    if type(value := grant["region"]) is not int or not 0 <= value <= _MOST:
+        return "region"
+    if (value := grant["name"]) is not None and type(value) is not str:
+        return "name"
+    if type(value := grant["nbytes"]) is not int or not 0 < value <= REGION_LIMIT:
+        return "nbytes"
+    if type(value := grant["size"]) is not int or not 0 < value <= _MOST:
+        return "size"
+    if type(value := grant["device"]) is not int or not CPU_DEVICE <= value < DEVICE_LIMIT:
+        return "device"
+    if type(value := grant["version"]) is not int or not 0 <= value <= _MOST:
+        return "version"
+    if type(grant["sealed"]) is not bool:
+        return "sealed"
+    if type(grant["readonly"]) is not bool:
+        return "readonly"
+    if type(grant["enforced"]) is not bool:
+        return "enforced"
+    if type(value := grant["metadata"]) is not bytes or len(value) > METADATA_LIMIT:
+        return "metadata"
+    return None
+
+
+def _fault(**fields: Callable[[Any], bool]) -> Fault:
+    """What finds the fault of a message, by whether a value may stand in each field."""
+
+    def fault(message: dict[str, Any]) -> str | None:
+        return next((name for name, fits in fields.items() if not fits(message[name])), None)
+
+    return fault
 
 
 def _number(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _numbers(value: Any) -> bool:
     return type(value) is list and all(map(_number, value))
 
 
-def _nbytes(value: Any) -> bool:
-    return type(value) is int and 0 < value <= REGION_LIMIT
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
 
 
-def _size(value: Any) -> bool:
-    return type(value) is int and 0 < value < 1 << 63
+#: Of what a hello of the version that this client speaks tells besides.
+welcome_fault = _fault(life=lambda life: type(life) is str and len(life) == 32, session=_number)
 
-
-def _device(value: Any) -> bool:
-    return type(value) is int and CPU_DEVICE <= value < DEVICE_LIMIT
-
-
-def _text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _text_or_none(value: Any) -> bool:
-    return value is None or type(value) is str
-
-
-def _life(value: Any) -> bool:
-    return type(value) is str and len(value) == 32
-
-
-def _metadata(value: Any) -> bool:
-    return type(value) is bytes and len(value) <= METADATA_LIMIT
-
-
-def _list(value: Any) -> bool:
-    return type(value) is list
-
-
-_GRANT: Fields = {
-    "region": _number,
-    "name": _text_or_none,
-    "nbytes": _nbytes,
-    "size": _size,
-    "device": _device,
-    "version": _number,
-    "sealed": _flag,
-    "readonly": _flag,
-    "enforced": _flag,
-    "metadata": _metadata,
-}
-#: What a hello of the version that this client speaks tells besides.
-WELCOME: Fields = {"life": _life, "session": _number}
-
-_REPLIES: dict[str, Fields] = {
-    "hello": {"version": _number},
-    "resume": {"lost": _numbers},
-    "allocate": _GRANT,
-    "create": _GRANT,
-    "get": _GRANT,
-    "get_many": {"grants": _list, "more": _flag},
-    "rounded_size": {"size": _size},
-    "publish": {"version": _number},
-    "digest": {"sha256": _text},
+_FAULTS: dict[str, Fault] = {
+    "hello": _fault(version=_number),
+    "resume": _fault(lost=_numbers),
+    "allocate": _grant_fault,
+    "create": _grant_fault,
+    "get": _grant_fault,
+    "get_many": _fault(grants=_is(list), more=_is(bool)),
+    "rounded_size": _fault(size=lambda size: _number(size) and size > 0),
+    "publish": _fault(version=_number),
+    "digest": _fault(sha256=_is(str)),
 }
 
 
@@ -116,30 +110,31 @@ def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
         raise
 
 
-def check(what: str, message: Any, fields: Fields) -> None:
-    """Raise ProtocolError unless all of the fields are there, with values that they may have."""
+def check(what: str, message: Any, fault: Fault) -> None:
+    """Raise ProtocolError unless all fields are there, with values that they may have."""
     if type(message) is not dict:
         raise ProtocolError(f"{what}: the broker's reply has {message!r:.80} where fields belong")
     try:
-        for name, fits in fields.items():
-            if not fits(message[name]):
-                raise ProtocolError(
-                    f"{what}: the broker's reply has a {name!r} that cannot be: "
-                    f"{message[name]!r:.80}"
-                )
-    except KeyError:
-        raise ProtocolError(f"{what}: the broker's reply has no {name!r}") from None
+        name = fault(message)
+    except KeyError as absent:
+        raise ProtocolError(f"{what}: the broker's reply has no {absent}") from None
+    if name is not None:
+        raise ProtocolError(
+            f"{what}: the broker's reply has a {name!r} that cannot be: {message[name]!r:.80}"
+        )
 
 
 def grants_of(call: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     """What a reply without error grants. Raises ProtocolError for one that is not as it must be."""
-    fields = _REPLIES.get(call, {})
-    check(call, message, fields)
-    if fields is _GRANT:
+    fault = _FAULTS.get(call)
+    if fault is None:
+        return []
+    check(call, message, fault)
+    if fault is _grant_fault:
         return [message]
     if call != "get_many":
         return []
     granted = [one for one in message["grants"] if type(one) is not dict or "error" not in one]
     for one in granted:
-        check(call, one, _GRANT)
+        check(call, one, _grant_fault)
     return granted

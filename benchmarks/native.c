@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "parallel.h"
+#include "copy/parallel.h"
 
 static uint64_t now(void)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The ring of a channel, both ends of it, in memory that processes share. */
-#include "channel_ring.h"
+#include "channel/ring.h"
 #include "check.h"
 
 #include <pthread.h>

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "copy.h"
+#include "copy/copy.h"
 
 #define CANARY 0xa5
 #define MARGIN 64

@@ -15,7 +15,7 @@
 #include <ucontext.h>
 
 #include "check.h"
-#include "copy.h"
+#include "copy/copy.h"
 
 #define PAGE 4096
 #define LINE 64

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "parallel.h"
+#include "copy/parallel.h"
 
 #define SPAN (1u << 20)
 #define CANARY 0xa5

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "copy_pieces.h"
+#include "copy/pieces.h"
 
 #define SLOT 160
 #define SLOTS 64

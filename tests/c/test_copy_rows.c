@@ -2,7 +2,7 @@
 /* Rows of arrays of any strides to and from a mapping, against a copy of element by element. */
 #include "arrays.h"
 #include "check.h"
-#include "copy_rows.h"
+#include "copy/rows.h"
 
 #define ARRAYS 1500
 #define MOST_BYTES (64 << 10) /* of an array: its rows may be larger than the bounce buffer */

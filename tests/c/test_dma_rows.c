@@ -7,8 +7,8 @@
 
 #include "arrays.h"
 #include "check.h"
-#include "cudadriver.h"
-#include "dma.h"
+#include "cuda/driver.h"
+#include "dma/dma.h"
 
 #define ARRAYS 120
 #define MOST_BYTES (5 << 20) /* of an array: its rows may be larger than the staging memory */

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cudadriver.h"
-#include "dma.h"
+#include "cuda/driver.h"
+#include "dma/dma.h"
 
 #define THREADS 4
 #define ROUNDS 50

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "forks.h"
+#include "common/forks.h"
 
 #define ANY_FILE "/dev/null"
 #define BUSY_FILE "/dev/zero"

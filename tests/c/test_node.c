@@ -9,8 +9,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "backends/node.h"
 #include "check.h"
-#include "node.h"
 
 #define ANY_FILE "/dev/null"
 

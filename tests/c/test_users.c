@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Threads that use a thing which one of them takes away. */
 #include "check.h"
-#include "users.h"
+#include "common/users.h"
 
 #include <pthread.h>
 #include <stdlib.h>

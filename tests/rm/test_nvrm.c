@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#include "nvrm.h"
+#include "rm/client.h"
 
 #define BLOCK (2u << 20)
 #define IPC_CLIENT 0xC1000000u

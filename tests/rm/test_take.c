@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#include "backends.h"
-#include "ipc.h"
+#include "backends/backends.h"
+#include "cuda/ipc.h"
 
 static struct gdr_cuda real, doctored;
 static size_t word;	  /* of the handle, that is changed */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/pointer.h"
 #include "log.h"
-#include "pointer.h"
 
 /*
  * The driver that the program has loaded by now, NULL if it has not: none is loaded for it. The

@@ -2,7 +2,7 @@
 /* The copies, which take no lock: finding the mapping is a few loads. */
 #include <errno.h>
 
-#include "copy.h"
+#include "copy/copy.h"
 #include "exports.h"
 #include "log.h"
 #include "pins.h"

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include "backends.h"
+#include "backends/backends.h"
 #include "exports.h"
 
 struct gdr {

@@ -126,7 +126,7 @@ ffi = cffi.FFI()
 ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
-    "".join(f'#include "{name}.h"\n' for name in ("backends", "copy", "nvrm_abi")),
+    "".join(f'#include "{name}.h"\n' for name in ("backends/backends", "copy/copy", "rm/abi")),
     include_dirs=["gdrpy/_core", "driver"],
     # For free-threaded Pythons cffi defines the last one in the source, too, which -Werror refuses.
     extra_compile_args=[

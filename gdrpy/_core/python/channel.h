@@ -3,7 +3,7 @@
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
-#include "channel_ring.h"
+#include "channel/ring.h"
 #include "mapping.h"
 
 struct channel {

@@ -11,7 +11,7 @@
 
 #include <errno.h>
 
-#include "forks.h"
+#include "common/forks.h"
 #include "packet.h"
 
 struct descriptor {

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <structmember.h>
 
-#include "forks.h"
+#include "common/forks.h"
 
 static bool refuse_closed(const char *method)
 {

@@ -3,10 +3,10 @@
 #ifndef GDRPY_MAPPING_H
 #define GDRPY_MAPPING_H
 
-#include "copy.h"
-#include "map.h"
+#include "common/users.h"
+#include "copy/copy.h"
+#include "memory/map.h"
 #include "pyhelp.h"
-#include "users.h"
 
 /* Copies that take longer than about 4 us let other Python threads run meanwhile. */
 #define GDR_UNLOCKED_WRITE (64 * 1024)

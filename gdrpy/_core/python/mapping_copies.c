@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* A mapping's bytes and words: Mapping.write(), read(), readinto(), store() and load(). */
+#include "copy/parallel.h"
 #include "mapping.h"
-#include "parallel.h"
 
 bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
 		       Py_ssize_t nbytes)

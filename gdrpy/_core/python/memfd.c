@@ -5,8 +5,8 @@
  */
 #define _GNU_SOURCE 1
 
+#include "common/forks.h"
 #include "descriptor.h"
-#include "forks.h"
 #include "mapping.h"
 
 #include <errno.h>

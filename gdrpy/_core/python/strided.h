@@ -3,7 +3,7 @@
 #ifndef GDRPY_STRIDED_H
 #define GDRPY_STRIDED_H
 
-#include "copy_rows.h"
+#include "copy/rows.h"
 #include "mapping.h"
 
 /* What a call is about: the array that it was given, and where its rows lie. */

@@ -6,7 +6,7 @@
  * moves more bytes a second. Which is quicker from which size on is handed in: see
  * gdrpy.copies.limits.
  */
-#include "cudadriver.h"
+#include "cuda/driver.h"
 #include "transfers.h"
 
 /*

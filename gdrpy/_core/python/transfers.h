@@ -3,7 +3,7 @@
 #ifndef GDRPY_TRANSFERS_H
 #define GDRPY_TRANSFERS_H
 
-#include "dma.h"
+#include "dma/dma.h"
 #include "mapping.h"
 
 enum gdr_way {

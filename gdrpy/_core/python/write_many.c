@@ -5,7 +5,7 @@
  * Everything is checked before the first store. What can run Python code (iterators, __index__,
  * exporters of buffers) runs before that too, and is over when the mapping is looked at last.
  */
-#include "copy_pieces.h"
+#include "copy/pieces.h"
 #include "layout.h"
 #include "mapping.h"
 

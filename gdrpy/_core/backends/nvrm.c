@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backend nvrm: the stock NVIDIA kernel driver, through its resource manager (RM). No kernel
+ * module, no root, and for an exported allocation no CUDA either.
+ *
+ * VMM memory is taken in by its descriptor, cuMemAlloc memory by its IPC handle, once such handles
+ * were checked on its device.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/backends.h"
+#include "backends/memory_nvrm.h"
+#include "common/forks.h"
+#include "cuda/pointer.h"
+#include "rm/abi.h"
+
+#define CONTROL_NODE "/dev/nvidiactl"
+
+static struct gdr_memory *take_export(int fd, uint64_t nbytes, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = gdr_nvrm_memory(0, device, error);
+
+	if (memory && gdr_nvrm_add_export(memory, fd, 0, nbytes, error))
+		return gdr_memory_undo(memory);
+	return memory;
+}
+
+/* A gdr_export_fn. */
+static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
+		      struct gdr_error *error)
+{
+	return gdr_nvrm_add_export(memory, fd, offset, nbytes, error);
+}
+
+/* What is done once for each device; they are few. */
+#define MOST_DEVICES 64
+
+static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	bool exporting;
+	int export;   /* the descriptor */
+	bool proven;  /* its exports */
+	bool checked; /* its IPC handles */
+	bool split;   /* into MIG instances */
+	struct gdr_ipc_scratch scratch[GDR_IPC_SCRATCHES];
+	char problem[256]; /* found by the check, empty if none */
+} devices[MOST_DEVICES];
+
+/* What status() learned about each device; entry 0 is for no device in particular. */
+static struct {
+	bool asked;
+	const struct gdr_nvrm_obstacle *obstacle;
+} known[MOST_DEVICES + 1];
+
+/* Whoever held the lock is not in the child, where what is exported has been closed. */
+static void forget_in_child(void)
+{
+	pthread_mutex_init(&device_lock, NULL);
+	for (int i = 0; i < MOST_DEVICES; i++)
+		devices[i].exporting = false;
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(NULL, NULL, forget_in_child);
+}
+
+/*
+ * The driver sets up its side of exports for the first that is open of a device, and takes it down
+ * with the last: half a millisecond each. One kept open for the life of the process spares every
+ * pin of VMM memory that, and costs the smallest allocation of the device, 2 MiB.
+ */
+static void export_device(const struct gdr_cuda *cuda, int device)
+{
+	size_t nbytes;
+
+	if (!devices[device].exporting) {
+		devices[device].export = gdr_device_export(cuda, device, &nbytes);
+		devices[device].exporting = devices[device].export >= 0;
+	}
+}
+
+static void keep_exporting(const struct gdr_cuda *cuda, int device)
+{
+	if (device < 0 || device >= MOST_DEVICES)
+		return;
+	pthread_mutex_lock(&device_lock);
+	export_device(cuda, device);
+	pthread_mutex_unlock(&device_lock);
+}
+
+static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda, int device,
+			 const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
+			 struct gdr_error *error)
+{
+	int pci[3], sibling = -1;
+
+	if (gdr_device_pci(cuda, device, pci))
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"CUDA does not tell the PCI address of device %d", device);
+	/* An export of a split device is in the same MIG instance, and tells which one. */
+	if (devices[device].split && devices[device].exporting)
+		sibling = devices[device].export;
+	return gdr_nvrm_add_block(memory, pci, sibling, info, offset, nbytes, error);
+}
+
+/* A gdr_ipc_read through a mapping for reading. */
+static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			   const struct gdr_ipc_info *info, uint64_t offset, void *bytes,
+			   size_t nbytes, struct gdr_error *error)
+{
+	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
+	struct gdr_view view;
+
+	if (!memory)
+		return -1;
+	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset + offset, nbytes,
+			  error) ||
+	    gdr_memory_map(memory, 0, nbytes, true, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	gdr_copy_from(view.kind, bytes, view.map.address, nbytes);
+	if (gdr_memory_unmap(memory, &view, error)) {
+		gdr_memory_undo(memory);
+		return -1;
+	}
+	return gdr_memory_release(memory, error);
+}
+
+/* Whether the driver had its say on the handles: a lack of memory, or of a right, may end. */
+static bool is_verdict(const struct gdr_error *error)
+{
+	return error->failure == GDR_FAILED_UNAVAILABLE ||
+	       (error->failure == GDR_FAILED_CALL && error->status);
+}
+
+/* GDR_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */
+static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
+			 struct gdr_error *error)
+{
+	char problem[sizeof(devices[0].problem)] = "";
+	char version[32];
+	int pci[3], ret = 0;
+
+	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"nvrm checks the pointers of %d devices, and not of device %d",
+				MOST_DEVICES, pointer->device);
+
+	pthread_mutex_lock(&device_lock);
+	if (!devices[pointer->device].checked) {
+		devices[pointer->device].split =
+			!gdr_device_pci(cuda, pointer->device, pci) && gdr_nvrm_split_at(pci);
+		if (devices[pointer->device].split)
+			export_device(cuda, pointer->device);
+		ret = gdr_ipc_check(cuda, pointer, devices[pointer->device].scratch,
+				    read_allocation, error);
+		devices[pointer->device].checked = !ret || is_verdict(error);
+		if (ret && is_verdict(error))
+			snprintf(devices[pointer->device].problem, sizeof(problem), "%.255s",
+				 error->message);
+	}
+	memcpy(problem, devices[pointer->device].problem, sizeof(problem));
+	pthread_mutex_unlock(&device_lock);
+
+	if (!problem[0])
+		return ret;
+	gdr_driver_version(version);
+	return gdr_fail(
+		error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+		"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver %s: %s. Allocate by "
+		"gdrpy.alloc() instead",
+		version, problem);
+}
+
+/* Add a range of the block behind a cuMemAlloc pointer, which may be more than its allocation. */
+static int add_part_of_block(struct gdr_memory *memory, const struct gdr_cuda *cuda,
+			     const struct gdr_range *range, const struct gdr_pointer *pointer,
+			     struct gdr_error *error)
+{
+	struct gdr_cuda_ipc handle;
+	struct gdr_ipc_info info;
+	uint64_t offset;
+
+	/* Memory of a kind that has no handle says nothing of the handles of others. */
+	if (gdr_pointer_ipc_handle(cuda, pointer, &handle, error) ||
+	    check_handles(cuda, pointer, error) || gdr_ipc_parse(&handle, pointer, &info, error) ||
+	    gdr_ipc_offset(&info, pointer, range, &offset, error))
+		return -1;
+	return add_duplicate(memory, cuda, pointer->device, &info, offset,
+			     range->end - range->start, error);
+}
+
+static struct gdr_memory *take_pointer(const struct gdr_cuda *cuda,
+				       const struct gdr_request *request, struct gdr_error *error)
+{
+	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
+	struct gdr_memory *memory;
+	struct gdr_pointer pointer;
+	struct gdr_range range;
+	int ret;
+
+	if (gdr_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
+		return NULL;
+	memory = gdr_nvrm_memory(range.start, pointer.device, error);
+	if (!memory)
+		return NULL;
+	if (request->gpu_pages)
+		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
+	if (!pointer.context)
+		keep_exporting(cuda, pointer.device);
+	ret = gdr_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	if (!ret)
+		ret = add_part_of_block(memory, cuda, &range, &pointer, error);
+	return ret < 0 ? gdr_memory_undo(memory) : memory;
+}
+
+/* Whether an exported allocation is what the driver says of it, and can be mapped. */
+static int check_export(int fd, size_t nbytes, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = take_export(fd, 0, device, error);
+	struct gdr_view view;
+
+	if (!memory)
+		return -1;
+	if (memory->nbytes != nbytes) {
+		gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			 "the driver says %llu bytes of an exported allocation of %zu",
+			 (unsigned long long)memory->nbytes, nbytes);
+		goto undo;
+	}
+	if (gdr_memory_map(memory, 0, 1, true, &view, error) ||
+	    gdr_memory_unmap(memory, &view, error))
+		goto undo;
+	return gdr_memory_release(memory, error);
+undo:
+	gdr_memory_undo(memory);
+	return -1;
+}
+
+static int check_exports(const struct gdr_cuda *cuda, int device, struct gdr_error *error)
+{
+	size_t nbytes;
+	int ret = 0, fd;
+
+	pthread_mutex_lock(&device_lock);
+	fd = devices[device].proven ? -1 : gdr_device_export(cuda, device, &nbytes);
+	/* Without room for one nothing is found out. */
+	if (fd >= 0) {
+		ret = check_export(fd, nbytes, device, error);
+		devices[device].proven = !ret;
+		gdr_private_close(fd);
+	}
+	pthread_mutex_unlock(&device_lock);
+	return ret;
+}
+
+static int prove(const struct gdr_cuda *cuda, int device, void *context, struct gdr_error *error)
+{
+	const struct gdr_pointer near = {.context = context, .device = device};
+
+	if (device < MOST_DEVICES && check_exports(cuda, device, error))
+		return -1;
+	return context ? check_handles(cuda, &near, error) : 0;
+}
+
+static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_request *request,
+			       struct gdr_error *error)
+{
+	struct gdr_memory *memory;
+
+	if (request->force_pcie) {
+		gdr_fail(error, GDR_FAILED_UNAVAILABLE, EINVAL,
+			 "nvrm has no flag to force mappings through PCIe: all of its go there");
+		return NULL;
+	}
+	if (request->fd < 0)
+		return take_pointer(cuda, request, error);
+	memory = take_export(request->fd, request->nbytes, request->device, error);
+	if (memory)
+		memory->va = request->ptr;
+	return memory;
+}
+
+/* Asked once: the answer does not change while this process uses the driver. */
+static const struct gdr_nvrm_obstacle *obstacle_of(const struct gdr_cuda *cuda, int device)
+{
+	const struct gdr_nvrm_obstacle *obstacle;
+	int i = device < 0 || device >= MOST_DEVICES ? 0 : device + 1, pci[3];
+
+	pthread_mutex_lock(&device_lock);
+	if (!known[i].asked) {
+		known[i].obstacle = gdr_nvrm_obstacle_at(
+			i && cuda && !gdr_device_pci(cuda, device, pci) ? pci : NULL);
+		known[i].asked = true;
+	}
+	obstacle = known[i].obstacle;
+	pthread_mutex_unlock(&device_lock);
+	return obstacle;
+}
+
+/* It does not change while the driver is in use. */
+static char driver[32];
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+
+static void read_version(void)
+{
+	gdr_driver_version(driver);
+}
+
+static void say_version(struct gdr_status *status)
+{
+	pthread_once(&driver_once, read_version);
+	if (!driver[0])
+		gdr_status_say(status, "driver of unknown version", "");
+	else if (gdr_driver_tested(driver))
+		snprintf(status->reason, sizeof(status->reason), "driver %s", driver);
+	else
+		snprintf(status->reason, sizeof(status->reason),
+			 "driver %s, untested: compared with %s to %s", driver, GDR_NVRM_TESTED_MIN,
+			 GDR_NVRM_TESTED_MAX);
+}
+
+static void status(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
+		   struct gdr_status *status)
+{
+	const struct gdr_nvrm_obstacle *obstacle;
+	struct gdr_nvrm_error cause;
+
+	(void)node;
+	*status = (struct gdr_status){.usable = !gdr_nvrm_ready(&cause)};
+	if (status->usable) {
+		obstacle = obstacle_of(cuda, device);
+		status->usable = !obstacle;
+		if (obstacle)
+			gdr_status_say(status, obstacle->reason, obstacle->remedy);
+		else
+			say_version(status);
+		return;
+	}
+	switch (cause.error) {
+	case ENOENT:
+		gdr_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
+			       "install the driver, or pass the node into the container (--gpus, "
+			       "--device)");
+		break;
+	case EACCES:
+	case EPERM:
+		gdr_status_say(status,
+			       "no permission to open " CONTROL_NODE " for reading and writing",
+			       "ask for access to " CONTROL_NODE
+			       " and /dev/nvidia<N> (mode 0666 is the default)");
+		break;
+	default:
+		snprintf(status->reason, sizeof(status->reason), "%s: %s", cause.call,
+			 strerror(cause.error));
+		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
+	}
+}
+
+const struct gdr_backend gdr_backend_nvrm = {
+	.name = "nvrm",
+	.status = status,
+	.prove = prove,
+	.take = take,
+	.take_export = take_export,
+};

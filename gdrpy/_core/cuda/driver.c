@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+
+static bool find(void *library, const char *symbol, void *function)
+{
+	void *address = dlsym(library, symbol);
+
+	*(void **)function = address;
+	return address;
+}
+
+bool gdr_cuda_find(struct gdr_cuda *cuda)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	bool found = true;
+
+	if (!library)
+		return false;
+#define FIND(name, symbol, parameters) found = find(library, symbol, &cuda->name) && found;
+	GDR_CUDA_FUNCTIONS(FIND)
+#undef FIND
+#define FIND(name, symbol, parameters) find(library, symbol, &cuda->name);
+	GDR_CUDA_NEWER_FUNCTIONS(FIND)
+#undef FIND
+	dlclose(library); /* whoever loaded it keeps it */
+	return found;
+}
+
+const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result)
+{
+	const char *name = NULL;
+
+	cuda->cuGetErrorName(result, &name);
+	return name ? name : "an unknown CUDA error";
+}
+
+int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const char *call,
+		  int result, const char *purpose)
+{
+	bool full = result == GDR_CUDA_OUT_OF_MEMORY;
+
+	gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO,
+		 "%s: %s: %s", purpose, call, gdr_cuda_error_name(cuda, result));
+	error->status = (uint32_t)result;
+	return -1;
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: MIT */
+#include "dma/private.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "copy/parallel.h"
+
+/* CUDA's numbers. */
+#define STREAM_NON_BLOCKING 1
+#define EVENT_DISABLE_TIMING 2
+#define POINTER_MEMORY_TYPE 2
+#define MEMORY_TYPE_HOST 1
+
+/* A chunk smaller than this is not worth a lane's calls. */
+#define SMALLEST_CHUNK (64 << 10)
+
+bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result)
+{
+	int none = 0;
+
+	if (result && __atomic_compare_exchange_n(&error->result, &none, result, false,
+						  __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		error->call = call;
+	return !result;
+}
+
+struct gdr_dma *gdr_dma_open(void *context)
+{
+	struct gdr_dma *dma = calloc(1, sizeof(*dma));
+
+	if (!dma || !gdr_cuda_find(&dma->cuda)) {
+		free(dma);
+		return NULL;
+	}
+	dma->context = context;
+	pthread_mutex_init(&dma->staging, NULL);
+	pthread_mutex_init(&dma->streams, NULL);
+	return dma;
+}
+
+bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_dma_error *error)
+{
+	return GDR_CUDA_CALL(error, dma, cuCtxPushCurrent, dma->context);
+}
+
+void gdr_dma_leave(struct gdr_dma *dma)
+{
+	void *context;
+
+	dma->cuda.cuCtxPopCurrent(&context);
+}
+
+/* The plural call answers type 0 for what CUDA does not know, ten times as fast as an error. */
+static bool is_page_locked(struct gdr_dma *dma, const char *byte)
+{
+	int attribute = POINTER_MEMORY_TYPE;
+	unsigned int type = 0;
+	void *value = &type;
+
+	return !dma->cuda.cuPointerGetAttributes(1, &attribute, &value, (uintptr_t)byte) &&
+	       type == MEMORY_TYPE_HOST;
+}
+
+bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes)
+{
+	const char *first = host;
+
+	return nbytes && is_page_locked(dma, first) && is_page_locked(dma, first + nbytes - 1);
+}
+
+bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error)
+{
+	void *made = NULL;
+
+	if (__atomic_load_n(stream, __ATOMIC_ACQUIRE))
+		return true;
+	pthread_mutex_lock(&dma->streams);
+	if (!*stream && GDR_CUDA_CALL(error, dma, cuStreamCreate, &made, STREAM_NON_BLOCKING))
+		__atomic_store_n(stream, made, __ATOMIC_RELEASE);
+	pthread_mutex_unlock(&dma->streams);
+	return __atomic_load_n(stream, __ATOMIC_RELAXED);
+}
+
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error)
+{
+	bool there = gdr_dma_have_stream(dma, &lane->stream, error);
+
+	for (int i = 0; i < 2 && there; i++) {
+		struct gdr_staging *staging = &lane->staging[i];
+
+		there = (staging->idle || GDR_CUDA_CALL(error, dma, cuEventCreate, &staging->idle,
+							EVENT_DISABLE_TIMING)) &&
+			(staging->memory || GDR_CUDA_CALL(error, dma, cuMemHostAlloc,
+							  &staging->memory, GDR_STAGING_NBYTES, 0));
+	}
+	return there;
+}
+
+/* A copy by lanes, which take one chunk after the other. */
+struct job {
+	struct gdr_dma *dma;
+	uint64_t device;
+	char *host;
+	size_t nbytes, chunk;
+	size_t taken; /* bytes of all chunks that a lane has taken */
+	struct gdr_dma_error error;
+};
+
+struct chunk {
+	size_t at, nbytes;
+};
+
+/* The next chunk that nobody has taken; none after an error. */
+static bool take(struct job *job, struct chunk *chunk)
+{
+	if (__atomic_load_n(&job->error.result, __ATOMIC_RELAXED))
+		return false;
+	chunk->at = __atomic_fetch_add(&job->taken, job->chunk, __ATOMIC_RELAXED);
+	if (chunk->at >= job->nbytes)
+		return false;
+	chunk->nbytes = job->nbytes - chunk->at < job->chunk ? job->nbytes - chunk->at : job->chunk;
+	return true;
+}
+
+static void write_by_lane(struct job *job, struct gdr_lane *lane)
+{
+	struct gdr_dma *dma = job->dma;
+	struct gdr_dma_error *error = &job->error;
+	struct chunk chunk;
+
+	for (unsigned int turn = 0; take(job, &chunk); turn++) {
+		struct gdr_staging *staging = &lane->staging[turn % 2];
+
+		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
+			break;
+		memcpy(staging->memory, job->host + chunk.at, chunk.nbytes);
+		if (!GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at,
+				   staging->memory, chunk.nbytes, lane->stream) ||
+		    !GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
+			break;
+	}
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
+}
+
+static void read_by_lane(struct job *job, struct gdr_lane *lane)
+{
+	struct gdr_dma *dma = job->dma;
+	struct gdr_dma_error *error = &job->error;
+	struct chunk chunk, coming;
+	struct gdr_staging *from = NULL;
+	bool more;
+
+	/* While one chunk is copied out of its staging memory the next is on its way. */
+	for (unsigned int turn = 0;; turn++) {
+		struct gdr_staging *to = &lane->staging[turn % 2];
+
+		more = take(job, &coming);
+		if (more && (!GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
+					    job->device + coming.at, coming.nbytes, lane->stream) ||
+			     !GDR_CUDA_CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
+			break;
+		if (from) {
+			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
+				break;
+			memcpy(job->host + chunk.at, from->memory, chunk.nbytes);
+		}
+		if (!more)
+			return;
+		from = to;
+		chunk = coming;
+	}
+	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
+}
+
+static void run_lane(struct job *job, unsigned int number,
+		     void (*run)(struct job *job, struct gdr_lane *lane))
+{
+	if (!gdr_dma_enter(job->dma, &job->error))
+		return;
+	if (gdr_dma_have_lane(job->dma, &job->dma->lanes[number], &job->error))
+		run(job, &job->dma->lanes[number]);
+	gdr_dma_leave(job->dma);
+}
+
+static void write_lane(void *job, unsigned int number)
+{
+	run_lane(job, number, write_by_lane);
+}
+
+static void read_lane(void *job, unsigned int number)
+{
+	run_lane(job, number, read_by_lane);
+}
+
+size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes)
+{
+	size_t chunk = lanes == 1 ? (nbytes + 1) / 2 : nbytes / (4 * lanes);
+
+	if (chunk < SMALLEST_CHUNK)
+		return SMALLEST_CHUNK;
+	return chunk < GDR_STAGING_NBYTES ? chunk : GDR_STAGING_NBYTES;
+}
+
+static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, struct job *job,
+		     struct gdr_dma_error *error)
+{
+	if (lanes > GDR_LANES_MAX)
+		lanes = GDR_LANES_MAX;
+	job->chunk = gdr_dma_chunk(job->nbytes, lanes);
+	pthread_mutex_lock(&dma->staging);
+	gdr_parallel(lanes, lane, job);
+	pthread_mutex_unlock(&dma->staging);
+	*error = job->error;
+	return !error->result;
+}
+
+bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
+		   size_t nbytes, struct gdr_dma_error *error)
+{
+	struct job job = {.dma = dma, .device = device, .host = (char *)host, .nbytes = nbytes};
+
+	*error = (struct gdr_dma_error){0};
+	if (lanes)
+		return by_lanes(dma, lanes, write_lane, &job, error);
+	if (!gdr_dma_enter(dma, error))
+		return false;
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	gdr_dma_leave(dma);
+	return !error->result;
+}
+
+bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
+		  size_t nbytes, struct gdr_dma_error *error)
+{
+	struct job job = {.dma = dma, .device = device, .host = host, .nbytes = nbytes};
+
+	*error = (struct gdr_dma_error){0};
+	if (lanes)
+		return by_lanes(dma, lanes, read_lane, &job, error);
+	if (!gdr_dma_enter(dma, error))
+		return false;
+	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
+	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
+		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	gdr_dma_leave(dma);
+	return !error->result;
+}

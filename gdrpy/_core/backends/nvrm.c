@@ -12,27 +12,187 @@
 #include <string.h>
 
 #include "backends/backends.h"
-#include "backends/memory_nvrm.h"
 #include "common/forks.h"
+#include "cuda/ipc.h"
 #include "cuda/pointer.h"
+#include "memory/private.h"
 #include "rm/abi.h"
 
 #define CONTROL_NODE "/dev/nvidiactl"
 
-static struct gdr_memory *take_export(int fd, uint64_t nbytes, int device, struct gdr_error *error)
-{
-	struct gdr_memory *memory = gdr_nvrm_memory(0, device, error);
+static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Opened by the first that needs it, and kept: its devices are costly to make. */
+static struct gdr_nvrm *client;
 
-	if (memory && gdr_nvrm_add_export(memory, fd, 0, nbytes, error))
-		return gdr_memory_undo(memory);
+static int failed(struct gdr_error *error, const struct gdr_nvrm_error *cause, const char *purpose)
+{
+	if (cause->obstacle)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV, "%s: %s (%s)", cause->call,
+				cause->obstacle->reason, cause->obstacle->remedy);
+	return gdr_fail_call(error, cause->error, cause->status, "%s: %s", purpose, cause->call);
+}
+
+static int ready(struct gdr_nvrm_error *cause)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&client_lock);
+	if (!client)
+		ret = gdr_nvrm_open(&client, cause);
+	pthread_mutex_unlock(&client_lock);
+	return ret;
+}
+
+static int open_client(struct gdr_error *error)
+{
+	struct gdr_nvrm_error cause;
+	int ret = ready(&cause);
+
+	if (ret && cause.error == ENOENT)
+		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
+				"cannot use the NVIDIA driver: %s: it is not there: install the "
+				"driver, or pass the node into the container (--gpus, --device)",
+				cause.call);
+	return ret ? failed(error, &cause, "cannot use the NVIDIA driver") : 0;
+}
+
+static struct gdr_nvrm_gpu gpu_at(const int pci[3])
+{
+	return (struct gdr_nvrm_gpu){
+		.pci_domain = (uint32_t)pci[0],
+		.pci_bus = (uint8_t)pci[1],
+		.pci_slot = (uint8_t)pci[2],
+	};
+}
+
+static int map_block(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
+		     size_t nbytes, bool readonly, void *at, struct gdr_piece *piece,
+		     enum gdr_mapping_kind *kind, struct gdr_error *error)
+{
+	struct gdr_nvrm_mapping mapping;
+	struct gdr_nvrm_error cause;
+	char purpose[80];
+
+	(void)memory;
+	(void)kind;
+	if (gdr_nvrm_map(client, &part->block, part->offset + offset, nbytes, readonly, at,
+			 &mapping, &cause)) {
+		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu", nbytes,
+			 (unsigned long long)offset);
+		return failed(error, &cause, purpose);
+	}
+	piece->map = mapping.map;
+	piece->token = mapping.linear;
+	return 0;
+}
+
+static int unmap_block(struct gdr_memory *memory, struct gdr_piece *piece, struct gdr_error *error)
+{
+	struct gdr_nvrm_mapping mapping = {
+		.map = piece->map,
+		.device = piece->part->block.device,
+		.object = piece->part->block.object,
+		.linear = piece->token,
+	};
+	struct gdr_nvrm_error cause;
+
+	(void)memory;
+	return gdr_nvrm_unmap(client, &mapping, &cause) ? failed(error, &cause, "unmapping") : 0;
+}
+
+static int release_blocks(struct gdr_memory *memory, struct gdr_error *error)
+{
+	struct gdr_nvrm_error cause;
+	int ret = 0;
+
+	for (unsigned int i = 0; i < memory->nparts; i++)
+		if (gdr_nvrm_release(client, &memory->parts[i].block, &cause))
+			ret = failed(error, &cause, "releasing GPU memory");
+	return ret;
+}
+
+static const struct gdr_memory_functions functions = {
+	.map = map_block,
+	.unmap = unmap_block,
+	.release = release_blocks,
+};
+
+/* Memory of no part yet, whose parts are blocks in the client; NULL with *error filled in. */
+static struct gdr_memory *new_memory(uint64_t va, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = NULL;
+
+	if (!open_client(error))
+		memory = gdr_memory_new(&gdr_backend_nvrm, &functions, sizeof(*memory), error);
+	if (memory) {
+		memory->va = va;
+		memory->device = device;
+		memory->kind = GDR_MAPPING_WC;
+	}
 	return memory;
 }
 
-/* A gdr_export_fn. */
+/* Add a part of a block that RM has just put into the client. */
+static int add(struct gdr_memory *memory, const struct gdr_nvrm_memory *block, uint64_t offset,
+	       uint64_t nbytes, struct gdr_error *error)
+{
+	struct gdr_part part = {.nbytes = nbytes, .offset = offset, .fd = -1, .block = *block};
+	const struct gdr_nvrm_gpu *gpu = &block->gpu;
+	struct gdr_nvrm_error ignored;
+
+	snprintf(memory->location, sizeof(memory->location), "%04x:%02x:%02x.0", gpu->pci_domain,
+		 gpu->pci_bus, gpu->pci_slot);
+	if (!gdr_memory_add(memory, &part, error))
+		return 0;
+	gdr_nvrm_release(client, block, &ignored);
+	return -1;
+}
+
+/* A gdr_export_fn; nbytes 0: all of the allocation. */
 static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 		      struct gdr_error *error)
 {
-	return gdr_nvrm_add_export(memory, fd, offset, nbytes, error);
+	struct gdr_nvrm_memory block;
+	struct gdr_nvrm_error cause;
+
+	if (gdr_nvrm_import(client, fd, &block, &cause)) {
+		failed(error, &cause, "importing the allocation");
+		if (cause.error == EINVAL && !cause.obstacle)
+			error->failure = GDR_FAILED_HANDLE;
+		return -1;
+	}
+	return add(memory, &block, offset, nbytes ? nbytes : block.nbytes, error);
+}
+
+/*
+ * Add a part of the block that an IPC handle names on the GPU at a PCI address; sibling as in
+ * gdr_nvrm_duplicate(). GDR_FAILED_UNAVAILABLE where the block is not of the size that its handle
+ * says.
+ */
+static int add_block(struct gdr_memory *memory, const int pci[3], int sibling,
+		     const struct gdr_ipc_info *info, uint64_t offset, uint64_t nbytes,
+		     struct gdr_error *error)
+{
+	const struct gdr_nvrm_gpu gpu = gpu_at(pci);
+	struct gdr_nvrm_memory block;
+	struct gdr_nvrm_error cause;
+
+	if (gdr_nvrm_duplicate(client, &gpu, sibling, info, &block, &cause))
+		return failed(error, &cause, "pinning a device pointer");
+	if (gdr_ipc_compare(info, block.nbytes, error)) {
+		gdr_nvrm_release(client, &block, &cause);
+		return -1;
+	}
+	return add(memory, &block, offset, nbytes, error);
+}
+
+static struct gdr_memory *take_export(int fd, uint64_t nbytes, int device, struct gdr_error *error)
+{
+	struct gdr_memory *memory = new_memory(0, device, error);
+
+	if (memory && add_export(memory, fd, 0, nbytes, error))
+		return gdr_memory_undo(memory);
+	return memory;
 }
 
 /* What is done once for each device; they are few. */
@@ -55,9 +215,27 @@ static struct {
 	const struct gdr_nvrm_obstacle *obstacle;
 } known[MOST_DEVICES + 1];
 
-/* Whoever held the lock is not in the child, where what is exported has been closed. */
-static void forget_in_child(void)
+/* Forks wait while the client is opened: a child's copy of its descriptor would keep it. */
+static void lock_client(void)
 {
+	pthread_mutex_lock(&client_lock);
+}
+
+static void unlock_client(void)
+{
+	pthread_mutex_unlock(&client_lock);
+}
+
+/*
+ * RM ties a client to the process that opened it, and what is exported has been closed. Whoever
+ * held the devices' lock is not in the child.
+ */
+static void begin_child(void)
+{
+	if (client)
+		gdr_nvrm_abandon(client);
+	client = NULL;
+	unlock_client();
 	pthread_mutex_init(&device_lock, NULL);
 	for (int i = 0; i < MOST_DEVICES; i++)
 		devices[i].exporting = false;
@@ -65,7 +243,7 @@ static void forget_in_child(void)
 
 static void __attribute__((constructor)) watch_forks(void)
 {
-	pthread_atfork(NULL, NULL, forget_in_child);
+	pthread_atfork(lock_client, unlock_client, begin_child);
 }
 
 /*
@@ -104,7 +282,7 @@ static int add_duplicate(struct gdr_memory *memory, const struct gdr_cuda *cuda,
 	/* An export of a split device is in the same MIG instance, and tells which one. */
 	if (devices[device].split && devices[device].exporting)
 		sibling = devices[device].export;
-	return gdr_nvrm_add_block(memory, pci, sibling, info, offset, nbytes, error);
+	return add_block(memory, pci, sibling, info, offset, nbytes, error);
 }
 
 /* A gdr_ipc_read through a mapping for reading. */
@@ -112,7 +290,7 @@ static int read_allocation(const struct gdr_cuda *cuda, const struct gdr_pointer
 			   const struct gdr_ipc_info *info, uint64_t offset, void *bytes,
 			   size_t nbytes, struct gdr_error *error)
 {
-	struct gdr_memory *memory = gdr_nvrm_memory(pointer->base, pointer->device, error);
+	struct gdr_memory *memory = new_memory(pointer->base, pointer->device, error);
 	struct gdr_view view;
 
 	if (!memory)
@@ -138,13 +316,25 @@ static bool is_verdict(const struct gdr_error *error)
 	       (error->failure == GDR_FAILED_CALL && error->status);
 }
 
+/* Into MIG instances. */
+static bool is_split(const struct gdr_cuda *cuda, int device)
+{
+	struct gdr_nvrm_gpu gpu;
+	int pci[3];
+
+	if (gdr_device_pci(cuda, device, pci))
+		return false;
+	gpu = gpu_at(pci);
+	return gdr_nvrm_split(client, &gpu);
+}
+
 /* GDR_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */
 static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
 			 struct gdr_error *error)
 {
 	char problem[sizeof(devices[0].problem)] = "";
 	char version[32];
-	int pci[3], ret = 0;
+	int ret = 0;
 
 	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
 		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
@@ -153,8 +343,7 @@ static int check_handles(const struct gdr_cuda *cuda, const struct gdr_pointer *
 
 	pthread_mutex_lock(&device_lock);
 	if (!devices[pointer->device].checked) {
-		devices[pointer->device].split =
-			!gdr_device_pci(cuda, pointer->device, pci) && gdr_nvrm_split_at(pci);
+		devices[pointer->device].split = is_split(cuda, pointer->device);
 		if (devices[pointer->device].split)
 			export_device(cuda, pointer->device);
 		ret = gdr_ipc_check(cuda, pointer, devices[pointer->device].scratch,
@@ -206,7 +395,7 @@ static struct gdr_memory *take_pointer(const struct gdr_cuda *cuda,
 
 	if (gdr_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
 		return NULL;
-	memory = gdr_nvrm_memory(range.start, pointer.device, error);
+	memory = new_memory(range.start, pointer.device, error);
 	if (!memory)
 		return NULL;
 	if (request->gpu_pages)
@@ -291,11 +480,14 @@ static const struct gdr_nvrm_obstacle *obstacle_of(const struct gdr_cuda *cuda, 
 {
 	const struct gdr_nvrm_obstacle *obstacle;
 	int i = device < 0 || device >= MOST_DEVICES ? 0 : device + 1, pci[3];
+	bool found = i && cuda && !gdr_device_pci(cuda, device, pci);
+	struct gdr_nvrm_gpu gpu;
 
+	if (found)
+		gpu = gpu_at(pci);
 	pthread_mutex_lock(&device_lock);
 	if (!known[i].asked) {
-		known[i].obstacle = gdr_nvrm_obstacle_at(
-			i && cuda && !gdr_device_pci(cuda, device, pci) ? pci : NULL);
+		known[i].obstacle = gdr_nvrm_find_obstacle(client, found ? &gpu : NULL);
 		known[i].asked = true;
 	}
 	obstacle = known[i].obstacle;
@@ -332,7 +524,7 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 	struct gdr_nvrm_error cause;
 
 	(void)node;
-	*status = (struct gdr_status){.usable = !gdr_nvrm_ready(&cause)};
+	*status = (struct gdr_status){.usable = !ready(&cause)};
 	if (status->usable) {
 		obstacle = obstacle_of(cuda, device);
 		status->usable = !obstacle;

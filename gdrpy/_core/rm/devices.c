@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: MIT */
+/* The GPUs in the client, and what the driver says of them. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/forks.h"
+#include "rm/private.h"
+
+static const struct gdr_nvrm_obstacle confidential = {
+	"confidential computing is on, which keeps the CPU from the GPU's memory",
+	"switch it off, or copy by CUDA",
+};
+static const struct gdr_nvrm_obstacle guest = {
+	"this is a virtual GPU (vGPU), whose host refuses the CPU its memory",
+	"pass the whole GPU through, or copy by CUDA",
+};
+static const struct gdr_nvrm_obstacle nameless_instance = {
+	"the GPU is split into MIG instances, and the driver does not tell which one memory is in",
+	"install driver 545.23.06 or newer",
+};
+static const struct gdr_nvrm_obstacle foreign_instance = {
+	"the memory is in a MIG instance of the GPU that this process may not use",
+	"give the instance to its container, or read access to its node in /dev/nvidia-caps",
+};
+
+static int instance_of(struct gdr_nvrm *client, uint32_t gpu_id, uint32_t *instance,
+		       struct gdr_nvrm_error *error)
+{
+	struct nvrm_gpu_id_info info = {.gpu_id = gpu_id};
+
+	if (gdr_rm_control(client, "GPU_GET_ID_INFO_V2", client->handle,
+			   NVRM_CTRL_GPU_GET_ID_INFO_V2, &info, sizeof(info), error))
+		return -1;
+
+	*instance = info.device_instance;
+	return 0;
+}
+
+/* Minor, instance and PCI address are independent numberings, which only the card list joins. */
+int gdr_rm_find_card(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted, uint32_t *instance,
+		     struct gdr_nvrm_gpu *gpu, struct gdr_nvrm_error *error)
+{
+	struct nvrm_card_list list = {0};
+	const uint32_t no_status = 0;
+	int i;
+
+	if (gdr_rm_call(client, "CARD_INFO", NVRM_IOCTL_CARD_INFO, &list, &no_status, error))
+		return -1;
+
+	for (i = 0; i < NVRM_MAX_CARDS; i++) {
+		const struct nvrm_card_info *card = &list.card[i];
+		uint32_t found;
+
+		if (!card->valid)
+			continue;
+		if (wanted && (card->domain != wanted->pci_domain || card->bus != wanted->pci_bus ||
+			       card->slot != wanted->pci_slot))
+			continue;
+		/* A GPU that this container may not use is listed all the same: pass over it. */
+		if (instance_of(client, card->gpu_id, &found, error)) {
+			if (wanted)
+				return -1;
+			continue;
+		}
+		if (!wanted && found != *instance)
+			continue;
+
+		*instance = found;
+		gpu->pci_domain = card->domain;
+		gpu->pci_bus = card->bus;
+		gpu->pci_slot = card->slot;
+		gpu->minor = card->minor;
+		return 0;
+	}
+
+	return gdr_rm_fail(error, "CARD_INFO (this GPU is not listed)", ENODEV, 0);
+}
+
+int gdr_rm_open_node(uint32_t minor, struct gdr_nvrm_error *error)
+{
+	char call[] = "open /dev/nvidia4294967295";
+	const char *path = call + strlen("open ");
+	int fd;
+
+	snprintf(call, sizeof(call), "open /dev/nvidia%u", minor);
+	fd = gdr_private_open(path, O_RDWR);
+	if (fd < 0)
+		return gdr_rm_fail(error, call, errno, 0);
+	return fd;
+}
+
+#define INSTANCE_FILE "/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u/access"
+#define MAX_INSTANCES 15
+
+/* The node that gives the right to a MIG instance, opened: its number is in a file. */
+static int open_capability(uint32_t minor, uint32_t gpu_instance, struct gdr_nvrm_error *error)
+{
+	char call[sizeof(error->call)], text[128] = "";
+	const char *path = call + strlen("open ");
+	unsigned int number;
+	ssize_t got;
+	int fd;
+
+	snprintf(call, sizeof(call), "open " INSTANCE_FILE, minor, gpu_instance);
+	fd = gdr_private_open(path, O_RDONLY);
+	if (fd < 0)
+		return gdr_rm_fail(error, call, errno, 0);
+	got = read(fd, text, sizeof(text) - 1);
+	gdr_private_close(fd);
+	if (got < 0 || sscanf(text, "DeviceFileMinor: %u", &number) != 1)
+		return gdr_rm_fail(error, call, EIO, 0);
+
+	snprintf(call, sizeof(call), "open /dev/nvidia-caps/nvidia-cap%u", number);
+	fd = gdr_private_open(path, O_RDONLY);
+	return fd < 0 ? gdr_rm_fail(error, call, errno, 0) : fd;
+}
+
+/*
+ * Memory of a MIG instance can be taken into a device alone that is subscribed to the instance. RM
+ * keeps a descriptor of the capability itself.
+ */
+static int subscribe(struct gdr_nvrm *client, const struct gdr_rm_device *device,
+		     struct gdr_nvrm_error *error)
+{
+	struct nvrm_subdevice_params subdevice = {0};
+	struct nvrm_instance_params instance = {.id = device->gpu_instance};
+	uint32_t handle;
+	int ret, capability = open_capability(device->gpu.minor, device->gpu_instance, error);
+
+	if (capability < 0)
+		return -1;
+	instance.capability = (uint64_t)capability;
+	ret = gdr_rm_alloc(client, "RM_ALLOC (subdevice)", device->handle, NVRM_CLASS_SUBDEVICE,
+			   &subdevice, sizeof(subdevice), &handle, error);
+	if (!ret)
+		ret = gdr_rm_alloc(client, "RM_ALLOC (MIG instance)", handle, NVRM_CLASS_INSTANCE,
+				   &instance, sizeof(instance), &handle, error);
+	gdr_private_close(capability);
+	return ret;
+}
+
+/* Fill in the rest of a device whose GPU and instance are set, with the client's lock held. */
+static int device_make(struct gdr_nvrm *client, struct gdr_rm_device *device,
+		       struct gdr_nvrm_error *error)
+{
+	struct nvrm_device_params params = {
+		.device_instance = device->instance,
+		.client_share = client->handle,
+	};
+	struct gdr_nvrm_error ignored;
+
+	device->node = gdr_rm_open_node(device->gpu.minor, error);
+	if (device->node < 0)
+		return -1;
+	if (gdr_rm_alloc(client, "RM_ALLOC (device)", client->handle, NVRM_CLASS_DEVICE, &params,
+			 sizeof(params), &device->handle, error))
+		goto close_node;
+	if (device->gpu_instance != NVRM_NO_INSTANCE && subscribe(client, device, error)) {
+		if (error->error != ENOMEM)
+			error->obstacle = &foreign_instance;
+		goto free_device;
+	}
+	return 0;
+
+free_device:
+	gdr_rm_free(client, client->handle, device->handle, &ignored);
+close_node:
+	gdr_private_close(device->node);
+	return -1;
+}
+
+const struct gdr_rm_device *gdr_rm_device(struct gdr_nvrm *client, uint32_t instance,
+					  uint32_t gpu_instance, const struct gdr_nvrm_gpu *known,
+					  struct gdr_nvrm_error *error)
+{
+	struct gdr_rm_device *device;
+
+	pthread_mutex_lock(&client->lock);
+	for (device = client->devices; device; device = device->next)
+		if (device->instance == instance && device->gpu_instance == gpu_instance)
+			goto out;
+
+	device = calloc(1, sizeof(*device));
+	if (!device) {
+		gdr_rm_fail(error, "malloc", ENOMEM, 0);
+		goto out;
+	}
+	device->instance = instance;
+	device->gpu_instance = gpu_instance;
+	if (known)
+		device->gpu = *known;
+	if ((!known && gdr_rm_find_card(client, NULL, &instance, &device->gpu, error)) ||
+	    device_make(client, device, error)) {
+		free(device);
+		device = NULL;
+		goto out;
+	}
+	device->next = client->devices;
+	client->devices = device;
+out:
+	pthread_mutex_unlock(&client->lock);
+	return device;
+}
+
+/* The protected PCIe mode counts: the driver then says that the feature is off. */
+static bool is_confidential(struct gdr_nvrm *client)
+{
+	struct nvrm_confidential answer = {0};
+	struct gdr_nvrm_error ignored;
+	uint32_t object, size = sizeof(answer);
+	int ret;
+
+	pthread_mutex_lock(&client->lock);
+	ret = gdr_rm_alloc(client, "RM_ALLOC (confidential computing)", client->handle,
+			   NVRM_CLASS_CONFIDENTIAL, NULL, 0, &object, &ignored);
+	pthread_mutex_unlock(&client->lock);
+	if (ret)
+		return false;
+	ret = gdr_rm_control_grown(client, "GET_CONFIDENTIAL", object, NVRM_CTRL_GET_CONFIDENTIAL,
+				   &answer, &size, NVRM_CONFIDENTIAL_OLD_SIZE, &ignored);
+	gdr_rm_free(client, client->handle, object, &ignored);
+	return !ret && (answer.feature || answer.multi_gpu);
+}
+
+static bool is_guest(struct gdr_nvrm *client, const struct gdr_rm_device *device)
+{
+	struct nvrm_virtualization answer = {0};
+	struct gdr_nvrm_error ignored;
+	uint32_t size = sizeof(answer);
+
+	return !gdr_rm_control_grown(client, "GET_VIRTUALIZATION", device->handle,
+				     NVRM_CTRL_GET_VIRTUALIZATION, &answer, &size,
+				     NVRM_VIRTUALIZATION_OLD_SIZE, &ignored) &&
+	       answer.mode == NVRM_VIRTUALIZATION_GUEST;
+}
+
+/* Whether a GPU (NULL: each that this process may use) is a virtual one. */
+static bool is_virtual(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted)
+{
+	struct gdr_nvrm_error ignored;
+	const struct gdr_rm_device *device;
+	struct gdr_nvrm_gpu gpu;
+	uint32_t instance;
+	bool found = false;
+
+	if (wanted) {
+		if (gdr_rm_find_card(client, wanted, &instance, &gpu, &ignored))
+			return false;
+		device = gdr_rm_device(client, instance, NVRM_NO_INSTANCE, &gpu, &ignored);
+		return device && is_guest(client, device);
+	}
+	for (instance = 0; instance < NVRM_MAX_CARDS; instance++) {
+		device = gdr_rm_device(client, instance, NVRM_NO_INSTANCE, NULL, &ignored);
+		if (device && !is_guest(client, device))
+			return false;
+		found = found || device;
+	}
+	return found;
+}
+
+static bool has_instances(uint32_t minor)
+{
+	char path[80];
+
+	for (uint32_t i = 0; i < MAX_INSTANCES; i++) {
+		snprintf(path, sizeof(path), INSTANCE_FILE, minor, i);
+		if (!access(path, F_OK))
+			return true;
+	}
+	return false;
+}
+
+/* A question about no descriptor: one of the wrong size is refused in another way. */
+static bool tells_instances(struct gdr_nvrm *client)
+{
+	struct nvrm_export_info info = {.fd = -1};
+	struct gdr_nvrm_error error;
+
+	return gdr_rm_control(client, "GET_EXPORT_OBJECT_INFO", client->handle,
+			      NVRM_CTRL_GET_EXPORT_OBJECT_INFO, &info, sizeof(info), &error) &&
+	       error.status == NVRM_STATUS_INVALID_PARAMETER;
+}
+
+bool gdr_nvrm_split(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted)
+{
+	struct gdr_nvrm_error ignored;
+	struct gdr_nvrm_gpu gpu;
+	uint32_t instance;
+
+	return !gdr_rm_find_card(client, wanted, &instance, &gpu, &ignored) &&
+	       has_instances(gpu.minor);
+}
+
+const struct gdr_nvrm_obstacle *gdr_nvrm_find_obstacle(struct gdr_nvrm *client,
+						       const struct gdr_nvrm_gpu *gpu)
+{
+	if (is_confidential(client))
+		return &confidential;
+	if (is_virtual(client, gpu))
+		return &guest;
+	if (gpu && gdr_nvrm_split(client, gpu) && !tells_instances(client))
+		return &nameless_instance;
+	return NULL;
+}
+
+const struct gdr_rm_device *gdr_rm_device_of(struct gdr_nvrm *client, uint32_t handle)
+{
+	const struct gdr_rm_device *device;
+
+	pthread_mutex_lock(&client->lock);
+	for (device = client->devices; device->handle != handle; device = device->next)
+		;
+	pthread_mutex_unlock(&client->lock);
+	return device;
+}
+
+void gdr_rm_explain(struct gdr_nvrm *client, const struct gdr_rm_device *device,
+		    struct gdr_nvrm_error *error)
+{
+	if (!error->status || error->error == ENOMEM || error->error == EACCES)
+		return;
+	if (is_confidential(client))
+		error->obstacle = &confidential;
+	else if (is_guest(client, device))
+		error->obstacle = &guest;
+	else if (has_instances(device->gpu.minor) && !tells_instances(client))
+		error->obstacle = &nameless_instance;
+}

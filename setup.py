@@ -105,7 +105,7 @@ setup(
         ),
         Extension(
             "gdrpy._core._packet",
-            [f"gdrpy/_core/python/{PACKET}"],
+            ["gdrpy/_core/python/packet.c", f"gdrpy/_core/python/{PACKET}"],
             depends=sources(*HEADERS),
             extra_compile_args=CFLAGS,
             py_limited_api=not FREE_THREADED,

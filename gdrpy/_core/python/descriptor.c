@@ -183,60 +183,15 @@ static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_
 	return size;
 }
 
-/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
-static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
-{
-	PyObject *data, *list, *result = NULL;
-	union gdr_control control;
-	struct msghdr message;
-	int fds[GDR_MAX_FDS];
-	struct iovec iov;
-	Py_ssize_t count;
-	char *buffer;
-	ssize_t size;
-
-	buffer = gdr_packet_buffer(limit, max_fds);
-	if (!buffer)
-		return NULL;
-
-	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
-	do {
-		message = (struct msghdr){
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = CMSG_SPACE((size_t)max_fds * sizeof(int)),
-		};
-		Py_BEGIN_ALLOW_THREADS;
-		size = take_packet(sock, &message, fds, &count);
-		Py_END_ALLOW_THREADS;
-	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (size < 0) {
-		if (!PyErr_Occurred())
-			PyErr_SetFromErrno(PyExc_OSError);
-		goto free_buffer;
-	}
-
-	list = list_fds(fds, count);
-	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
-	if (data)
-		result = Py_BuildValue("OOi", data, list, message.msg_flags);
-	Py_XDECREF(data);
-	Py_XDECREF(list);
-
-free_buffer:
-	PyMem_Free(buffer);
-	return result;
-}
+static const struct gdr_receiver receiver = {
+	.take = take_packet,
+	.own = list_fds,
+	.close = gdr_private_close,
+};
 
 PyObject *gdr_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	Py_ssize_t limit, max_fds;
-	int sock;
-
-	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
-		return NULL;
-	return receive_packet(sock, limit, max_fds);
+	return gdr_receive_by(&receiver, args);
 }
 
 /* Send a packet; -1 with an exception set. */
@@ -268,5 +223,5 @@ PyObject *gdr_exchange(PyObject *Py_UNUSED(module), PyObject *args)
 		return NULL;
 	error = send_packet(sock, &data);
 	PyBuffer_Release(&data);
-	return error ? NULL : receive_packet(sock, limit, max_fds);
+	return error ? NULL : gdr_receive_packet(&receiver, sock, limit, max_fds);
 }

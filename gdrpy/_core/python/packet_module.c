@@ -79,7 +79,15 @@ static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* Descriptors as a list, which owns them by number. */
+static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
+{
+	ssize_t size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
+
+	*count = size < 0 ? 0 : gdr_find_fds(message, fds);
+	return size;
+}
+
+/* Descriptors as a list, which owns them by number. They are closed on failure. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)
 {
 	PyObject *list = PyList_New(count);
@@ -93,66 +101,20 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 		else
 			PyList_SetItem(list, i, number);
 	}
+	while (!list && count)
+		close(fds[--count]);
 	return list;
 }
 
-/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
-static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
-{
-	ssize_t size;
-	char *buffer;
-	PyObject *data, *list, *result = NULL;
-	int fds[GDR_MAX_FDS];
-	Py_ssize_t count;
-	struct iovec iov;
-	union gdr_control control;
-	struct msghdr message;
-
-	buffer = gdr_packet_buffer(limit, max_fds);
-	if (!buffer)
-		return NULL;
-
-	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
-	do {
-		message = (struct msghdr){
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = max_fds ? CMSG_SPACE((size_t)max_fds * sizeof(int)) : 0,
-		};
-		Py_BEGIN_ALLOW_THREADS;
-		size = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
-		Py_END_ALLOW_THREADS;
-	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (size < 0) {
-		if (!PyErr_Occurred())
-			PyErr_SetFromErrno(PyExc_OSError);
-		goto free_buffer;
-	}
-
-	count = gdr_find_fds(&message, fds);
-	list = list_fds(fds, count);
-	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
-	if (data)
-		result = Py_BuildValue("OOi", data, list, message.msg_flags);
-	Py_XDECREF(data);
-	Py_XDECREF(list);
-	while (!result && count)
-		close(fds[--count]);
-
-free_buffer:
-	PyMem_Free(buffer);
-	return result;
-}
+static const struct gdr_receiver receiver = {
+	.take = take_packet,
+	.own = list_fds,
+	.close = close,
+};
 
 static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	Py_ssize_t limit, max_fds;
-	int sock;
-
-	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
-		return NULL;
-	return receive_packet(sock, limit, max_fds);
+	return gdr_receive_by(&receiver, args);
 }
 
 static PyMethodDef functions[] = {

@@ -54,7 +54,6 @@ def call_failure(number: int, message: str) -> Error:
 _KINDS: dict[int, type[Error]] = {
     lib.GDR_FAILED_MEMORY: OutOfMemory,
     lib.GDR_FAILED_UNAVAILABLE: BackendUnavailable,
-    lib.GDR_FAILED_HANDLE: InvalidHandle,
     lib.GDR_FAILED_SIZE: SizeMismatch,
     lib.GDR_FAILED_REVOKED: Revoked,
 }
@@ -65,9 +64,10 @@ def failure(error: Any) -> Error:
     message = text(error.message)
     if error.failure in _KINDS:
         return _KINDS[error.failure](message)
+    if error.failure == lib.GDR_FAILED_HANDLE:
+        return InvalidHandle(message, text(error.result) if error.result else "")
     if error.failure == lib.GDR_FAILED_PERMISSION:
         return PermissionDenied(error.number, message)
     if error.failure == lib.GDR_FAILED_CUDA:
-        purpose, name, result = message.rsplit(": ", 2)
-        return CudaError(name, result, purpose)
+        return CudaError(text(error.call), text(error.result), text(error.purpose))
     return DriverError(error.number, message, error.status)

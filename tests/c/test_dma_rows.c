@@ -132,9 +132,17 @@ static int rows_2d(const struct gdr_cuda_rows *rows, void *stream)
 				   rows->from.pitch, rows->nbytes, rows->count});
 }
 
-bool gdr_cuda_find(struct gdr_cuda *cuda)
+static int error_name(int result, const char **name)
+{
+	CHECK_EQ(result, REFUSED);
+	*name = "REFUSED";
+	return 0;
+}
+
+bool __wrap_gdr_cuda_find(struct gdr_cuda *cuda)
 {
 	*cuda = (struct gdr_cuda){
+		.cuGetErrorName = error_name,
 		.cuCtxPushCurrent = push_context,
 		.cuCtxPopCurrent = pop_context,
 		.cuStreamCreate = make,
@@ -203,12 +211,12 @@ static void tear_down(struct rig *rig)
 	free(rig->array.memory);
 }
 
-static bool write_rows(struct rig *rig, bool direct, struct gdr_dma_error *error)
+static bool write_rows(struct rig *rig, bool direct, struct gdr_error *error)
 {
 	return gdr_dma_write_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, error);
 }
 
-static bool read_rows(struct rig *rig, bool direct, struct gdr_dma_error *error)
+static bool read_rows(struct rig *rig, bool direct, struct gdr_error *error)
 {
 	return gdr_dma_read_rows(dma, &rig->rows, (uintptr_t)rig->device, direct, error);
 }
@@ -216,7 +224,7 @@ static bool read_rows(struct rig *rig, bool direct, struct gdr_dma_error *error)
 static void rows_of_any_array_arrive(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct gdr_error error;
 		struct rig rig;
 		bool direct;
 
@@ -233,7 +241,7 @@ static void rows_of_any_array_arrive(void)
 static void rows_of_any_array_come_back(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct gdr_error error;
 		struct rig rig;
 		bool direct;
 
@@ -253,7 +261,7 @@ static void rows_larger_than_the_staging_memory_go_in_parts(void)
 	ptrdiff_t shape[] = {3, LONG_ROW}, strides[] = {2 * LONG_ROW, 2};
 	char *host = random_bytes(6 * LONG_ROW), *device = random_bytes(4 * LONG_ROW);
 	char *came_back = copy_of(host, 6 * LONG_ROW);
-	struct gdr_dma_error error;
+	struct gdr_error error;
 	struct gdr_rows rows;
 
 	gdr_describe_rows(&rows, host, 1, 2, shape, strides, LONG_ROW + 9);
@@ -275,7 +283,7 @@ static void rows_larger_than_the_staging_memory_go_in_parts(void)
 
 static void rows_that_dma_takes_are_one_copy(void)
 {
-	struct gdr_dma_error error;
+	struct gdr_error error;
 	struct gdr_rows rows;
 	char host[64], device[64];
 
@@ -305,7 +313,7 @@ static void backward_or_scattered_rows_are_not_taken(void)
 static void a_call_that_is_refused_is_told_and_the_next_copy_works(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct gdr_error error;
 		struct rig rig;
 		bool direct, writes = random_below(2);
 
@@ -313,8 +321,10 @@ static void a_call_that_is_refused_is_told_and_the_next_copy_works(void)
 		direct = gdr_dma_takes_rows(&rig.rows) && random_below(2);
 		begin(1 + random_below(12));
 		if (!(writes ? write_rows : read_rows)(&rig, direct, &error)) {
-			CHECK_EQ(error.result, REFUSED);
+			CHECK_EQ(error.status, REFUSED);
 			CHECK(!strncmp(error.call, "cu", 2));
+			CHECK(!strcmp(error.result, "REFUSED"));
+			CHECK_EQ(error.failure, GDR_FAILED_CUDA);
 			begin(0);
 			CHECK((writes ? write_rows : read_rows)(&rig, direct, &error));
 		}

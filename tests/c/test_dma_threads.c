@@ -52,7 +52,7 @@ static int wait_for_stream(void *stream)
 	return 0;
 }
 
-bool gdr_cuda_find(struct gdr_cuda *cuda)
+bool __wrap_gdr_cuda_find(struct gdr_cuda *cuda)
 {
 	*cuda = (struct gdr_cuda){
 		.cuCtxPushCurrent = push_context,
@@ -66,7 +66,7 @@ bool gdr_cuda_find(struct gdr_cuda *cuda)
 
 static void *write_a_word(void *dma)
 {
-	struct gdr_dma_error error;
+	struct gdr_error error;
 	int from = 7, to = 0;
 
 	CHECK(gdr_dma_write(dma, 0, (uintptr_t)&to, &from, sizeof(from), &error));

@@ -29,7 +29,7 @@ static int gpu_memory(void)
 
 static struct gdr_nvrm *open_client(void)
 {
-	struct gdr_nvrm_error error = {0};
+	struct gdr_error error = {0};
 	struct gdr_nvrm *client;
 
 	CHECK_EQ(gdr_nvrm_open(&client, &error), 0);
@@ -49,7 +49,7 @@ static void a_mapping_of_an_export_is_its_memory(void)
 	struct gdr_nvrm *client = open_client();
 	struct gdr_nvrm_mapping mapping;
 	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct gdr_error error;
 	int fd = gpu_memory();
 	char found[5];
 
@@ -74,7 +74,7 @@ static void a_duplicate_is_the_owners_block(void)
 	struct gdr_nvrm *client = open_client();
 	struct gdr_nvrm_mapping mapping;
 	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct gdr_error error;
 	struct gdr_ipc_info info = {.client = IPC_CLIENT | (uint32_t)getpid()};
 	struct gdr_nvrm_gpu gpu = {0};
 	int fd = gpu_memory();
@@ -102,30 +102,30 @@ static void a_gpu_that_is_not_listed_is_no_device(void)
 	struct gdr_nvrm_gpu gpu = {.pci_domain = 77, .pci_bus = 1};
 	struct gdr_ipc_info info = {0};
 	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct gdr_error error;
 
 	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, -1, &info, &memory, &error), -1);
-	CHECK_EQ(error.error, ENODEV);
+	CHECK_EQ(error.number, ENODEV);
 	gdr_nvrm_close(client);
 }
 
 /* One attempt at everything; what it made, it gives back. 0, or the errno that stopped it. */
 static int whole_sequence(int fd)
 {
-	struct gdr_nvrm_error error = {0}, ignored;
+	struct gdr_error error = {0}, ignored;
 	struct gdr_nvrm_mapping mapping;
 	struct gdr_nvrm_memory memory;
 	struct gdr_nvrm *client;
 
 	if (gdr_nvrm_open(&client, &error))
-		return error.error;
+		return error.number;
 	if (!gdr_nvrm_import(client, fd, &memory, &error)) {
 		if (!gdr_nvrm_map(client, &memory, 0, 4096, false, NULL, &mapping, &error))
 			gdr_nvrm_unmap(client, &mapping, &ignored);
 		gdr_nvrm_release(client, &memory, &ignored);
 	}
 	gdr_nvrm_close(client);
-	return error.error;
+	return error.number;
 }
 
 static void a_call_refused_at_any_step_leaves_nothing(void)
@@ -157,7 +157,7 @@ static void *map_again_and_again(void *argument)
 	struct gdr_nvrm *client = argument;
 	struct gdr_nvrm_mapping mapping;
 	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct gdr_error error;
 	int fd = gpu_memory();
 
 	for (int i = 0; i < 50; i++) {

@@ -16,7 +16,7 @@ class TestCalls:
     @pytest.mark.parametrize(
         ("program", "core", "count"),
         [
-            ("test_nvrm", ["rm/*.c", "memory/map.c", "common/forks.c"], 5),
+            ("test_nvrm", ["rm/*.c", "memory/map.c", "common/*.c"], 5),
             ("test_take", [f"{folder}/*.c" for folder in ALL], 26),
         ],
     )

@@ -80,10 +80,9 @@ struct gdr_memory *gdr_take(const struct gdr_cuda *cuda, const struct gdr_backen
 {
 	const struct gdr_backend *const only[] = {forced, NULL};
 	const struct gdr_backend *const *one = forced ? only : gdr_candidates(cuda);
-	enum gdr_failure failure = GDR_FAILED_UNAVAILABLE;
 	char told[sizeof(error->message)] = "";
+	struct gdr_error refused = {.failure = GDR_FAILED_UNAVAILABLE, .number = ENODEV};
 	struct gdr_request known = *request;
-	int number = ENODEV;
 	size_t used = 0;
 
 	if (request->device < 0 && find_device(cuda, request, &known.device, error))
@@ -95,18 +94,17 @@ struct gdr_memory *gdr_take(const struct gdr_cuda *cuda, const struct gdr_backen
 			return memory;
 		/* What is wrong with the memory itself tells more than that a backend is not here.
 		 */
-		if (error->failure == GDR_FAILED_HANDLE) {
-			failure = error->failure;
-			number = error->number;
-		}
+		if (error->failure == GDR_FAILED_HANDLE)
+			refused = *error;
 		if (used < sizeof(told))
 			used += (size_t)snprintf(told + used, sizeof(told) - used, "%s%s: %s",
 						 used ? "; " : "", (*one)->name, error->message);
 	}
-	if (failure == GDR_FAILED_HANDLE)
-		gdr_fail(error, failure, number, "%s", told);
-	else
-		gdr_fail(error, failure, number, "no backend can map this memory: %s", told);
+	gdr_fail(error, refused.failure, refused.number, "%s%s",
+		 refused.failure == GDR_FAILED_HANDLE ? "" : "no backend can map this memory: ",
+		 told);
+	error->status = refused.status;
+	error->result = refused.result;
 	return NULL;
 }
 

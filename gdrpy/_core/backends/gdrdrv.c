@@ -184,8 +184,9 @@ static int map_whole(struct pin *pin, uint64_t nbytes, struct gdr_error *error)
 		return 0;
 	if (ret == -EINVAL && pin_revoked(&pin->memory))
 		return fail_revoked(error);
-	return gdr_fail_call(error, -ret, 0, "mapping the %llu bytes of handle %llu: mmap",
-			     (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
+	gdr_fail_call(error, -ret, 0, "mmap");
+	return gdr_explain(error, "mapping the %llu bytes of handle %llu",
+			   (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
 }
 
 /* Reading only is kept by the caller alone: the pages are those of the other mappings. */

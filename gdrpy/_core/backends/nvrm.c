@@ -24,36 +24,33 @@ static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Opened by the first that needs it, and kept: its devices are costly to make. */
 static struct gdr_nvrm *client;
 
-static int failed(struct gdr_error *error, const struct gdr_nvrm_error *cause, const char *purpose)
+/* An obstacle says enough. */
+static int failed(struct gdr_error *error, const char *purpose)
 {
-	if (cause->obstacle)
-		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV, "%s: %s (%s)", cause->call,
-				cause->obstacle->reason, cause->obstacle->remedy);
-	return gdr_fail_call(error, cause->error, cause->status, "%s: %s", purpose, cause->call);
+	return error->failure == GDR_FAILED_UNAVAILABLE ? -1 : gdr_explain(error, "%s", purpose);
 }
 
-static int ready(struct gdr_nvrm_error *cause)
+static int ready(struct gdr_error *error)
 {
 	int ret = 0;
 
 	pthread_mutex_lock(&client_lock);
 	if (!client)
-		ret = gdr_nvrm_open(&client, cause);
+		ret = gdr_nvrm_open(&client, error);
 	pthread_mutex_unlock(&client_lock);
 	return ret;
 }
 
 static int open_client(struct gdr_error *error)
 {
-	struct gdr_nvrm_error cause;
-	int ret = ready(&cause);
+	int ret = ready(error);
 
-	if (ret && cause.error == ENOENT)
+	if (ret && error->number == ENOENT)
 		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
 				"cannot use the NVIDIA driver: %s: it is not there: install the "
 				"driver, or pass the node into the container (--gpus, --device)",
-				cause.call);
-	return ret ? failed(error, &cause, "cannot use the NVIDIA driver") : 0;
+				error->call);
+	return ret ? failed(error, "cannot use the NVIDIA driver") : 0;
 }
 
 static struct gdr_nvrm_gpu gpu_at(const int pci[3])
@@ -70,16 +67,15 @@ static int map_block(struct gdr_memory *memory, const struct gdr_part *part, uin
 		     enum gdr_mapping_kind *kind, struct gdr_error *error)
 {
 	struct gdr_nvrm_mapping mapping;
-	struct gdr_nvrm_error cause;
 	char purpose[80];
 
 	(void)memory;
 	(void)kind;
 	if (gdr_nvrm_map(client, &part->block, part->offset + offset, nbytes, readonly, at,
-			 &mapping, &cause)) {
+			 &mapping, error)) {
 		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu", nbytes,
 			 (unsigned long long)offset);
-		return failed(error, &cause, purpose);
+		return failed(error, purpose);
 	}
 	piece->map = mapping.map;
 	piece->token = mapping.linear;
@@ -94,20 +90,18 @@ static int unmap_block(struct gdr_memory *memory, struct gdr_piece *piece, struc
 		.object = piece->part->block.object,
 		.linear = piece->token,
 	};
-	struct gdr_nvrm_error cause;
 
 	(void)memory;
-	return gdr_nvrm_unmap(client, &mapping, &cause) ? failed(error, &cause, "unmapping") : 0;
+	return gdr_nvrm_unmap(client, &mapping, error) ? failed(error, "unmapping") : 0;
 }
 
 static int release_blocks(struct gdr_memory *memory, struct gdr_error *error)
 {
-	struct gdr_nvrm_error cause;
 	int ret = 0;
 
 	for (unsigned int i = 0; i < memory->nparts; i++)
-		if (gdr_nvrm_release(client, &memory->parts[i].block, &cause))
-			ret = failed(error, &cause, "releasing GPU memory");
+		if (gdr_nvrm_release(client, &memory->parts[i].block, error))
+			ret = failed(error, "releasing GPU memory");
 	return ret;
 }
 
@@ -138,7 +132,7 @@ static int add(struct gdr_memory *memory, const struct gdr_nvrm_memory *block, u
 {
 	struct gdr_part part = {.nbytes = nbytes, .offset = offset, .fd = -1, .block = *block};
 	const struct gdr_nvrm_gpu *gpu = &block->gpu;
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 
 	snprintf(memory->location, sizeof(memory->location), "%04x:%02x:%02x.0", gpu->pci_domain,
 		 gpu->pci_bus, gpu->pci_slot);
@@ -153,11 +147,10 @@ static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 		      struct gdr_error *error)
 {
 	struct gdr_nvrm_memory block;
-	struct gdr_nvrm_error cause;
 
-	if (gdr_nvrm_import(client, fd, &block, &cause)) {
-		failed(error, &cause, "importing the allocation");
-		if (cause.error == EINVAL && !cause.obstacle)
+	if (gdr_nvrm_import(client, fd, &block, error)) {
+		failed(error, "importing the allocation");
+		if (error->failure == GDR_FAILED_CALL && error->number == EINVAL)
 			error->failure = GDR_FAILED_HANDLE;
 		return -1;
 	}
@@ -175,12 +168,12 @@ static int add_block(struct gdr_memory *memory, const int pci[3], int sibling,
 {
 	const struct gdr_nvrm_gpu gpu = gpu_at(pci);
 	struct gdr_nvrm_memory block;
-	struct gdr_nvrm_error cause;
+	struct gdr_error ignored;
 
-	if (gdr_nvrm_duplicate(client, &gpu, sibling, info, &block, &cause))
-		return failed(error, &cause, "pinning a device pointer");
+	if (gdr_nvrm_duplicate(client, &gpu, sibling, info, &block, error))
+		return failed(error, "pinning a device pointer");
 	if (gdr_ipc_compare(info, block.nbytes, error)) {
-		gdr_nvrm_release(client, &block, &cause);
+		gdr_nvrm_release(client, &block, &ignored);
 		return -1;
 	}
 	return add(memory, &block, offset, nbytes, error);
@@ -521,10 +514,10 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 		   struct gdr_status *status)
 {
 	const struct gdr_nvrm_obstacle *obstacle;
-	struct gdr_nvrm_error cause;
+	struct gdr_error error;
 
 	(void)node;
-	*status = (struct gdr_status){.usable = !ready(&cause)};
+	*status = (struct gdr_status){.usable = !ready(&error)};
 	if (status->usable) {
 		obstacle = obstacle_of(cuda, device);
 		status->usable = !obstacle;
@@ -534,7 +527,7 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 			say_version(status);
 		return;
 	}
-	switch (cause.error) {
+	switch (error.number) {
 	case ENOENT:
 		gdr_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
 			       "install the driver, or pass the node into the container (--gpus, "
@@ -548,8 +541,8 @@ static void status(const struct gdr_cuda *cuda, int device, const struct gdr_nod
 			       " and /dev/nvidia<N> (mode 0666 is the default)");
 		break;
 	default:
-		snprintf(status->reason, sizeof(status->reason), "%s: %s", cause.call,
-			 strerror(cause.error));
+		snprintf(status->reason, sizeof(status->reason), "%s: %s", error.call,
+			 strerror(error.number));
 		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
 	}
 }

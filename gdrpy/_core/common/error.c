@@ -7,44 +7,26 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Append to the message, which is cut where it does not fit. */
-static void append(struct gdr_error *error, const char *format, va_list arguments)
-	__attribute__((format(printf, 2, 0)));
-static void add(struct gdr_error *error, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-
-static void append(struct gdr_error *error, const char *format, va_list arguments)
-{
-	size_t used = strlen(error->message);
-
-	vsnprintf(error->message + used, sizeof(error->message) - used, format, arguments);
-}
-
-static void add(struct gdr_error *error, const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	append(error, format, arguments);
-	va_end(arguments);
-}
-
 static void begin(struct gdr_error *error, enum gdr_failure failure, int number, uint32_t status)
 {
 	error->failure = failure;
 	error->number = number;
 	error->status = status;
-	error->message[0] = '\0';
+	error->result = NULL;
+	error->call[0] = '\0';
+	error->purpose[0] = '\0';
 }
 
 int gdr_fail(struct gdr_error *error, enum gdr_failure failure, int number, const char *format, ...)
 {
+	char message[sizeof(error->message)];
 	va_list arguments;
 
-	begin(error, failure, number, 0);
 	va_start(arguments, format);
-	append(error, format, arguments);
+	vsnprintf(message, sizeof(message), format, arguments);
 	va_end(arguments);
+	begin(error, failure, number, 0);
+	strcpy(error->message, message);
 	return -1;
 }
 
@@ -64,25 +46,45 @@ static enum gdr_failure failure_of(int number)
 
 int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...)
 {
+	char call[sizeof(error->call)], meaning[256];
 	va_list arguments;
 
-	begin(error, failure_of(number), number, status);
 	va_start(arguments, format);
-	append(error, format, arguments);
+	vsnprintf(call, sizeof(call), format, arguments);
 	va_end(arguments);
+	begin(error, failure_of(number), number, status);
+	strcpy(error->call, call);
 
 	switch (error->failure) {
 	case GDR_FAILED_MEMORY:
-		add(error, ": no room left in the GPU's memory, its BAR1 or the address space: "
-			   "close mappings, or map less");
+		snprintf(meaning, sizeof(meaning),
+			 "no room left in the GPU's memory, its BAR1 or the address space: close "
+			 "mappings, or map less");
 		break;
 	case GDR_FAILED_PERMISSION:
-		add(error, ": %s; ask for access to the /dev/nvidia* nodes", strerror(number));
+		snprintf(meaning, sizeof(meaning), "%s; ask for access to the /dev/nvidia* nodes",
+			 strerror(number));
 		break;
 	default:
-		add(error, ": %s", strerror(number));
-		if (status)
-			add(error, " (driver status %#x)", status);
+		snprintf(meaning, sizeof(meaning), status ? "%s (driver status %#x)" : "%s",
+			 strerror(number), status);
 	}
+	snprintf(error->message, sizeof(error->message), "%s: %s", call, meaning);
+	return -1;
+}
+
+int gdr_explain(struct gdr_error *error, const char *format, ...)
+{
+	size_t ahead;
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(error->purpose, sizeof(error->purpose), format, arguments);
+	va_end(arguments);
+	ahead = strlen(error->purpose) + strlen(": ");
+	memmove(error->message + ahead, error->message, sizeof(error->message) - ahead - 1);
+	error->message[sizeof(error->message) - 1] = '\0';
+	memcpy(error->message, error->purpose, ahead - 2);
+	memcpy(error->message + ahead - 2, ": ", 2);
 	return -1;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What went wrong: what a program can act on, and a sentence for people that says what to do. */
+/* What went wrong: fields for programs, and a sentence for people that says what to do. */
 #ifndef GDRPY_ERROR_H
 #define GDRPY_ERROR_H
 
@@ -7,7 +7,7 @@
 
 enum gdr_failure {
 	GDR_FAILED_CALL = 1,   /* of the kernel or the NVIDIA driver */
-	GDR_FAILED_CUDA,       /* status is the CUresult; the message ends in ": call: its name" */
+	GDR_FAILED_CUDA,       /* a call of CUDA */
 	GDR_FAILED_MEMORY,     /* of the GPU, of its BAR1, of a quota or of this process, is full */
 	GDR_FAILED_PERMISSION, /* to open a node, or to write */
 	GDR_FAILED_UNAVAILABLE, /* this backend, on this machine or for this memory */
@@ -18,20 +18,27 @@ enum gdr_failure {
 
 struct gdr_error {
 	enum gdr_failure failure;
-	int number;	 /* errno, always set */
-	uint32_t status; /* the NVIDIA driver's own, 0 if it did not say */
-	char message[1024];
+	int number;	    /* errno, always set */
+	uint32_t status;    /* the NVIDIA driver's own: RM's or a CUresult; 0 if it did not say */
+	const char *result; /* the name of a CUresult, else NULL */
+	char call[128];	    /* what failed; empty where no call did */
+	char purpose[96];   /* what gdr_explain() said that it was for; else empty */
+	char message[1024]; /* all that, and what to do */
 };
 
-/* Both fill in *error and return -1. */
+/* All of these return -1. The first two fill in *error; their arguments may point into it. */
 int gdr_fail(struct gdr_error *error, enum gdr_failure failure, int number, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 
 /*
  * For a call that failed with an errno and perhaps a driver's status: the one place that chooses
- * the failure by the errno. Adds what the errno means, and a remedy, to the message.
+ * the failure by the errno. The message is the call, what the errno means, and a remedy.
  */
 int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
+
+/* Say what the call was for, ahead of the message. */
+int gdr_explain(struct gdr_error *error, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 
 #endif

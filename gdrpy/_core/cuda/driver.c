@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 
 static bool find(void *library, const char *symbol, void *function)
 {
@@ -42,8 +43,12 @@ int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const ch
 {
 	bool full = result == GDR_CUDA_OUT_OF_MEMORY;
 
-	gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO,
-		 "%s: %s: %s", purpose, call, gdr_cuda_error_name(cuda, result));
+	const char *name = gdr_cuda_error_name(cuda, result);
+
+	gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO, "%s: %s",
+		 call, name);
 	error->status = (uint32_t)result;
-	return -1;
+	error->result = name;
+	snprintf(error->call, sizeof(error->call), "%s", call);
+	return gdr_explain(error, "%s", purpose);
 }

@@ -34,6 +34,14 @@ enum device_attribute {
 #define OPERATING_SYSTEM 304   /* CUresult: it refused, for want of descriptors for one */
 #define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
+/* Say with an error of other words what CUDA answered; -1. */
+static int answered(struct gdr_error *error, const struct gdr_cuda *cuda, int result)
+{
+	error->status = (uint32_t)result;
+	error->result = gdr_cuda_error_name(cuda, result);
+	return -1;
+}
+
 int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_pointer *pointer,
 		     struct gdr_error *error)
 {
@@ -52,18 +60,21 @@ int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_point
 		int result = cuda->cuPointerGetAttribute(questions[i].answer,
 							 questions[i].attribute, ptr);
 
-		if (result == NOT_INITIALIZED)
-			return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-					"%#llx can be no GPU memory yet (%s): call cuInit() or any "
-					"function of the CUDA runtime in this process first",
-					(unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
-		if (result)
-			return gdr_fail(
-				error, GDR_FAILED_HANDLE, EINVAL,
-				"%#llx is no memory that CUDA knows (%s): pass a pointer from "
-				"cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
-				"host address",
-				(unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+		if (result == NOT_INITIALIZED) {
+			gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+				 "%#llx can be no GPU memory yet (%s): call cuInit() or any "
+				 "function of the CUDA runtime in this process first",
+				 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+			return answered(error, cuda, result);
+		}
+		if (result) {
+			gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+				 "%#llx is no memory that CUDA knows (%s): pass a pointer from "
+				 "cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
+				 "host address",
+				 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+			return answered(error, cuda, result);
+		}
 	}
 	/* A driver that does not know these has no reservations of several mappings either. */
 	if (cuda->cuPointerGetAttribute(&pointer->map_base, MAPPING_BASE_ADDR, ptr) ||
@@ -138,11 +149,13 @@ static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr
 		return gdr_cuda_fail(
 			error, cuda, "cuMemExportToShareableHandle", result,
 			"exporting VMM memory, which takes a file descriptor (see ulimit -n)");
-	if (result)
-		return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				"the VMM allocation at %#llx cannot be exported (%s): its creator "
-				"must ask for POSIX file descriptor handles in cuMemCreate",
-				(unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+	if (result) {
+		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+			 "the VMM allocation at %#llx cannot be exported (%s): its creator "
+			 "must ask for POSIX file descriptor handles in cuMemCreate",
+			 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+		return answered(error, cuda, result);
+	}
 	return own(fd, error);
 }
 
@@ -207,13 +220,14 @@ int gdr_pointer_ipc_handle(const struct gdr_cuda *cuda, const struct gdr_pointer
 		return -1;
 	result = cuda->cuIpcGetMemHandle(handle, pointer->ptr);
 	gdr_context_leave(cuda, &context);
-	if (result)
-		return gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				"the memory at %#llx has no IPC handle (%s), so it is of a kind "
-				"that cannot be pinned this way (a cuMemAllocAsync pool, managed "
-				"or host memory): use cuMemAlloc, cudaMalloc or gdrpy.alloc",
-				(unsigned long long)pointer->ptr,
-				gdr_cuda_error_name(cuda, result));
+	if (result) {
+		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
+			 "the memory at %#llx has no IPC handle (%s), so it is of a kind "
+			 "that cannot be pinned this way (a cuMemAllocAsync pool, managed "
+			 "or host memory): use cuMemAlloc, cudaMalloc or gdrpy.alloc",
+			 (unsigned long long)pointer->ptr, gdr_cuda_error_name(cuda, result));
+		return answered(error, cuda, result);
+	}
 	return 0;
 }
 
@@ -232,13 +246,15 @@ int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *po
 	result = cuda->cuMemGetHandleForAddressRange(fd, pointer->ptr, nbytes, DMA_BUF_FD,
 						     force_pcie ? DMA_BUF_THROUGH_PCIE : 0);
 	gdr_context_leave(cuda, &context);
-	if (result)
-		return gdr_fail(error,
-				force_pcie && result == NOT_SUPPORTED ? GDR_FAILED_UNAVAILABLE
-								      : GDR_FAILED_HANDLE,
-				EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
-				(unsigned long long)nbytes, (unsigned long long)pointer->ptr,
-				gdr_cuda_error_name(cuda, result));
+	if (result) {
+		gdr_fail(error,
+			 force_pcie && result == NOT_SUPPORTED ? GDR_FAILED_UNAVAILABLE
+							       : GDR_FAILED_HANDLE,
+			 EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
+			 (unsigned long long)nbytes, (unsigned long long)pointer->ptr,
+			 gdr_cuda_error_name(cuda, result));
+		return answered(error, cuda, result);
+	}
 	return own(fd, error);
 }
 

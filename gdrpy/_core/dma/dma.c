@@ -15,13 +15,10 @@
 /* A chunk smaller than this is not worth a lane's calls. */
 #define SMALLEST_CHUNK (64 << 10)
 
-bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result)
+bool gdr_dma_check(struct gdr_dma *dma, struct gdr_error *error, const char *call, int result)
 {
-	int none = 0;
-
-	if (result && __atomic_compare_exchange_n(&error->result, &none, result, false,
-						  __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-		error->call = call;
+	if (result && !error->status)
+		gdr_cuda_fail(error, &dma->cuda, call, result, "copying by DMA");
 	return !result;
 }
 
@@ -39,7 +36,7 @@ struct gdr_dma *gdr_dma_open(void *context)
 	return dma;
 }
 
-bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_dma_error *error)
+bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_error *error)
 {
 	return GDR_CUDA_CALL(error, dma, cuCtxPushCurrent, dma->context);
 }
@@ -69,7 +66,7 @@ bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes)
 	return nbytes && is_page_locked(dma, first) && is_page_locked(dma, first + nbytes - 1);
 }
 
-bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error)
+bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_error *error)
 {
 	void *made = NULL;
 
@@ -82,7 +79,7 @@ bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_erro
 	return __atomic_load_n(stream, __ATOMIC_RELAXED);
 }
 
-bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error)
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_error *error)
 {
 	bool there = gdr_dma_have_stream(dma, &lane->stream, error);
 
@@ -103,8 +100,9 @@ struct job {
 	uint64_t device;
 	char *host;
 	size_t nbytes, chunk;
-	size_t taken; /* bytes of all chunks that a lane has taken */
-	struct gdr_dma_error error;
+	size_t taken;		 /* bytes of all chunks that a lane has taken */
+	struct gdr_error *error; /* of the first lane that failed */
+	bool failed;
 };
 
 struct chunk {
@@ -114,7 +112,7 @@ struct chunk {
 /* The next chunk that nobody has taken; none after an error. */
 static bool take(struct job *job, struct chunk *chunk)
 {
-	if (__atomic_load_n(&job->error.result, __ATOMIC_RELAXED))
+	if (__atomic_load_n(&job->failed, __ATOMIC_RELAXED))
 		return false;
 	chunk->at = __atomic_fetch_add(&job->taken, job->chunk, __ATOMIC_RELAXED);
 	if (chunk->at >= job->nbytes)
@@ -123,10 +121,9 @@ static bool take(struct job *job, struct chunk *chunk)
 	return true;
 }
 
-static void write_by_lane(struct job *job, struct gdr_lane *lane)
+static void write_by_lane(struct job *job, struct gdr_lane *lane, struct gdr_error *error)
 {
 	struct gdr_dma *dma = job->dma;
-	struct gdr_dma_error *error = &job->error;
 	struct chunk chunk;
 
 	for (unsigned int turn = 0; take(job, &chunk); turn++) {
@@ -143,10 +140,9 @@ static void write_by_lane(struct job *job, struct gdr_lane *lane)
 	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static void read_by_lane(struct job *job, struct gdr_lane *lane)
+static void read_by_lane(struct job *job, struct gdr_lane *lane, struct gdr_error *error)
 {
 	struct gdr_dma *dma = job->dma;
-	struct gdr_dma_error *error = &job->error;
 	struct chunk chunk, coming;
 	struct gdr_staging *from = NULL;
 	bool more;
@@ -174,13 +170,19 @@ static void read_by_lane(struct job *job, struct gdr_lane *lane)
 }
 
 static void run_lane(struct job *job, unsigned int number,
-		     void (*run)(struct job *job, struct gdr_lane *lane))
+		     void (*run)(struct job *job, struct gdr_lane *lane, struct gdr_error *error))
 {
-	if (!gdr_dma_enter(job->dma, &job->error))
-		return;
-	if (gdr_dma_have_lane(job->dma, &job->dma->lanes[number], &job->error))
-		run(job, &job->dma->lanes[number]);
-	gdr_dma_leave(job->dma);
+	struct gdr_lane *lane = &job->dma->lanes[number];
+	struct gdr_error error;
+
+	error.status = 0;
+	if (gdr_dma_enter(job->dma, &error)) {
+		if (gdr_dma_have_lane(job->dma, lane, &error))
+			run(job, lane, &error);
+		gdr_dma_leave(job->dma);
+	}
+	if (error.status && !__atomic_exchange_n(&job->failed, true, __ATOMIC_RELAXED))
+		*job->error = error;
 }
 
 static void write_lane(void *job, unsigned int number)
@@ -202,8 +204,7 @@ size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes)
 	return chunk < GDR_STAGING_NBYTES ? chunk : GDR_STAGING_NBYTES;
 }
 
-static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, struct job *job,
-		     struct gdr_dma_error *error)
+static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, struct job *job)
 {
 	if (lanes > GDR_LANES_MAX)
 		lanes = GDR_LANES_MAX;
@@ -211,40 +212,44 @@ static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, 
 	pthread_mutex_lock(&dma->staging);
 	gdr_parallel(lanes, lane, job);
 	pthread_mutex_unlock(&dma->staging);
-	*error = job->error;
-	return !error->result;
+	return !job->failed;
 }
 
 bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		   size_t nbytes, struct gdr_dma_error *error)
+		   size_t nbytes, struct gdr_error *error)
 {
-	struct job job = {.dma = dma, .device = device, .host = (char *)host, .nbytes = nbytes};
+	struct job job = {.dma = dma,
+			  .device = device,
+			  .host = (char *)host,
+			  .nbytes = nbytes,
+			  .error = error};
 
-	*error = (struct gdr_dma_error){0};
+	error->status = 0;
 	if (lanes)
-		return by_lanes(dma, lanes, write_lane, &job, error);
+		return by_lanes(dma, lanes, write_lane, &job);
 	if (!gdr_dma_enter(dma, error))
 		return false;
 	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
 	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
 		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 	gdr_dma_leave(dma);
-	return !error->result;
+	return !error->status;
 }
 
 bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		  size_t nbytes, struct gdr_dma_error *error)
+		  size_t nbytes, struct gdr_error *error)
 {
-	struct job job = {.dma = dma, .device = device, .host = host, .nbytes = nbytes};
+	struct job job = {
+		.dma = dma, .device = device, .host = host, .nbytes = nbytes, .error = error};
 
-	*error = (struct gdr_dma_error){0};
+	error->status = 0;
 	if (lanes)
-		return by_lanes(dma, lanes, read_lane, &job, error);
+		return by_lanes(dma, lanes, read_lane, &job);
 	if (!gdr_dma_enter(dma, error))
 		return false;
 	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
 	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
 		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 	gdr_dma_leave(dma);
-	return !error->result;
+	return !error->status;
 }

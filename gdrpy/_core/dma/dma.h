@@ -14,18 +14,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/error.h"
 #include "copy/rows.h"
 
 #define GDR_LANES_MAX 8
 #define GDR_STAGING_NBYTES (1 << 20)
 
 struct gdr_dma;
-
-/* What refused: a CUresult, and the function that gave it. */
-struct gdr_dma_error {
-	const char *call;
-	int result;
-};
 
 /* The DMA engine of a device whose context it is; NULL if memory or the driver is missing. */
 struct gdr_dma *gdr_dma_open(void *context);
@@ -35,9 +30,9 @@ bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes);
 
 /* By that many lanes, 0 for page-locked memory; false with an error. */
 bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		   size_t nbytes, struct gdr_dma_error *error);
+		   size_t nbytes, struct gdr_error *error);
 bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		  size_t nbytes, struct gdr_dma_error *error);
+		  size_t nbytes, struct gdr_error *error);
 
 /* Rows of an array that DMA can take as they are, if it reaches their memory. */
 bool gdr_dma_takes_rows(const struct gdr_rows *rows);
@@ -47,8 +42,8 @@ bool gdr_dma_takes_rows(const struct gdr_rows *rows);
  * that are not `direct` go through staging, gathered or spread by the calling thread.
  */
 bool gdr_dma_write_rows(struct gdr_dma *dma, uint64_t device, const struct gdr_rows *rows,
-			bool direct, struct gdr_dma_error *error);
+			bool direct, struct gdr_error *error);
 bool gdr_dma_read_rows(struct gdr_dma *dma, const struct gdr_rows *rows, uint64_t device,
-		       bool direct, struct gdr_dma_error *error);
+		       bool direct, struct gdr_error *error);
 
 #endif

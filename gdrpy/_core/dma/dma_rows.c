@@ -21,7 +21,7 @@ struct block {
 };
 
 static bool copy_block(struct gdr_dma *dma, enum direction direction, const struct block *block,
-		       void *stream, struct gdr_dma_error *error)
+		       void *stream, struct gdr_error *error)
 {
 	struct gdr_cuda_end host = {
 		.memory_type = MEMORY_TYPE_HOST, .host = block->host, .pitch = block->host_pitch};
@@ -50,7 +50,7 @@ bool gdr_dma_takes_rows(const struct gdr_rows *rows)
 }
 
 static bool copy_directly(struct gdr_dma *dma, enum direction direction, uint64_t device,
-			  const struct gdr_rows *rows, struct gdr_dma_error *error)
+			  const struct gdr_rows *rows, struct gdr_error *error)
 {
 	struct block block = {rows->first, (size_t)rows->stride, device,
 			      rows->pitch, rows->nbytes,	 rows->count};
@@ -127,14 +127,14 @@ static void move_block(struct host_side *side, enum direction direction, const s
 }
 
 static bool issue(struct gdr_dma *dma, enum direction direction, const struct block *block,
-		  struct gdr_lane *lane, struct gdr_staging *staging, struct gdr_dma_error *error)
+		  struct gdr_lane *lane, struct gdr_staging *staging, struct gdr_error *error)
 {
 	return copy_block(dma, direction, block, lane->stream, error) &&
 	       GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
 }
 
 static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
-			 struct gdr_dma_error *error)
+			 struct gdr_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
 	struct block block;
@@ -152,7 +152,7 @@ static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane
 }
 
 static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
-			struct gdr_dma_error *error)
+			struct gdr_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
 	struct gdr_staging *from = NULL;
@@ -178,7 +178,7 @@ static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane 
 }
 
 static void copy_staged(struct gdr_dma *dma, enum direction direction, uint64_t device,
-			const struct gdr_rows *rows, struct gdr_dma_error *error)
+			const struct gdr_rows *rows, struct gdr_error *error)
 {
 	struct rest rest = {.rows = rows, .device = device};
 	struct gdr_lane *lane = &dma->lanes[0];
@@ -196,9 +196,9 @@ static void copy_staged(struct gdr_dma *dma, enum direction direction, uint64_t 
 }
 
 static bool copy_rows(struct gdr_dma *dma, enum direction direction, uint64_t device,
-		      const struct gdr_rows *rows, bool direct, struct gdr_dma_error *error)
+		      const struct gdr_rows *rows, bool direct, struct gdr_error *error)
 {
-	*error = (struct gdr_dma_error){0};
+	error->status = 0;
 	if (!gdr_dma_enter(dma, error))
 		return false;
 	if (direct)
@@ -206,17 +206,17 @@ static bool copy_rows(struct gdr_dma *dma, enum direction direction, uint64_t de
 	else
 		copy_staged(dma, direction, device, rows, error);
 	gdr_dma_leave(dma);
-	return !error->result;
+	return !error->status;
 }
 
 bool gdr_dma_write_rows(struct gdr_dma *dma, uint64_t device, const struct gdr_rows *rows,
-			bool direct, struct gdr_dma_error *error)
+			bool direct, struct gdr_error *error)
 {
 	return copy_rows(dma, TO_DEVICE, device, rows, direct, error);
 }
 
 bool gdr_dma_read_rows(struct gdr_dma *dma, const struct gdr_rows *rows, uint64_t device,
-		       bool direct, struct gdr_dma_error *error)
+		       bool direct, struct gdr_error *error)
 {
 	return copy_rows(dma, TO_HOST, device, rows, direct, error);
 }

@@ -27,19 +27,19 @@ struct gdr_dma {
 	struct gdr_lane lanes[GDR_LANES_MAX];
 };
 
-/* Keep the first error; whether there was none. */
-bool gdr_dma_check(struct gdr_dma_error *error, const char *call, int result);
+/* Fill in *error if its status is none yet; whether the result is success. */
+bool gdr_dma_check(struct gdr_dma *dma, struct gdr_error *error, const char *call, int result);
 
 #define GDR_CUDA_CALL(error, dma, function, ...)                                                   \
-	gdr_dma_check(error, #function, (dma)->cuda.function(__VA_ARGS__))
+	gdr_dma_check(dma, error, #function, (dma)->cuda.function(__VA_ARGS__))
 
 /* Make the device's context the thread's, and the one from before again. */
-bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_dma_error *error);
+bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_error *error);
 void gdr_dma_leave(struct gdr_dma *dma);
 
 /* What a stream or a lane still lacks is made; what is there after a failure is used next time. */
-bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_dma_error *error);
-bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_dma_error *error);
+bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_error *error);
+bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_error *error);
 
 /* Chunks so small that every lane has some to overlap, and so large that each is worth its calls.
  */

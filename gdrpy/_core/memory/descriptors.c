@@ -30,9 +30,10 @@ int gdr_fd_map(struct gdr_memory *memory, const struct gdr_part *part, uint64_t 
 	(void)memory;
 	(void)kind;
 	if (ret)
-		return gdr_fail_call(error, -ret, 0, "mapping %zu bytes at offset %llu: mmap",
-				     nbytes, (unsigned long long)offset);
-	return 0;
+		gdr_fail_call(error, -ret, 0, "mmap");
+	return ret ? gdr_explain(error, "mapping %zu bytes at offset %llu", nbytes,
+				 (unsigned long long)offset)
+		   : 0;
 }
 
 int gdr_fd_unmap(struct gdr_memory *memory, struct gdr_piece *piece, struct gdr_error *error)

@@ -15,6 +15,9 @@ struct gdr_error {
     enum gdr_failure failure;
     int number;
     uint32_t status;
+    const char *result;
+    char call[...];
+    char purpose[...];
     char message[...];
 };
 int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...);

@@ -25,13 +25,14 @@ static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
 	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
 }
 
-bool gdr_raise_cuda(const struct gdr_dma_error *error)
+bool gdr_raise_cuda(const struct gdr_error *error)
 {
 	PyObject *module = PyImport_ImportModule("gdrpy.cuda");
 	PyObject *raised;
 
 	if (module) {
-		raised = PyObject_CallMethod(module, "check", "si", error->call, error->result);
+		raised =
+			PyObject_CallMethod(module, "check", "si", error->call, (int)error->status);
 		Py_XDECREF(raised);
 		Py_DECREF(module);
 	}
@@ -67,7 +68,7 @@ static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, boo
 
 /* From or to page-locked memory, or through staging; false with an error. */
 static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write,
-		   struct gdr_dma_error *error)
+		   struct gdr_error *error)
 {
 	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
@@ -105,15 +106,14 @@ static void by_mapping(struct transfers *self, struct mapping *mapping, const st
 static bool copy_held(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
 		      bool to_write)
 {
-	struct gdr_dma_error error;
+	struct gdr_error error;
 	bool pinned;
 
 	if (goes_by_dma(self, copy, to_write, &pinned)) {
 		if (by_dma(self, copy, pinned, to_write, &error))
 			return true;
 		/* Staging takes memory, which may be short; stores and loads take none. */
-		if (error.result != GDR_CUDA_OUT_OF_MEMORY || copy->way != GDR_AUTOMATIC ||
-		    !mapping)
+		if (error.failure != GDR_FAILED_MEMORY || copy->way != GDR_AUTOMATIC || !mapping)
 			return gdr_raise_cuda(&error);
 		if (!gdr_mapping_usable(mapping, copy->method))
 			return false;

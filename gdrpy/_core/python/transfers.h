@@ -50,7 +50,7 @@ bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_wri
 /* By the faster way, or the one asked for: in transfer_ways.c. */
 bool gdr_transfers_copy(struct transfers *self, const struct gdr_copy *copy, bool to_write);
 /* What DMA refused, as an exception; returns false. */
-bool gdr_raise_cuda(const struct gdr_dma_error *error);
+bool gdr_raise_cuda(const struct gdr_error *error);
 
 /* In transfers_rows.c. */
 PyObject *gdr_transfers_write_strided(struct transfers *self, PyObject *const *args,

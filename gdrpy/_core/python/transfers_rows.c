@@ -30,7 +30,7 @@ static bool by_dma(struct transfers *self, const struct gdr_strided *call, bool 
 	uint64_t device = self->ptr + (uint64_t)call->offset;
 	bool direct = is_direct(self, &call->rows);
 	struct gdr_dma *dma = self->dma;
-	struct gdr_dma_error error;
+	struct gdr_error error;
 	bool done;
 
 	/* DMA is not to overtake stores that still wait in this CPU. */

@@ -6,7 +6,7 @@
 #include "rm/private.h"
 
 static int object_nbytes(struct gdr_nvrm *client, uint32_t object, uint64_t *nbytes,
-			 struct gdr_nvrm_error *error)
+			 struct gdr_error *error)
 {
 	struct nvrm_surface_entry entry = {.index = NVRM_SURFACE_SIZE};
 	struct nvrm_surface_info info = {.count = 1, .entries = (uintptr_t)&entry};
@@ -21,10 +21,9 @@ static int object_nbytes(struct gdr_nvrm *client, uint32_t object, uint64_t *nby
 
 /* The last step of import and duplicate: the object is in the client, so learn its size. */
 static int memory_finish(struct gdr_nvrm *client, const struct gdr_rm_device *device,
-			 uint32_t object, struct gdr_nvrm_memory *memory,
-			 struct gdr_nvrm_error *error)
+			 uint32_t object, struct gdr_nvrm_memory *memory, struct gdr_error *error)
 {
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 
 	memory->gpu = device->gpu;
 	memory->device = device->handle;
@@ -36,14 +35,14 @@ static int memory_finish(struct gdr_nvrm *client, const struct gdr_rm_device *de
 	}
 	if (!memory->nbytes) {
 		gdr_rm_free(client, device->handle, object, &ignored);
-		return gdr_rm_fail(error, "GET_SURFACE_INFO (memory of no bytes)", EIO, 0);
+		return gdr_fail_call(error, EIO, 0, "GET_SURFACE_INFO (memory of no bytes)");
 	}
 	return 0;
 }
 
 /* Which GPU exported memory is on, and in which MIG instance, as far as the driver tells. */
 static int export_info(struct gdr_nvrm *client, int fd, struct nvrm_export_info *info,
-		       struct gdr_nvrm_error *error)
+		       struct gdr_error *error)
 {
 	uint32_t size = sizeof(*info);
 
@@ -58,12 +57,12 @@ static int export_info(struct gdr_nvrm *client, int fd, struct nvrm_export_info 
 }
 
 int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
-		    struct gdr_nvrm_error *error)
+		    struct gdr_error *error)
 {
 	struct nvrm_import import = {.fd = fd, .count = 1};
 	struct nvrm_export_info info;
 	const struct gdr_rm_device *device;
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 
 	if (export_info(client, fd, &info, error))
 		return -1;
@@ -82,14 +81,15 @@ int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *mem
 
 	if (import.types[0] != NVRM_OBJECT_VIDEO_MEMORY) {
 		gdr_rm_free(client, device->handle, import.objects[0], &ignored);
-		return gdr_rm_fail(error, "IMPORT_OBJECTS_FROM_FD (not GPU memory)", EOPNOTSUPP, 0);
+		return gdr_fail_call(error, EOPNOTSUPP, 0,
+				     "IMPORT_OBJECTS_FROM_FD (not GPU memory)");
 	}
 	return memory_finish(client, device, import.objects[0], memory, error);
 }
 
 int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted, int sibling,
 		       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
-		       struct gdr_nvrm_error *error)
+		       struct gdr_error *error)
 {
 	struct nvrm_dup dup = {
 		.client = client->handle,
@@ -120,13 +120,13 @@ int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wante
 }
 
 int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
-		     struct gdr_nvrm_error *error)
+		     struct gdr_error *error)
 {
 	return gdr_rm_free(client, memory->device, memory->object, error);
 }
 
 static int rm_unmap(struct gdr_nvrm *client, const struct gdr_nvrm_mapping *mapping,
-		    struct gdr_nvrm_error *error)
+		    struct gdr_error *error)
 {
 	struct nvrm_unmap arg = {
 		.client = client->handle,
@@ -140,9 +140,9 @@ static int rm_unmap(struct gdr_nvrm *client, const struct gdr_nvrm_mapping *mapp
 
 int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
 		 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
-		 struct gdr_nvrm_error *error)
+		 struct gdr_error *error)
 {
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 	struct nvrm_map arg = {
 		.client = client->handle,
 		.device = memory->device,
@@ -169,7 +169,7 @@ int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, 
 
 	ret = gdr_map_fd(&mapping->map, arg.fd, 0, offset, readonly, at);
 	if (ret) {
-		ret = gdr_rm_fail(error, "mmap", -ret, 0);
+		ret = gdr_fail_call(error, -ret, 0, "mmap");
 		rm_unmap(client, mapping, &ignored);
 	}
 
@@ -179,12 +179,12 @@ close_node:
 }
 
 int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
-		   struct gdr_nvrm_error *error)
+		   struct gdr_error *error)
 {
 	/* RM leaves the page tables alone: pages still mapped here would outlive the object. */
 	int ret = gdr_map_undo(&mapping->map);
 
 	if (ret)
-		return gdr_rm_fail(error, "munmap", -ret, 0);
+		return gdr_fail_call(error, -ret, 0, "munmap");
 	return rm_unmap(client, mapping, error);
 }

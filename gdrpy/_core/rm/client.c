@@ -2,7 +2,6 @@
 /* The client: calls of the driver on its behalf, and its beginning and end. */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 
@@ -10,15 +9,6 @@
 #include "rm/private.h"
 
 #define HANDLE_BASE 0x67640000u /* any number of ours: RM wants handles unique in the client */
-
-int gdr_rm_fail(struct gdr_nvrm_error *error, const char *call, int number, uint32_t status)
-{
-	snprintf(error->call, sizeof(error->call), "%s", call);
-	error->error = number;
-	error->status = status;
-	error->obstacle = NULL;
-	return -1;
-}
 
 /* The one place where an RM status becomes an errno. */
 static int status_errno(uint32_t status)
@@ -42,7 +32,7 @@ static int status_errno(uint32_t status)
 }
 
 int gdr_rm_call(struct gdr_nvrm *client, const char *call, unsigned long request, void *argument,
-		const uint32_t *status, struct gdr_nvrm_error *error)
+		const uint32_t *status, struct gdr_error *error)
 {
 	int ret;
 
@@ -51,20 +41,19 @@ int gdr_rm_call(struct gdr_nvrm *client, const char *call, unsigned long request
 	} while (ret < 0 && errno == EINTR);
 
 	if (ret < 0)
-		return gdr_rm_fail(error, call, errno, 0);
+		return gdr_fail_call(error, errno, 0, "%s", call);
 	if (*status)
-		return gdr_rm_fail(error, call, status_errno(*status), *status);
+		return gdr_fail_call(error, status_errno(*status), *status, "%s", call);
 	return 0;
 }
 
 static int rm_alloc(struct gdr_nvrm *client, const char *call, struct nvrm_alloc *alloc,
-		    struct gdr_nvrm_error *error)
+		    struct gdr_error *error)
 {
 	return gdr_rm_call(client, call, NVRM_IOCTL_ALLOC, alloc, &alloc->status, error);
 }
 
-int gdr_rm_free(struct gdr_nvrm *client, uint32_t parent, uint32_t object,
-		struct gdr_nvrm_error *error)
+int gdr_rm_free(struct gdr_nvrm *client, uint32_t parent, uint32_t object, struct gdr_error *error)
 {
 	struct nvrm_free arg = {.root = client->handle, .parent = parent, .object = object};
 
@@ -72,7 +61,7 @@ int gdr_rm_free(struct gdr_nvrm *client, uint32_t parent, uint32_t object,
 }
 
 int gdr_rm_control(struct gdr_nvrm *client, const char *call, uint32_t object, uint32_t command,
-		   void *params, uint32_t params_size, struct gdr_nvrm_error *error)
+		   void *params, uint32_t params_size, struct gdr_error *error)
 {
 	struct nvrm_control arg = {
 		.client = client->handle,
@@ -88,7 +77,7 @@ int gdr_rm_control(struct gdr_nvrm *client, const char *call, uint32_t object, u
 /* A control whose parameters have grown: *size is what the driver took. */
 int gdr_rm_control_grown(struct gdr_nvrm *client, const char *call, uint32_t object,
 			 uint32_t command, void *params, uint32_t *size, uint32_t old_size,
-			 struct gdr_nvrm_error *error)
+			 struct gdr_error *error)
 {
 	if (!gdr_rm_control(client, call, object, command, params, *size, error))
 		return 0;
@@ -111,7 +100,7 @@ uint32_t gdr_rm_new_handle(struct gdr_nvrm *client)
 
 int gdr_rm_alloc(struct gdr_nvrm *client, const char *call, uint32_t parent, uint32_t class_id,
 		 const void *params, uint32_t params_size, uint32_t *handle,
-		 struct gdr_nvrm_error *error)
+		 struct gdr_error *error)
 {
 	struct nvrm_alloc alloc = {
 		.root = client->handle,
@@ -126,17 +115,17 @@ int gdr_rm_alloc(struct gdr_nvrm *client, const char *call, uint32_t parent, uin
 	return rm_alloc(client, call, &alloc, error);
 }
 
-int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_nvrm_error *error)
+int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_error *error)
 {
 	struct nvrm_alloc alloc = {.class_id = NVRM_CLASS_ROOT_CLIENT};
 	struct gdr_nvrm *client = calloc(1, sizeof(*client));
 
 	if (!client)
-		return gdr_rm_fail(error, "malloc", ENOMEM, 0);
+		return gdr_fail_call(error, ENOMEM, 0, "malloc");
 
 	client->control = gdr_private_open("/dev/nvidiactl", O_RDWR);
 	if (client->control < 0) {
-		gdr_rm_fail(error, "open /dev/nvidiactl", errno, 0);
+		gdr_fail_call(error, errno, 0, "open /dev/nvidiactl");
 		goto free_client;
 	}
 
@@ -157,7 +146,7 @@ free_client:
 
 void gdr_nvrm_close(struct gdr_nvrm *client)
 {
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 
 	/* Freeing the client frees all that is in it; closing the descriptor would, too. */
 	gdr_rm_free(client, 0, client->handle, &ignored);

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/error.h"
 #include "cuda/ipc.h"
 #include "memory/map.h"
 
@@ -21,14 +22,6 @@
 struct gdr_nvrm_obstacle {
 	const char *reason;
 	const char *remedy;
-};
-
-/* What failed: the call, the errno that the caller gets, and RM's own status if it came from RM. */
-struct gdr_nvrm_error {
-	char call[80];
-	int error;
-	uint32_t status;
-	const struct gdr_nvrm_obstacle *obstacle; /* that explains it; NULL: none */
 };
 
 /* How a GPU is known outside RM. */
@@ -55,8 +48,11 @@ struct gdr_nvrm_mapping {
 
 struct gdr_nvrm;
 
-/* All of these return 0, or -1 with *error filled in and nothing left behind. */
-int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_nvrm_error *error);
+/*
+ * All of these return 0, or -1 with *error filled in and nothing left behind:
+ * GDR_FAILED_UNAVAILABLE if an obstacle explains it.
+ */
+int gdr_nvrm_open(struct gdr_nvrm **client, struct gdr_error *error);
 
 /*
  * Why every mapping of a GPU's memory (NULL: of any GPU's) is sure to fail, before any is tried;
@@ -73,17 +69,17 @@ bool gdr_nvrm_split(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu);
  * same MIG instance where the GPU is split, else -1.
  */
 int gdr_nvrm_import(struct gdr_nvrm *client, int fd, struct gdr_nvrm_memory *memory,
-		    struct gdr_nvrm_error *error);
+		    struct gdr_error *error);
 int gdr_nvrm_duplicate(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *gpu, int sibling,
 		       const struct gdr_ipc_info *source, struct gdr_nvrm_memory *memory,
-		       struct gdr_nvrm_error *error);
+		       struct gdr_error *error);
 int gdr_nvrm_release(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory,
-		     struct gdr_nvrm_error *error);
+		     struct gdr_error *error);
 int gdr_nvrm_map(struct gdr_nvrm *client, const struct gdr_nvrm_memory *memory, uint64_t offset,
 		 size_t nbytes, bool readonly, void *at, struct gdr_nvrm_mapping *mapping,
-		 struct gdr_nvrm_error *error); /* at: as in gdr_map_fd() */
+		 struct gdr_error *error); /* at: as in gdr_map_fd() */
 int gdr_nvrm_unmap(struct gdr_nvrm *client, struct gdr_nvrm_mapping *mapping,
-		   struct gdr_nvrm_error *error);
+		   struct gdr_error *error);
 
 /* Frees the client's RM objects and closes its descriptor. Unmap everything first. */
 void gdr_nvrm_close(struct gdr_nvrm *client);

@@ -27,8 +27,15 @@ static const struct gdr_nvrm_obstacle foreign_instance = {
 	"give the instance to its container, or read access to its node in /dev/nvidia-caps",
 };
 
+/* What stands in the way explains a failed call. */
+static void blocked(struct gdr_error *error, const struct gdr_nvrm_obstacle *obstacle)
+{
+	gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV, "%s: %s (%s)", error->call,
+		 obstacle->reason, obstacle->remedy);
+}
+
 static int instance_of(struct gdr_nvrm *client, uint32_t gpu_id, uint32_t *instance,
-		       struct gdr_nvrm_error *error)
+		       struct gdr_error *error)
 {
 	struct nvrm_gpu_id_info info = {.gpu_id = gpu_id};
 
@@ -42,7 +49,7 @@ static int instance_of(struct gdr_nvrm *client, uint32_t gpu_id, uint32_t *insta
 
 /* Minor, instance and PCI address are independent numberings, which only the card list joins. */
 int gdr_rm_find_card(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted, uint32_t *instance,
-		     struct gdr_nvrm_gpu *gpu, struct gdr_nvrm_error *error)
+		     struct gdr_nvrm_gpu *gpu, struct gdr_error *error)
 {
 	struct nvrm_card_list list = {0};
 	const uint32_t no_status = 0;
@@ -77,46 +84,42 @@ int gdr_rm_find_card(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted,
 		return 0;
 	}
 
-	return gdr_rm_fail(error, "CARD_INFO (this GPU is not listed)", ENODEV, 0);
+	return gdr_fail_call(error, ENODEV, 0, "CARD_INFO (this GPU is not listed)");
 }
 
-int gdr_rm_open_node(uint32_t minor, struct gdr_nvrm_error *error)
+int gdr_rm_open_node(uint32_t minor, struct gdr_error *error)
 {
-	char call[] = "open /dev/nvidia4294967295";
-	const char *path = call + strlen("open ");
+	char path[sizeof("/dev/nvidia4294967295")];
 	int fd;
 
-	snprintf(call, sizeof(call), "open /dev/nvidia%u", minor);
+	snprintf(path, sizeof(path), "/dev/nvidia%u", minor);
 	fd = gdr_private_open(path, O_RDWR);
-	if (fd < 0)
-		return gdr_rm_fail(error, call, errno, 0);
-	return fd;
+	return fd < 0 ? gdr_fail_call(error, errno, 0, "open %s", path) : fd;
 }
 
 #define INSTANCE_FILE "/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u/access"
 #define MAX_INSTANCES 15
 
 /* The node that gives the right to a MIG instance, opened: its number is in a file. */
-static int open_capability(uint32_t minor, uint32_t gpu_instance, struct gdr_nvrm_error *error)
+static int open_capability(uint32_t minor, uint32_t gpu_instance, struct gdr_error *error)
 {
-	char call[sizeof(error->call)], text[128] = "";
-	const char *path = call + strlen("open ");
+	char path[80], text[128] = "";
 	unsigned int number;
 	ssize_t got;
 	int fd;
 
-	snprintf(call, sizeof(call), "open " INSTANCE_FILE, minor, gpu_instance);
+	snprintf(path, sizeof(path), INSTANCE_FILE, minor, gpu_instance);
 	fd = gdr_private_open(path, O_RDONLY);
 	if (fd < 0)
-		return gdr_rm_fail(error, call, errno, 0);
+		return gdr_fail_call(error, errno, 0, "open %s", path);
 	got = read(fd, text, sizeof(text) - 1);
 	gdr_private_close(fd);
 	if (got < 0 || sscanf(text, "DeviceFileMinor: %u", &number) != 1)
-		return gdr_rm_fail(error, call, EIO, 0);
+		return gdr_fail_call(error, EIO, 0, "open %s", path);
 
-	snprintf(call, sizeof(call), "open /dev/nvidia-caps/nvidia-cap%u", number);
+	snprintf(path, sizeof(path), "/dev/nvidia-caps/nvidia-cap%u", number);
 	fd = gdr_private_open(path, O_RDONLY);
-	return fd < 0 ? gdr_rm_fail(error, call, errno, 0) : fd;
+	return fd < 0 ? gdr_fail_call(error, errno, 0, "open %s", path) : fd;
 }
 
 /*
@@ -124,7 +127,7 @@ static int open_capability(uint32_t minor, uint32_t gpu_instance, struct gdr_nvr
  * keeps a descriptor of the capability itself.
  */
 static int subscribe(struct gdr_nvrm *client, const struct gdr_rm_device *device,
-		     struct gdr_nvrm_error *error)
+		     struct gdr_error *error)
 {
 	struct nvrm_subdevice_params subdevice = {0};
 	struct nvrm_instance_params instance = {.id = device->gpu_instance};
@@ -145,13 +148,13 @@ static int subscribe(struct gdr_nvrm *client, const struct gdr_rm_device *device
 
 /* Fill in the rest of a device whose GPU and instance are set, with the client's lock held. */
 static int device_make(struct gdr_nvrm *client, struct gdr_rm_device *device,
-		       struct gdr_nvrm_error *error)
+		       struct gdr_error *error)
 {
 	struct nvrm_device_params params = {
 		.device_instance = device->instance,
 		.client_share = client->handle,
 	};
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 
 	device->node = gdr_rm_open_node(device->gpu.minor, error);
 	if (device->node < 0)
@@ -160,8 +163,8 @@ static int device_make(struct gdr_nvrm *client, struct gdr_rm_device *device,
 			 sizeof(params), &device->handle, error))
 		goto close_node;
 	if (device->gpu_instance != NVRM_NO_INSTANCE && subscribe(client, device, error)) {
-		if (error->error != ENOMEM)
-			error->obstacle = &foreign_instance;
+		if (error->number != ENOMEM)
+			blocked(error, &foreign_instance);
 		goto free_device;
 	}
 	return 0;
@@ -175,7 +178,7 @@ close_node:
 
 const struct gdr_rm_device *gdr_rm_device(struct gdr_nvrm *client, uint32_t instance,
 					  uint32_t gpu_instance, const struct gdr_nvrm_gpu *known,
-					  struct gdr_nvrm_error *error)
+					  struct gdr_error *error)
 {
 	struct gdr_rm_device *device;
 
@@ -186,7 +189,7 @@ const struct gdr_rm_device *gdr_rm_device(struct gdr_nvrm *client, uint32_t inst
 
 	device = calloc(1, sizeof(*device));
 	if (!device) {
-		gdr_rm_fail(error, "malloc", ENOMEM, 0);
+		gdr_fail_call(error, ENOMEM, 0, "malloc");
 		goto out;
 	}
 	device->instance = instance;
@@ -210,7 +213,7 @@ out:
 static bool is_confidential(struct gdr_nvrm *client)
 {
 	struct nvrm_confidential answer = {0};
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 	uint32_t object, size = sizeof(answer);
 	int ret;
 
@@ -229,7 +232,7 @@ static bool is_confidential(struct gdr_nvrm *client)
 static bool is_guest(struct gdr_nvrm *client, const struct gdr_rm_device *device)
 {
 	struct nvrm_virtualization answer = {0};
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 	uint32_t size = sizeof(answer);
 
 	return !gdr_rm_control_grown(client, "GET_VIRTUALIZATION", device->handle,
@@ -241,7 +244,7 @@ static bool is_guest(struct gdr_nvrm *client, const struct gdr_rm_device *device
 /* Whether a GPU (NULL: each that this process may use) is a virtual one. */
 static bool is_virtual(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted)
 {
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 	const struct gdr_rm_device *device;
 	struct gdr_nvrm_gpu gpu;
 	uint32_t instance;
@@ -278,7 +281,7 @@ static bool has_instances(uint32_t minor)
 static bool tells_instances(struct gdr_nvrm *client)
 {
 	struct nvrm_export_info info = {.fd = -1};
-	struct gdr_nvrm_error error;
+	struct gdr_error error;
 
 	return gdr_rm_control(client, "GET_EXPORT_OBJECT_INFO", client->handle,
 			      NVRM_CTRL_GET_EXPORT_OBJECT_INFO, &info, sizeof(info), &error) &&
@@ -287,7 +290,7 @@ static bool tells_instances(struct gdr_nvrm *client)
 
 bool gdr_nvrm_split(struct gdr_nvrm *client, const struct gdr_nvrm_gpu *wanted)
 {
-	struct gdr_nvrm_error ignored;
+	struct gdr_error ignored;
 	struct gdr_nvrm_gpu gpu;
 	uint32_t instance;
 
@@ -319,14 +322,14 @@ const struct gdr_rm_device *gdr_rm_device_of(struct gdr_nvrm *client, uint32_t h
 }
 
 void gdr_rm_explain(struct gdr_nvrm *client, const struct gdr_rm_device *device,
-		    struct gdr_nvrm_error *error)
+		    struct gdr_error *error)
 {
-	if (!error->status || error->error == ENOMEM || error->error == EACCES)
+	if (!error->status || error->number == ENOMEM || error->number == EACCES)
 		return;
 	if (is_confidential(client))
-		error->obstacle = &confidential;
+		blocked(error, &confidential);
 	else if (is_guest(client, device))
-		error->obstacle = &guest;
+		blocked(error, &guest);
 	else if (has_instances(device->gpu.minor) && !tells_instances(client))
-		error->obstacle = &nameless_instance;
+		blocked(error, &nameless_instance);
 }

@@ -193,7 +193,7 @@ class Connection:
         self.user.owed -= self.owed
         self.kept = self.sent = self.asked = 0
         self.outbox.clear()
-        self.work = None
+        self.work = self.request = None
 
     def unread(self) -> int:
         """Bytes, as the kernel counts them, that the client has not read."""

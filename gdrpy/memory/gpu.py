@@ -22,7 +22,7 @@ from gdrpy.memory.view import Mapping
 class GpuMemory(Memory):
     """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
 
-    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. It is given back
+    The C core takes it in, as a ``struct core_memory``, before it is first mapped. It is given back
     in this order: its mappings, what the core took in, its GPU view, the allocation, the
     descriptor. ``close()`` does so at once, or when its last mapping ends in another thread. A GPU
     view that is dropped stays until the GPU work that was queued by then is done.
@@ -95,7 +95,7 @@ class GpuMemory(Memory):
         """As :meth:`Memory.map`. Raises Revoked, PermissionDenied (shared read-only),
         BackendUnavailable (no backend takes it in), MissingView (it came by a fabric handle) too.
         """
-        view = ffi.new("struct gdr_view *")
+        view = ffi.new("struct core_view *")
         if self._core is None:
             self._take()
         with self._lock:
@@ -103,14 +103,14 @@ class GpuMemory(Memory):
             self._held += 1
             self._mapped += 1
         try:
-            call(lib.gdr_memory_map, self._core, offset, nbytes, readonly, view)
+            call(lib.core_memory_map, self._core, offset, nbytes, readonly, view)
         except BaseException:
             self._end_mapping()
             raise
 
         def unmap() -> None:
             try:
-                call(lib.gdr_memory_unmap, self._core, view)
+                call(lib.core_memory_unmap, self._core, view)
             finally:
                 self._end_mapping()
 
@@ -150,7 +150,7 @@ class GpuMemory(Memory):
         """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
         with self._lock:
             self._check("sharing memory")
-            return call(lib.gdr_memory_share, self._core, readonly)
+            return call(lib.core_memory_share, self._core, readonly)
 
     @property
     def revoked(self) -> bool:
@@ -158,7 +158,7 @@ class GpuMemory(Memory):
             return False
         with self._lock:
             self._check("asking whether memory was revoked")
-            return bool(lib.gdr_memory_revoked(self._core))
+            return bool(lib.core_memory_revoked(self._core))
 
     def _give_back(self) -> None:
         with Undo() as undo:
@@ -221,16 +221,16 @@ def take(
     revocable: bool = False,
     sigbus: bool = False,
 ) -> Any:
-    """Have the core take in what a ``struct gdr_request`` says; ``undo`` gives it back.
+    """Have the core take in what a ``struct core_request`` says; ``undo`` gives it back.
 
     A backend does it, or the first that can. ``open_node`` gives the kernel module's node where
     that may serve; it stays open as long as the memory. Raises BackendUnavailable, InvalidHandle,
     SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
-    forced = lib.gdr_backend_named(backend.encode()) if backend else ffi.NULL
+    forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
     request = ffi.new(
-        "struct gdr_request *",
+        "struct core_request *",
         {
             "ptr": ptr,
             "nbytes": nbytes,
@@ -243,8 +243,8 @@ def take(
     if backend in (None, "gdrdrv"):
         request.node = _hold_node(undo, functions, open_node)
     with fork_lock:  # CUDA may open descriptors on the way
-        core = obtain(lib.gdr_take, functions, forced, request)
-    undo.callback(call, lib.gdr_memory_release, core)
+        core = obtain(lib.core_take, functions, forced, request)
+    undo.callback(call, lib.core_memory_release, core)
     return core
 
 
@@ -266,7 +266,7 @@ def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int 
 
     ``nbytes`` and ``device`` are those of simulated memory. Raises InvalidHandle, DriverError.
     """
-    chosen = lib.gdr_backend_named(backend.encode())
+    chosen = lib.core_backend_named(backend.encode())
     core = obtain(chosen.take_export, fd, nbytes, device)
-    undo.callback(call, lib.gdr_memory_release, core)
+    undo.callback(call, lib.core_memory_release, core)
     return core

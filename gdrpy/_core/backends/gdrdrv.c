@@ -23,11 +23,11 @@
 #define END_TAKES_MS 10000
 
 /* For a pin that has ended. */
-static int fail_revoked(struct gdr_error *error)
+static int fail_revoked(struct core_error *error)
 {
-	return gdr_fail(error, GDR_FAILED_REVOKED, ENXIO,
-			"the GPU memory is gone, freed by its owner or with the pin: close what "
-			"maps it");
+	return core_fail(error, CORE_FAILED_REVOKED, ENXIO,
+			 "the GPU memory is gone, freed by its owner or with the pin: close what "
+			 "maps it");
 }
 
 static bool is_writable(int fd)
@@ -35,56 +35,57 @@ static bool is_writable(int fd)
 	return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
 }
 
-static int map_share(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct gdr_piece *piece,
-		     enum gdr_mapping_kind *kind, struct gdr_error *error)
+static int map_share(struct core_memory *memory, const struct core_part *part, uint64_t offset,
+		     size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		     enum core_mapping_kind *kind, struct core_error *error)
 {
 	if (!readonly && !is_writable(part->fd))
-		return gdr_fail(error, GDR_FAILED_PERMISSION, EACCES,
-				"the descriptor was shared read-only: open it with readonly=True");
-	if (!gdr_fd_map(memory, part, offset, nbytes, readonly, at, piece, kind, error))
+		return core_fail(error, CORE_FAILED_PERMISSION, EACCES,
+				 "the descriptor was shared read-only: open it with readonly=True");
+	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, piece, kind, error))
 		return 0;
 	/* The end is told only when the last mapping is gone; new ones are refused before. */
-	if (error->number == EINVAL && gdr_share_ended(part->fd, END_TAKES_MS))
+	if (error->number == EINVAL && core_share_ended(part->fd, END_TAKES_MS))
 		return fail_revoked(error);
 	return -1;
 }
 
-static bool share_revoked(struct gdr_memory *memory)
+static bool share_revoked(struct core_memory *memory)
 {
-	return gdr_share_ended(memory->parts[0].fd, 0);
+	return core_share_ended(memory->parts[0].fd, 0);
 }
 
-static const struct gdr_memory_functions share_functions = {
+static const struct core_memory_functions share_functions = {
 	.map = map_share,
-	.unmap = gdr_fd_unmap,
-	.release = gdr_fd_release,
+	.unmap = core_fd_unmap,
+	.release = core_fd_release,
 	.revoked = share_revoked,
 };
 
 /* Of a share descriptor, perhaps of another process's pin. */
-static struct gdr_memory *take_export(int fd, uint64_t unused_nbytes, int unused_device,
-				      struct gdr_error *error)
+static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unused_device,
+				       struct core_error *error)
 {
-	struct gdr_part part = {.fd = -1};
-	struct gdr_memory *memory;
-	int64_t nbytes = gdr_share_size(fd);
+	struct core_part part = {.fd = -1};
+	struct core_memory *memory;
+	int64_t nbytes = core_share_size(fd);
 
 	(void)unused_nbytes;
 	(void)unused_device;
 	if (nbytes < 0) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "file descriptor %d is no share of a pin: pass one that Pin.export() gave",
-			 fd);
+		core_fail(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"file descriptor %d is no share of a pin: pass one that Pin.export() gave",
+			fd);
 		return NULL;
 	}
-	memory = gdr_memory_new(&gdr_backend_gdrdrv, &share_functions, sizeof(*memory), error);
+	memory = core_memory_new(&core_backend_gdrdrv, &share_functions, sizeof(*memory), error);
 	if (!memory)
 		return NULL;
-	memory->kind = GDR_MAPPING_WC;
+	memory->kind = CORE_MAPPING_WC;
 	snprintf(memory->location, sizeof(memory->location), "an unknown GPU");
 	part.nbytes = (uint64_t)nbytes;
-	return gdr_fd_add(memory, fd, &part, error) ? gdr_memory_undo(memory) : memory;
+	return core_fd_add(memory, fd, &part, error) ? core_memory_undo(memory) : memory;
 }
 
 /* What is to be pinned; gpu_pages: the memory is whole GPU pages around the range. */
@@ -96,70 +97,70 @@ struct pin_request {
 };
 
 struct pin {
-	struct gdr_memory memory;
-	const struct gdr_node *node;
+	struct core_memory memory;
+	const struct core_node *node;
 
 	/* Of a pin that is mapped as a whole. */
 	pthread_mutex_t lock;
-	struct gdr_map whole;
+	struct core_map whole;
 	unsigned int users;
 };
 
-static struct pin *pin_of(struct gdr_memory *memory)
+static struct pin *pin_of(struct core_memory *memory)
 {
 	return (struct pin *)memory;
 }
 
 /* Closing the node has ended its pins. */
-static int unpin(const struct gdr_node *node, uint64_t handle, struct gdr_error *error)
+static int unpin(const struct core_node *node, uint64_t handle, struct core_error *error)
 {
-	int ret = node->fd >= 0 ? gdr_node_unpin(node, handle) : 0;
+	int ret = node->fd >= 0 ? core_node_unpin(node, handle) : 0;
 
-	return ret ? gdr_fail_call(error, -ret, 0, "unpinning handle %llu",
-				   (unsigned long long)handle)
+	return ret ? core_fail_call(error, -ret, 0, "unpinning handle %llu",
+				    (unsigned long long)handle)
 		   : 0;
 }
 
-static bool pin_revoked(struct gdr_memory *memory)
+static bool pin_revoked(struct core_memory *memory)
 {
-	struct gdr_pin_info info;
+	struct core_pin_info info;
 	struct pin *pin = pin_of(memory);
 
 	return !memory->persistent && pin->node->fd >= 0 &&
-	       !gdr_node_info(pin->node, memory->handle, &info) && info.revoked;
+	       !core_node_info(pin->node, memory->handle, &info) && info.revoked;
 }
 
-/* How the pin is mapped now; GDR_FAILED_REVOKED if it is not. */
-static int find_kind(struct gdr_memory *memory, enum gdr_mapping_kind *kind,
-		     struct gdr_error *error)
+/* How the pin is mapped now; CORE_FAILED_REVOKED if it is not. */
+static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
+		     struct core_error *error)
 {
-	struct gdr_pin_info info;
-	int ret = gdr_node_info(pin_of(memory)->node, memory->handle, &info);
+	struct core_pin_info info;
+	int ret = core_node_info(pin_of(memory)->node, memory->handle, &info);
 
 	if (ret)
-		return gdr_fail_call(error, -ret, 0, "asking about handle %llu",
-				     (unsigned long long)memory->handle);
-	*kind = (enum gdr_mapping_kind)info.mapping_type;
-	return *kind == GDR_MAPPING_NONE ? fail_revoked(error) : 0;
+		return core_fail_call(error, -ret, 0, "asking about handle %llu",
+				      (unsigned long long)memory->handle);
+	*kind = (enum core_mapping_kind)info.mapping_type;
+	return *kind == CORE_MAPPING_NONE ? fail_revoked(error) : 0;
 }
 
-static int map_pin(struct gdr_memory *memory, const struct gdr_part *part, uint64_t offset,
-		   size_t nbytes, bool readonly, void *at, struct gdr_piece *piece,
-		   enum gdr_mapping_kind *kind, struct gdr_error *error)
+static int map_pin(struct core_memory *memory, const struct core_part *part, uint64_t offset,
+		   size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		   enum core_mapping_kind *kind, struct core_error *error)
 {
-	struct gdr_error ignored;
+	struct core_error ignored;
 
 	if (map_share(memory, part, offset, nbytes, readonly, at, piece, kind, error))
 		return -1;
 	if (find_kind(memory, kind, error)) {
-		gdr_fd_unmap(memory, piece, &ignored);
+		core_fd_unmap(memory, piece, &ignored);
 		return -1;
 	}
 	return 0;
 }
 
-static int unmap_part_of_whole(struct gdr_memory *memory, struct gdr_piece *piece,
-			       struct gdr_error *error)
+static int unmap_part_of_whole(struct core_memory *memory, struct core_piece *piece,
+			       struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
 	int ret = 0;
@@ -167,36 +168,36 @@ static int unmap_part_of_whole(struct gdr_memory *memory, struct gdr_piece *piec
 	(void)piece;
 	pthread_mutex_lock(&pin->lock);
 	if (!--pin->users)
-		ret = gdr_map_undo(&pin->whole);
+		ret = core_map_undo(&pin->whole);
 	pthread_mutex_unlock(&pin->lock);
-	return ret ? gdr_fail_call(error, -ret, 0, "munmap") : 0;
+	return ret ? core_fail_call(error, -ret, 0, "munmap") : 0;
 }
 
 /* Called with the lock held. */
-static int map_whole(struct pin *pin, uint64_t nbytes, struct gdr_error *error)
+static int map_whole(struct pin *pin, uint64_t nbytes, struct core_error *error)
 {
 	uint64_t at = pin->memory.handle * (uint64_t)sysconf(_SC_PAGESIZE);
 	int ret;
 
-	gdr_map_pages(&pin->whole, 0, nbytes);
-	ret = gdr_map_fd(&pin->whole, pin->node->fd, at, 0, false, NULL);
+	core_map_pages(&pin->whole, 0, nbytes);
+	ret = core_map_fd(&pin->whole, pin->node->fd, at, 0, false, NULL);
 	if (!ret)
 		return 0;
 	if (ret == -EINVAL && pin_revoked(&pin->memory))
 		return fail_revoked(error);
-	gdr_fail_call(error, -ret, 0, "mmap");
-	return gdr_explain(error, "mapping the %llu bytes of handle %llu",
-			   (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
+	core_fail_call(error, -ret, 0, "mmap");
+	return core_explain(error, "mapping the %llu bytes of handle %llu",
+			    (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
 }
 
 /* Reading only is kept by the caller alone: the pages are those of the other mappings. */
-static int map_part_of_whole(struct gdr_memory *memory, const struct gdr_part *part,
+static int map_part_of_whole(struct core_memory *memory, const struct core_part *part,
 			     uint64_t offset, size_t nbytes, bool readonly, void *at,
-			     struct gdr_piece *piece, enum gdr_mapping_kind *kind,
-			     struct gdr_error *error)
+			     struct core_piece *piece, enum core_mapping_kind *kind,
+			     struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
-	struct gdr_error ignored;
+	struct core_error ignored;
 	int ret = 0;
 
 	(void)readonly;
@@ -210,8 +211,8 @@ static int map_part_of_whole(struct gdr_memory *memory, const struct gdr_part *p
 	if (ret)
 		return -1;
 
-	piece->map = (struct gdr_map){.address = (char *)pin->whole.address + part->offset + offset,
-				      .nbytes = nbytes};
+	piece->map = (struct core_map){
+		.address = (char *)pin->whole.address + part->offset + offset, .nbytes = nbytes};
 	if (find_kind(memory, kind, error)) {
 		unmap_part_of_whole(memory, piece, &ignored);
 		return -1;
@@ -219,49 +220,49 @@ static int map_part_of_whole(struct gdr_memory *memory, const struct gdr_part *p
 	return 0;
 }
 
-static int want(struct gdr_memory *memory, enum gdr_mapping_kind kind, struct gdr_error *error)
+static int want(struct core_memory *memory, enum core_mapping_kind kind, struct core_error *error)
 {
-	int ret = gdr_node_request_type(pin_of(memory)->node, memory->handle, kind);
+	int ret = core_node_request_type(pin_of(memory)->node, memory->handle, kind);
 
 	if (!ret)
 		return 0;
-	return gdr_fail(error, GDR_FAILED_UNAVAILABLE, -ret,
-			"the kernel module does not map handle %llu as type %d: %s: ask for no "
-			"type",
-			(unsigned long long)memory->handle, (int)kind, strerror(-ret));
+	return core_fail(error, CORE_FAILED_UNAVAILABLE, -ret,
+			 "the kernel module does not map handle %llu as type %d: %s: ask for no "
+			 "type",
+			 (unsigned long long)memory->handle, (int)kind, strerror(-ret));
 }
 
-static int share(struct gdr_memory *memory, bool readonly, struct gdr_error *error)
+static int share(struct core_memory *memory, bool readonly, struct core_error *error)
 {
 	int fd;
 
 	if (pin_revoked(memory))
 		return fail_revoked(error);
-	fd = gdr_node_share(pin_of(memory)->node, memory->handle, readonly);
+	fd = core_node_share(pin_of(memory)->node, memory->handle, readonly);
 	return fd >= 0 ? fd
-		       : gdr_fail_call(error, -fd, 0, "sharing handle %llu",
-				       (unsigned long long)memory->handle);
+		       : core_fail_call(error, -fd, 0, "sharing handle %llu",
+					(unsigned long long)memory->handle);
 }
 
-static int release_pin(struct gdr_memory *memory, struct gdr_error *error)
+static int release_pin(struct core_memory *memory, struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
 
-	gdr_fd_release(memory, error);
+	core_fd_release(memory, error);
 	pthread_mutex_destroy(&pin->lock);
 	return unpin(pin->node, memory->handle, error);
 }
 
-static const struct gdr_memory_functions pin_functions = {
+static const struct core_memory_functions pin_functions = {
 	.map = map_pin,
-	.unmap = gdr_fd_unmap,
+	.unmap = core_fd_unmap,
 	.release = release_pin,
 	.want = want,
 	.revoked = pin_revoked,
 	.share = share,
 };
 
-static const struct gdr_memory_functions whole_pin_functions = {
+static const struct core_memory_functions whole_pin_functions = {
 	.map = map_part_of_whole,
 	.unmap = unmap_part_of_whole,
 	.release = release_pin,
@@ -269,7 +270,7 @@ static const struct gdr_memory_functions whole_pin_functions = {
 	.revoked = pin_revoked,
 };
 
-static int fail_pin(struct gdr_error *error, int number, const struct pin_request *request)
+static int fail_pin(struct core_error *error, int number, const struct pin_request *request)
 {
 	char what[96];
 
@@ -277,69 +278,70 @@ static int fail_pin(struct gdr_error *error, int number, const struct pin_reques
 		 (unsigned long long)request->nbytes, (unsigned long long)request->ptr);
 	switch (number) {
 	case EINVAL:
-		return gdr_fail(error, GDR_FAILED_HANDLE, number,
-				"%s: the NVIDIA driver finds no GPU memory of this process there: "
-				"pass a pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this "
-				"process",
-				what);
+		return core_fail(
+			error, CORE_FAILED_HANDLE, number,
+			"%s: the NVIDIA driver finds no GPU memory of this process there: "
+			"pass a pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this "
+			"process",
+			what);
 	case EDQUOT:
-		return gdr_fail(error, GDR_FAILED_MEMORY, number,
-				"%s: more than a user may have pinned: close pins, or have the "
-				"administrator raise the module's max_pinned_mib",
-				what);
+		return core_fail(error, CORE_FAILED_MEMORY, number,
+				 "%s: more than a user may have pinned: close pins, or have the "
+				 "administrator raise the module's max_pinned_mib",
+				 what);
 	case EOPNOTSUPP:
-		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, number,
-				"%s: the module or the NVIDIA driver does not support it", what);
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, number,
+				 "%s: the module or the NVIDIA driver does not support it", what);
 	default:
-		return gdr_fail_call(error, number, 0, "%s", what);
+		return core_fail_call(error, number, 0, "%s", what);
 	}
 }
 
 /* The part of a new pin, whose handle the memory has: of its share, or of it as a whole. */
 static int add_pages(struct pin *pin, const struct pin_request *request, bool shared,
-		     struct gdr_error *error)
+		     struct core_error *error)
 {
-	struct gdr_memory *memory = &pin->memory;
-	struct gdr_part part = {.fd = -1};
-	struct gdr_pin_info info;
-	int ret = gdr_node_info(pin->node, memory->handle, &info);
+	struct core_memory *memory = &pin->memory;
+	struct core_part part = {.fd = -1};
+	struct core_pin_info info;
+	int ret = core_node_info(pin->node, memory->handle, &info);
 
 	if (ret)
-		return gdr_fail_call(error, -ret, 0, "asking about handle %llu",
-				     (unsigned long long)memory->handle);
+		return core_fail_call(error, -ret, 0, "asking about handle %llu",
+				      (unsigned long long)memory->handle);
 	memory->pin_cycles = info.cycles;
 	memory->cycles_per_ms = info.khz;
 	memory->va = request->gpu_pages ? info.va : request->ptr;
 	part.offset = memory->va - info.va;
 	part.nbytes = request->gpu_pages ? info.nbytes : request->nbytes;
 	if (shared) {
-		gdr_forks_hold();
-		ret = gdr_node_share(pin->node, memory->handle, false);
-		part.fd = gdr_private_note(ret);
-		gdr_forks_let_go();
+		core_forks_hold();
+		ret = core_node_share(pin->node, memory->handle, false);
+		part.fd = core_private_note(ret);
+		core_forks_let_go();
 		if (part.fd < 0)
-			return gdr_fail_call(error, ret < 0 ? -ret : ENOMEM, 0,
-					     "sharing handle %llu",
-					     (unsigned long long)memory->handle);
+			return core_fail_call(error, ret < 0 ? -ret : ENOMEM, 0,
+					      "sharing handle %llu",
+					      (unsigned long long)memory->handle);
 	}
-	if (!gdr_memory_add(memory, &part, error))
+	if (!core_memory_add(memory, &part, error))
 		return 0;
 	if (part.fd >= 0)
-		gdr_private_close(part.fd);
+		core_private_close(part.fd);
 	return -1;
 }
 
 /* Pin by a node that outlives the memory. NULL with *error filled in. */
-static struct gdr_memory *pin_memory(const struct gdr_node *node, const struct pin_request *request,
-				     struct gdr_error *error)
+static struct core_memory *pin_memory(const struct core_node *node,
+				      const struct pin_request *request, struct core_error *error)
 {
-	bool shared = gdr_node_full(node) && !request->gpu_pages;
+	bool shared = core_node_full(node) && !request->gpu_pages;
 	/* As a whole is mapped only what begins with a GPU page. */
 	uint64_t start =
 		shared ? request->ptr : request->ptr / GDRDRV_GPU_PAGE_SIZE * GDRDRV_GPU_PAGE_SIZE;
-	struct gdr_memory *memory =
-		gdr_memory_new(&gdr_backend_gdrdrv, shared ? &pin_functions : &whole_pin_functions,
-			       sizeof(struct pin), error);
+	struct core_memory *memory = core_memory_new(&core_backend_gdrdrv,
+						     shared ? &pin_functions : &whole_pin_functions,
+						     sizeof(struct pin), error);
 	int ret;
 
 	if (!memory)
@@ -348,36 +350,37 @@ static struct gdr_memory *pin_memory(const struct gdr_node *node, const struct p
 	pthread_mutex_init(&pin_of(memory)->lock, NULL);
 	memory->page_size = GDRDRV_GPU_PAGE_SIZE;
 	memory->persistent = request->persistent;
-	ret = gdr_node_pin(node, start, request->ptr + request->nbytes - start, request->flags,
-			   &memory->handle);
+	ret = core_node_pin(node, start, request->ptr + request->nbytes - start, request->flags,
+			    &memory->handle);
 	if (ret) {
 		fail_pin(error, -ret, request);
-		gdr_memory_free(memory);
+		core_memory_free(memory);
 		return NULL;
 	}
-	return add_pages(pin_of(memory), request, shared, error) ? gdr_memory_undo(memory) : memory;
+	return add_pages(pin_of(memory), request, shared, error) ? core_memory_undo(memory)
+								 : memory;
 }
 
 #define LOAD "load the kernel module gdrdrv"
 
-void gdr_node_explain(int error, struct gdr_status *status)
+void core_node_explain(int error, struct core_status *status)
 {
 	switch (error) {
 	case ENOENT:
 	case ENXIO:
 	case ENODEV:
-		gdr_status_say(status, "no kernel module serves " GDRDRV_NODE, LOAD);
+		core_status_say(status, "no kernel module serves " GDRDRV_NODE, LOAD);
 		break;
 	case EACCES:
 	case EPERM:
-		gdr_status_say(status,
-			       "no permission to open " GDRDRV_NODE " for reading and writing",
-			       "ask for its group or mode");
+		core_status_say(status,
+				"no permission to open " GDRDRV_NODE " for reading and writing",
+				"ask for its group or mode");
 		break;
 	case EPROTO:
 	case ENOTTY:
 	case EINVAL:
-		gdr_status_say(status, GDRDRV_NODE " speaks another ABI than gdrdrv 2", LOAD);
+		core_status_say(status, GDRDRV_NODE " speaks another ABI than gdrdrv 2", LOAD);
 		break;
 	default:
 		snprintf(status->reason, sizeof(status->reason), "opening " GDRDRV_NODE ": %s",
@@ -386,119 +389,120 @@ void gdr_node_explain(int error, struct gdr_status *status)
 	}
 }
 
-static void status(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
-		   struct gdr_status *status)
+static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
+		   struct core_status *status)
 {
-	struct gdr_node own;
+	struct core_node own;
 	int ret;
 
-	*status = (struct gdr_status){0};
-	if (device >= 0 && cuda && gdr_cuda_simulated(cuda) && !cuda->on_bar()) {
-		gdr_status_say(status,
-			       "the simulated GPU's memory is no PCI memory, which a kernel module "
-			       "could pin",
-			       "run it in QEMU, with the simulated GPU on a PCI BAR");
+	*status = (struct core_status){0};
+	if (device >= 0 && cuda && core_cuda_simulated(cuda) && !cuda->on_bar()) {
+		core_status_say(
+			status,
+			"the simulated GPU's memory is no PCI memory, which a kernel module "
+			"could pin",
+			"run it in QEMU, with the simulated GPU on a PCI BAR");
 		return;
 	}
 	if (node) {
 		status->usable = true;
-		gdr_node_origin(node, status->reason, sizeof(status->reason));
+		core_node_origin(node, status->reason, sizeof(status->reason));
 		return;
 	}
-	ret = gdr_node_open(&own, GDRDRV_NODE);
+	ret = core_node_open(&own, GDRDRV_NODE);
 	if (ret) {
-		gdr_node_explain(-ret, status);
+		core_node_explain(-ret, status);
 		return;
 	}
 	status->usable = true;
-	gdr_node_origin(&own, status->reason, sizeof(status->reason));
-	gdr_node_close(&own);
+	core_node_origin(&own, status->reason, sizeof(status->reason));
+	core_node_close(&own);
 }
 
 /* Whether a node that is NVIDIA's makes pins such as this. */
-static int check_nvidias(const struct gdr_node *node, const struct gdr_request *request,
-			 struct gdr_error *error)
+static int check_nvidias(const struct core_node *node, const struct core_request *request,
+			 struct core_error *error)
 {
 	char origin[96];
 
-	gdr_node_origin(node, origin, sizeof(origin));
+	core_node_origin(node, origin, sizeof(origin));
 	if (request->revocable == node->persistent)
-		return gdr_fail(
-			error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
 			"%s makes %s pins only: pass revocable=%s, or load the module otherwise "
 			"(its parameter use_persistent_mapping)",
 			origin, node->persistent ? "persistent" : "revocable",
 			request->revocable ? "False" : "True");
 	if (request->revocable && !request->sigbus)
-		return gdr_fail(error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				"%s answers with SIGBUS where freed memory is touched: pass "
-				"sigbus=True, or load gdrpy's module",
-				origin);
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+				 "%s answers with SIGBUS where freed memory is touched: pass "
+				 "sigbus=True, or load gdrpy's module",
+				 origin);
 	return 0;
 }
 
 /* GDRDRV_PIN_V3_... Who still maps the share of a pin that has ended finds zeros too. */
-static uint32_t flags_of(const struct gdr_node *node, const struct gdr_request *request)
+static uint32_t flags_of(const struct core_node *node, const struct core_request *request)
 {
 	uint32_t flags = request->force_pcie ? GDRDRV_PIN_V3_FORCE_PCIE : 0;
 
-	if (!gdr_node_full(node))
+	if (!core_node_full(node))
 		return flags;
 	flags |= request->revocable ? GDRDRV_PIN_V3_REVOCABLE : GDRDRV_PIN_V3_PERSISTENT;
 	return request->sigbus ? flags : flags | GDRDRV_PIN_V3_ZERO_AFTER;
 }
 
 /* Whether it lies in one allocation. Whole pages need not: the module finds what is there. */
-static int check_range(const struct gdr_cuda *cuda, const struct gdr_request *request,
-		       struct gdr_error *error)
+static int check_range(const struct core_cuda *cuda, const struct core_request *request,
+		       struct core_error *error)
 {
-	struct gdr_pointer pointer;
-	struct gdr_range range;
+	struct core_pointer pointer;
+	struct core_range range;
 
 	if (request->fd >= 0 || request->gpu_pages)
 		return 0;
-	return gdr_pointer_range(cuda, request->ptr, request->nbytes, 1, &pointer, &range, error);
+	return core_pointer_range(cuda, request->ptr, request->nbytes, 1, &pointer, &range, error);
 }
 
-static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_request *request,
-			       struct gdr_error *error)
+static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
+				struct core_error *error)
 {
-	const struct gdr_node *node = request->node;
+	const struct core_node *node = request->node;
 	struct pin_request pin = {
 		.ptr = request->ptr,
 		.nbytes = request->nbytes,
 		.gpu_pages = request->gpu_pages,
 		.persistent = !request->revocable,
 	};
-	struct gdr_memory *memory;
+	struct core_memory *memory;
 
 	if (!request->ptr) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "the gdrdrv backend needs the GPU view: open it with gpu=True");
+		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+			  "the gdrdrv backend needs the GPU view: open it with gpu=True");
 		return NULL;
 	}
 	if (!node) {
-		gdr_fail(error, GDR_FAILED_UNAVAILABLE, ENODEV,
-			 "no kernel module serves " GDRDRV_NODE ": " LOAD);
+		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+			  "no kernel module serves " GDRDRV_NODE ": " LOAD);
 		return NULL;
 	}
 	if (check_range(cuda, request, error))
 		return NULL;
 	/* A region is persistent with NVIDIA's module, too, if that is how it is loaded. */
-	if (!gdr_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
+	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
 		return NULL;
-	if (!gdr_node_full(node))
+	if (!core_node_full(node))
 		pin.persistent = node->persistent;
 	pin.flags = flags_of(node, request);
 	memory = pin_memory(node, &pin, error);
 	if (memory) {
 		memory->device = request->device;
-		gdr_device_location(cuda, request->device, memory->location);
+		core_device_location(cuda, request->device, memory->location);
 	}
 	return memory;
 }
 
-const struct gdr_backend gdr_backend_gdrdrv = {
+const struct core_backend core_backend_gdrdrv = {
 	.name = "gdrdrv",
 	.revocable_pins = true,
 	.status = status,

@@ -20,7 +20,7 @@
 
 #define MODULE_VERSION "/sys/module/gdrdrv/version"
 
-static int call(const struct gdr_node *node, unsigned long command, void *argument)
+static int call(const struct core_node *node, unsigned long command, void *argument)
 {
 	int ret;
 
@@ -30,7 +30,7 @@ static int call(const struct gdr_node *node, unsigned long command, void *argume
 	return ret < 0 ? -errno : 0;
 }
 
-static int read_version(struct gdr_node *node)
+static int read_version(struct core_node *node)
 {
 	struct gdrdrv_get_version version = {0};
 	int ret = call(node, GDRDRV_IOC_GET_VERSION, &version);
@@ -45,7 +45,7 @@ static int read_version(struct gdr_node *node)
 }
 
 /* What a module does not know, it does not have. */
-static bool has_attribute(const struct gdr_node *node, enum gdrdrv_attribute which)
+static bool has_attribute(const struct core_node *node, enum gdrdrv_attribute which)
 {
 	struct gdrdrv_get_attr attribute = {.attr = which};
 
@@ -53,7 +53,7 @@ static bool has_attribute(const struct gdr_node *node, enum gdrdrv_attribute whi
 	       attribute.val;
 }
 
-static void read_abilities(struct gdr_node *node)
+static void read_abilities(struct core_node *node)
 {
 	struct gdrdrv_features features = {.size = sizeof(features)};
 
@@ -62,56 +62,56 @@ static void read_abilities(struct gdr_node *node)
 	node->persistent = has_attribute(node, GDRDRV_ATTR_USE_PERSISTENT_MAPPING);
 }
 
-int gdr_node_open(struct gdr_node *node, const char *path)
+int core_node_open(struct core_node *node, const char *path)
 {
 	int ret;
 
-	*node = (struct gdr_node){.fd = gdr_private_open(path, O_RDWR | O_NONBLOCK)};
+	*node = (struct core_node){.fd = core_private_open(path, O_RDWR | O_NONBLOCK)};
 	if (node->fd < 0)
 		return -errno;
 	ret = read_version(node);
 	if (ret) {
-		gdr_node_close(node);
+		core_node_close(node);
 		return ret;
 	}
 	read_abilities(node);
 	return 0;
 }
 
-void gdr_node_close(struct gdr_node *node)
+void core_node_close(struct core_node *node)
 {
-	gdr_private_close(node->fd);
+	core_private_close(node->fd);
 	node->fd = -1;
 }
 
-bool gdr_node_full(const struct gdr_node *node)
+bool core_node_full(const struct core_node *node)
 {
 	const uint64_t all = GDRDRV_FEATURE_PIN_V3 | GDRDRV_FEATURE_SHARE | GDRDRV_FEATURE_EVENTS;
 
 	return (node->features & all) == all;
 }
 
-bool gdr_node_forces_pcie(const struct gdr_node *node)
+bool core_node_forces_pcie(const struct core_node *node)
 {
 	return has_attribute(node, GDRDRV_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE);
 }
 
-void gdr_node_origin(const struct gdr_node *node, char *words, size_t size)
+void core_node_origin(const struct core_node *node, char *words, size_t size)
 {
 	char version[32] = "unknown";
-	int fd = gdr_private_open(MODULE_VERSION, O_RDONLY);
+	int fd = core_private_open(MODULE_VERSION, O_RDONLY);
 	ssize_t got = fd >= 0 ? read(fd, version, sizeof(version) - 1) : 0;
 
 	if (got > 0)
 		version[got - (version[got - 1] == '\n')] = '\0';
 	if (fd >= 0)
-		gdr_private_close(fd);
+		core_private_close(fd);
 	snprintf(words, size, "%s gdrdrv, version %s, ABI %u.%u",
-		 gdr_node_full(node) ? "gdrpy's" : "NVIDIA's", version, node->version >> 16,
+		 core_node_full(node) ? "gdrpy's" : "NVIDIA's", version, node->version >> 16,
 		 node->version & 0xffff);
 }
 
-static int pin_v1(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
+static int pin_v1(const struct core_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
 {
 	struct gdrdrv_pin_buffer pin = {.addr = address, .size = nbytes};
 	int ret = call(node, GDRDRV_IOC_PIN_BUFFER, &pin);
@@ -120,7 +120,7 @@ static int pin_v1(const struct gdr_node *node, uint64_t address, uint64_t nbytes
 	return ret;
 }
 
-static int pin_v2(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
+static int pin_v2(const struct core_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
 {
 	struct gdrdrv_pin_buffer_v2 pin = {
 		.addr = address, .size = nbytes, .flags = GDRDRV_PIN_FLAG_FORCE_PCIE};
@@ -130,7 +130,7 @@ static int pin_v2(const struct gdr_node *node, uint64_t address, uint64_t nbytes
 	return ret;
 }
 
-static int pin_v3(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+static int pin_v3(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
 		  uint64_t *handle)
 {
 	struct gdrdrv_pin_v3 pin = {
@@ -141,8 +141,8 @@ static int pin_v3(const struct gdr_node *node, uint64_t address, uint64_t nbytes
 	return ret;
 }
 
-int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
-		 uint64_t *handle)
+int core_node_pin(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+		  uint64_t *handle)
 {
 	if (node->features & GDRDRV_FEATURE_PIN_V3)
 		return pin_v3(node, address, nbytes, flags, handle);
@@ -151,14 +151,14 @@ int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes,
 	return flags ? -EOPNOTSUPP : pin_v1(node, address, nbytes, handle);
 }
 
-int gdr_node_unpin(const struct gdr_node *node, uint64_t handle)
+int core_node_unpin(const struct core_node *node, uint64_t handle)
 {
 	struct gdrdrv_unpin_buffer unpin = {.handle = handle};
 
 	return call(node, GDRDRV_IOC_UNPIN_BUFFER, &unpin);
 }
 
-static int info_v1(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+static int info_v1(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
 {
 	struct gdrdrv_get_info answer = {.handle = handle};
 	int ret = call(node, GDRDRV_IOC_GET_INFO, &answer);
@@ -172,7 +172,7 @@ static int info_v1(const struct gdr_node *node, uint64_t handle, struct gdr_pin_
 	return ret;
 }
 
-static int info_v2(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+static int info_v2(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
 {
 	struct gdrdrv_get_info_v2 answer = {.handle = handle};
 	int ret = call(node, GDRDRV_IOC_GET_INFO_V2, &answer);
@@ -185,12 +185,12 @@ static int info_v2(const struct gdr_node *node, uint64_t handle, struct gdr_pin_
 	return ret;
 }
 
-int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info)
+int core_node_info(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
 {
 	struct gdrdrv_get_cb_flag revoked = {.handle = handle};
 	int ret;
 
-	*info = (struct gdr_pin_info){0};
+	*info = (struct core_pin_info){0};
 	ret = node->version >= HAS_INFO_V2 ? info_v2(node, handle, info)
 					   : info_v1(node, handle, info);
 	if (!ret)
@@ -199,7 +199,7 @@ int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_i
 	return ret;
 }
 
-int gdr_node_request_type(const struct gdr_node *node, uint64_t handle, uint32_t mapping_type)
+int core_node_request_type(const struct core_node *node, uint64_t handle, uint32_t mapping_type)
 {
 	struct gdrdrv_req_mapping_type request = {.handle = handle, .mapping_type = mapping_type};
 
@@ -208,7 +208,7 @@ int gdr_node_request_type(const struct gdr_node *node, uint64_t handle, uint32_t
 	return call(node, GDRDRV_IOC_REQ_MAPPING_TYPE, &request);
 }
 
-int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly)
+int core_node_share(const struct core_node *node, uint64_t handle, bool readonly)
 {
 	struct gdrdrv_share share = {.size = sizeof(share),
 				     .flags = readonly ? GDRDRV_SHARE_RDONLY : 0,
@@ -218,7 +218,7 @@ int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly)
 	return ret ? ret : share.fd;
 }
 
-int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event)
+int core_node_next_event(const struct core_node *node, struct gdrdrv_event *event)
 {
 	ssize_t got;
 
@@ -231,7 +231,7 @@ int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event)
 	return got == sizeof(*event) ? 1 : -EPROTO;
 }
 
-int64_t gdr_share_size(int fd)
+int64_t core_share_size(int fd)
 {
 	struct statfs filesystem;
 	struct stat status;
@@ -249,7 +249,7 @@ static int64_t now_ms(void)
 	return now.tv_sec * INT64_C(1000) + now.tv_nsec / 1000000;
 }
 
-bool gdr_share_ended(int fd, int timeout_ms)
+bool core_share_ended(int fd, int timeout_ms)
 {
 	struct pollfd share = {.fd = fd};
 	int64_t end = now_ms() + timeout_ms, left = timeout_ms;

@@ -12,7 +12,7 @@
 
 #include "uapi/gdrdrv.h"
 
-struct gdr_node {
+struct core_node {
 	int fd;
 	uint32_t version;  /* GDRDRV_VERSION(major, minor) of the ABI */
 	uint64_t features; /* GDRDRV_FEATURE_...; 0 for NVIDIA's module */
@@ -20,7 +20,7 @@ struct gdr_node {
 };
 
 /* The GPU pages that a pin holds. */
-struct gdr_pin_info {
+struct core_pin_info {
 	uint64_t va;
 	uint64_t nbytes;
 	uint32_t mapping_type; /* enum gdrdrv_mapping_type; NONE while nothing is mapped */
@@ -30,39 +30,39 @@ struct gdr_pin_info {
 };
 
 /* Whether it is this project's module, with everything that it has beyond NVIDIA's. */
-bool gdr_node_full(const struct gdr_node *node);
+bool core_node_full(const struct core_node *node);
 
 /* Whether GDRDRV_PIN_V3_FORCE_PCIE may be asked for. */
-bool gdr_node_forces_pcie(const struct gdr_node *node);
+bool core_node_forces_pcie(const struct core_node *node);
 
 /* Whose module it is, and its versions, in words. */
-void gdr_node_origin(const struct gdr_node *node, char *words, size_t size);
+void core_node_origin(const struct core_node *node, char *words, size_t size);
 
 /* All of these return 0, or -errno with nothing left behind, unless they say otherwise. */
 
 /* -EPROTO: the module speaks another major version of the ABI. */
-int gdr_node_open(struct gdr_node *node, const char *path);
-void gdr_node_close(struct gdr_node *node);
+int core_node_open(struct core_node *node, const char *path);
+void core_node_close(struct core_node *node);
 
 /* Flags are GDRDRV_PIN_V3_...: -EOPNOTSUPP for those that the node lacks. */
-int gdr_node_pin(const struct gdr_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
-		 uint64_t *handle);
-int gdr_node_unpin(const struct gdr_node *node, uint64_t handle);
-int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
+int core_node_pin(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
+		  uint64_t *handle);
+int core_node_unpin(const struct core_node *node, uint64_t handle);
+int core_node_info(const struct core_node *node, uint64_t handle, struct core_pin_info *info);
 
 /* How the pin's next mappings are to be cached: an enum gdrdrv_mapping_type. */
-int gdr_node_request_type(const struct gdr_node *node, uint64_t handle, uint32_t mapping_type);
+int core_node_request_type(const struct core_node *node, uint64_t handle, uint32_t mapping_type);
 
 /* A descriptor, closed on exec. */
-int gdr_node_share(const struct gdr_node *node, uint64_t handle, bool readonly);
+int core_node_share(const struct core_node *node, uint64_t handle, bool readonly);
 
 /* 1 with an event, 0 if none waits. */
-int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
+int core_node_next_event(const struct core_node *node, struct gdrdrv_event *event);
 
 /* Bytes of the pin that a share descriptor is bound to; -EINVAL for any other descriptor. */
-int64_t gdr_share_size(int fd);
+int64_t core_share_size(int fd);
 
 /* Whether the pin of a share descriptor has ended, or does within so many milliseconds. */
-bool gdr_share_ended(int fd, int timeout_ms);
+bool core_share_ended(int fd, int timeout_ms);
 
 #endif

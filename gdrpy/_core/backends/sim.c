@@ -8,76 +8,77 @@
 #include "cuda/pointer.h"
 #include "memory/private.h"
 
-static void status(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
-		   struct gdr_status *status)
+static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
+		   struct core_status *status)
 {
 	(void)device;
 	(void)node;
-	*status = (struct gdr_status){.usable = cuda && gdr_cuda_simulated(cuda)};
+	*status = (struct core_status){.usable = cuda && core_cuda_simulated(cuda)};
 	if (!cuda)
-		gdr_status_say(status, "needs a CUDA device in this process",
-			       "open it with gpu=True");
+		core_status_say(status, "needs a CUDA device in this process",
+				"open it with gpu=True");
 	else if (!status->usable)
-		gdr_status_say(status, "a real GPU is in use",
-			       "set GDRPY_SIM=1 to use the simulated one");
+		core_status_say(status, "a real GPU is in use",
+				"set GDRPY_SIM=1 to use the simulated one");
 	else
-		gdr_status_say(status, "the simulated GPU is in use", "");
+		core_status_say(status, "the simulated GPU is in use", "");
 }
 
-static struct gdr_memory *new_memory(uint64_t va, int device, struct gdr_error *error)
+static struct core_memory *new_memory(uint64_t va, int device, struct core_error *error)
 {
-	struct gdr_memory *memory =
-		gdr_memory_new(&gdr_backend_sim, &gdr_fd_memory_functions, sizeof(*memory), error);
+	struct core_memory *memory = core_memory_new(&core_backend_sim, &core_fd_memory_functions,
+						     sizeof(*memory), error);
 
 	if (memory) {
 		memory->va = va;
 		memory->device = device;
-		memory->kind = GDR_MAPPING_CACHED;
+		memory->kind = CORE_MAPPING_CACHED;
 		snprintf(memory->location, sizeof(memory->location), "simulated GPU %d", device);
 	}
 	return memory;
 }
 
-static struct gdr_memory *take_export(int fd, uint64_t nbytes, int device, struct gdr_error *error)
+static struct core_memory *take_export(int fd, uint64_t nbytes, int device,
+				       struct core_error *error)
 {
-	struct gdr_part part = {.nbytes = nbytes};
-	struct gdr_memory *memory = new_memory(0, device, error);
+	struct core_part part = {.nbytes = nbytes};
+	struct core_memory *memory = new_memory(0, device, error);
 
-	if (memory && gdr_fd_add(memory, fd, &part, error))
-		return gdr_memory_undo(memory);
+	if (memory && core_fd_add(memory, fd, &part, error))
+		return core_memory_undo(memory);
 	return memory;
 }
 
-/* A gdr_export_fn. */
+/* A core_export_fn. */
 static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
-		      struct gdr_error *error)
+		      struct core_error *error)
 {
-	struct gdr_part part = {.nbytes = nbytes, .offset = offset};
+	struct core_part part = {.nbytes = nbytes, .offset = offset};
 
-	return gdr_fd_add(memory, fd, &part, error);
+	return core_fd_add(memory, fd, &part, error);
 }
 
 /* In the simulated driver a block's name is its descriptor in the owner, this process. */
-static int add_block(struct gdr_memory *memory, const struct gdr_cuda *cuda,
-		     const struct gdr_pointer *pointer, const struct gdr_range *range,
-		     struct gdr_error *error)
+static int add_block(struct core_memory *memory, const struct core_cuda *cuda,
+		     const struct core_pointer *pointer, const struct core_range *range,
+		     struct core_error *error)
 {
-	struct gdr_ipc_info info;
+	struct core_ipc_info info;
 	uint64_t offset;
 
-	if (gdr_ipc_find(cuda, pointer, &info, error) ||
-	    gdr_ipc_offset(&info, pointer, range, &offset, error))
+	if (core_ipc_find(cuda, pointer, &info, error) ||
+	    core_ipc_offset(&info, pointer, range, &offset, error))
 		return -1;
 	return add_export(memory, (int)info.object, offset, range->end - range->start, error);
 }
 
-static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_request *request,
-			       struct gdr_error *error)
+static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
+				struct core_error *error)
 {
 	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
-	struct gdr_memory *memory;
-	struct gdr_pointer pointer;
-	struct gdr_range range;
+	struct core_memory *memory;
+	struct core_pointer pointer;
+	struct core_range range;
 	int ret;
 
 	if (request->fd >= 0) {
@@ -87,23 +88,23 @@ static struct gdr_memory *take(const struct gdr_cuda *cuda, const struct gdr_req
 		return memory;
 	}
 	if (request->force_pcie) {
-		gdr_fail(error, GDR_FAILED_UNAVAILABLE, EINVAL, "the simulated GPU has no PCIe");
+		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL, "the simulated GPU has no PCIe");
 		return NULL;
 	}
-	if (gdr_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
+	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
 		return NULL;
 	memory = new_memory(range.start, pointer.device, error);
 	if (!memory)
 		return NULL;
 	if (request->gpu_pages)
 		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
-	ret = gdr_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	ret = core_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
 	if (!ret)
 		ret = add_block(memory, cuda, &pointer, &range, error);
-	return ret < 0 ? gdr_memory_undo(memory) : memory;
+	return ret < 0 ? core_memory_undo(memory) : memory;
 }
 
-const struct gdr_backend gdr_backend_sim = {
+const struct core_backend core_backend_sim = {
 	.name = "sim",
 	.status = status,
 	.take = take,

@@ -12,19 +12,19 @@
 #include "gdrpy/channel.h"
 
 /* Where things lie in the GPU memory, and what it takes. */
-#define GDR_RING_TAIL 128
-#define GDR_RING_CLOSED 136
-#define GDR_RING_RECORDS 256
+#define CORE_RING_TAIL 128
+#define CORE_RING_CLOSED 136
+#define CORE_RING_RECORDS 256
 
 /* And in the host memory: apart, since the consumer stores the one often and the other once. */
-#define GDR_RING_HEAD 0
-#define GDR_RING_STOPPED 128
-#define GDR_RING_HOST_NBYTES 256
+#define CORE_RING_HEAD 0
+#define CORE_RING_STOPPED 128
+#define CORE_RING_HOST_NBYTES 256
 
-#define GDR_RING_RECORD_UNIT 16
+#define CORE_RING_RECORD_UNIT 16
 
-struct gdr_ring {
-	enum gdr_mapping_kind type; /* of the mapping of the GPU memory */
+struct core_ring {
+	enum core_mapping_kind type; /* of the mapping of the GPU memory */
 	char *records;
 	uint64_t *tail, *closed;
 	uint64_t *head, *stopped;
@@ -32,60 +32,60 @@ struct gdr_ring {
 };
 
 /* The ring in `memory` and `host`, as this process has mapped them. */
-void gdr_ring_place(struct gdr_ring *ring, enum gdr_mapping_kind type, char *memory, char *host,
-		    uint64_t record_nbytes, uint64_t capacity);
+void core_ring_place(struct core_ring *ring, enum core_mapping_kind type, char *memory, char *host,
+		     uint64_t record_nbytes, uint64_t capacity);
 
 /* Begin it: zero the words, and write what a kernel reads; at these addresses the GPU has both. */
-void gdr_ring_begin(const struct gdr_ring *ring, char *memory, uint64_t memory_ptr,
-		    uint64_t host_ptr);
+void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory_ptr,
+		     uint64_t host_ptr);
 
-struct gdr_ring_producer {
-	struct gdr_ring ring;
+struct core_ring_producer {
+	struct core_ring ring;
 	uint64_t tail; /* records pushed */
 	uint64_t head; /* taken, as of the last look */
 	bool broken;   /* the consumer's counter was one that no consumer gives */
 };
 
 /* How many records there is room for now, by a new look; none in a broken ring. */
-uint64_t gdr_ring_room(struct gdr_ring_producer *producer);
+uint64_t core_ring_room(struct core_ring_producer *producer);
 
 /* Whether the consumer has taken records since that look. */
-bool gdr_ring_moved(const struct gdr_ring_producer *producer);
+bool core_ring_moved(const struct core_ring_producer *producer);
 
 /* Push the first of `count` records, as many as there is room for; returns how many. */
-uint64_t gdr_ring_push(struct gdr_ring_producer *producer, const char *records, uint64_t count);
+uint64_t core_ring_push(struct core_ring_producer *producer, const char *records, uint64_t count);
 
 /* Counters as they are now. */
-uint64_t gdr_ring_popped(const struct gdr_ring *ring);
-bool gdr_ring_stopped(const struct gdr_ring *ring);
+uint64_t core_ring_popped(const struct core_ring *ring);
+bool core_ring_stopped(const struct core_ring *ring);
 
-void gdr_ring_close(const struct gdr_ring *ring);
+void core_ring_close(const struct core_ring *ring);
 
-struct gdr_ring_consumer {
-	struct gdr_ring ring;
+struct core_ring_consumer {
+	struct core_ring ring;
 	uint64_t head; /* records taken */
 	uint64_t tail; /* pushed, as of the last look */
 	bool broken;   /* the producer's counter was one that no producer gives */
 };
 
 /* Go on where the last consumer has left off. */
-void gdr_ring_consumer_begin(struct gdr_ring_consumer *consumer);
+void core_ring_consumer_begin(struct core_ring_consumer *consumer);
 
 /*
  * How many records are there, by a new look if the last one found fewer than are wanted; none in a
  * broken ring.
  */
-uint64_t gdr_ring_ready(struct gdr_ring_consumer *consumer, uint64_t wanted);
+uint64_t core_ring_ready(struct core_ring_consumer *consumer, uint64_t wanted);
 
 /* Whether there is anything for it: a record, or the end. */
-bool gdr_ring_has_news(const struct gdr_ring_consumer *consumer);
+bool core_ring_has_news(const struct core_ring_consumer *consumer);
 
 /* Take `count` records that are ready, and make room of them. */
-void gdr_ring_take(struct gdr_ring_consumer *consumer, char *records, uint64_t count);
+void core_ring_take(struct core_ring_consumer *consumer, char *records, uint64_t count);
 
 /* Whether every record was taken and none will come. */
-bool gdr_ring_ended(struct gdr_ring_consumer *consumer);
+bool core_ring_ended(struct core_ring_consumer *consumer);
 
-void gdr_ring_stop(const struct gdr_ring *ring);
+void core_ring_stop(const struct core_ring *ring);
 
 #endif

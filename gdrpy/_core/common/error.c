@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static void begin(struct gdr_error *error, enum gdr_failure failure, int number, uint32_t status)
+static void begin(struct core_error *error, enum core_failure failure, int number, uint32_t status)
 {
 	error->failure = failure;
 	error->number = number;
@@ -17,7 +17,8 @@ static void begin(struct gdr_error *error, enum gdr_failure failure, int number,
 	error->purpose[0] = '\0';
 }
 
-int gdr_fail(struct gdr_error *error, enum gdr_failure failure, int number, const char *format, ...)
+int core_fail(struct core_error *error, enum core_failure failure, int number, const char *format,
+	      ...)
 {
 	char message[sizeof(error->message)];
 	va_list arguments;
@@ -30,21 +31,21 @@ int gdr_fail(struct gdr_error *error, enum gdr_failure failure, int number, cons
 	return -1;
 }
 
-static enum gdr_failure failure_of(int number)
+static enum core_failure failure_of(int number)
 {
 	switch (number) {
 	case ENOMEM:
 	case ENOSPC:
-		return GDR_FAILED_MEMORY;
+		return CORE_FAILED_MEMORY;
 	case EACCES:
 	case EPERM:
-		return GDR_FAILED_PERMISSION;
+		return CORE_FAILED_PERMISSION;
 	default:
-		return GDR_FAILED_CALL;
+		return CORE_FAILED_CALL;
 	}
 }
 
-int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...)
+int core_fail_call(struct core_error *error, int number, uint32_t status, const char *format, ...)
 {
 	char call[sizeof(error->call)], meaning[256];
 	va_list arguments;
@@ -56,12 +57,12 @@ int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const ch
 	strcpy(error->call, call);
 
 	switch (error->failure) {
-	case GDR_FAILED_MEMORY:
+	case CORE_FAILED_MEMORY:
 		snprintf(meaning, sizeof(meaning),
 			 "no room left in the GPU's memory, its BAR1 or the address space: close "
 			 "mappings, or map less");
 		break;
-	case GDR_FAILED_PERMISSION:
+	case CORE_FAILED_PERMISSION:
 		snprintf(meaning, sizeof(meaning), "%s; ask for access to the /dev/nvidia* nodes",
 			 strerror(number));
 		break;
@@ -73,7 +74,7 @@ int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const ch
 	return -1;
 }
 
-int gdr_explain(struct gdr_error *error, const char *format, ...)
+int core_explain(struct core_error *error, const char *format, ...)
 {
 	size_t ahead;
 	va_list arguments;

@@ -14,7 +14,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
 static int room;
-static struct gdr_arrival *arrivals;
+static struct core_arrival *arrivals;
 
 /* Of each descriptor below `room`. */
 static struct {
@@ -24,7 +24,7 @@ static struct {
 } *known;
 
 /* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
-void gdr_forks_hold(void)
+void core_forks_hold(void)
 {
 	pthread_mutex_lock(&lock);
 	while (forking)
@@ -33,7 +33,7 @@ void gdr_forks_hold(void)
 	pthread_mutex_unlock(&lock);
 }
 
-void gdr_forks_let_go(void)
+void core_forks_let_go(void)
 {
 	pthread_mutex_lock(&lock);
 	if (!--holding && forking)
@@ -126,7 +126,7 @@ static int note_or_close(int fd)
 	return -1;
 }
 
-int gdr_private_note(int fd)
+int core_private_note(int fd)
 {
 	pthread_mutex_lock(&lock);
 	fd = note_or_close(fd);
@@ -134,7 +134,7 @@ int gdr_private_note(int fd)
 	return fd;
 }
 
-void gdr_arrival_begin(struct gdr_arrival *arrival)
+void core_arrival_begin(struct core_arrival *arrival)
 {
 	pthread_mutex_lock(&lock);
 	arrival->next = arrivals;
@@ -142,9 +142,9 @@ void gdr_arrival_begin(struct gdr_arrival *arrival)
 	pthread_mutex_unlock(&lock);
 }
 
-void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count)
+void core_arrival_end(struct core_arrival *arrival, int *came, int count)
 {
-	struct gdr_arrival **link = &arrivals;
+	struct core_arrival **link = &arrivals;
 
 	pthread_mutex_lock(&lock);
 	while (*link != arrival)
@@ -159,27 +159,27 @@ void gdr_arrival_end(struct gdr_arrival *arrival, int *came, int count)
 	pthread_mutex_unlock(&lock);
 }
 
-int gdr_private_adopt(int fd)
+int core_private_adopt(int fd)
 {
 	if (fd >= 0)
 		fcntl(fd, F_SETFD, FD_CLOEXEC);
-	return gdr_private_note(fd);
+	return core_private_note(fd);
 }
 
-int gdr_private_open(const char *path, int flags)
+int core_private_open(const char *path, int flags)
 {
 	int fd;
 
-	gdr_forks_hold();
+	core_forks_hold();
 	do {
 		fd = open(path, flags | O_CLOEXEC);
 	} while (fd < 0 && errno == EINTR);
-	fd = gdr_private_note(fd);
-	gdr_forks_let_go();
+	fd = core_private_note(fd);
+	core_forks_let_go();
 	return fd;
 }
 
-int gdr_private_duplicate(int fd)
+int core_private_duplicate(int fd)
 {
 	pthread_mutex_lock(&lock);
 	fd = note_or_close(fcntl(fd, F_DUPFD_CLOEXEC, 3));
@@ -187,7 +187,7 @@ int gdr_private_duplicate(int fd)
 	return fd;
 }
 
-void gdr_private_lend(int fd)
+void core_private_lend(int fd)
 {
 	pthread_mutex_lock(&lock);
 	if (fd >= 0 && fd < room) {
@@ -197,7 +197,7 @@ void gdr_private_lend(int fd)
 	pthread_mutex_unlock(&lock);
 }
 
-void gdr_private_take_back(void)
+void core_private_take_back(void)
 {
 	pthread_mutex_lock(&lock);
 	for (int fd = 0; fd < room; fd++)
@@ -206,17 +206,17 @@ void gdr_private_take_back(void)
 	pthread_mutex_unlock(&lock);
 }
 
-int gdr_private_close(int fd)
+int core_private_close(int fd)
 {
 	bool found;
 	int ret;
 
-	gdr_forks_hold();
+	core_forks_hold();
 	pthread_mutex_lock(&lock);
 	found = forget(fd);
 	pthread_mutex_unlock(&lock);
 	errno = EBADF;
 	ret = found ? close(fd) : -1;
-	gdr_forks_let_go();
+	core_forks_let_go();
 	return ret;
 }

@@ -22,25 +22,25 @@ static inline void neon_put_line(unsigned char *line, const unsigned char *host)
 
 static void neon_to_wc(void *mapping, const void *host, size_t nbytes)
 {
-	struct gdr_cursor at = {mapping, (unsigned char *)host, nbytes};
+	struct core_cursor at = {mapping, (unsigned char *)host, nbytes};
 
-	GDR_HEAD(GDR_PUT, &at, gdr_u8);
-	GDR_HEAD(GDR_PUT, &at, gdr_u16);
-	GDR_HEAD(GDR_PUT, &at, gdr_u32);
-	GDR_HEAD(GDR_PUT, &at, gdr_u64);
-	while ((uintptr_t)at.mapping % GDR_LINE && at.left >= sizeof(uint8x16_t))
-		GDR_PUT(&at, uint8x16_t);
-	for (; at.left >= GDR_LINE; at.left -= GDR_LINE) {
+	CORE_HEAD(CORE_PUT, &at, core_u8);
+	CORE_HEAD(CORE_PUT, &at, core_u16);
+	CORE_HEAD(CORE_PUT, &at, core_u32);
+	CORE_HEAD(CORE_PUT, &at, core_u64);
+	while ((uintptr_t)at.mapping % CORE_LINE && at.left >= sizeof(uint8x16_t))
+		CORE_PUT(&at, uint8x16_t);
+	for (; at.left >= CORE_LINE; at.left -= CORE_LINE) {
 		neon_put_line(at.mapping, at.host);
-		at.mapping += GDR_LINE;
-		at.host += GDR_LINE;
+		at.mapping += CORE_LINE;
+		at.host += CORE_LINE;
 	}
 	while (at.left >= sizeof(uint8x16_t))
-		GDR_PUT(&at, uint8x16_t);
-	GDR_TAIL(GDR_PUT, &at, gdr_u64);
-	GDR_TAIL(GDR_PUT, &at, gdr_u32);
-	GDR_TAIL(GDR_PUT, &at, gdr_u16);
-	GDR_TAIL(GDR_PUT, &at, gdr_u8);
+		CORE_PUT(&at, uint8x16_t);
+	CORE_TAIL(CORE_PUT, &at, core_u64);
+	CORE_TAIL(CORE_PUT, &at, core_u32);
+	CORE_TAIL(CORE_PUT, &at, core_u16);
+	CORE_TAIL(CORE_PUT, &at, core_u8);
 }
 
 static inline void neon_load_line(void *to, const void *line)
@@ -61,25 +61,25 @@ static inline void neon_load_line(void *to, const void *line)
 
 static void neon_from_wc(void *host, const void *mapping, size_t nbytes)
 {
-	gdr_read_lines(host, mapping, nbytes, neon_load_line);
+	core_read_lines(host, mapping, nbytes, neon_load_line);
 }
 
-const struct gdr_copy_routine *gdr_routines_to_wc(void)
+const struct core_copy_routine *core_routines_to_wc(void)
 {
-	static const struct gdr_copy_routine routines[] = {
-		{"neon", neon_to_wc, gdr_always_supported, SIZE_MAX},
-		{"portable", gdr_portable_to_mapping, gdr_always_supported, SIZE_MAX},
+	static const struct core_copy_routine routines[] = {
+		{"neon", neon_to_wc, core_always_supported, SIZE_MAX},
+		{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
 		{NULL, NULL, NULL, 0},
 	};
 
 	return routines;
 }
 
-const struct gdr_copy_routine *gdr_routines_from_wc(void)
+const struct core_copy_routine *core_routines_from_wc(void)
 {
-	static const struct gdr_copy_routine routines[] = {
-		{"neon", neon_from_wc, gdr_always_supported, SIZE_MAX},
-		{"portable", gdr_portable_from_mapping, gdr_always_supported, SIZE_MAX},
+	static const struct core_copy_routine routines[] = {
+		{"neon", neon_from_wc, core_always_supported, SIZE_MAX},
+		{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
 		{NULL, NULL, NULL, 0},
 	};
 

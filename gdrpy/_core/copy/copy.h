@@ -6,7 +6,7 @@
  * the way in, and streaming loads on the way out (a plain load is one bus round trip each); cached
  * memory wants memcpy; device-type memory takes only naturally aligned accesses.
  *
- * No copy to a mapping fences: gdr_store_fence() before telling anybody to look.
+ * No copy to a mapping fences: core_store_fence() before telling anybody to look.
  */
 #ifndef GDRPY_COPY_H
 #define GDRPY_COPY_H
@@ -16,26 +16,26 @@
 #include <stdint.h>
 
 /* The numbers of gdrcopy's mapping types. */
-enum gdr_mapping_kind {
-	GDR_MAPPING_NONE = 0,
-	GDR_MAPPING_WC = 1,
-	GDR_MAPPING_CACHED = 2,
-	GDR_MAPPING_DEVICE = 3,
+enum core_mapping_kind {
+	CORE_MAPPING_NONE = 0,
+	CORE_MAPPING_WC = 1,
+	CORE_MAPPING_CACHED = 2,
+	CORE_MAPPING_DEVICE = 3,
 };
 
-typedef void (*gdr_copy_fn)(void *dst, const void *src, size_t nbytes);
+typedef void (*core_copy_fn)(void *dst, const void *src, size_t nbytes);
 
 /* Any routine takes any alignment and any size, zero too, of ranges that do not overlap. */
-struct gdr_copy_routine {
+struct core_copy_routine {
 	const char *name;
-	gdr_copy_fn copy;
+	core_copy_fn copy;
 	bool (*supported)(void);
 	size_t best_up_to; /* bytes; larger copies are faster by a later routine of the table */
 };
 
 /* Every routine of this build, best first, ended by a NULL name; some may lack support here. */
-const struct gdr_copy_routine *gdr_routines_to_wc(void);
-const struct gdr_copy_routine *gdr_routines_from_wc(void);
+const struct core_copy_routine *core_routines_to_wc(void);
+const struct core_copy_routine *core_routines_from_wc(void);
 
 /*
  * Copy with the best routine for the mapping's type, this CPU and the size. Any alignment; one
@@ -43,19 +43,19 @@ const struct gdr_copy_routine *gdr_routines_from_wc(void);
  * sees all that the GPU had written by the time this thread's reads before it were answered, and
  * has ended before a store after it is seen: the GPU may be told then to overwrite what was read.
  */
-void gdr_copy_to(enum gdr_mapping_kind type, void *mapping, const void *host, size_t nbytes);
-void gdr_copy_from(enum gdr_mapping_kind type, void *host, const void *mapping, size_t nbytes);
+void core_copy_to(enum core_mapping_kind type, void *mapping, const void *host, size_t nbytes);
+void core_copy_from(enum core_mapping_kind type, void *host, const void *mapping, size_t nbytes);
 
 /* The routine that a copy of this size to or from write-combined memory takes, words aside. */
-const char *gdr_routine_to_wc(size_t nbytes);
-const char *gdr_routine_from_wc(size_t nbytes);
+const char *core_routine_to_wc(size_t nbytes);
+const char *core_routine_from_wc(size_t nbytes);
 
 /*
  * Whether two ranges have a byte in common. A copy between such would find bytes that it has stored
  * itself, or that still wait in the write-combining buffers: callers refuse it.
  */
-static inline bool gdr_overlap(const void *one, size_t nbytes, const void *other,
-			       size_t other_nbytes)
+static inline bool core_overlap(const void *one, size_t nbytes, const void *other,
+				size_t other_nbytes)
 {
 	uintptr_t apart = (uintptr_t)one - (uintptr_t)other;
 
@@ -66,7 +66,7 @@ static inline bool gdr_overlap(const void *one, size_t nbytes, const void *other
  * The GPU sees all stores before it ahead of any store after it. On x86 they have also left the
  * CPU's write-combining buffers when it returns.
  */
-static inline void gdr_store_fence(void)
+static inline void core_store_fence(void)
 {
 #if defined(__x86_64__)
 	__builtin_ia32_sfence();
@@ -83,7 +83,7 @@ static inline void gdr_store_fence(void)
  * that an earlier one left behind; for both, the manuals of MOVNTDQA ask for MFENCE (not LFENCE)
  * before data that another agent writes is read again.
  */
-static inline void gdr_load_fence(void)
+static inline void core_load_fence(void)
 {
 #if defined(__x86_64__)
 	__builtin_ia32_mfence();
@@ -93,7 +93,7 @@ static inline void gdr_load_fence(void)
 }
 
 /* Nothing after it passes anything before it, also between mappings of several types. */
-static inline void gdr_full_fence(void)
+static inline void core_full_fence(void)
 {
 #if defined(__x86_64__)
 	__builtin_ia32_mfence();

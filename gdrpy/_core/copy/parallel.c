@@ -13,7 +13,7 @@ static struct {
 	pthread_mutex_t lock; /* of all below */
 	pthread_cond_t begun, done;
 	unsigned int threads;
-	gdr_part_fn run;
+	core_part_fn run;
 	void *context;
 	unsigned int parts, next, running;
 } pool;
@@ -80,7 +80,7 @@ static void start_threads(unsigned int wanted)
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
-void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context)
+void core_parallel(unsigned int parts, core_part_fn run, void *context)
 {
 	if (parts <= 1 || pthread_mutex_trylock(&pool.turn)) {
 		for (unsigned int part = 0; part < parts; part++)
@@ -88,7 +88,7 @@ void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context)
 		return;
 	}
 	pthread_mutex_lock(&pool.lock);
-	start_threads(parts < GDR_THREADS_MAX ? parts - 1 : GDR_THREADS_MAX - 1);
+	start_threads(parts < CORE_THREADS_MAX ? parts - 1 : CORE_THREADS_MAX - 1);
 	pool.run = run;
 	pool.context = context;
 	pool.next = 0;
@@ -103,7 +103,7 @@ void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context)
 }
 
 struct copy {
-	enum gdr_mapping_kind type;
+	enum core_mapping_kind type;
 	char *to;
 	const char *from;
 	size_t nbytes;
@@ -121,10 +121,10 @@ static void copy_share(void *context, unsigned int part)
 	if (end > copy->nbytes)
 		end = copy->nbytes;
 	if (copy->to_mapping) {
-		gdr_copy_to(copy->type, copy->to + begin, copy->from + begin, end - begin);
-		gdr_store_fence();
+		core_copy_to(copy->type, copy->to + begin, copy->from + begin, end - begin);
+		core_store_fence();
 	} else {
-		gdr_copy_from(copy->type, copy->to + begin, copy->from + begin, end - begin);
+		core_copy_from(copy->type, copy->to + begin, copy->from + begin, end - begin);
 	}
 }
 
@@ -136,27 +136,27 @@ static void copy_by(unsigned int threads, struct copy *copy, const void *mapping
 	span = copy->skew + copy->nbytes;
 	pages = (span + PAGE - 1) / PAGE;
 	copy->share = (pages + threads - 1) / threads * PAGE;
-	gdr_parallel((unsigned int)((span + copy->share - 1) / copy->share), copy_share, copy);
+	core_parallel((unsigned int)((span + copy->share - 1) / copy->share), copy_share, copy);
 }
 
-void gdr_copy_to_by(unsigned int threads, enum gdr_mapping_kind type, void *mapping,
-		    const void *host, size_t nbytes)
+void core_copy_to_by(unsigned int threads, enum core_mapping_kind type, void *mapping,
+		     const void *host, size_t nbytes)
 {
 	struct copy copy = {type, mapping, host, nbytes, .to_mapping = true};
 
 	if (threads > 1 && nbytes)
 		copy_by(threads, &copy, mapping);
 	else
-		gdr_copy_to(type, mapping, host, nbytes);
+		core_copy_to(type, mapping, host, nbytes);
 }
 
-void gdr_copy_from_by(unsigned int threads, enum gdr_mapping_kind type, void *host,
-		      const void *mapping, size_t nbytes)
+void core_copy_from_by(unsigned int threads, enum core_mapping_kind type, void *host,
+		       const void *mapping, size_t nbytes)
 {
 	struct copy copy = {type, host, mapping, nbytes, .to_mapping = false};
 
 	if (threads > 1 && nbytes)
 		copy_by(threads, &copy, mapping);
 	else
-		gdr_copy_from(type, host, mapping, nbytes);
+		core_copy_from(type, host, mapping, nbytes);
 }

@@ -9,23 +9,23 @@
 #include "copy/copy.h"
 
 /* At most so many parts of a job run at once. */
-#define GDR_THREADS_MAX 16
+#define CORE_THREADS_MAX 16
 
-typedef void (*gdr_part_fn)(void *context, unsigned int part);
+typedef void (*core_part_fn)(void *context, unsigned int part);
 
 /*
  * Run part 0 to parts - 1 of a job, and return when all are done. Parts must not wait for each
  * other: where threads are missing or at another job, the caller runs several of them, or all.
  */
-void gdr_parallel(unsigned int parts, gdr_part_fn run, void *context);
+void core_parallel(unsigned int parts, core_part_fn run, void *context);
 
 /*
  * The engine's copies, by up to so many threads. The threads of the pool have fenced what they
  * stored; the caller fences as after any copy to a mapping.
  */
-void gdr_copy_to_by(unsigned int threads, enum gdr_mapping_kind type, void *mapping,
-		    const void *host, size_t nbytes);
-void gdr_copy_from_by(unsigned int threads, enum gdr_mapping_kind type, void *host,
-		      const void *mapping, size_t nbytes);
+void core_copy_to_by(unsigned int threads, enum core_mapping_kind type, void *mapping,
+		     const void *host, size_t nbytes);
+void core_copy_from_by(unsigned int threads, enum core_mapping_kind type, void *host,
+		       const void *mapping, size_t nbytes);
 
 #endif

@@ -4,17 +4,17 @@
 /* Pieces lie anywhere in memory: the CPU is told of this many ahead, which hides most misses. */
 #define AHEAD 8
 
-void gdr_put_pieces(enum gdr_mapping_kind type, char *mapping, const struct gdr_piece *pieces,
-		    size_t count)
+void core_put_pieces(enum core_mapping_kind type, char *mapping, const struct core_piece *pieces,
+		     size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
 		if (i + AHEAD < count)
 			__builtin_prefetch(pieces[i + AHEAD].data);
-		gdr_copy_to(type, mapping + pieces[i].offset, pieces[i].data, pieces[i].nbytes);
+		core_copy_to(type, mapping + pieces[i].offset, pieces[i].data, pieces[i].nbytes);
 	}
 }
 
-size_t gdr_first_outside(const struct gdr_records *records, int64_t last)
+size_t core_first_outside(const struct core_records *records, int64_t last)
 {
 	size_t i;
 
@@ -24,8 +24,8 @@ size_t gdr_first_outside(const struct gdr_records *records, int64_t last)
 	return i;
 }
 
-size_t gdr_put_records(enum gdr_mapping_kind type, char *mapping, const struct gdr_records *records,
-		       int64_t last)
+size_t core_put_records(enum core_mapping_kind type, char *mapping,
+			const struct core_records *records, int64_t last)
 {
 	const char *record = records->records;
 	size_t i;
@@ -35,7 +35,7 @@ size_t gdr_put_records(enum gdr_mapping_kind type, char *mapping, const struct g
 
 		if (offset < 0 || offset > last)
 			break;
-		gdr_copy_to(type, mapping + offset, record, records->nbytes);
+		core_copy_to(type, mapping + offset, record, records->nbytes);
 	}
 	return i;
 }

@@ -7,18 +7,18 @@
 
 #include "copy/copy.h"
 
-struct gdr_piece {
+struct core_piece {
 	size_t offset;
 	const void *data;
 	size_t nbytes;
 };
 
 /* Each piece to its offset, which the caller has checked. */
-void gdr_put_pieces(enum gdr_mapping_kind type, char *mapping, const struct gdr_piece *pieces,
-		    size_t count);
+void core_put_pieces(enum core_mapping_kind type, char *mapping, const struct core_piece *pieces,
+		     size_t count);
 
 /* Records of one size, one behind the other, and where in the mapping each of them goes. */
-struct gdr_records {
+struct core_records {
 	const int64_t *offsets;
 	const char *records;
 	size_t nbytes; /* of each */
@@ -26,13 +26,13 @@ struct gdr_records {
 };
 
 /* The first record whose offset is negative or more than `last`; their count if none is. */
-size_t gdr_first_outside(const struct gdr_records *records, int64_t last);
+size_t core_first_outside(const struct core_records *records, int64_t last);
 
 /*
  * Each record to its offset. Others may write to the offsets meanwhile: the first that is outside
  * now ends it. Returns how many were copied.
  */
-size_t gdr_put_records(enum gdr_mapping_kind type, char *mapping, const struct gdr_records *records,
-		       int64_t last);
+size_t core_put_records(enum core_mapping_kind type, char *mapping,
+			const struct core_records *records, int64_t last);
 
 #endif

@@ -14,28 +14,28 @@
 
 #include "copy/copy.h"
 
-#define GDR_LINE 64
+#define CORE_LINE 64
 
-typedef uint8_t __attribute__((may_alias)) gdr_u8;
-typedef uint16_t __attribute__((may_alias)) gdr_u16;
-typedef uint32_t __attribute__((may_alias)) gdr_u32;
-typedef uint64_t __attribute__((may_alias)) gdr_u64;
+typedef uint8_t __attribute__((may_alias)) core_u8;
+typedef uint16_t __attribute__((may_alias)) core_u16;
+typedef uint32_t __attribute__((may_alias)) core_u32;
+typedef uint64_t __attribute__((may_alias)) core_u64;
 
 /* Only naturally aligned accesses of at most eight bytes: right for every type of memory. */
-void gdr_portable_to_mapping(void *mapping, const void *host, size_t nbytes);
-void gdr_portable_from_mapping(void *host, const void *mapping, size_t nbytes);
+void core_portable_to_mapping(void *mapping, const void *host, size_t nbytes);
+void core_portable_from_mapping(void *host, const void *mapping, size_t nbytes);
 
 /* For the tables. */
-bool gdr_always_supported(void);
+bool core_always_supported(void);
 
 /* A copy under way: the next byte on both sides, and how many are left. */
-struct gdr_cursor {
+struct core_cursor {
 	unsigned char *mapping;
 	unsigned char *host;
 	size_t left;
 };
 
-#define GDR_ADVANCE(cursor, type)                                                                  \
+#define CORE_ADVANCE(cursor, type)                                                                 \
 	do {                                                                                       \
 		(cursor)->mapping += sizeof(type);                                                 \
 		(cursor)->host += sizeof(type);                                                    \
@@ -43,34 +43,35 @@ struct gdr_cursor {
 	} while (0)
 
 /* Move one value of this type; the mapping's side is aligned to its size. */
-#define GDR_PUT(cursor, type)                                                                      \
+#define CORE_PUT(cursor, type)                                                                     \
 	do {                                                                                       \
 		type value_;                                                                       \
 		memcpy(&value_, (cursor)->host, sizeof(type));                                     \
 		*(volatile type *)(cursor)->mapping = value_;                                      \
-		GDR_ADVANCE(cursor, type);                                                         \
+		CORE_ADVANCE(cursor, type);                                                        \
 	} while (0)
 
-#define GDR_GET(cursor, type)                                                                      \
+#define CORE_GET(cursor, type)                                                                     \
 	do {                                                                                       \
 		type value_ = *(const volatile type *)(cursor)->mapping;                           \
 		memcpy((cursor)->host, &value_, sizeof(type));                                     \
-		GDR_ADVANCE(cursor, type);                                                         \
+		CORE_ADVANCE(cursor, type);                                                        \
 	} while (0)
 
 /*
- * Unaligned beginnings and ends, GDR_PUT or GDR_GET as `move`. A head step for every type from the
- * narrowest up leaves the mapping's side aligned for the next wider type, or fewer bytes than that;
- * a tail step for every type from the widest down takes what a loop of the next wider type left.
+ * Unaligned beginnings and ends, CORE_PUT or CORE_GET as `move`. A head step for every type from
+ * the narrowest up leaves the mapping's side aligned for the next wider type, or fewer bytes than
+ * that; a tail step for every type from the widest down takes what a loop of the next wider type
+ * left.
  */
-#define GDR_HEAD(move, cursor, type)                                                               \
+#define CORE_HEAD(move, cursor, type)                                                              \
 	do {                                                                                       \
 		if (((uintptr_t)(cursor)->mapping & sizeof(type)) &&                               \
 		    (cursor)->left >= sizeof(type))                                                \
 			move(cursor, type);                                                        \
 	} while (0)
 
-#define GDR_TAIL(move, cursor, type)                                                               \
+#define CORE_TAIL(move, cursor, type)                                                              \
 	do {                                                                                       \
 		if ((cursor)->left & sizeof(type))                                                 \
 			move(cursor, type);                                                        \
@@ -82,26 +83,26 @@ struct gdr_cursor {
  * way: each is a round trip over the bus, and they overlap.
  */
 static inline __attribute__((always_inline)) void
-gdr_read_lines(void *host, const void *mapping, size_t nbytes,
-	       void (*load_line)(void *to, const void *line))
+core_read_lines(void *host, const void *mapping, size_t nbytes,
+		void (*load_line)(void *to, const void *line))
 {
-	unsigned char first[GDR_LINE] __attribute__((aligned(GDR_LINE)));
-	unsigned char last[GDR_LINE] __attribute__((aligned(GDR_LINE)));
+	unsigned char first[CORE_LINE] __attribute__((aligned(CORE_LINE)));
+	unsigned char last[CORE_LINE] __attribute__((aligned(CORE_LINE)));
 	const unsigned char *from = mapping;
 	unsigned char *to = host;
-	size_t skip = (uintptr_t)from % GDR_LINE;
+	size_t skip = (uintptr_t)from % CORE_LINE;
 	size_t head = 0, body, tail;
 
 	if (!nbytes)
 		return;
-	gdr_load_fence();
+	core_load_fence();
 
 	if (skip) {
-		head = GDR_LINE - skip < nbytes ? GDR_LINE - skip : nbytes;
+		head = CORE_LINE - skip < nbytes ? CORE_LINE - skip : nbytes;
 		load_line(first, from - skip);
 	}
-	body = (nbytes - head) / GDR_LINE * GDR_LINE;
-	for (size_t at = head; at < head + body; at += GDR_LINE)
+	body = (nbytes - head) / CORE_LINE * CORE_LINE;
+	for (size_t at = head; at < head + body; at += CORE_LINE)
 		load_line(to + at, from + at);
 	tail = nbytes - head - body;
 	if (tail)

@@ -13,15 +13,15 @@
  */
 #define GAP_READ_OVER 1024
 
-void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int ndim,
-		       const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch)
+void core_describe_rows(struct core_rows *rows, void *first, size_t itemsize, int ndim,
+			const ptrdiff_t *shape, const ptrdiff_t *strides, size_t pitch)
 {
 	size_t nbytes = itemsize;
 	int n = 0, d;
 
 	for (d = 1; d < ndim; d++)
 		nbytes *= (size_t)shape[d];
-	*rows = (struct gdr_rows){
+	*rows = (struct core_rows){
 		.first = first,
 		.count = pitch == nbytes ? 1 : (size_t)shape[0],
 		.stride = strides[0],
@@ -49,12 +49,12 @@ void gdr_describe_rows(struct gdr_rows *rows, void *first, size_t itemsize, int 
 	rows->ndim = n;
 }
 
-static char *row_at(const struct gdr_rows *rows, size_t row)
+static char *row_at(const struct core_rows *rows, size_t row)
 {
 	return rows->first + (ptrdiff_t)row * rows->stride;
 }
 
-void gdr_begin_row(struct gdr_place *place, const struct gdr_rows *rows, size_t row)
+void core_begin_row(struct core_place *place, const struct core_rows *rows, size_t row)
 {
 	place->rows = rows;
 	place->run = row_at(rows, row);
@@ -63,9 +63,9 @@ void gdr_begin_row(struct gdr_place *place, const struct gdr_rows *rows, size_t 
 }
 
 /* `count` runs on, which is at most to the end of the innermost dimension. */
-static void pass_runs(struct gdr_place *place, size_t count)
+static void pass_runs(struct core_place *place, size_t count)
 {
-	const struct gdr_rows *rows = place->rows;
+	const struct core_rows *rows = place->rows;
 
 	place->done = 0;
 	place->index[0] += count;
@@ -120,9 +120,9 @@ static inline __attribute__((always_inline)) void move_runs(enum direction direc
 
 /* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
 static inline __attribute__((always_inline)) void
-move(enum direction direction, struct gdr_place *place, char *packed, size_t nbytes)
+move(enum direction direction, struct core_place *place, char *packed, size_t nbytes)
 {
-	const struct gdr_rows *rows = place->rows;
+	const struct core_rows *rows = place->rows;
 
 	while (nbytes) {
 		size_t in_line = rows->lengths[0] - place->index[0];
@@ -147,12 +147,12 @@ move(enum direction direction, struct gdr_place *place, char *packed, size_t nby
 	}
 }
 
-void gdr_gather(struct gdr_place *place, void *packed, size_t nbytes)
+void core_gather(struct core_place *place, void *packed, size_t nbytes)
 {
 	move(GATHER, place, packed, nbytes);
 }
 
-void gdr_spread(struct gdr_place *place, const void *packed, size_t nbytes)
+void core_spread(struct core_place *place, const void *packed, size_t nbytes)
 {
 	move(SPREAD, place, (char *)packed, nbytes);
 }
@@ -165,65 +165,65 @@ static size_t part_of(const char *mapping, size_t left)
 	return left < room ? left : room;
 }
 
-static void put_row(enum gdr_mapping_kind type, char *mapping, const struct gdr_rows *rows,
+static void put_row(enum core_mapping_kind type, char *mapping, const struct core_rows *rows,
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
-	struct gdr_place place;
+	struct core_place place;
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
-		gdr_copy_to(type, mapping, row_at(rows, row), rows->nbytes);
+		core_copy_to(type, mapping, row_at(rows, row), rows->nbytes);
 		return;
 	}
-	gdr_begin_row(&place, rows, row);
+	core_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
-		gdr_gather(&place, bounce, part);
-		gdr_copy_to(type, mapping + done, bounce, part);
+		core_gather(&place, bounce, part);
+		core_copy_to(type, mapping + done, bounce, part);
 	}
 }
 
-void gdr_put_rows(enum gdr_mapping_kind type, char *mapping, const struct gdr_rows *rows)
+void core_put_rows(enum core_mapping_kind type, char *mapping, const struct core_rows *rows)
 {
 	for (size_t row = 0; row < rows->count; row++, mapping += rows->pitch)
 		put_row(type, mapping, rows, row);
 }
 
-static void get_row(enum gdr_mapping_kind type, const char *mapping, const struct gdr_rows *rows,
+static void get_row(enum core_mapping_kind type, const char *mapping, const struct core_rows *rows,
 		    size_t row)
 {
 	char bounce[BOUNCE_BYTES];
-	struct gdr_place place;
+	struct core_place place;
 	size_t done, part;
 
 	if (rows->run == rows->nbytes) {
-		gdr_copy_from(type, row_at(rows, row), mapping, rows->nbytes);
+		core_copy_from(type, row_at(rows, row), mapping, rows->nbytes);
 		return;
 	}
-	gdr_begin_row(&place, rows, row);
+	core_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
-		gdr_copy_from(type, bounce, mapping + done, part);
-		gdr_spread(&place, bounce, part);
+		core_copy_from(type, bounce, mapping + done, part);
+		core_spread(&place, bounce, part);
 	}
 }
 
 /* Rows next to each other, and the gaps between them, in one read. */
-static void get_rows_at_once(const char *mapping, const struct gdr_rows *rows, size_t row,
+static void get_rows_at_once(const char *mapping, const struct core_rows *rows, size_t row,
 			     size_t count)
 {
 	char bounce[BOUNCE_BYTES], *from = bounce;
-	struct gdr_place place;
+	struct core_place place;
 
-	gdr_copy_from(GDR_MAPPING_WC, bounce, mapping, (count - 1) * rows->pitch + rows->nbytes);
+	core_copy_from(CORE_MAPPING_WC, bounce, mapping, (count - 1) * rows->pitch + rows->nbytes);
 	for (; count; count--, row++, from += rows->pitch) {
-		gdr_begin_row(&place, rows, row);
-		gdr_spread(&place, from, rows->nbytes);
+		core_begin_row(&place, rows, row);
+		core_spread(&place, from, rows->nbytes);
 	}
 }
 
-size_t gdr_rows_read_cost(const struct gdr_rows *rows)
+size_t core_rows_read_cost(const struct core_rows *rows)
 {
 	size_t gap = rows->pitch - rows->nbytes;
 
@@ -231,15 +231,15 @@ size_t gdr_rows_read_cost(const struct gdr_rows *rows)
 }
 
 /* How many rows a read takes. */
-static size_t rows_at_once(enum gdr_mapping_kind type, const struct gdr_rows *rows)
+static size_t rows_at_once(enum core_mapping_kind type, const struct core_rows *rows)
 {
-	if (type != GDR_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||
+	if (type != CORE_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||
 	    rows->nbytes > BOUNCE_BYTES)
 		return 1;
 	return (BOUNCE_BYTES - rows->nbytes) / rows->pitch + 1;
 }
 
-void gdr_get_rows(enum gdr_mapping_kind type, const char *mapping, const struct gdr_rows *rows)
+void core_get_rows(enum core_mapping_kind type, const char *mapping, const struct core_rows *rows)
 {
 	size_t most = rows_at_once(type, rows), count;
 

@@ -73,37 +73,37 @@ static bool has_sse41(void)
 
 static void sse2_to_wc(void *mapping, const void *host, size_t nbytes)
 {
-	struct gdr_cursor at = {mapping, (unsigned char *)host, nbytes};
+	struct core_cursor at = {mapping, (unsigned char *)host, nbytes};
 
-	GDR_HEAD(GDR_PUT, &at, gdr_u8);
-	GDR_HEAD(GDR_PUT, &at, gdr_u16);
-	GDR_HEAD(GDR_PUT, &at, gdr_u32);
-	GDR_HEAD(GDR_PUT, &at, gdr_u64);
+	CORE_HEAD(CORE_PUT, &at, core_u8);
+	CORE_HEAD(CORE_PUT, &at, core_u16);
+	CORE_HEAD(CORE_PUT, &at, core_u32);
+	CORE_HEAD(CORE_PUT, &at, core_u64);
 	while (at.left >= sizeof(__m128i))
-		GDR_PUT(&at, __m128i);
-	GDR_TAIL(GDR_PUT, &at, gdr_u64);
-	GDR_TAIL(GDR_PUT, &at, gdr_u32);
-	GDR_TAIL(GDR_PUT, &at, gdr_u16);
-	GDR_TAIL(GDR_PUT, &at, gdr_u8);
+		CORE_PUT(&at, __m128i);
+	CORE_TAIL(CORE_PUT, &at, core_u64);
+	CORE_TAIL(CORE_PUT, &at, core_u32);
+	CORE_TAIL(CORE_PUT, &at, core_u16);
+	CORE_TAIL(CORE_PUT, &at, core_u8);
 }
 
 ISA("avx2")
 static void avx2_to_wc(void *mapping, const void *host, size_t nbytes)
 {
-	struct gdr_cursor at = {mapping, (unsigned char *)host, nbytes};
+	struct core_cursor at = {mapping, (unsigned char *)host, nbytes};
 
-	GDR_HEAD(GDR_PUT, &at, gdr_u8);
-	GDR_HEAD(GDR_PUT, &at, gdr_u16);
-	GDR_HEAD(GDR_PUT, &at, gdr_u32);
-	GDR_HEAD(GDR_PUT, &at, gdr_u64);
-	GDR_HEAD(GDR_PUT, &at, __m128i);
+	CORE_HEAD(CORE_PUT, &at, core_u8);
+	CORE_HEAD(CORE_PUT, &at, core_u16);
+	CORE_HEAD(CORE_PUT, &at, core_u32);
+	CORE_HEAD(CORE_PUT, &at, core_u64);
+	CORE_HEAD(CORE_PUT, &at, __m128i);
 	while (at.left >= sizeof(__m256i))
-		GDR_PUT(&at, __m256i);
-	GDR_TAIL(GDR_PUT, &at, __m128i);
-	GDR_TAIL(GDR_PUT, &at, gdr_u64);
-	GDR_TAIL(GDR_PUT, &at, gdr_u32);
-	GDR_TAIL(GDR_PUT, &at, gdr_u16);
-	GDR_TAIL(GDR_PUT, &at, gdr_u8);
+		CORE_PUT(&at, __m256i);
+	CORE_TAIL(CORE_PUT, &at, __m128i);
+	CORE_TAIL(CORE_PUT, &at, core_u64);
+	CORE_TAIL(CORE_PUT, &at, core_u32);
+	CORE_TAIL(CORE_PUT, &at, core_u16);
+	CORE_TAIL(CORE_PUT, &at, core_u8);
 }
 
 /*
@@ -114,7 +114,7 @@ ISA("avx512f,avx512bw")
 static inline void avx512_put_part(unsigned char *line, const unsigned char *host, size_t skip,
 				   size_t nbytes)
 {
-	__mmask64 mask = ~0ULL >> (GDR_LINE - nbytes) << skip;
+	__mmask64 mask = ~0ULL >> (CORE_LINE - nbytes) << skip;
 	const void *from = (const void *)((uintptr_t)host - skip);
 
 	_mm512_mask_storeu_epi8(line, mask, _mm512_maskz_loadu_epi8(mask, from));
@@ -123,11 +123,11 @@ static inline void avx512_put_part(unsigned char *line, const unsigned char *hos
 ISA("avx512f,avx512bw")
 static void avx512_to_wc(void *mapping, const void *host, size_t nbytes)
 {
-	struct gdr_cursor at = {mapping, (unsigned char *)host, nbytes};
-	size_t skip = (uintptr_t)mapping % GDR_LINE;
+	struct core_cursor at = {mapping, (unsigned char *)host, nbytes};
+	size_t skip = (uintptr_t)mapping % CORE_LINE;
 
 	if (skip && nbytes) {
-		size_t head = GDR_LINE - skip < nbytes ? GDR_LINE - skip : nbytes;
+		size_t head = CORE_LINE - skip < nbytes ? CORE_LINE - skip : nbytes;
 
 		avx512_put_part(at.mapping - skip, at.host, skip, head);
 		at.mapping += head;
@@ -135,7 +135,7 @@ static void avx512_to_wc(void *mapping, const void *host, size_t nbytes)
 		at.left -= head;
 	}
 	while (at.left >= sizeof(__m512i))
-		GDR_PUT(&at, __m512i);
+		CORE_PUT(&at, __m512i);
 	if (at.left)
 		avx512_put_part(at.mapping, at.host, 0, at.left);
 }
@@ -145,7 +145,7 @@ static void movdir64b_to_wc(void *mapping, const void *host, size_t nbytes)
 {
 	unsigned char *to = mapping;
 	const unsigned char *from = host;
-	size_t head = -(uintptr_t)to % GDR_LINE;
+	size_t head = -(uintptr_t)to % CORE_LINE;
 
 	if (head > nbytes)
 		head = nbytes;
@@ -155,10 +155,10 @@ static void movdir64b_to_wc(void *mapping, const void *host, size_t nbytes)
 		from += head;
 		nbytes -= head;
 	}
-	for (; nbytes >= GDR_LINE; nbytes -= GDR_LINE) {
+	for (; nbytes >= CORE_LINE; nbytes -= CORE_LINE) {
 		_movdir64b(to, from);
-		to += GDR_LINE;
-		from += GDR_LINE;
+		to += CORE_LINE;
+		from += CORE_LINE;
 	}
 	if (nbytes)
 		sse2_to_wc(to, from, nbytes);
@@ -198,42 +198,42 @@ STREAMING ISA("avx512f,avx512bw") static inline void avx512_load_line(void *to, 
 ISA("sse4.1")
 static void sse41_from_wc(void *host, const void *mapping, size_t nbytes)
 {
-	gdr_read_lines(host, mapping, nbytes, sse41_load_line);
+	core_read_lines(host, mapping, nbytes, sse41_load_line);
 }
 
 ISA("avx2")
 static void avx2_from_wc(void *host, const void *mapping, size_t nbytes)
 {
-	gdr_read_lines(host, mapping, nbytes, avx2_load_line);
+	core_read_lines(host, mapping, nbytes, avx2_load_line);
 }
 
 ISA("avx512f,avx512bw")
 static void avx512_from_wc(void *host, const void *mapping, size_t nbytes)
 {
-	gdr_read_lines(host, mapping, nbytes, avx512_load_line);
+	core_read_lines(host, mapping, nbytes, avx512_load_line);
 }
 
-const struct gdr_copy_routine *gdr_routines_to_wc(void)
+const struct core_copy_routine *core_routines_to_wc(void)
 {
-	static const struct gdr_copy_routine routines[] = {
+	static const struct core_copy_routine routines[] = {
 		{"avx512", avx512_to_wc, has_avx512, SIZE_MAX},
 		{"movdir64b", movdir64b_to_wc, has_movdir64b, DIRECT_STORES_BEST_UP_TO},
 		{"avx2", avx2_to_wc, has_avx2, SIZE_MAX},
-		{"sse2", sse2_to_wc, gdr_always_supported, SIZE_MAX},
-		{"portable", gdr_portable_to_mapping, gdr_always_supported, SIZE_MAX},
+		{"sse2", sse2_to_wc, core_always_supported, SIZE_MAX},
+		{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
 		{NULL, NULL, NULL, 0},
 	};
 
 	return routines;
 }
 
-const struct gdr_copy_routine *gdr_routines_from_wc(void)
+const struct core_copy_routine *core_routines_from_wc(void)
 {
-	static const struct gdr_copy_routine routines[] = {
+	static const struct core_copy_routine routines[] = {
 		{"avx512", avx512_from_wc, has_avx512, SIZE_MAX},
 		{"avx2", avx2_from_wc, has_avx2, SIZE_MAX},
 		{"sse4.1", sse41_from_wc, has_sse41, SIZE_MAX},
-		{"portable", gdr_portable_from_mapping, gdr_always_supported, SIZE_MAX},
+		{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
 		{NULL, NULL, NULL, 0},
 	};
 

@@ -13,7 +13,7 @@ static bool find(void *library, const char *symbol, void *function)
 	return address;
 }
 
-bool gdr_cuda_find(struct gdr_cuda *cuda)
+bool core_cuda_find(struct core_cuda *cuda)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
 	bool found = true;
@@ -21,16 +21,16 @@ bool gdr_cuda_find(struct gdr_cuda *cuda)
 	if (!library)
 		return false;
 #define FIND(name, symbol, parameters) found = find(library, symbol, &cuda->name) && found;
-	GDR_CUDA_FUNCTIONS(FIND)
+	CORE_CUDA_FUNCTIONS(FIND)
 #undef FIND
 #define FIND(name, symbol, parameters) find(library, symbol, &cuda->name);
-	GDR_CUDA_NEWER_FUNCTIONS(FIND)
+	CORE_CUDA_NEWER_FUNCTIONS(FIND)
 #undef FIND
 	dlclose(library); /* whoever loaded it keeps it */
 	return found;
 }
 
-const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result)
+const char *core_cuda_error_name(const struct core_cuda *cuda, int result)
 {
 	const char *name = NULL;
 
@@ -38,17 +38,17 @@ const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result)
 	return name ? name : "an unknown CUDA error";
 }
 
-int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const char *call,
-		  int result, const char *purpose)
+int core_cuda_fail(struct core_error *error, const struct core_cuda *cuda, const char *call,
+		   int result, const char *purpose)
 {
-	bool full = result == GDR_CUDA_OUT_OF_MEMORY;
+	bool full = result == CORE_CUDA_OUT_OF_MEMORY;
 
-	const char *name = gdr_cuda_error_name(cuda, result);
+	const char *name = core_cuda_error_name(cuda, result);
 
-	gdr_fail(error, full ? GDR_FAILED_MEMORY : GDR_FAILED_CUDA, full ? ENOMEM : EIO, "%s: %s",
-		 call, name);
+	core_fail(error, full ? CORE_FAILED_MEMORY : CORE_FAILED_CUDA, full ? ENOMEM : EIO,
+		  "%s: %s", call, name);
 	error->status = (uint32_t)result;
 	error->result = name;
 	snprintf(error->call, sizeof(error->call), "%s", call);
-	return gdr_explain(error, "%s", purpose);
+	return core_explain(error, "%s", purpose);
 }

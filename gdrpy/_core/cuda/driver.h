@@ -3,8 +3,8 @@
  * The functions of the CUDA driver that the library needs, taken from the libcuda.so.1 that the
  * process has loaded already, real or simulated: this library links none and loads none.
  */
-#ifndef GDRPY_CUDADRIVER_H
-#define GDRPY_CUDADRIVER_H
+#ifndef GDRPY_CUDA_DRIVER_H
+#define GDRPY_CUDA_DRIVER_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include "common/error.h"
 
 /* CUDA_MEMCPY2D: one end of a copy of rows, in host or in device memory, and both. */
-struct gdr_cuda_end {
+struct core_cuda_end {
 	size_t x, y;
 	unsigned int memory_type;
 	void *host;
@@ -22,18 +22,18 @@ struct gdr_cuda_end {
 	size_t pitch;
 };
 
-struct gdr_cuda_rows {
-	struct gdr_cuda_end from, to;
+struct core_cuda_rows {
+	struct core_cuda_end from, to;
 	size_t nbytes, count; /* of a row, and rows */
 };
 
-/* A CUipcMemHandle: 64 bytes, as gdr_ipc_parse() reads them. */
-struct gdr_cuda_ipc {
+/* A CUipcMemHandle: 64 bytes, as core_ipc_parse() reads them. */
+struct core_cuda_ipc {
 	uint8_t bytes[64];
 };
 
 /* CUmemAllocationProp */
-struct gdr_cuda_allocation {
+struct core_cuda_allocation {
 	int type;
 	int handle_types;
 	int location_type;
@@ -46,10 +46,10 @@ struct gdr_cuda_allocation {
 };
 
 /* A CUresult. */
-#define GDR_CUDA_OUT_OF_MEMORY 2
+#define CORE_CUDA_OUT_OF_MEMORY 2
 
 /* The name in CUDA's header, the symbol behind it, the parameters. Each answers a CUresult. */
-#define GDR_CUDA_FUNCTIONS(X)                                                                      \
+#define CORE_CUDA_FUNCTIONS(X)                                                                     \
 	X(cuGetErrorName, "cuGetErrorName", (int result, const char **name))                       \
 	X(cuDeviceGet, "cuDeviceGet", (int *device, int ordinal))                                  \
 	X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))   \
@@ -71,22 +71,22 @@ struct gdr_cuda_allocation {
 	X(cuPointerGetAttributes, "cuPointerGetAttributes",                                        \
 	  (unsigned int count, int *attributes, void **values, uint64_t pointer))                  \
 	X(cuIpcGetMemHandle, "cuIpcGetMemHandle",                                                  \
-	  (struct gdr_cuda_ipc * handle, uint64_t pointer))                                        \
+	  (struct core_cuda_ipc * handle, uint64_t pointer))                                       \
 	X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                               \
 	  (uint64_t device, const void *host, size_t nbytes, void *stream))                        \
 	X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2",                                               \
 	  (void *host, uint64_t device, size_t nbytes, void *stream))                              \
-	X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const struct gdr_cuda_rows *rows, void *stream))
+	X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const struct core_cuda_rows *rows, void *stream))
 
 /* Those that an older driver, or the simulated one, may lack: NULL there. */
-#define GDR_CUDA_NEWER_FUNCTIONS(X)                                                                \
+#define CORE_CUDA_NEWER_FUNCTIONS(X)                                                               \
 	X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle",                              \
 	  (uint64_t *handle, void *pointer))                                                       \
 	X(cuMemRelease, "cuMemRelease", (uint64_t handle))                                         \
 	X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                          \
-	  (size_t *nbytes, const struct gdr_cuda_allocation *what, int option))                    \
+	  (size_t *nbytes, const struct core_cuda_allocation *what, int option))                   \
 	X(cuMemCreate, "cuMemCreate",                                                              \
-	  (uint64_t *handle, size_t nbytes, const struct gdr_cuda_allocation *what,                \
+	  (uint64_t *handle, size_t nbytes, const struct core_cuda_allocation *what,               \
 	   unsigned long long flags))                                                              \
 	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                            \
 	  (void *shareable, uint64_t handle, int type, unsigned long long flags))                  \
@@ -95,27 +95,27 @@ struct gdr_cuda_allocation {
 	X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))     \
 	X(on_bar, "gdrsim_on_bar", (void)) /* of the simulated driver alone */
 
-struct gdr_cuda {
-#define GDR_CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
-	GDR_CUDA_FUNCTIONS(GDR_CUDA_MEMBER)
-	GDR_CUDA_NEWER_FUNCTIONS(GDR_CUDA_MEMBER)
-#undef GDR_CUDA_MEMBER
+struct core_cuda {
+#define CORE_CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
+	CORE_CUDA_FUNCTIONS(CORE_CUDA_MEMBER)
+	CORE_CUDA_NEWER_FUNCTIONS(CORE_CUDA_MEMBER)
+#undef CORE_CUDA_MEMBER
 };
 
 /* False if no driver is loaded, or one without what every driver has. */
-bool gdr_cuda_find(struct gdr_cuda *cuda);
+bool core_cuda_find(struct core_cuda *cuda);
 
 /* Whether it is the simulated driver. */
-static inline bool gdr_cuda_simulated(const struct gdr_cuda *cuda)
+static inline bool core_cuda_simulated(const struct core_cuda *cuda)
 {
 	return cuda->on_bar;
 }
 
 /* A CUresult's name, such as CUDA_ERROR_INVALID_VALUE. */
-const char *gdr_cuda_error_name(const struct gdr_cuda *cuda, int result);
+const char *core_cuda_error_name(const struct core_cuda *cuda, int result);
 
 /* Fill in *error for a call that answered this, made for a purpose in words; returns -1. */
-int gdr_cuda_fail(struct gdr_error *error, const struct gdr_cuda *cuda, const char *call,
-		  int result, const char *purpose);
+int core_cuda_fail(struct core_error *error, const struct core_cuda *cuda, const char *call,
+		   int result, const char *purpose);
 
 #endif

@@ -35,15 +35,15 @@ enum device_attribute {
 #define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
 /* Say with an error of other words what CUDA answered; -1. */
-static int answered(struct gdr_error *error, const struct gdr_cuda *cuda, int result)
+static int answered(struct core_error *error, const struct core_cuda *cuda, int result)
 {
 	error->status = (uint32_t)result;
-	error->result = gdr_cuda_error_name(cuda, result);
+	error->result = core_cuda_error_name(cuda, result);
 	return -1;
 }
 
-int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_pointer *pointer,
-		     struct gdr_error *error)
+int core_pointer_find(const struct core_cuda *cuda, uint64_t ptr, struct core_pointer *pointer,
+		      struct core_error *error)
 {
 	const struct {
 		int attribute;
@@ -55,24 +55,24 @@ int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_point
 		{CONTEXT, &pointer->context},
 	};
 
-	*pointer = (struct gdr_pointer){.ptr = ptr};
+	*pointer = (struct core_pointer){.ptr = ptr};
 	for (size_t i = 0; i < sizeof(questions) / sizeof(questions[0]); i++) {
 		int result = cuda->cuPointerGetAttribute(questions[i].answer,
 							 questions[i].attribute, ptr);
 
 		if (result == NOT_INITIALIZED) {
-			gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				 "%#llx can be no GPU memory yet (%s): call cuInit() or any "
-				 "function of the CUDA runtime in this process first",
-				 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+				  "%#llx can be no GPU memory yet (%s): call cuInit() or any "
+				  "function of the CUDA runtime in this process first",
+				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 			return answered(error, cuda, result);
 		}
 		if (result) {
-			gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-				 "%#llx is no memory that CUDA knows (%s): pass a pointer from "
-				 "cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
-				 "host address",
-				 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+				  "%#llx is no memory that CUDA knows (%s): pass a pointer from "
+				  "cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
+				  "host address",
+				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 			return answered(error, cuda, result);
 		}
 	}
@@ -88,53 +88,54 @@ int gdr_pointer_find(const struct gdr_cuda *cuda, uint64_t ptr, struct gdr_point
 /* Allocations begin at multiples of this. */
 #define ALIGNMENT 256
 
-static int find_first(const struct gdr_cuda *cuda, const struct gdr_range *range, uint64_t page,
-		      struct gdr_pointer *pointer)
+static int find_first(const struct core_cuda *cuda, const struct core_range *range, uint64_t page,
+		      struct core_pointer *pointer)
 {
 	uint64_t end = range->start + page < range->end ? range->start + page : range->end;
-	struct gdr_error ignored;
+	struct core_error ignored;
 
 	for (uint64_t at = range->start; at < end; at += ALIGNMENT)
-		if (!gdr_pointer_find(cuda, at, pointer, &ignored))
+		if (!core_pointer_find(cuda, at, pointer, &ignored))
 			return 0;
 	return -1;
 }
 
-int gdr_pointer_range(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t nbytes, uint64_t page,
-		      struct gdr_pointer *pointer, struct gdr_range *range, struct gdr_error *error)
+int core_pointer_range(const struct core_cuda *cuda, uint64_t ptr, uint64_t nbytes, uint64_t page,
+		       struct core_pointer *pointer, struct core_range *range,
+		       struct core_error *error)
 {
 	uint64_t room;
 
 	if (ptr > UINT64_MAX - (page - 1) || nbytes > UINT64_MAX - (page - 1) - ptr)
-		return gdr_fail(error, GDR_FAILED_SIZE, EINVAL,
-				"%llu bytes at %#llx run past the end of all addresses",
-				(unsigned long long)nbytes, (unsigned long long)ptr);
+		return core_fail(error, CORE_FAILED_SIZE, EINVAL,
+				 "%llu bytes at %#llx run past the end of all addresses",
+				 (unsigned long long)nbytes, (unsigned long long)ptr);
 	range->start = ptr / page * page;
 	range->end = (ptr + nbytes + page - 1) / page * page;
-	if (gdr_pointer_find(cuda, ptr, pointer, error))
+	if (core_pointer_find(cuda, ptr, pointer, error))
 		return page > 1 ? find_first(cuda, range, page, pointer) : -1;
 
 	room = pointer->base + pointer->nbytes - ptr;
 	if (page > 1 || nbytes <= room)
 		return 0;
-	return gdr_fail(error, GDR_FAILED_SIZE, EINVAL,
-			"%llu bytes at %#llx run past the end of the allocation, which has %llu "
-			"bytes from there on",
-			(unsigned long long)nbytes, (unsigned long long)ptr,
-			(unsigned long long)room);
+	return core_fail(error, CORE_FAILED_SIZE, EINVAL,
+			 "%llu bytes at %#llx run past the end of the allocation, which has %llu "
+			 "bytes from there on",
+			 (unsigned long long)nbytes, (unsigned long long)ptr,
+			 (unsigned long long)room);
 }
 
 /* What CUDA has opened is this process's alone. */
-static int own(int *fd, struct gdr_error *error)
+static int own(int *fd, struct core_error *error)
 {
-	*fd = gdr_private_adopt(*fd);
-	return *fd < 0 ? gdr_fail(error, GDR_FAILED_MEMORY, ENOMEM,
-				  "this process has no memory left")
+	*fd = core_private_adopt(*fd);
+	return *fd < 0 ? core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
+				   "this process has no memory left")
 		       : 0;
 }
 
 /* A descriptor of the VMM allocation behind a pointer into *fd; -1 where it is none. */
-static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr_error *error)
+static int export(const struct core_cuda *cuda, uint64_t ptr, int *fd, struct core_error *error)
 {
 	uint64_t handle;
 	int result;
@@ -145,25 +146,25 @@ static int export(const struct gdr_cuda *cuda, uint64_t ptr, int *fd, struct gdr
 		return 0;
 	result = cuda->cuMemExportToShareableHandle(fd, handle, POSIX_FILE_DESCRIPTOR, 0);
 	cuda->cuMemRelease(handle);
-	if (result == OPERATING_SYSTEM || result == GDR_CUDA_OUT_OF_MEMORY)
-		return gdr_cuda_fail(
+	if (result == OPERATING_SYSTEM || result == CORE_CUDA_OUT_OF_MEMORY)
+		return core_cuda_fail(
 			error, cuda, "cuMemExportToShareableHandle", result,
 			"exporting VMM memory, which takes a file descriptor (see ulimit -n)");
 	if (result) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "the VMM allocation at %#llx cannot be exported (%s): its creator "
-			 "must ask for POSIX file descriptor handles in cuMemCreate",
-			 (unsigned long long)ptr, gdr_cuda_error_name(cuda, result));
+		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+			  "the VMM allocation at %#llx cannot be exported (%s): its creator "
+			  "must ask for POSIX file descriptor handles in cuMemCreate",
+			  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
 	}
 	return own(fd, error);
 }
 
-int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-			const struct gdr_range *range, gdr_export_fn tell, void *to,
-			struct gdr_error *error)
+int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer *pointer,
+			 const struct core_range *range, core_export_fn tell, void *to,
+			 struct core_error *error)
 {
-	struct gdr_pointer here = *pointer;
+	struct core_pointer here = *pointer;
 	uint64_t at = range->start;
 	int fd, ret;
 
@@ -176,23 +177,23 @@ int gdr_pointer_exports(const struct gdr_cuda *cuda, const struct gdr_pointer *p
 		uint64_t nbytes = range->end - at < room ? range->end - at : room;
 
 		ret = tell(to, fd, at - here.map_base, nbytes, error);
-		gdr_private_close(fd);
+		core_private_close(fd);
 		at += nbytes;
 		if (ret || at == range->end)
 			return ret ? -1 : 1;
-		if (gdr_pointer_find(cuda, at, &here, error) || export(cuda, at, &fd, error))
+		if (core_pointer_find(cuda, at, &here, error) || export(cuda, at, &fd, error))
 			return -1;
 		if (fd < 0)
-			return gdr_fail(error, GDR_FAILED_SIZE, EINVAL,
-					"the memory from %#llx on is of another kind than that "
-					"before it: pin them one by one",
-					(unsigned long long)at);
+			return core_fail(error, CORE_FAILED_SIZE, EINVAL,
+					 "the memory from %#llx on is of another kind than that "
+					 "before it: pin them one by one",
+					 (unsigned long long)at);
 	}
 }
 
-int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes)
+int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes)
 {
-	const struct gdr_cuda_allocation smallest = {
+	const struct core_cuda_allocation smallest = {
 		.type = PINNED,
 		.handle_types = POSIX_FILE_DESCRIPTOR,
 		.location_type = ON_DEVICE,
@@ -207,63 +208,63 @@ int gdr_device_export(const struct gdr_cuda *cuda, int device, size_t *nbytes)
 	if (cuda->cuMemExportToShareableHandle(&fd, handle, POSIX_FILE_DESCRIPTOR, 0))
 		fd = -1;
 	cuda->cuMemRelease(handle);
-	return gdr_private_adopt(fd);
+	return core_private_adopt(fd);
 }
 
-int gdr_pointer_ipc_handle(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-			   struct gdr_cuda_ipc *handle, struct gdr_error *error)
+int core_pointer_ipc_handle(const struct core_cuda *cuda, const struct core_pointer *pointer,
+			    struct core_cuda_ipc *handle, struct core_error *error)
 {
-	struct gdr_context context;
+	struct core_context context;
 	int result;
 
-	if (gdr_context_enter(cuda, pointer, &context, error))
+	if (core_context_enter(cuda, pointer, &context, error))
 		return -1;
 	result = cuda->cuIpcGetMemHandle(handle, pointer->ptr);
-	gdr_context_leave(cuda, &context);
+	core_context_leave(cuda, &context);
 	if (result) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "the memory at %#llx has no IPC handle (%s), so it is of a kind "
-			 "that cannot be pinned this way (a cuMemAllocAsync pool, managed "
-			 "or host memory): use cuMemAlloc, cudaMalloc or gdrpy.alloc",
-			 (unsigned long long)pointer->ptr, gdr_cuda_error_name(cuda, result));
+		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+			  "the memory at %#llx has no IPC handle (%s), so it is of a kind "
+			  "that cannot be pinned this way (a cuMemAllocAsync pool, managed "
+			  "or host memory): use cuMemAlloc, cudaMalloc or gdrpy.alloc",
+			  (unsigned long long)pointer->ptr, core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
 	}
 	return 0;
 }
 
-int gdr_pointer_dmabuf(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-		       uint64_t nbytes, bool force_pcie, int *fd, struct gdr_error *error)
+int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer *pointer,
+			uint64_t nbytes, bool force_pcie, int *fd, struct core_error *error)
 {
-	struct gdr_context context;
+	struct core_context context;
 	int result;
 
 	if (!cuda->cuMemGetHandleForAddressRange)
-		return gdr_fail(
-			error, GDR_FAILED_UNAVAILABLE, EOPNOTSUPP,
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
 			"this CUDA driver makes no dma-bufs: use one of CUDA 13.3 or newer");
-	if (gdr_context_enter(cuda, pointer, &context, error))
+	if (core_context_enter(cuda, pointer, &context, error))
 		return -1;
 	result = cuda->cuMemGetHandleForAddressRange(fd, pointer->ptr, nbytes, DMA_BUF_FD,
 						     force_pcie ? DMA_BUF_THROUGH_PCIE : 0);
-	gdr_context_leave(cuda, &context);
+	core_context_leave(cuda, &context);
 	if (result) {
-		gdr_fail(error,
-			 force_pcie && result == NOT_SUPPORTED ? GDR_FAILED_UNAVAILABLE
-							       : GDR_FAILED_HANDLE,
-			 EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
-			 (unsigned long long)nbytes, (unsigned long long)pointer->ptr,
-			 gdr_cuda_error_name(cuda, result));
+		core_fail(error,
+			  force_pcie && result == NOT_SUPPORTED ? CORE_FAILED_UNAVAILABLE
+								: CORE_FAILED_HANDLE,
+			  EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
+			  (unsigned long long)nbytes, (unsigned long long)pointer->ptr,
+			  core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
 	}
 	return own(fd, error);
 }
 
-int gdr_pointer_id(const struct gdr_cuda *cuda, uint64_t ptr, uint64_t *id)
+int core_pointer_id(const struct core_cuda *cuda, uint64_t ptr, uint64_t *id)
 {
 	return cuda->cuPointerGetAttribute(id, BUFFER_ID, ptr) ? -1 : 0;
 }
 
-static int device_attribute(const struct gdr_cuda *cuda, int device, int attribute, int *value)
+static int device_attribute(const struct core_cuda *cuda, int device, int attribute, int *value)
 {
 	int handle;
 
@@ -274,7 +275,7 @@ static int device_attribute(const struct gdr_cuda *cuda, int device, int attribu
 		       : 0;
 }
 
-int gdr_device_current(const struct gdr_cuda *cuda, void **context)
+int core_device_current(const struct core_cuda *cuda, void **context)
 {
 	int current, handle;
 
@@ -286,7 +287,7 @@ int gdr_device_current(const struct gdr_cuda *cuda, void **context)
 	return -1;
 }
 
-int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3])
+int core_device_pci(const struct core_cuda *cuda, int device, int pci[3])
 {
 	return device_attribute(cuda, device, PCI_DOMAIN_ID, &pci[0]) ||
 			       device_attribute(cuda, device, PCI_BUS_ID, &pci[1]) ||
@@ -295,44 +296,44 @@ int gdr_device_pci(const struct gdr_cuda *cuda, int device, int pci[3])
 		       : 0;
 }
 
-bool gdr_device_maps_dmabuf(const struct gdr_cuda *cuda, int device)
+bool core_device_maps_dmabuf(const struct core_cuda *cuda, int device)
 {
 	int supported;
 
 	return !device_attribute(cuda, device, DMA_BUF_MMAP_SUPPORTED, &supported) && supported;
 }
 
-bool gdr_device_is_coherent(const struct gdr_cuda *cuda, int device)
+bool core_device_is_coherent(const struct core_cuda *cuda, int device)
 {
 	int coherent;
 
 	return !device_attribute(cuda, device, USES_HOST_PAGE_TABLES, &coherent) && coherent;
 }
 
-void gdr_device_location(const struct gdr_cuda *cuda, int device, char location[40])
+void core_device_location(const struct core_cuda *cuda, int device, char location[40])
 {
 	int pci[3];
 
-	if (gdr_cuda_simulated(cuda))
+	if (core_cuda_simulated(cuda))
 		snprintf(location, 40, "simulated GPU %d", device);
-	else if (gdr_device_pci(cuda, device, pci))
+	else if (core_device_pci(cuda, device, pci))
 		snprintf(location, 40, "an unknown GPU");
 	else
 		snprintf(location, 40, "%04x:%02x:%02x.0", pci[0], pci[1], pci[2]);
 }
 
-static int context_failed(const struct gdr_cuda *cuda, const char *call, int result, int device,
-			  struct gdr_error *error)
+static int context_failed(const struct core_cuda *cuda, const char *call, int result, int device,
+			  struct core_error *error)
 {
 	char purpose[64];
 
 	snprintf(purpose, sizeof(purpose), "using the CUDA context of device %d", device);
-	return gdr_cuda_fail(error, cuda, call, result, purpose);
+	return core_cuda_fail(error, cuda, call, result, purpose);
 }
 
 /* Retained until the process ends, as those who share a primary context do. */
-static int primary_context(const struct gdr_cuda *cuda, int device, void **context,
-			   struct gdr_error *error)
+static int primary_context(const struct core_cuda *cuda, int device, void **context,
+			   struct core_error *error)
 {
 	int handle, result = cuda->cuDeviceGet(&handle, device);
 
@@ -344,14 +345,14 @@ static int primary_context(const struct gdr_cuda *cuda, int device, void **conte
 	return 0;
 }
 
-static void exchange_capture_mode(const struct gdr_cuda *cuda, struct gdr_context *context)
+static void exchange_capture_mode(const struct core_cuda *cuda, struct core_context *context)
 {
 	if (cuda->cuThreadExchangeStreamCaptureMode)
 		cuda->cuThreadExchangeStreamCaptureMode(&context->capture_mode);
 }
 
-int gdr_context_enter(const struct gdr_cuda *cuda, const struct gdr_pointer *pointer,
-		      struct gdr_context *context, struct gdr_error *error)
+int core_context_enter(const struct core_cuda *cuda, const struct core_pointer *pointer,
+		       struct core_context *context, struct core_error *error)
 {
 	void *wanted = pointer->context;
 	int result;
@@ -366,7 +367,7 @@ int gdr_context_enter(const struct gdr_cuda *cuda, const struct gdr_pointer *poi
 	return 0;
 }
 
-void gdr_context_leave(const struct gdr_cuda *cuda, struct gdr_context *context)
+void core_context_leave(const struct core_cuda *cuda, struct core_context *context)
 {
 	void *left;
 

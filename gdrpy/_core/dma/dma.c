@@ -15,18 +15,18 @@
 /* A chunk smaller than this is not worth a lane's calls. */
 #define SMALLEST_CHUNK (64 << 10)
 
-bool gdr_dma_check(struct gdr_dma *dma, struct gdr_error *error, const char *call, int result)
+bool core_dma_check(struct core_dma *dma, struct core_error *error, const char *call, int result)
 {
 	if (result && !error->status)
-		gdr_cuda_fail(error, &dma->cuda, call, result, "copying by DMA");
+		core_cuda_fail(error, &dma->cuda, call, result, "copying by DMA");
 	return !result;
 }
 
-struct gdr_dma *gdr_dma_open(void *context)
+struct core_dma *core_dma_open(void *context)
 {
-	struct gdr_dma *dma = calloc(1, sizeof(*dma));
+	struct core_dma *dma = calloc(1, sizeof(*dma));
 
-	if (!dma || !gdr_cuda_find(&dma->cuda)) {
+	if (!dma || !core_cuda_find(&dma->cuda)) {
 		free(dma);
 		return NULL;
 	}
@@ -36,12 +36,12 @@ struct gdr_dma *gdr_dma_open(void *context)
 	return dma;
 }
 
-bool gdr_dma_enter(struct gdr_dma *dma, struct gdr_error *error)
+bool core_dma_enter(struct core_dma *dma, struct core_error *error)
 {
-	return GDR_CUDA_CALL(error, dma, cuCtxPushCurrent, dma->context);
+	return CORE_CUDA_CALL(error, dma, cuCtxPushCurrent, dma->context);
 }
 
-void gdr_dma_leave(struct gdr_dma *dma)
+void core_dma_leave(struct core_dma *dma)
 {
 	void *context;
 
@@ -49,7 +49,7 @@ void gdr_dma_leave(struct gdr_dma *dma)
 }
 
 /* The plural call answers type 0 for what CUDA does not know, ten times as fast as an error. */
-static bool is_page_locked(struct gdr_dma *dma, const char *byte)
+static bool is_page_locked(struct core_dma *dma, const char *byte)
 {
 	int attribute = POINTER_MEMORY_TYPE;
 	unsigned int type = 0;
@@ -59,49 +59,50 @@ static bool is_page_locked(struct gdr_dma *dma, const char *byte)
 	       type == MEMORY_TYPE_HOST;
 }
 
-bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes)
+bool core_dma_reaches(struct core_dma *dma, const void *host, size_t nbytes)
 {
 	const char *first = host;
 
 	return nbytes && is_page_locked(dma, first) && is_page_locked(dma, first + nbytes - 1);
 }
 
-bool gdr_dma_have_stream(struct gdr_dma *dma, void **stream, struct gdr_error *error)
+bool core_dma_have_stream(struct core_dma *dma, void **stream, struct core_error *error)
 {
 	void *made = NULL;
 
 	if (__atomic_load_n(stream, __ATOMIC_ACQUIRE))
 		return true;
 	pthread_mutex_lock(&dma->streams);
-	if (!*stream && GDR_CUDA_CALL(error, dma, cuStreamCreate, &made, STREAM_NON_BLOCKING))
+	if (!*stream && CORE_CUDA_CALL(error, dma, cuStreamCreate, &made, STREAM_NON_BLOCKING))
 		__atomic_store_n(stream, made, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&dma->streams);
 	return __atomic_load_n(stream, __ATOMIC_RELAXED);
 }
 
-bool gdr_dma_have_lane(struct gdr_dma *dma, struct gdr_lane *lane, struct gdr_error *error)
+bool core_dma_have_lane(struct core_dma *dma, struct core_lane *lane, struct core_error *error)
 {
-	bool there = gdr_dma_have_stream(dma, &lane->stream, error);
+	bool there = core_dma_have_stream(dma, &lane->stream, error);
 
 	for (int i = 0; i < 2 && there; i++) {
-		struct gdr_staging *staging = &lane->staging[i];
+		struct core_staging *staging = &lane->staging[i];
 
-		there = (staging->idle || GDR_CUDA_CALL(error, dma, cuEventCreate, &staging->idle,
-							EVENT_DISABLE_TIMING)) &&
-			(staging->memory || GDR_CUDA_CALL(error, dma, cuMemHostAlloc,
-							  &staging->memory, GDR_STAGING_NBYTES, 0));
+		there = (staging->idle || CORE_CUDA_CALL(error, dma, cuEventCreate, &staging->idle,
+							 EVENT_DISABLE_TIMING)) &&
+			(staging->memory ||
+			 CORE_CUDA_CALL(error, dma, cuMemHostAlloc, &staging->memory,
+					CORE_STAGING_NBYTES, 0));
 	}
 	return there;
 }
 
 /* A copy by lanes, which take one chunk after the other. */
 struct job {
-	struct gdr_dma *dma;
+	struct core_dma *dma;
 	uint64_t device;
 	char *host;
 	size_t nbytes, chunk;
-	size_t taken;		 /* bytes of all chunks that a lane has taken */
-	struct gdr_error *error; /* of the first lane that failed */
+	size_t taken;		  /* bytes of all chunks that a lane has taken */
+	struct core_error *error; /* of the first lane that failed */
 	bool failed;
 };
 
@@ -121,43 +122,44 @@ static bool take(struct job *job, struct chunk *chunk)
 	return true;
 }
 
-static void write_by_lane(struct job *job, struct gdr_lane *lane, struct gdr_error *error)
+static void write_by_lane(struct job *job, struct core_lane *lane, struct core_error *error)
 {
-	struct gdr_dma *dma = job->dma;
+	struct core_dma *dma = job->dma;
 	struct chunk chunk;
 
 	for (unsigned int turn = 0; take(job, &chunk); turn++) {
-		struct gdr_staging *staging = &lane->staging[turn % 2];
+		struct core_staging *staging = &lane->staging[turn % 2];
 
-		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
+		if (turn >= 2 && !CORE_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
 		memcpy(staging->memory, job->host + chunk.at, chunk.nbytes);
-		if (!GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at,
-				   staging->memory, chunk.nbytes, lane->stream) ||
-		    !GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
+		if (!CORE_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, job->device + chunk.at,
+				    staging->memory, chunk.nbytes, lane->stream) ||
+		    !CORE_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream))
 			break;
 	}
-	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
+	CORE_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static void read_by_lane(struct job *job, struct gdr_lane *lane, struct gdr_error *error)
+static void read_by_lane(struct job *job, struct core_lane *lane, struct core_error *error)
 {
-	struct gdr_dma *dma = job->dma;
+	struct core_dma *dma = job->dma;
 	struct chunk chunk, coming;
-	struct gdr_staging *from = NULL;
+	struct core_staging *from = NULL;
 	bool more;
 
 	/* While one chunk is copied out of its staging memory the next is on its way. */
 	for (unsigned int turn = 0;; turn++) {
-		struct gdr_staging *to = &lane->staging[turn % 2];
+		struct core_staging *to = &lane->staging[turn % 2];
 
 		more = take(job, &coming);
-		if (more && (!GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
-					    job->device + coming.at, coming.nbytes, lane->stream) ||
-			     !GDR_CUDA_CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
+		if (more &&
+		    (!CORE_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, to->memory,
+				     job->device + coming.at, coming.nbytes, lane->stream) ||
+		     !CORE_CUDA_CALL(error, dma, cuEventRecord, to->idle, lane->stream)))
 			break;
 		if (from) {
-			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
+			if (!CORE_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
 				break;
 			memcpy(job->host + chunk.at, from->memory, chunk.nbytes);
 		}
@@ -166,20 +168,20 @@ static void read_by_lane(struct job *job, struct gdr_lane *lane, struct gdr_erro
 		from = to;
 		chunk = coming;
 	}
-	GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
+	CORE_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
 static void run_lane(struct job *job, unsigned int number,
-		     void (*run)(struct job *job, struct gdr_lane *lane, struct gdr_error *error))
+		     void (*run)(struct job *job, struct core_lane *lane, struct core_error *error))
 {
-	struct gdr_lane *lane = &job->dma->lanes[number];
-	struct gdr_error error;
+	struct core_lane *lane = &job->dma->lanes[number];
+	struct core_error error;
 
 	error.status = 0;
-	if (gdr_dma_enter(job->dma, &error)) {
-		if (gdr_dma_have_lane(job->dma, lane, &error))
+	if (core_dma_enter(job->dma, &error)) {
+		if (core_dma_have_lane(job->dma, lane, &error))
 			run(job, lane, &error);
-		gdr_dma_leave(job->dma);
+		core_dma_leave(job->dma);
 	}
 	if (error.status && !__atomic_exchange_n(&job->failed, true, __ATOMIC_RELAXED))
 		*job->error = error;
@@ -195,28 +197,28 @@ static void read_lane(void *job, unsigned int number)
 	run_lane(job, number, read_by_lane);
 }
 
-size_t gdr_dma_chunk(size_t nbytes, unsigned int lanes)
+size_t core_dma_chunk(size_t nbytes, unsigned int lanes)
 {
 	size_t chunk = lanes == 1 ? (nbytes + 1) / 2 : nbytes / (4 * lanes);
 
 	if (chunk < SMALLEST_CHUNK)
 		return SMALLEST_CHUNK;
-	return chunk < GDR_STAGING_NBYTES ? chunk : GDR_STAGING_NBYTES;
+	return chunk < CORE_STAGING_NBYTES ? chunk : CORE_STAGING_NBYTES;
 }
 
-static bool by_lanes(struct gdr_dma *dma, unsigned int lanes, gdr_part_fn lane, struct job *job)
+static bool by_lanes(struct core_dma *dma, unsigned int lanes, core_part_fn lane, struct job *job)
 {
-	if (lanes > GDR_LANES_MAX)
-		lanes = GDR_LANES_MAX;
-	job->chunk = gdr_dma_chunk(job->nbytes, lanes);
+	if (lanes > CORE_LANES_MAX)
+		lanes = CORE_LANES_MAX;
+	job->chunk = core_dma_chunk(job->nbytes, lanes);
 	pthread_mutex_lock(&dma->staging);
-	gdr_parallel(lanes, lane, job);
+	core_parallel(lanes, lane, job);
 	pthread_mutex_unlock(&dma->staging);
 	return !job->failed;
 }
 
-bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		   size_t nbytes, struct gdr_error *error)
+bool core_dma_write(struct core_dma *dma, unsigned int lanes, uint64_t device, const void *host,
+		    size_t nbytes, struct core_error *error)
 {
 	struct job job = {.dma = dma,
 			  .device = device,
@@ -227,17 +229,17 @@ bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, con
 	error->status = 0;
 	if (lanes)
 		return by_lanes(dma, lanes, write_lane, &job);
-	if (!gdr_dma_enter(dma, error))
+	if (!core_dma_enter(dma, error))
 		return false;
-	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
-	    GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
-	gdr_dma_leave(dma);
+	if (core_dma_have_stream(dma, &dma->stream, error) &&
+	    CORE_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
+		CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	core_dma_leave(dma);
 	return !error->status;
 }
 
-bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		  size_t nbytes, struct gdr_error *error)
+bool core_dma_read(struct core_dma *dma, unsigned int lanes, void *host, uint64_t device,
+		   size_t nbytes, struct core_error *error)
 {
 	struct job job = {
 		.dma = dma, .device = device, .host = host, .nbytes = nbytes, .error = error};
@@ -245,11 +247,11 @@ bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t 
 	error->status = 0;
 	if (lanes)
 		return by_lanes(dma, lanes, read_lane, &job);
-	if (!gdr_dma_enter(dma, error))
+	if (!core_dma_enter(dma, error))
 		return false;
-	if (gdr_dma_have_stream(dma, &dma->stream, error) &&
-	    GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
-	gdr_dma_leave(dma);
+	if (core_dma_have_stream(dma, &dma->stream, error) &&
+	    CORE_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
+		CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	core_dma_leave(dma);
 	return !error->status;
 }

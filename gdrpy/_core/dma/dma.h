@@ -17,33 +17,33 @@
 #include "common/error.h"
 #include "copy/rows.h"
 
-#define GDR_LANES_MAX 8
-#define GDR_STAGING_NBYTES (1 << 20)
+#define CORE_LANES_MAX 8
+#define CORE_STAGING_NBYTES (1 << 20)
 
-struct gdr_dma;
+struct core_dma;
 
 /* The DMA engine of a device whose context it is; NULL if memory or the driver is missing. */
-struct gdr_dma *gdr_dma_open(void *context);
+struct core_dma *core_dma_open(void *context);
 
 /* Whether all of it is page-locked memory that CUDA knows. */
-bool gdr_dma_reaches(struct gdr_dma *dma, const void *host, size_t nbytes);
+bool core_dma_reaches(struct core_dma *dma, const void *host, size_t nbytes);
 
 /* By that many lanes, 0 for page-locked memory; false with an error. */
-bool gdr_dma_write(struct gdr_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		   size_t nbytes, struct gdr_error *error);
-bool gdr_dma_read(struct gdr_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		  size_t nbytes, struct gdr_error *error);
+bool core_dma_write(struct core_dma *dma, unsigned int lanes, uint64_t device, const void *host,
+		    size_t nbytes, struct core_error *error);
+bool core_dma_read(struct core_dma *dma, unsigned int lanes, void *host, uint64_t device,
+		   size_t nbytes, struct core_error *error);
 
 /* Rows of an array that DMA can take as they are, if it reaches their memory. */
-bool gdr_dma_takes_rows(const struct gdr_rows *rows);
+bool core_dma_takes_rows(const struct core_rows *rows);
 
 /*
  * Rows of an array to or from rows of the device's memory, where the first begins at `device`. Rows
  * that are not `direct` go through staging, gathered or spread by the calling thread.
  */
-bool gdr_dma_write_rows(struct gdr_dma *dma, uint64_t device, const struct gdr_rows *rows,
-			bool direct, struct gdr_error *error);
-bool gdr_dma_read_rows(struct gdr_dma *dma, const struct gdr_rows *rows, uint64_t device,
-		       bool direct, struct gdr_error *error);
+bool core_dma_write_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
+			 bool direct, struct core_error *error);
+bool core_dma_read_rows(struct core_dma *dma, const struct core_rows *rows, uint64_t device,
+			bool direct, struct core_error *error);
 
 #endif

@@ -20,49 +20,49 @@ struct block {
 	size_t nbytes, count; /* of a row, and rows */
 };
 
-static bool copy_block(struct gdr_dma *dma, enum direction direction, const struct block *block,
-		       void *stream, struct gdr_error *error)
+static bool copy_block(struct core_dma *dma, enum direction direction, const struct block *block,
+		       void *stream, struct core_error *error)
 {
-	struct gdr_cuda_end host = {
+	struct core_cuda_end host = {
 		.memory_type = MEMORY_TYPE_HOST, .host = block->host, .pitch = block->host_pitch};
-	struct gdr_cuda_end device = {.memory_type = MEMORY_TYPE_DEVICE,
-				      .device = block->device,
-				      .pitch = block->device_pitch};
-	struct gdr_cuda_rows rows = {.nbytes = block->nbytes, .count = block->count};
+	struct core_cuda_end device = {.memory_type = MEMORY_TYPE_DEVICE,
+				       .device = block->device,
+				       .pitch = block->device_pitch};
+	struct core_cuda_rows rows = {.nbytes = block->nbytes, .count = block->count};
 
 	if (block->count > 1) {
 		rows.from = direction == TO_DEVICE ? host : device;
 		rows.to = direction == TO_DEVICE ? device : host;
-		return GDR_CUDA_CALL(error, dma, cuMemcpy2DAsync, &rows, stream);
+		return CORE_CUDA_CALL(error, dma, cuMemcpy2DAsync, &rows, stream);
 	}
 	if (direction == TO_DEVICE)
-		return GDR_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, block->device, block->host,
-				     block->nbytes, stream);
-	return GDR_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, block->host, block->device,
-			     block->nbytes, stream);
+		return CORE_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, block->device, block->host,
+				      block->nbytes, stream);
+	return CORE_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, block->host, block->device,
+			      block->nbytes, stream);
 }
 
-bool gdr_dma_takes_rows(const struct gdr_rows *rows)
+bool core_dma_takes_rows(const struct core_rows *rows)
 {
 	return rows->run == rows->nbytes &&
 	       (rows->count == 1 || (rows->stride >= (ptrdiff_t)rows->nbytes &&
 				     rows->stride <= PITCH_MAX && rows->pitch <= PITCH_MAX));
 }
 
-static bool copy_directly(struct gdr_dma *dma, enum direction direction, uint64_t device,
-			  const struct gdr_rows *rows, struct gdr_error *error)
+static bool copy_directly(struct core_dma *dma, enum direction direction, uint64_t device,
+			  const struct core_rows *rows, struct core_error *error)
 {
 	struct block block = {rows->first, (size_t)rows->stride, device,
 			      rows->pitch, rows->nbytes,	 rows->count};
 
-	return gdr_dma_have_stream(dma, &dma->stream, error) &&
+	return core_dma_have_stream(dma, &dma->stream, error) &&
 	       copy_block(dma, direction, &block, dma->stream, error) &&
-	       GDR_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	       CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 }
 
 /* What is left of an array: from `done` bytes into a row on. */
 struct rest {
-	const struct gdr_rows *rows;
+	const struct core_rows *rows;
 	uint64_t device; /* of the first row */
 	size_t chunk;	 /* bytes to move at once */
 	size_t row, done;
@@ -71,7 +71,7 @@ struct rest {
 /* The next whole rows, or part of a row: where in the device's memory; false at the end. */
 static bool take(struct rest *rest, struct block *block)
 {
-	const struct gdr_rows *rows = rest->rows;
+	const struct core_rows *rows = rest->rows;
 	size_t left = rows->count - rest->row;
 
 	if (!left)
@@ -102,8 +102,8 @@ static bool take(struct rest *rest, struct block *block)
 
 /* Goes through the array as take() does. */
 struct host_side {
-	struct gdr_place place;
-	const struct gdr_rows *rows;
+	struct core_place place;
+	const struct core_rows *rows;
 	size_t row, done;
 };
 
@@ -113,11 +113,11 @@ static void move_block(struct host_side *side, enum direction direction, const s
 
 	for (size_t i = 0; i < block->count; i++, packed += block->nbytes) {
 		if (!side->done)
-			gdr_begin_row(&side->place, side->rows, side->row);
+			core_begin_row(&side->place, side->rows, side->row);
 		if (direction == TO_DEVICE)
-			gdr_gather(&side->place, packed, block->nbytes);
+			core_gather(&side->place, packed, block->nbytes);
 		else
-			gdr_spread(&side->place, packed, block->nbytes);
+			core_spread(&side->place, packed, block->nbytes);
 		side->done += block->nbytes;
 		if (side->done == side->rows->nbytes) {
 			side->done = 0;
@@ -126,23 +126,23 @@ static void move_block(struct host_side *side, enum direction direction, const s
 	}
 }
 
-static bool issue(struct gdr_dma *dma, enum direction direction, const struct block *block,
-		  struct gdr_lane *lane, struct gdr_staging *staging, struct gdr_error *error)
+static bool issue(struct core_dma *dma, enum direction direction, const struct block *block,
+		  struct core_lane *lane, struct core_staging *staging, struct core_error *error)
 {
 	return copy_block(dma, direction, block, lane->stream, error) &&
-	       GDR_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
+	       CORE_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
 }
 
-static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
-			 struct gdr_error *error)
+static void write_staged(struct core_dma *dma, struct rest *rest, struct core_lane *lane,
+			 struct core_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
 	struct block block;
 
 	for (unsigned int turn = 0; take(rest, &block); turn++) {
-		struct gdr_staging *staging = &lane->staging[turn % 2];
+		struct core_staging *staging = &lane->staging[turn % 2];
 
-		if (turn >= 2 && !GDR_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
+		if (turn >= 2 && !CORE_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
 		block.host = staging->memory;
 		move_block(&side, TO_DEVICE, &block);
@@ -151,24 +151,24 @@ static void write_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane
 	}
 }
 
-static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane *lane,
-			struct gdr_error *error)
+static void read_staged(struct core_dma *dma, struct rest *rest, struct core_lane *lane,
+			struct core_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
-	struct gdr_staging *from = NULL;
+	struct core_staging *from = NULL;
 	struct block block, coming;
 	bool more = true;
 
 	/* While one block is spread from its staging memory the next is on its way. */
 	for (unsigned int turn = 0; more; turn++) {
-		struct gdr_staging *to = &lane->staging[turn % 2];
+		struct core_staging *to = &lane->staging[turn % 2];
 
 		more = take(rest, &coming);
 		coming.host = to->memory;
 		if (more && !issue(dma, TO_HOST, &coming, lane, to, error))
 			break;
 		if (from) {
-			if (!GDR_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
+			if (!CORE_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
 				break;
 			move_block(&side, TO_HOST, &block);
 		}
@@ -177,46 +177,46 @@ static void read_staged(struct gdr_dma *dma, struct rest *rest, struct gdr_lane 
 	}
 }
 
-static void copy_staged(struct gdr_dma *dma, enum direction direction, uint64_t device,
-			const struct gdr_rows *rows, struct gdr_error *error)
+static void copy_staged(struct core_dma *dma, enum direction direction, uint64_t device,
+			const struct core_rows *rows, struct core_error *error)
 {
 	struct rest rest = {.rows = rows, .device = device};
-	struct gdr_lane *lane = &dma->lanes[0];
+	struct core_lane *lane = &dma->lanes[0];
 
-	rest.chunk = gdr_dma_chunk(rows->nbytes * rows->count, 1);
+	rest.chunk = core_dma_chunk(rows->nbytes * rows->count, 1);
 	pthread_mutex_lock(&dma->staging);
-	if (gdr_dma_have_lane(dma, lane, error)) {
+	if (core_dma_have_lane(dma, lane, error)) {
 		if (direction == TO_DEVICE)
 			write_staged(dma, &rest, lane, error);
 		else
 			read_staged(dma, &rest, lane, error);
-		GDR_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
+		CORE_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 	}
 	pthread_mutex_unlock(&dma->staging);
 }
 
-static bool copy_rows(struct gdr_dma *dma, enum direction direction, uint64_t device,
-		      const struct gdr_rows *rows, bool direct, struct gdr_error *error)
+static bool copy_rows(struct core_dma *dma, enum direction direction, uint64_t device,
+		      const struct core_rows *rows, bool direct, struct core_error *error)
 {
 	error->status = 0;
-	if (!gdr_dma_enter(dma, error))
+	if (!core_dma_enter(dma, error))
 		return false;
 	if (direct)
 		copy_directly(dma, direction, device, rows, error);
 	else
 		copy_staged(dma, direction, device, rows, error);
-	gdr_dma_leave(dma);
+	core_dma_leave(dma);
 	return !error->status;
 }
 
-bool gdr_dma_write_rows(struct gdr_dma *dma, uint64_t device, const struct gdr_rows *rows,
-			bool direct, struct gdr_error *error)
+bool core_dma_write_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
+			 bool direct, struct core_error *error)
 {
 	return copy_rows(dma, TO_DEVICE, device, rows, direct, error);
 }
 
-bool gdr_dma_read_rows(struct gdr_dma *dma, const struct gdr_rows *rows, uint64_t device,
-		       bool direct, struct gdr_error *error)
+bool core_dma_read_rows(struct core_dma *dma, const struct core_rows *rows, uint64_t device,
+			bool direct, struct core_error *error)
 {
 	return copy_rows(dma, TO_HOST, device, rows, direct, error);
 }

@@ -7,7 +7,7 @@
 
 #include "common/forks.h"
 
-uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
+uint64_t core_map_pages(struct core_map *map, uint64_t offset, size_t nbytes)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	uint64_t first = offset & ~(page - 1);
@@ -17,8 +17,8 @@ uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes)
 	return first;
 }
 
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
-	       void *at)
+int core_map_fd(struct core_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
+		void *at)
 {
 	int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
 	int protection = readonly ? PROT_READ : PROT_READ | PROT_WRITE;
@@ -26,7 +26,7 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 	int error = 0;
 
 	/* A fork between mmap and MADV_DONTFORK would leave the child a mapping. */
-	gdr_forks_hold();
+	core_forks_hold();
 	map->base = mmap(at, map->length, protection, flags, fd, (off_t)file_offset);
 	if (map->base == MAP_FAILED) {
 		error = -errno;
@@ -34,7 +34,7 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 		error = -errno;
 		munmap(map->base, map->length);
 	}
-	gdr_forks_let_go();
+	core_forks_let_go();
 	if (error)
 		return error;
 
@@ -42,7 +42,7 @@ int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offse
 	return 0;
 }
 
-int gdr_map_reserve(struct gdr_map *map, uint64_t offset)
+int core_map_reserve(struct core_map *map, uint64_t offset)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
@@ -54,7 +54,7 @@ int gdr_map_reserve(struct gdr_map *map, uint64_t offset)
 	return 0;
 }
 
-int gdr_map_undo(struct gdr_map *map)
+int core_map_undo(struct core_map *map)
 {
 	return munmap(map->base, map->length) ? -errno : 0;
 }

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 /* A byte range of some memory, and the whole pages around it that are mapped. */
-struct gdr_map {
+struct core_map {
 	void *address; /* the first byte asked for */
 	size_t nbytes; /* bytes asked for */
 	void *base;    /* page-aligned start of what is mapped */
@@ -16,18 +16,18 @@ struct gdr_map {
 };
 
 /* The page-aligned file offset of a byte range, with map->length set to the pages it needs. */
-uint64_t gdr_map_pages(struct gdr_map *map, uint64_t offset, size_t nbytes);
+uint64_t core_map_pages(struct core_map *map, uint64_t offset, size_t nbytes);
 
 /*
- * Map the pages chosen by gdr_map_pages() at a file offset; in place of those at an address, if it
+ * Map the pages chosen by core_map_pages() at a file offset; in place of those at an address, if it
  * is not NULL. The mapping is not inherited by fork: a child has no right to it, and its driver
  * objects belong to the parent. 0 or -errno.
  */
-int gdr_map_fd(struct gdr_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
-	       void *at);
-int gdr_map_undo(struct gdr_map *map);
+int core_map_fd(struct core_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
+		void *at);
+int core_map_undo(struct core_map *map);
 
 /* Keep address space free for these pages, which are then mapped piece by piece. 0 or -errno. */
-int gdr_map_reserve(struct gdr_map *map, uint64_t offset);
+int core_map_reserve(struct core_map *map, uint64_t offset);
 
 #endif

@@ -16,18 +16,18 @@
 #include "copy/copy.h"
 #include "memory/map.h"
 
-struct gdr_backend;
+struct core_backend;
 
 /* A mapping: map.nbytes bytes at map.address. */
-struct gdr_view {
-	struct gdr_map map;
-	enum gdr_mapping_kind kind;
-	struct gdr_piece *pieces; /* the library's own: one for each part that it lies in */
+struct core_view {
+	struct core_map map;
+	enum core_mapping_kind kind;
+	struct core_piece *pieces; /* the library's own: one for each part that it lies in */
 	unsigned int npieces;
 };
 
-struct gdr_memory {
-	const struct gdr_backend *backend;
+struct core_memory {
+	const struct core_backend *backend;
 	uint64_t va;	    /* GPU address of byte 0; 0 where it is not known */
 	uint64_t nbytes;    /* that can be mapped */
 	uint32_t page_size; /* bytes that such a pin is rounded out to */
@@ -41,33 +41,34 @@ struct gdr_memory {
 	uint32_t cycles_per_ms;
 
 	/* The library's own. */
-	const struct gdr_memory_functions *functions;
-	enum gdr_mapping_kind kind; /* of its mappings */
-	struct gdr_part *parts;
+	const struct core_memory_functions *functions;
+	enum core_mapping_kind kind; /* of its mappings */
+	struct core_part *parts;
 	unsigned int nparts;
 };
 
 /* All of these return 0, or -1 with *error filled in and nothing changed, unless they say more. */
 
 /* Map a byte range that lies inside, at any offset. */
-int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
-		   struct gdr_view *view, struct gdr_error *error);
+int core_memory_map(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
+		    struct core_view *view, struct core_error *error);
 /* The view is gone in any case; -1 tells of a step that failed. */
-int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error);
+int core_memory_unmap(struct core_memory *memory, struct core_view *view, struct core_error *error);
 
 /* How the mappings from here on shall be cached; -1 where that cannot be. */
-int gdr_memory_want(struct gdr_memory *memory, enum gdr_mapping_kind kind, struct gdr_error *error);
+int core_memory_want(struct core_memory *memory, enum core_mapping_kind kind,
+		     struct core_error *error);
 
 /* Whether the GPU memory was freed under it. */
-bool gdr_memory_revoked(struct gdr_memory *memory);
+bool core_memory_revoked(struct core_memory *memory);
 
 /* A new descriptor, closed on exec, by which any process may map it: >= 0, or -1. */
-int gdr_memory_share(struct gdr_memory *memory, bool readonly, struct gdr_error *error);
+int core_memory_share(struct core_memory *memory, bool readonly, struct core_error *error);
 
 /* Give it back and free it, whose views are all unmapped; -1 tells of a step that failed. */
-int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error);
+int core_memory_release(struct core_memory *memory, struct core_error *error);
 
 /* Free it in a forked child, where it is of no use, and its descriptors are closed. */
-void gdr_memory_forget(struct gdr_memory *memory);
+void core_memory_forget(struct core_memory *memory);
 
 #endif

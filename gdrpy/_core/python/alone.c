@@ -7,9 +7,9 @@
 
 static PyObject *acquire, *release;
 
-bool gdr_alone_names(void)
+bool core_alone_names(void)
 {
-	return gdr_name(&acquire, "acquire") && gdr_name(&release, "release");
+	return core_name(&acquire, "acquire") && core_name(&release, "release");
 }
 
 /* args[0](*args[1:], **kwargs). */
@@ -42,7 +42,7 @@ static PyObject *call_and_release(PyObject *lock, PyObject *args)
 	return result;
 }
 
-PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
 	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, NULL) : NULL;
@@ -53,7 +53,7 @@ PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
 	return call_and_release(lock, args);
 }
 
-PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
 	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
@@ -64,7 +64,7 @@ PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 	return call_and_release(lock, args);
 }
 
-PyObject *gdr_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+PyObject *core_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
 	PyObject *steps = call(args, 0, kwargs), *result = NULL;
 

@@ -6,7 +6,7 @@
 #include <errno.h>
 
 /* The packet, once its descriptors have owners. */
-static PyObject *describe(const struct gdr_receiver *receiver, const char *data, ssize_t size,
+static PyObject *describe(const struct core_receiver *receiver, const char *data, ssize_t size,
 			  int flags, const int *fds, Py_ssize_t count)
 {
 	PyObject *result = Py_BuildValue("y#Oi", data, (Py_ssize_t)size, Py_None, flags);
@@ -23,19 +23,19 @@ static PyObject *describe(const struct gdr_receiver *receiver, const char *data,
 	return result;
 }
 
-PyObject *gdr_receive_packet(const struct gdr_receiver *receiver, int sock, Py_ssize_t limit,
-			     Py_ssize_t max_fds)
+PyObject *core_receive_packet(const struct core_receiver *receiver, int sock, Py_ssize_t limit,
+			      Py_ssize_t max_fds)
 {
-	union gdr_control control;
+	union core_control control;
 	struct msghdr message;
-	int fds[GDR_MAX_FDS];
+	int fds[CORE_MAX_FDS];
 	struct iovec iov;
 	PyObject *result = NULL;
 	Py_ssize_t count;
 	char *buffer;
 	ssize_t size;
 
-	if (limit < 0 || max_fds < 0 || max_fds > GDR_MAX_FDS)
+	if (limit < 0 || max_fds < 0 || max_fds > CORE_MAX_FDS)
 		return PyErr_Format(PyExc_ValueError, "a limit of %zd bytes and %zd descriptors",
 				    limit, max_fds);
 	buffer = PyMem_Malloc((size_t)limit);
@@ -62,12 +62,12 @@ PyObject *gdr_receive_packet(const struct gdr_receiver *receiver, int sock, Py_s
 	return result;
 }
 
-PyObject *gdr_receive_by(const struct gdr_receiver *receiver, PyObject *args)
+PyObject *core_receive_by(const struct core_receiver *receiver, PyObject *args)
 {
 	Py_ssize_t limit, max_fds;
 	int sock;
 
 	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
 		return NULL;
-	return gdr_receive_packet(receiver, sock, limit, max_fds);
+	return core_receive_packet(receiver, sock, limit, max_fds);
 }

@@ -14,9 +14,9 @@ static Py_ssize_t take_fds(PyObject *sequence, int *out)
 {
 	Py_ssize_t count = PySequence_Size(sequence), i;
 
-	if (count > GDR_MAX_FDS) {
+	if (count > CORE_MAX_FDS) {
 		PyErr_Format(PyExc_ValueError, "%zd descriptors are more than the %d of a packet",
-			     count, GDR_MAX_FDS);
+			     count, CORE_MAX_FDS);
 		return -1;
 	}
 	for (i = 0; i < count; i++) {
@@ -37,7 +37,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 {
 	struct iovec iov = {.iov_base = data->buf, .iov_len = (size_t)data->len};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-	union gdr_control control;
+	union core_control control;
 	ssize_t sent;
 
 	if (count) {
@@ -63,7 +63,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 
 static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	int sock, fds[GDR_MAX_FDS], error = -1;
+	int sock, fds[CORE_MAX_FDS], error = -1;
 	PyObject *sequence;
 	Py_ssize_t count;
 	Py_buffer data;
@@ -83,7 +83,7 @@ static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_
 {
 	ssize_t size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
 
-	*count = size < 0 ? 0 : gdr_find_fds(message, fds);
+	*count = size < 0 ? 0 : core_find_fds(message, fds);
 	return size;
 }
 
@@ -106,7 +106,7 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 	return list;
 }
 
-static const struct gdr_receiver receiver = {
+static const struct core_receiver receiver = {
 	.take = take_packet,
 	.own = list_fds,
 	.close = close,
@@ -114,7 +114,7 @@ static const struct gdr_receiver receiver = {
 
 static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	return gdr_receive_by(&receiver, args);
+	return core_receive_by(&receiver, args);
 }
 
 static PyMethodDef functions[] = {
@@ -138,5 +138,5 @@ PyMODINIT_FUNC PyInit__packet(void);
 
 PyMODINIT_FUNC PyInit__packet(void)
 {
-	return gdr_create_module(&definition);
+	return core_create_module(&definition);
 }

@@ -3,20 +3,20 @@
  * The part of the NVIDIA resource manager's (RM) ioctl interface that CPU mappings need.
  *
  * Layouts and numbers are those of NVIDIA/open-gpu-kernel-modules, compared with every release from
- * GDR_NVRM_TESTED_MIN to GDR_NVRM_TESTED_MAX: tests/rm/releases.tsv has them all. Three structures
+ * CORE_RM_TESTED_MIN to CORE_RM_TESTED_MAX: tests/rm/releases.tsv has them all. Three structures
  * grew; older drivers take the first bytes of them, as many as *_OLD_SIZE says. The structure's
  * size is part of each command, so a driver with another layout refuses the call instead of
  * misreading it.
  */
-#ifndef GDRPY_NVRM_ABI_H
-#define GDRPY_NVRM_ABI_H
+#ifndef GDRPY_RM_ABI_H
+#define GDRPY_RM_ABI_H
 
 #include <linux/ioctl.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define GDR_NVRM_TESTED_MIN "535.43.02"
-#define GDR_NVRM_TESTED_MAX "595.45.04"
+#define CORE_RM_TESTED_MIN "535.43.02"
+#define CORE_RM_TESTED_MAX "595.45.04"
 
 enum nvrm_class {
 	NVRM_CLASS_ROOT_CLIENT = 0x41,

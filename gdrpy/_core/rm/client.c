@@ -31,8 +31,8 @@ static int status_errno(uint32_t status)
 	}
 }
 
-int gdr_rm_call(struct gdr_nvrm *client, const char *call, unsigned long request, void *argument,
-		const uint32_t *status, struct gdr_error *error)
+int core_rm_call(struct core_rm *client, const char *call, unsigned long request, void *argument,
+		 const uint32_t *status, struct core_error *error)
 {
 	int ret;
 
@@ -41,27 +41,27 @@ int gdr_rm_call(struct gdr_nvrm *client, const char *call, unsigned long request
 	} while (ret < 0 && errno == EINTR);
 
 	if (ret < 0)
-		return gdr_fail_call(error, errno, 0, "%s", call);
+		return core_fail_call(error, errno, 0, "%s", call);
 	if (*status)
-		return gdr_fail_call(error, status_errno(*status), *status, "%s", call);
+		return core_fail_call(error, status_errno(*status), *status, "%s", call);
 	return 0;
 }
 
-static int rm_alloc(struct gdr_nvrm *client, const char *call, struct nvrm_alloc *alloc,
-		    struct gdr_error *error)
+static int rm_alloc(struct core_rm *client, const char *call, struct nvrm_alloc *alloc,
+		    struct core_error *error)
 {
-	return gdr_rm_call(client, call, NVRM_IOCTL_ALLOC, alloc, &alloc->status, error);
+	return core_rm_call(client, call, NVRM_IOCTL_ALLOC, alloc, &alloc->status, error);
 }
 
-int gdr_rm_free(struct gdr_nvrm *client, uint32_t parent, uint32_t object, struct gdr_error *error)
+int core_rm_free(struct core_rm *client, uint32_t parent, uint32_t object, struct core_error *error)
 {
 	struct nvrm_free arg = {.root = client->handle, .parent = parent, .object = object};
 
-	return gdr_rm_call(client, "RM_FREE", NVRM_IOCTL_FREE, &arg, &arg.status, error);
+	return core_rm_call(client, "RM_FREE", NVRM_IOCTL_FREE, &arg, &arg.status, error);
 }
 
-int gdr_rm_control(struct gdr_nvrm *client, const char *call, uint32_t object, uint32_t command,
-		   void *params, uint32_t params_size, struct gdr_error *error)
+int core_rm_control(struct core_rm *client, const char *call, uint32_t object, uint32_t command,
+		    void *params, uint32_t params_size, struct core_error *error)
 {
 	struct nvrm_control arg = {
 		.client = client->handle,
@@ -71,24 +71,24 @@ int gdr_rm_control(struct gdr_nvrm *client, const char *call, uint32_t object, u
 		.params_size = params_size,
 	};
 
-	return gdr_rm_call(client, call, NVRM_IOCTL_CONTROL, &arg, &arg.status, error);
+	return core_rm_call(client, call, NVRM_IOCTL_CONTROL, &arg, &arg.status, error);
 }
 
 /* A control whose parameters have grown: *size is what the driver took. */
-int gdr_rm_control_grown(struct gdr_nvrm *client, const char *call, uint32_t object,
-			 uint32_t command, void *params, uint32_t *size, uint32_t old_size,
-			 struct gdr_error *error)
+int core_rm_control_grown(struct core_rm *client, const char *call, uint32_t object,
+			  uint32_t command, void *params, uint32_t *size, uint32_t old_size,
+			  struct core_error *error)
 {
-	if (!gdr_rm_control(client, call, object, command, params, *size, error))
+	if (!core_rm_control(client, call, object, command, params, *size, error))
 		return 0;
 	if (error->status != NVRM_STATUS_INVALID_ARGUMENT ||
-	    gdr_rm_control(client, call, object, command, params, old_size, error))
+	    core_rm_control(client, call, object, command, params, old_size, error))
 		return -1;
 	*size = old_size;
 	return 0;
 }
 
-uint32_t gdr_rm_new_handle(struct gdr_nvrm *client)
+uint32_t core_rm_new_handle(struct core_rm *client)
 {
 	uint32_t handle;
 
@@ -98,9 +98,9 @@ uint32_t gdr_rm_new_handle(struct gdr_nvrm *client)
 	return handle;
 }
 
-int gdr_rm_alloc(struct gdr_nvrm *client, const char *call, uint32_t parent, uint32_t class_id,
-		 const void *params, uint32_t params_size, uint32_t *handle,
-		 struct gdr_error *error)
+int core_rm_alloc(struct core_rm *client, const char *call, uint32_t parent, uint32_t class_id,
+		  const void *params, uint32_t params_size, uint32_t *handle,
+		  struct core_error *error)
 {
 	struct nvrm_alloc alloc = {
 		.root = client->handle,
@@ -115,17 +115,17 @@ int gdr_rm_alloc(struct gdr_nvrm *client, const char *call, uint32_t parent, uin
 	return rm_alloc(client, call, &alloc, error);
 }
 
-int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_error *error)
+int core_rm_open(struct core_rm **result, struct core_error *error)
 {
 	struct nvrm_alloc alloc = {.class_id = NVRM_CLASS_ROOT_CLIENT};
-	struct gdr_nvrm *client = calloc(1, sizeof(*client));
+	struct core_rm *client = calloc(1, sizeof(*client));
 
 	if (!client)
-		return gdr_fail_call(error, ENOMEM, 0, "malloc");
+		return core_fail_call(error, ENOMEM, 0, "malloc");
 
-	client->control = gdr_private_open("/dev/nvidiactl", O_RDWR);
+	client->control = core_private_open("/dev/nvidiactl", O_RDWR);
 	if (client->control < 0) {
-		gdr_fail_call(error, errno, 0, "open /dev/nvidiactl");
+		core_fail_call(error, errno, 0, "open /dev/nvidiactl");
 		goto free_client;
 	}
 
@@ -138,31 +138,31 @@ int gdr_nvrm_open(struct gdr_nvrm **result, struct gdr_error *error)
 	return 0;
 
 close_control:
-	gdr_private_close(client->control);
+	core_private_close(client->control);
 free_client:
 	free(client);
 	return -1;
 }
 
-void gdr_nvrm_close(struct gdr_nvrm *client)
+void core_rm_close(struct core_rm *client)
 {
-	struct gdr_error ignored;
+	struct core_error ignored;
 
 	/* Freeing the client frees all that is in it; closing the descriptor would, too. */
-	gdr_rm_free(client, 0, client->handle, &ignored);
-	gdr_nvrm_abandon(client);
+	core_rm_free(client, 0, client->handle, &ignored);
+	core_rm_abandon(client);
 }
 
-void gdr_nvrm_abandon(struct gdr_nvrm *client)
+void core_rm_abandon(struct core_rm *client)
 {
-	struct gdr_rm_device *next;
+	struct core_rm_device *next;
 
-	for (struct gdr_rm_device *device = client->devices; device; device = next) {
+	for (struct core_rm_device *device = client->devices; device; device = next) {
 		next = device->next;
-		gdr_private_close(device->node);
+		core_private_close(device->node);
 		free(device);
 	}
-	gdr_private_close(client->control);
+	core_private_close(client->control);
 	pthread_mutex_destroy(&client->lock);
 	free(client);
 }

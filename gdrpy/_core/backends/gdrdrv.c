@@ -36,13 +36,13 @@ static bool is_writable(int fd)
 }
 
 static int map_share(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		     enum core_mapping_kind *kind, struct core_error *error)
 {
 	if (!readonly && !is_writable(part->fd))
 		return core_fail(error, CORE_FAILED_PERMISSION, EACCES,
 				 "the descriptor was shared read-only: open it with readonly=True");
-	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, piece, kind, error))
+	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
 		return 0;
 	/* The end is told only when the last mapping is gone; new ones are refused before. */
 	if (error->number == EINVAL && core_share_ended(part->fd, END_TAKES_MS))
@@ -145,27 +145,27 @@ static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
 }
 
 static int map_pin(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		   size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		   size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		   enum core_mapping_kind *kind, struct core_error *error)
 {
 	struct core_error ignored;
 
-	if (map_share(memory, part, offset, nbytes, readonly, at, piece, kind, error))
+	if (map_share(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
 		return -1;
 	if (find_kind(memory, kind, error)) {
-		core_fd_unmap(memory, piece, &ignored);
+		core_fd_unmap(memory, stretch, &ignored);
 		return -1;
 	}
 	return 0;
 }
 
-static int unmap_part_of_whole(struct core_memory *memory, struct core_piece *piece,
+static int unmap_part_of_whole(struct core_memory *memory, struct core_stretch *stretch,
 			       struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
 	int ret = 0;
 
-	(void)piece;
+	(void)stretch;
 	pthread_mutex_lock(&pin->lock);
 	if (!--pin->users)
 		ret = core_map_undo(&pin->whole);
@@ -193,7 +193,7 @@ static int map_whole(struct pin *pin, uint64_t nbytes, struct core_error *error)
 /* Reading only is kept by the caller alone: the pages are those of the other mappings. */
 static int map_part_of_whole(struct core_memory *memory, const struct core_part *part,
 			     uint64_t offset, size_t nbytes, bool readonly, void *at,
-			     struct core_piece *piece, enum core_mapping_kind *kind,
+			     struct core_stretch *stretch, enum core_mapping_kind *kind,
 			     struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
@@ -211,10 +211,10 @@ static int map_part_of_whole(struct core_memory *memory, const struct core_part 
 	if (ret)
 		return -1;
 
-	piece->map = (struct core_map){
+	stretch->map = (struct core_map){
 		.address = (char *)pin->whole.address + part->offset + offset, .nbytes = nbytes};
 	if (find_kind(memory, kind, error)) {
-		unmap_part_of_whole(memory, piece, &ignored);
+		unmap_part_of_whole(memory, stretch, &ignored);
 		return -1;
 	}
 	return 0;

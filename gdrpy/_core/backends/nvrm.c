@@ -63,7 +63,7 @@ static struct core_rm_gpu gpu_at(const int pci[3])
 }
 
 static int map_block(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		     enum core_mapping_kind *kind, struct core_error *error)
 {
 	struct core_rm_mapping mapping;
@@ -77,19 +77,19 @@ static int map_block(struct core_memory *memory, const struct core_part *part, u
 			 (unsigned long long)offset);
 		return failed(error, purpose);
 	}
-	piece->map = mapping.map;
-	piece->token = mapping.linear;
+	stretch->map = mapping.map;
+	stretch->token = mapping.linear;
 	return 0;
 }
 
-static int unmap_block(struct core_memory *memory, struct core_piece *piece,
+static int unmap_block(struct core_memory *memory, struct core_stretch *stretch,
 		       struct core_error *error)
 {
 	struct core_rm_mapping mapping = {
-		.map = piece->map,
-		.device = piece->part->block.device,
-		.object = piece->part->block.object,
-		.linear = piece->token,
+		.map = stretch->map,
+		.device = stretch->part->block.device,
+		.object = stretch->part->block.object,
+		.linear = stretch->token,
 	};
 
 	(void)memory;

@@ -77,50 +77,50 @@ static void pass_runs(struct core_place *place, size_t count)
 	}
 }
 
-enum direction {
+enum movement {
 	GATHER,
 	SPREAD
 };
 
 /* Runs that lie a stride apart, to or from one piece. Quick if nbytes is a constant. */
-static inline __attribute__((always_inline)) void move_each(enum direction direction, char *packed,
+static inline __attribute__((always_inline)) void move_each(enum movement movement, char *packed,
 							    char *at, ptrdiff_t stride,
 							    size_t nbytes, size_t count)
 {
 #pragma GCC unroll 8
 	for (; count; count--, packed += nbytes, at += stride) {
-		if (direction == GATHER)
+		if (movement == GATHER)
 			memcpy(packed, at, nbytes);
 		else
 			memcpy(at, packed, nbytes);
 	}
 }
 
-static inline __attribute__((always_inline)) void move_runs(enum direction direction, char *packed,
+static inline __attribute__((always_inline)) void move_runs(enum movement movement, char *packed,
 							    char *at, ptrdiff_t stride,
 							    size_t nbytes, size_t count)
 {
 	switch (nbytes) {
 	case 1:
-		move_each(direction, packed, at, stride, 1, count);
+		move_each(movement, packed, at, stride, 1, count);
 		break;
 	case 2:
-		move_each(direction, packed, at, stride, 2, count);
+		move_each(movement, packed, at, stride, 2, count);
 		break;
 	case 4:
-		move_each(direction, packed, at, stride, 4, count);
+		move_each(movement, packed, at, stride, 4, count);
 		break;
 	case 8:
-		move_each(direction, packed, at, stride, 8, count);
+		move_each(movement, packed, at, stride, 8, count);
 		break;
 	default:
-		move_each(direction, packed, at, stride, nbytes, count);
+		move_each(movement, packed, at, stride, nbytes, count);
 	}
 }
 
 /* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
 static inline __attribute__((always_inline)) void
-move(enum direction direction, struct core_place *place, char *packed, size_t nbytes)
+move(enum movement movement, struct core_place *place, char *packed, size_t nbytes)
 {
 	const struct core_rows *rows = place->rows;
 
@@ -130,11 +130,11 @@ move(enum direction direction, struct core_place *place, char *packed, size_t nb
 		size_t part = runs * rows->run;
 
 		if (!place->done && runs) {
-			move_runs(direction, packed, place->run, rows->strides[0], rows->run, runs);
+			move_runs(movement, packed, place->run, rows->strides[0], rows->run, runs);
 			pass_runs(place, runs);
 		} else {
 			part = rows->run - place->done < nbytes ? rows->run - place->done : nbytes;
-			if (direction == GATHER)
+			if (movement == GATHER)
 				memcpy(packed, place->run + place->done, part);
 			else
 				memcpy(place->run + place->done, packed, part);

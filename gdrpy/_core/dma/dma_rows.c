@@ -12,7 +12,7 @@ enum direction {
 };
 
 /* Bytes that lie in rows of the same length in host and device memory. */
-struct block {
+struct row_block {
 	char *host;
 	size_t host_pitch;
 	uint64_t device;
@@ -20,8 +20,8 @@ struct block {
 	size_t nbytes, count; /* of a row, and rows */
 };
 
-static bool copy_block(struct core_dma *dma, enum direction direction, const struct block *block,
-		       void *stream, struct core_error *error)
+static bool copy_block(struct core_dma *dma, enum direction direction,
+		       const struct row_block *block, void *stream, struct core_error *error)
 {
 	struct core_cuda_end host = {
 		.memory_type = MEMORY_TYPE_HOST, .host = block->host, .pitch = block->host_pitch};
@@ -52,8 +52,8 @@ bool core_dma_takes_rows(const struct core_rows *rows)
 static bool copy_directly(struct core_dma *dma, enum direction direction, uint64_t device,
 			  const struct core_rows *rows, struct core_error *error)
 {
-	struct block block = {rows->first, (size_t)rows->stride, device,
-			      rows->pitch, rows->nbytes,	 rows->count};
+	struct row_block block = {rows->first, (size_t)rows->stride, device,
+				  rows->pitch, rows->nbytes,	     rows->count};
 
 	return core_dma_have_stream(dma, &dma->stream, error) &&
 	       copy_block(dma, direction, &block, dma->stream, error) &&
@@ -69,14 +69,14 @@ struct rest {
 };
 
 /* The next whole rows, or part of a row: where in the device's memory; false at the end. */
-static bool take(struct rest *rest, struct block *block)
+static bool take(struct rest *rest, struct row_block *block)
 {
 	const struct core_rows *rows = rest->rows;
 	size_t left = rows->count - rest->row;
 
 	if (!left)
 		return false;
-	*block = (struct block){
+	*block = (struct row_block){
 		.device = rest->device + rest->row * rows->pitch + rest->done,
 		.device_pitch = rows->pitch,
 		.host_pitch = rows->nbytes,
@@ -107,7 +107,8 @@ struct host_side {
 	size_t row, done;
 };
 
-static void move_block(struct host_side *side, enum direction direction, const struct block *block)
+static void move_block(struct host_side *side, enum direction direction,
+		       const struct row_block *block)
 {
 	char *packed = block->host;
 
@@ -126,7 +127,7 @@ static void move_block(struct host_side *side, enum direction direction, const s
 	}
 }
 
-static bool issue(struct core_dma *dma, enum direction direction, const struct block *block,
+static bool issue(struct core_dma *dma, enum direction direction, const struct row_block *block,
 		  struct core_lane *lane, struct core_staging *staging, struct core_error *error)
 {
 	return copy_block(dma, direction, block, lane->stream, error) &&
@@ -137,7 +138,7 @@ static void write_staged(struct core_dma *dma, struct rest *rest, struct core_la
 			 struct core_error *error)
 {
 	struct host_side side = {.rows = rest->rows};
-	struct block block;
+	struct row_block block;
 
 	for (unsigned int turn = 0; take(rest, &block); turn++) {
 		struct core_staging *staging = &lane->staging[turn % 2];
@@ -156,7 +157,7 @@ static void read_staged(struct core_dma *dma, struct rest *rest, struct core_lan
 {
 	struct host_side side = {.rows = rest->rows};
 	struct core_staging *from = NULL;
-	struct block block, coming;
+	struct row_block block, coming;
 	bool more = true;
 
 	/* While one block is spread from its staging memory the next is on its way. */

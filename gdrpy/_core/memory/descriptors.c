@@ -20,12 +20,12 @@ int core_fd_add(struct core_memory *memory, int fd, const struct core_part *part
 }
 
 int core_fd_map(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		enum core_mapping_kind *kind, struct core_error *error)
 {
 	uint64_t start = part->offset + offset;
-	uint64_t page = core_map_pages(&piece->map, start, nbytes);
-	int ret = core_map_fd(&piece->map, part->fd, page, start, readonly, at);
+	uint64_t page = core_map_pages(&stretch->map, start, nbytes);
+	int ret = core_map_fd(&stretch->map, part->fd, page, start, readonly, at);
 
 	(void)memory;
 	(void)kind;
@@ -36,9 +36,10 @@ int core_fd_map(struct core_memory *memory, const struct core_part *part, uint64
 		   : 0;
 }
 
-int core_fd_unmap(struct core_memory *memory, struct core_piece *piece, struct core_error *error)
+int core_fd_unmap(struct core_memory *memory, struct core_stretch *stretch,
+		  struct core_error *error)
 {
-	int ret = core_map_undo(&piece->map);
+	int ret = core_map_undo(&stretch->map);
 
 	(void)memory;
 	return ret ? core_fail_call(error, -ret, 0, "munmap") : 0;

@@ -57,24 +57,24 @@ int core_memory_unmap(struct core_memory *memory, struct core_view *view, struct
 	struct core_error ignored;
 	int ret = 0;
 
-	while (view->npieces)
-		if (memory->functions->unmap(memory, &view->pieces[--view->npieces],
+	while (view->nstretches)
+		if (memory->functions->unmap(memory, &view->stretches[--view->nstretches],
 					     ret ? &ignored : error))
 			ret = -1;
-	free(view->pieces);
-	view->pieces = NULL;
+	free(view->stretches);
+	view->stretches = NULL;
 	return ret;
 }
 
 /* What of a range beginning at an offset of a part lies in that part. */
-static size_t stretch(const struct core_part *part, uint64_t offset, size_t nbytes)
+static size_t nbytes_in(const struct core_part *part, uint64_t offset, size_t nbytes)
 {
 	return nbytes < part->nbytes - offset ? nbytes : (size_t)(part->nbytes - offset);
 }
 
 /* Map what lies in one part, and go on over address space that is kept free where there is more. */
-static int map_pieces(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
-		      struct core_view *view, struct core_error *error)
+static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
+			 struct core_view *view, struct core_error *error)
 {
 	const struct core_part *part = part_at(memory, &offset);
 	bool several = nbytes > part->nbytes - offset;
@@ -86,14 +86,14 @@ static int map_pieces(struct core_memory *memory, uint64_t offset, size_t nbytes
 			return core_fail_call(error, ENOMEM, 0, "mapping %zu bytes", nbytes);
 	}
 	while (done < nbytes) {
-		size_t here = stretch(part, offset, nbytes - done);
-		struct core_piece *piece = &view->pieces[view->npieces];
+		size_t here = nbytes_in(part, offset, nbytes - done);
+		struct core_stretch *stretch = &view->stretches[view->nstretches];
 		void *at = several ? view->map.base : NULL;
 
 		if (done)
 			at = (char *)view->map.address + done;
-		piece->part = part;
-		if (memory->functions->map(memory, part, offset, here, readonly, at, piece,
+		stretch->part = part;
+		if (memory->functions->map(memory, part, offset, here, readonly, at, stretch,
 					   &view->kind, error)) {
 			/* First what nobody else can have taken meanwhile. */
 			if (several)
@@ -101,13 +101,13 @@ static int map_pieces(struct core_memory *memory, uint64_t offset, size_t nbytes
 						    (char *)at));
 			return -1;
 		}
-		view->npieces++;
+		view->nstretches++;
 		done += here;
 		offset = 0;
 		part++;
 	}
 	if (!several)
-		view->map = view->pieces[0].map;
+		view->map = view->stretches[0].map;
 	return 0;
 }
 
@@ -117,11 +117,11 @@ int core_memory_map(struct core_memory *memory, uint64_t offset, size_t nbytes, 
 	struct core_error ignored;
 
 	*view = (struct core_view){.kind = memory->kind};
-	view->pieces = calloc(memory->nparts, sizeof(view->pieces[0]));
-	if (!view->pieces)
+	view->stretches = calloc(memory->nparts, sizeof(view->stretches[0]));
+	if (!view->stretches)
 		return core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
 				 "this process has no memory left");
-	if (map_pieces(memory, offset, nbytes, readonly, view, error)) {
+	if (map_stretches(memory, offset, nbytes, readonly, view, error)) {
 		core_memory_unmap(memory, view, &ignored);
 		return -1;
 	}

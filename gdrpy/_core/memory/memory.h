@@ -22,8 +22,8 @@ struct core_backend;
 struct core_view {
 	struct core_map map;
 	enum core_mapping_kind kind;
-	struct core_piece *pieces; /* the library's own: one for each part that it lies in */
-	unsigned int npieces;
+	struct core_stretch *stretches; /* the library's own: one for each part that it lies in */
+	unsigned int nstretches;
 };
 
 struct core_memory {

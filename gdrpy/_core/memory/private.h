@@ -15,7 +15,7 @@ struct core_part {
 };
 
 /* The stretch of a view that lies in one part. */
-struct core_piece {
+struct core_stretch {
 	struct core_map map;
 	const struct core_part *part;
 	uint64_t token;
@@ -27,9 +27,9 @@ struct core_memory_functions {
 	 * that of the memory before, and may be changed.
 	 */
 	int (*map)(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		   size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		   size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		   enum core_mapping_kind *kind, struct core_error *error);
-	int (*unmap)(struct core_memory *memory, struct core_piece *piece,
+	int (*unmap)(struct core_memory *memory, struct core_stretch *stretch,
 		     struct core_error *error);
 	/* Give the parts back, and what else it holds; the structure is freed by the caller. */
 	int (*release)(struct core_memory *memory, struct core_error *error);
@@ -65,9 +65,10 @@ int core_fd_add(struct core_memory *memory, int fd, const struct core_part *part
 /* The functions of memory whose parts are descriptors, which it owns. */
 extern const struct core_memory_functions core_fd_memory_functions;
 int core_fd_map(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		size_t nbytes, bool readonly, void *at, struct core_piece *piece,
+		size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		enum core_mapping_kind *kind, struct core_error *error);
-int core_fd_unmap(struct core_memory *memory, struct core_piece *piece, struct core_error *error);
+int core_fd_unmap(struct core_memory *memory, struct core_stretch *stretch,
+		  struct core_error *error);
 int core_fd_release(struct core_memory *memory, struct core_error *error);
 
 #endif

@@ -48,7 +48,7 @@ static bool may_push(struct channel *self, const char *method)
 	return false;
 }
 
-struct wait {
+struct channel_wait {
 	struct channel *channel;
 	const char *method;
 	uint64_t popped; /* what drain() waits for */
@@ -56,7 +56,7 @@ struct wait {
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct channel_wait *wait = context;
 
 	return may_push(wait->channel, wait->method);
 }
@@ -64,7 +64,7 @@ static bool may_go_on(void *context)
 /* Without the GIL, so it leaves reckoning up the room to core_ring_push(). */
 static bool may_have_room(void *context)
 {
-	struct channel *self = ((struct wait *)context)->channel;
+	struct channel *self = ((struct channel_wait *)context)->channel;
 
 	return core_ring_moved(&self->producer) || core_ring_stopped(&self->producer.ring) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
@@ -72,7 +72,7 @@ static bool may_have_room(void *context)
 
 static bool wait_for_room(struct channel *self, const char *method, int64_t deadline)
 {
-	struct wait wait = {.channel = self, .method = method};
+	struct channel_wait wait = {.channel = self, .method = method};
 	struct core_spin spin = {.look = may_have_room,
 				 .may_go_on = may_go_on,
 				 .context = &wait,
@@ -171,7 +171,7 @@ static PyObject *channel_push_many(struct channel *self, PyObject *const *args, 
 /* Both are non-negative and under 2**63. */
 static bool is_drained(void *context)
 {
-	struct wait *wait = context;
+	struct channel_wait *wait = context;
 	const struct core_ring *ring = &wait->channel->producer.ring;
 
 	return core_ring_popped(ring) >= wait->popped || core_ring_stopped(ring);
@@ -179,7 +179,7 @@ static bool is_drained(void *context)
 
 static bool may_drain(void *context)
 {
-	struct wait *wait = context;
+	struct channel_wait *wait = context;
 
 	return core_channel_usable(wait->channel, wait->method);
 }
@@ -189,7 +189,8 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "Channel.drain";
-	struct wait wait = {.channel = self, .method = method, .popped = self->producer.tail};
+	struct channel_wait wait = {
+		.channel = self, .method = method, .popped = self->producer.tail};
 	struct core_spin spin = {.look = is_drained,
 				 .may_go_on = may_drain,
 				 .context = &wait,

@@ -12,7 +12,7 @@ struct reader {
 	bool closed;
 };
 
-struct wait {
+struct reader_wait {
 	struct reader *reader;
 	const char *method;
 };
@@ -41,14 +41,14 @@ static bool reader_usable(struct reader *self, const char *method)
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct reader_wait *wait = context;
 
 	return reader_usable(wait->reader, wait->method);
 }
 
 static bool look(void *context)
 {
-	struct reader *self = ((struct wait *)context)->reader;
+	struct reader *self = ((struct reader_wait *)context)->reader;
 
 	return core_ring_has_news(&self->consumer) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
@@ -65,7 +65,7 @@ static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
 static int64_t wait_for_records(struct reader *self, const char *method, Py_ssize_t wanted,
 				PyObject *limit)
 {
-	struct wait wait = {self, method};
+	struct reader_wait wait = {self, method};
 	struct core_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
 	enum core_spin_end end;
 	int64_t deadline;

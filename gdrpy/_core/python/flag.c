@@ -104,7 +104,7 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 	return false;
 }
 
-struct wait {
+struct flag_wait {
 	struct flag *flag;
 	enum condition condition;
 	uint64_t value; /* what is waited for */
@@ -113,7 +113,7 @@ struct wait {
 
 static bool look(void *context)
 {
-	struct wait *wait = context;
+	struct flag_wait *wait = context;
 	Py_ssize_t width = wait->flag->width;
 
 	wait->found = core_word_load(flag_word(wait->flag), width);
@@ -122,7 +122,7 @@ static bool look(void *context)
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct flag_wait *wait = context;
 
 	return flag_usable(wait->flag, "Flag.wait", false);
 }
@@ -131,7 +131,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 			   PyObject *kwnames)
 {
 	static const char *const names[] = {"value", "timeout", "op", NULL};
-	struct wait wait = {.flag = self};
+	struct flag_wait wait = {.flag = self};
 	struct core_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
 	enum core_spin_end end;
 	PyObject *arg[3];

@@ -24,7 +24,7 @@ static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Opened by the first that needs it, and kept: its devices are costly to make. */
 static struct core_rm *client;
 
-/* An obstacle says enough. */
+/* Say what failed calls were for; an obstacle explains itself. */
 static int failed(struct core_error *error, const char *purpose)
 {
 	return error->failure == CORE_FAILED_UNAVAILABLE ? -1 : core_explain(error, "%s", purpose);

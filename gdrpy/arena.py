@@ -62,7 +62,7 @@ class Arena(Resource):
         release_abandoned()
         library, driver = _library(), _driver(region.device)
         hold = Hold(region._memory)
-        slot = library.gdr_arena_open(ptr, size, region.device, driver)
+        slot = library.gdrpy_arena_open(ptr, size, region.device, driver)
         if slot < 0:
             raise OutOfMemory(
                 "Arena: this process has as many arenas as it may, 64: close one that is not used"
@@ -88,7 +88,7 @@ class Arena(Resource):
         size = as_size(call, nbytes)
         with self._lock:
             self._check(call)
-            address = int(_library().gdr_arena_allocate(self._slot, size))
+            address = int(_library().gdrpy_arena_allocate(self._slot, size))
         if not address:
             usage = self._usage()
             raise OutOfMemory(
@@ -121,7 +121,7 @@ class Arena(Resource):
                 cuda.call("cuStreamSynchronize", cuda.stream_handle(stream))
         with self._lock:
             self._check(call)
-            freed = 0 <= address < 1 << 64 and not _library().gdr_arena_free(self._slot, address)
+            freed = 0 <= address < 1 << 64 and not _library().gdrpy_arena_free(self._slot, address)
         if not freed:
             raise ValueError(f"{call}: no block of this arena begins at {address:#x}")
 
@@ -145,7 +145,7 @@ class Arena(Resource):
     def _usage(self) -> _Usage:
         self._check("asking how full an Arena is")
         usage = _Usage()
-        _library().gdr_arena_usage(self._slot, usage)
+        _library().gdrpy_arena_usage(self._slot, usage)
         return usage
 
     def _release(self) -> None:
@@ -188,7 +188,7 @@ _abandoned: list[tuple[int, Hold]] = []
 
 def _give_back(slot: int, hold: Hold) -> bool:
     """Whether the slot has no blocks, and is free again."""
-    if _library().gdr_arena_close(slot) == -errno.EBUSY:
+    if _library().gdrpy_arena_close(slot) == -errno.EBUSY:
         return False
     hold.end()
     return True
@@ -212,16 +212,16 @@ settle.append(release_abandoned)
 @functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(str(_PATH))
-    library.gdr_arena_open.argtypes = (
+    library.gdrpy_arena_open.argtypes = (
         ctypes.c_uint64,
         ctypes.c_uint64,
         ctypes.c_int,
         ctypes.POINTER(_Driver),
     )
-    library.gdr_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    library.gdr_arena_allocate.restype = ctypes.c_uint64
-    library.gdr_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    library.gdr_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
+    library.gdrpy_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdrpy_arena_allocate.restype = ctypes.c_uint64
+    library.gdrpy_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdrpy_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
     return library
 
 

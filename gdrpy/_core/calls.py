@@ -31,7 +31,7 @@ def text(characters: Any) -> str:
 
 def call(function: Any, *args: Any) -> int:
     """What a call that fills in an error as its last argument answers; where it is -1, raises."""
-    error = ffi.new("struct gdr_error *")
+    error = ffi.new("struct core_error *")
     answer: int = function(*args, error)
     if answer < 0:
         raise failure(error)
@@ -43,7 +43,7 @@ def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
 
     Raises where it is NULL. No signal's handler comes between the two.
     """
-    error, later = ffi.new("struct gdr_error *"), ffi.new("struct gdr_error *")
+    error, later = ffi.new("struct core_error *"), ffi.new("struct core_error *")
     answer = undo.made(function, (*args, error), by, (later,), checker(later))
     if not answer:
         raise failure(error)
@@ -62,28 +62,28 @@ def _check(error: Any, answer: int) -> None:
 
 def call_failure(number: int, message: str) -> Error:
     """The exception for a call that failed with an errno; it says what that means."""
-    error = ffi.new("struct gdr_error *")
-    lib.gdr_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
+    error = ffi.new("struct core_error *")
+    lib.core_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
     return failure(error)
 
 
 _KINDS: dict[int, type[Error]] = {
-    lib.GDR_FAILED_MEMORY: OutOfMemory,
-    lib.GDR_FAILED_UNAVAILABLE: BackendUnavailable,
-    lib.GDR_FAILED_HANDLE: InvalidHandle,
-    lib.GDR_FAILED_SIZE: SizeMismatch,
-    lib.GDR_FAILED_REVOKED: Revoked,
+    lib.CORE_FAILED_MEMORY: OutOfMemory,
+    lib.CORE_FAILED_UNAVAILABLE: BackendUnavailable,
+    lib.CORE_FAILED_SIZE: SizeMismatch,
+    lib.CORE_FAILED_REVOKED: Revoked,
 }
 
 
 def failure(error: Any) -> Error:
-    """The exception for a ``struct gdr_error``."""
+    """The exception for a ``struct core_error``."""
     message = text(error.message)
     if error.failure in _KINDS:
         return _KINDS[error.failure](message)
-    if error.failure == lib.GDR_FAILED_PERMISSION:
+    if error.failure == lib.CORE_FAILED_HANDLE:
+        return InvalidHandle(message, text(error.result) if error.result else "")
+    if error.failure == lib.CORE_FAILED_PERMISSION:
         return PermissionDenied(error.number, message)
-    if error.failure == lib.GDR_FAILED_CUDA:
-        purpose, name, result = message.rsplit(": ", 2)
-        return CudaError(name, result, purpose)
+    if error.failure == lib.CORE_FAILED_CUDA:
+        return CudaError(text(error.call), text(error.result), text(error.purpose))
     return DriverError(error.number, message, error.status)

@@ -22,7 +22,7 @@ from gdrpy.memory.view import Mapping
 class GpuMemory(Memory):
     """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
 
-    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. It is given back
+    The C core takes it in, as a ``struct core_memory``, before it is first mapped. It is given back
     in this order: its mappings, what the core took in, its GPU view, the allocation, the
     descriptor. ``close()`` does so at once, or when its last mapping ends in another thread. A GPU
     view that is dropped stays until the GPU work that was queued by then is done.
@@ -100,14 +100,14 @@ class GpuMemory(Memory):
         if self._core is None:
             # In this order: who holds the first may end a mapping.
             alone(fork_lock, alone, self._lock, self._take)
-        view, later = ffi.new("struct gdr_view *"), ffi.new("struct gdr_error *")
+        view, later = ffi.new("struct core_view *"), ffi.new("struct core_error *")
         with Undo() as undo:
             undo.callback(self.let_go, view)
             undo.callback(self._mappings.discard, view)
             self._mappings.add(view)
             self.hold(view)
-            undo.checked(checker(later), lib.gdr_memory_unmap, self._core, view, later)
-            call(lib.gdr_memory_map, self._core, offset, nbytes, readonly, view)
+            undo.checked(checker(later), lib.core_memory_unmap, self._core, view, later)
+            call(lib.core_memory_map, self._core, offset, nbytes, readonly, view)
             return Mapping(
                 int(ffi.cast("uintptr_t", view.map.address)),
                 nbytes,
@@ -149,7 +149,7 @@ class GpuMemory(Memory):
         """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
         with self._lock:
             self._check("sharing memory")
-            return call(lib.gdr_memory_share, self._core, readonly)
+            return call(lib.core_memory_share, self._core, readonly)
 
     @property
     def revoked(self) -> bool:
@@ -157,7 +157,7 @@ class GpuMemory(Memory):
             return False
         with self._lock:
             self._check("asking whether memory was revoked")
-            return bool(lib.gdr_memory_revoked(self._core))
+            return bool(lib.core_memory_revoked(self._core))
 
     def _give_back(self) -> None:
         with Undo() as undo:
@@ -220,16 +220,16 @@ def take(
     revocable: bool = False,
     sigbus: bool = False,
 ) -> Any:
-    """Have the core take in what a ``struct gdr_request`` says; ``undo`` gives it back.
+    """Have the core take in what a ``struct core_request`` says; ``undo`` gives it back.
 
     A backend does it, or the first that can. ``open_node`` gives the kernel module's node where
     that may serve; it stays open as long as the memory. Raises BackendUnavailable, InvalidHandle,
     SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
-    forced = lib.gdr_backend_named(backend.encode()) if backend else ffi.NULL
+    forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
     request = ffi.new(
-        "struct gdr_request *",
+        "struct core_request *",
         {
             "ptr": ptr,
             "nbytes": nbytes,
@@ -246,7 +246,7 @@ def take(
 
 def _take(undo: Undo, functions: Any, forced: Any, request: Any) -> Any:
     """With the lock of forks held, since CUDA may open descriptors on the way."""
-    return made(undo, lib.gdr_take, functions, forced, request, by=lib.gdr_memory_release)
+    return made(undo, lib.core_take, functions, forced, request, by=lib.core_memory_release)
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
@@ -266,5 +266,5 @@ def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int 
 
     ``nbytes`` and ``device`` are those of simulated memory. Raises InvalidHandle, DriverError.
     """
-    chosen = lib.gdr_backend_named(backend.encode())
-    return made(undo, chosen.take_export, fd, nbytes, device, by=lib.gdr_memory_release)
+    chosen = lib.core_backend_named(backend.encode())
+    return made(undo, chosen.take_export, fd, nbytes, device, by=lib.core_memory_release)

@@ -33,6 +33,8 @@ from trialbed import (
 
 #: KiB of a user's unread replies and requests, and of what is rounded beside them.
 _UNREAD = (64 + 16) << 10
+#: Regions that each of ten clients holds at most, all of one user's who may have 512.
+_HELD = 40
 #: Leases of a user's sessions, by the protocol's page.
 _LEASES = 131072
 
@@ -202,11 +204,16 @@ def clients_killed_at_any_moment_leave_nothing(bed: Bed) -> None:
         chance = random.Random(seed)
         client = bed.client()
         names = ["beside"] * 300
+        held = 0
         while True:
             match chance.randrange(6):
+                case 0 | 1 if held == _HELD:
+                    continue
                 case 0:
+                    held += 1
                     client.allocate(None, device=chance.choice([-1, 0])).write(b"mine")
                 case 1:
+                    held += 1
                     client.create(f"draft/{os.getpid()}")
                 case 2:
                     client.get("beside", readonly=False)

@@ -7,9 +7,9 @@
 
 static PyObject *acquire, *release;
 
-bool gdr_alone_names(void)
+bool core_alone_names(void)
 {
-	return gdr_name(&acquire, "acquire") && gdr_name(&release, "release");
+	return core_name(&acquire, "acquire") && core_name(&release, "release");
 }
 
 /* args[0](*args[1:], **kwargs). */
@@ -49,19 +49,19 @@ static PyObject *let_go(PyObject *lock, PyObject *result)
 	return result;
 }
 
-PyObject *gdr_call_alone(PyObject *lock, PyObject *function)
+PyObject *core_call_alone(PyObject *lock, PyObject *function)
 {
 	return take(lock) ? let_go(lock, PyObject_CallNoArgs(function)) : NULL;
 }
 
-PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
 
 	return lock && take(lock) ? let_go(lock, call(args, 1, NULL)) : NULL;
 }
 
-PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
 	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
@@ -72,7 +72,7 @@ PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 	return let_go(lock, call(args, 1, NULL));
 }
 
-PyObject *gdr_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+PyObject *core_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
 	PyObject *steps = call(args, 0, kwargs), *result = NULL;
 

@@ -13,17 +13,17 @@
 static PyObject *name_again, *name_close_once, *name_closed, *name_generation, *name_mutex,
 	*name_name, *name_release, *make_lock;
 
-bool gdr_resource_names(void)
+bool core_resource_names(void)
 {
 	PyObject *module = PyImport_ImportModule("_thread");
 
 	if (module)
 		make_lock = PyObject_GetAttrString(module, "RLock");
 	Py_XDECREF(module);
-	return make_lock && gdr_name(&name_again, "_again") &&
-	       gdr_name(&name_close_once, "_close_once") && gdr_name(&name_closed, "_closed") &&
-	       gdr_name(&name_generation, "_generation") && gdr_name(&name_mutex, "_mutex") &&
-	       gdr_name(&name_name, "__name__") && gdr_name(&name_release, "_release");
+	return make_lock && core_name(&name_again, "_again") &&
+	       core_name(&name_close_once, "_close_once") && core_name(&name_closed, "_closed") &&
+	       core_name(&name_generation, "_generation") && core_name(&name_mutex, "_mutex") &&
+	       core_name(&name_name, "__name__") && core_name(&name_release, "_release");
 }
 
 /* Set an attribute to a new reference; -1 with an exception set. */
@@ -38,7 +38,7 @@ static int set(PyObject *self, PyObject *name, PyObject *value)
 static int resource_init(PyObject *self, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
 	if (set(self, name_mutex, PyObject_CallNoArgs(make_lock)) ||
-	    set(self, name_generation, PyLong_FromUnsignedLong(gdr_fork_generation)))
+	    set(self, name_generation, PyLong_FromUnsignedLong(core_fork_generation)))
 		return -1;
 	return set(self, name_closed, Py_NewRef(Py_False));
 }
@@ -60,7 +60,7 @@ static int is_forked(PyObject *self)
 	unsigned long made = generation ? PyLong_AsUnsignedLong(generation) : (unsigned long)-1;
 
 	Py_XDECREF(generation);
-	return PyErr_Occurred() ? -1 : made != gdr_fork_generation;
+	return PyErr_Occurred() ? -1 : made != core_fork_generation;
 }
 
 static PyObject *resource_forked(PyObject *self, PyObject *Py_UNUSED(unused))
@@ -77,11 +77,11 @@ static void refuse(PyObject *self, PyObject *call, bool forked)
 	PyObject *again = name ? PyObject_GetAttr(self, name_again) : NULL;
 
 	if (again && forked)
-		PyErr_Format(gdr_error_forked,
+		PyErr_Format(core_error_forked,
 			     "%S: this %S belongs to the parent process; in a forked child %S",
 			     call, name, again);
 	else if (again)
-		PyErr_Format(gdr_error_closed, "%S: the %S is closed", call, name);
+		PyErr_Format(core_error_closed, "%S: the %S is closed", call, name);
 	Py_XDECREF(again);
 	Py_XDECREF(name);
 }
@@ -124,7 +124,7 @@ static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(unused))
 	mutex = PyObject_GetAttr(self, name_mutex);
 	close_once = mutex ? PyObject_GetAttr(self, name_close_once) : NULL;
 	if (close_once)
-		result = gdr_call_alone(mutex, close_once);
+		result = core_call_alone(mutex, close_once);
 	Py_XDECREF(close_once);
 	Py_XDECREF(mutex);
 	return result;
@@ -175,7 +175,7 @@ static PyType_Slot resource_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_resource_spec = {
+PyType_Spec core_resource_spec = {
 	.name = "gdrpy._core._mapping.Resource",
 	.basicsize = sizeof(PyObject),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,

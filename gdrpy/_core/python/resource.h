@@ -5,9 +5,9 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec gdr_resource_spec;
+extern PyType_Spec core_resource_spec;
 
 /* Before the first of them: false with an exception set. */
-bool gdr_resource_names(void);
+bool core_resource_names(void);
 
 #endif

@@ -16,10 +16,10 @@ struct undo {
 
 static PyObject *name_add_note, *name_close, *name_pop;
 
-bool gdr_undo_names(void)
+bool core_undo_names(void)
 {
-	return gdr_name(&name_add_note, "add_note") && gdr_name(&name_close, "close") &&
-	       gdr_name(&name_pop, "pop");
+	return core_name(&name_add_note, "add_note") && core_name(&name_close, "close") &&
+	       core_name(&name_pop, "pop");
 }
 
 /* The exception that is set, which is no more. */
@@ -108,7 +108,7 @@ static struct undo *move(struct undo *self, PyObject *dropped)
 
 	if (!moved)
 		return NULL;
-	moved->generation = gdr_fork_generation;
+	moved->generation = core_fork_generation;
 	moved->dropped = Py_XNewRef(dropped);
 	moved->steps = self->steps;
 	self->steps = NULL;
@@ -123,7 +123,7 @@ static PyObject *undo_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
 		return NULL;
 	self = (struct undo *)PyType_GenericAlloc(type, 0);
 	if (self)
-		self->generation = gdr_fork_generation;
+		self->generation = core_fork_generation;
 	return (PyObject *)self;
 }
 
@@ -165,7 +165,7 @@ static void undo_finalize(PyObject *object)
 
 	PyErr_Fetch(&type, &error, &traceback);
 	if (self->steps && PyList_Size(self->steps) > 0 &&
-	    self->generation == gdr_fork_generation && !is_finalizing() && drop(self))
+	    self->generation == core_fork_generation && !is_finalizing() && drop(self))
 		PyErr_WriteUnraisable(object);
 	PyErr_Restore(type, error, traceback);
 	Py_CLEAR(self->steps);
@@ -370,7 +370,7 @@ static PyType_Slot undo_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_undo_spec = {
+PyType_Spec core_undo_spec = {
 	.name = "gdrpy._core._mapping.Undo",
 	.basicsize = sizeof(struct undo),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

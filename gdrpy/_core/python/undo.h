@@ -5,9 +5,9 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec gdr_undo_spec;
+extern PyType_Spec core_undo_spec;
 
 /* Before the first of them: false with an exception set. */
-bool gdr_undo_names(void);
+bool core_undo_names(void);
 
 #endif

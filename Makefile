@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 # By a line in a .pth file, which a program beside the checkout finds too: to Python the checkout's
 # own folder, if it is called gdrpy, looks like a package, and other editable installs lose to it.
 EDITABLE := --no-build-isolation --config-settings editable_mode=compat -e
-LIBRARY_SOURCES := $(wildcard gdrpy/_core/*.[ch] gdrpy/_core/*/*.[ch] gdrpy/include/*.h \
+LIBRARY_SOURCES := $(wildcard gdrpy/_core/*/*.[ch] gdrpy/include/*.h \
 	gdrpy/include/gdrpy/*.h gdrpy/sim/src/*.[ch] driver/uapi/*.h)
 C_SOURCES := $(LIBRARY_SOURCES) $(wildcard tests/c/*.[ch] tests/gdrapi/*.[ch] tests/rm/*.[ch] \
 	tests/rm/src/*.[ch] benchmarks/*.[ch] driver/*.[ch] tests/vm/standin/*.[ch] \

@@ -25,7 +25,9 @@ if FREE_THREADED and sys.version_info < (3, 14):
     )
 CFLAGS = ["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"]
 INCLUDE = ["gdrpy/_core", "gdrpy/include", "driver"]
-HEADERS = ["gdrpy/_core/*.h", "gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
+HEADERS = ["gdrpy/_core/*/*.h", "gdrpy/include/*.h", "gdrpy/include/gdrpy/*.h"]
+#: Folders of the core that are not in its library: its faces, each of which is one of its own.
+FACES = {"arena", "gdrapi", "python"}
 PACKET = "packet_module.c"
 FILTER = "filter.c"
 LIBGDRAPI = "libgdrapi.so.2"
@@ -80,8 +82,12 @@ setup(
         (
             "gdrcore",
             {
-                "sources": sources("gdrpy/_core/*.c"),
-                "obj_deps": {"": sources("gdrpy/_core/*.h", "driver/uapi/*.h")},
+                "sources": [
+                    path
+                    for path in sources("gdrpy/_core/*/*.c")
+                    if Path(path).parent.name not in FACES
+                ],
+                "obj_deps": {"": sources("gdrpy/_core/*/*.h", "driver/uapi/*.h")},
                 "include_dirs": INCLUDE,
                 "cflags": [*CFLAGS, "-pthread"],
             },
@@ -99,7 +105,7 @@ setup(
         ),
         Extension(
             "gdrpy._core._packet",
-            [f"gdrpy/_core/python/{PACKET}"],
+            ["gdrpy/_core/python/packet.c", f"gdrpy/_core/python/{PACKET}"],
             depends=sources(*HEADERS),
             extra_compile_args=CFLAGS,
             py_limited_api=not FREE_THREADED,

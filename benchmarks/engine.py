@@ -202,7 +202,7 @@ class Sides(ABC):
 class Writes(Sides):
     """Ways to the mapping."""
 
-    method = "gdr_copy_to, and a store fence"
+    method = "core_copy_to, and a store fence"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,7 +243,7 @@ class Writes(Sides):
 class Reads(Sides):
     """Ways from the mapping."""
 
-    method = "gdr_copy_from"
+    method = "core_copy_from"
 
     def __post_init__(self) -> None:
         super().__post_init__()

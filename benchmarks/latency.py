@@ -81,7 +81,7 @@ def _writes(
                 verify,
             ),
             *(
-                Contender(C_ROUTINE, "gdr_copy_to and gdr_store_fence, in C", loop, verify)
+                Contender(C_ROUTINE, "core_copy_to and core_store_fence, in C", loop, verify)
                 for loop in loops
             ),
             _empty_call(),
@@ -117,7 +117,7 @@ def _reads(
                 fills(gpu, buffer),
             ),
             *(
-                Contender(C_ROUTINE, "gdr_copy_from, in C", loop, fills(gpu, buffer))
+                Contender(C_ROUTINE, "core_copy_from, in C", loop, fills(gpu, buffer))
                 for loop in loops
             ),
             _empty_call(),

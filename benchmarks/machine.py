@@ -70,8 +70,8 @@ def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) ->
         "copy_routines": {
             f"{direction} {nbytes} B": _ffi.ffi.string(routine(nbytes)).decode()
             for direction, routine in (
-                ("to a write-combined mapping", _ffi.lib.gdr_routine_to_wc),
-                ("from a write-combined mapping", _ffi.lib.gdr_routine_from_wc),
+                ("to a write-combined mapping", _ffi.lib.core_routine_to_wc),
+                ("from a write-combined mapping", _ffi.lib.core_routine_from_wc),
             )
             for nbytes in (64, 1 << 20)
         },

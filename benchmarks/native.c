@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "parallel.h"
+#include "copy/parallel.h"
 
 static uint64_t now(void)
 {
@@ -22,8 +22,8 @@ uint64_t bench_write(int type, void *mapping, void *host, size_t nbytes, uint64_
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
-		gdr_copy_to(type, mapping, host, nbytes);
-		gdr_store_fence();
+		core_copy_to(type, mapping, host, nbytes);
+		core_store_fence();
 	}
 	return now() - start;
 }
@@ -34,7 +34,7 @@ uint64_t bench_read(int type, void *mapping, void *host, size_t nbytes, uint64_t
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++)
-		gdr_copy_from(type, host, mapping, nbytes);
+		core_copy_from(type, host, mapping, nbytes);
 	return now() - start;
 }
 
@@ -45,8 +45,8 @@ uint64_t bench_write_by(unsigned int threads, int type, void *mapping, void *hos
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
-		gdr_copy_to_by(threads, type, mapping, host, nbytes);
-		gdr_store_fence();
+		core_copy_to_by(threads, type, mapping, host, nbytes);
+		core_store_fence();
 	}
 	return now() - start;
 }
@@ -57,7 +57,7 @@ uint64_t bench_read_by(unsigned int threads, int type, void *mapping, void *host
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++)
-		gdr_copy_from_by(threads, type, host, mapping, nbytes);
+		core_copy_from_by(threads, type, host, mapping, nbytes);
 	return now() - start;
 }
 
@@ -67,9 +67,9 @@ uint64_t bench_store(void *mapping, uint32_t value, uint64_t calls)
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
-		gdr_store_fence();
+		core_store_fence();
 		*(volatile uint32_t *)mapping = value;
-		gdr_store_fence();
+		core_store_fence();
 	}
 	return now() - start;
 }
@@ -85,9 +85,9 @@ uint64_t bench_exchange(uint32_t *ping, const uint32_t *reply, uint64_t rounds, 
 		uint64_t start = now(), end;
 		uint32_t answer;
 
-		gdr_store_fence();
+		core_store_fence();
 		*(volatile uint32_t *)ping = (uint32_t)round;
-		gdr_store_fence();
+		core_store_fence();
 		do {
 			answer = *(const volatile uint32_t *)reply;
 			end = now();
@@ -100,19 +100,19 @@ uint64_t bench_exchange(uint32_t *ping, const uint32_t *reply, uint64_t rounds, 
 }
 
 /* By one routine of the engine, or by what bench_memcpy() names. */
-uint64_t bench_routine_write(gdr_copy_fn copy, void *mapping, void *host, size_t nbytes,
+uint64_t bench_routine_write(core_copy_fn copy, void *mapping, void *host, size_t nbytes,
 			     uint64_t calls)
 {
 	uint64_t start = now();
 
 	for (uint64_t call = 0; call < calls; call++) {
 		copy(mapping, host, nbytes);
-		gdr_store_fence();
+		core_store_fence();
 	}
 	return now() - start;
 }
 
-uint64_t bench_routine_read(gdr_copy_fn copy, void *mapping, void *host, size_t nbytes,
+uint64_t bench_routine_read(core_copy_fn copy, void *mapping, void *host, size_t nbytes,
 			    uint64_t calls)
 {
 	uint64_t start = now();
@@ -128,16 +128,16 @@ static void call_memcpy(void *dst, const void *src, size_t nbytes)
 	__asm__ volatile("" ::"r"(dst) : "memory");
 }
 
-gdr_copy_fn bench_memcpy(void)
+core_copy_fn bench_memcpy(void)
 {
 	return call_memcpy;
 }
 
 /* The routine of that number that this CPU has, and its name; NULL behind the last one. */
-gdr_copy_fn bench_routine(int to_mapping, unsigned int number, const char **name)
+core_copy_fn bench_routine(int to_mapping, unsigned int number, const char **name)
 {
-	const struct gdr_copy_routine *routine =
-		to_mapping ? gdr_routines_to_wc() : gdr_routines_from_wc();
+	const struct core_copy_routine *routine =
+		to_mapping ? core_routines_to_wc() : core_routines_from_wc();
 
 	for (; routine->name; routine++) {
 		if (routine->supported() && !number--) {

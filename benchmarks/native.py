@@ -153,7 +153,7 @@ def compiled(arguments: Sequence[str], library: Path) -> Path:
 
 
 def _build() -> ctypes.CDLL:
-    sources = sorted(_CORE.glob("copy*.c"))
+    sources = sorted(_CORE.glob("copy/*.c"))
     if not sources:
         raise NotBuilt("the C sources of gdrpy are not beside the benchmarks")
     arguments = [f"-I{_CORE}", str(_HERE / "native.c"), *map(str, sources)]

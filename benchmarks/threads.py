@@ -53,7 +53,7 @@ def run(session: Session) -> None:
 
 def _writes(native: Native, region: Region, host: Bytes) -> list[Contender]:
     verify = lands(GpuBytes(region.ptr), host)
-    method = "gdr_copy_to_by and a store fence, in C"
+    method = "core_copy_to_by and a store fence, in C"
     return [
         Contender(way(threads), method, native.write_by(threads, region.cpu, host), verify)
         for threads in THREADS
@@ -63,7 +63,7 @@ def _writes(native: Native, region: Region, host: Bytes) -> list[Contender]:
 def _reads(native: Native, region: Region, host: Bytes) -> list[Contender]:
     into = np.empty_like(host)
     verify = fills(GpuBytes(region.ptr), into)
-    method = "gdr_copy_from_by, in C"
+    method = "core_copy_from_by, in C"
     return [
         Contender(way(threads), method, native.read_by(threads, region.cpu, into), verify)
         for threads in THREADS

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from gdrpy import cuda
 from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.arguments import as_int, as_range, as_size
-from gdrpy.common.resource import Resource
+from gdrpy.common.resource import Hold, Resource
 from gdrpy.errors import OutOfMemory
-from gdrpy.memory.memory import Memory, settle
+from gdrpy.memory.memory import settle
 
 #: Of every block, in bytes: its address and its size are multiples.
 ALIGNMENT = 512
@@ -61,11 +61,9 @@ class Arena(Resource):
         region._check_writable("Arena")
         release_abandoned()
         library, driver = _library(), _driver(region.device)
-        memory = region._memory
-        memory.hold()
-        slot = library.gdr_arena_open(ptr, size, region.device, driver)
+        hold = Hold(region._memory)
+        slot = library.gdrpy_arena_open(ptr, size, region.device, driver)
         if slot < 0:
-            memory.let_go()
             raise OutOfMemory(
                 "Arena: this process has as many arenas as it may, 64: close one that is not used"
             )
@@ -73,7 +71,7 @@ class Arena(Resource):
         self.offset = start
         self.nbytes = size
         self._slot = slot
-        self._memory = memory
+        self._hold = hold
         super().__init__()
 
     @classmethod
@@ -90,7 +88,7 @@ class Arena(Resource):
         size = as_size(call, nbytes)
         with self._lock:
             self._check(call)
-            address = int(_library().gdr_arena_allocate(self._slot, size))
+            address = int(_library().gdrpy_arena_allocate(self._slot, size))
         if not address:
             usage = self._usage()
             raise OutOfMemory(
@@ -123,7 +121,7 @@ class Arena(Resource):
                 cuda.call("cuStreamSynchronize", cuda.stream_handle(stream))
         with self._lock:
             self._check(call)
-            freed = 0 <= address < 1 << 64 and not _library().gdr_arena_free(self._slot, address)
+            freed = 0 <= address < 1 << 64 and not _library().gdrpy_arena_free(self._slot, address)
         if not freed:
             raise ValueError(f"{call}: no block of this arena begins at {address:#x}")
 
@@ -147,12 +145,12 @@ class Arena(Resource):
     def _usage(self) -> _Usage:
         self._check("asking how full an Arena is")
         usage = _Usage()
-        _library().gdr_arena_usage(self._slot, usage)
+        _library().gdrpy_arena_usage(self._slot, usage)
         return usage
 
     def _release(self) -> None:
         usage = self._usage()
-        if not _give_back(self._slot, self._memory):
+        if not _give_back(self._slot, self._hold):
             raise BufferError(
                 f"Arena.close: {usage.blocks} blocks with {usage.used} bytes are in use: delete "
                 f"the tensors and arrays in them first, and have their library free what it caches"
@@ -162,8 +160,8 @@ class Arena(Resource):
         if self._closed or sys.is_finalizing() or self._forked():
             return
         self._closed = True
-        if not _give_back(self._slot, self._memory):
-            _abandoned.append((self._slot, self._memory))
+        if not _give_back(self._slot, self._hold):
+            _abandoned.append((self._slot, self._hold))
 
     def __repr__(self) -> str:
         if self.closed:
@@ -184,15 +182,15 @@ class _Usage(ctypes.Structure):
 
 _PATH = Path(__file__).parent / "lib" / "libgdrpy_arena.so"
 
-#: Slots of arenas that were dropped with blocks in them, and the memories that they hold.
-_abandoned: list[tuple[int, Memory]] = []
+#: Slots of arenas that were dropped with blocks in them, and their holds of the memory.
+_abandoned: list[tuple[int, Hold]] = []
 
 
-def _give_back(slot: int, memory: Memory) -> bool:
+def _give_back(slot: int, hold: Hold) -> bool:
     """Whether the slot has no blocks, and is free again."""
-    if _library().gdr_arena_close(slot) == -errno.EBUSY:
+    if _library().gdrpy_arena_close(slot) == -errno.EBUSY:
         return False
-    memory.let_go()
+    hold.end()
     return True
 
 
@@ -214,16 +212,16 @@ settle.append(release_abandoned)
 @functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(str(_PATH))
-    library.gdr_arena_open.argtypes = (
+    library.gdrpy_arena_open.argtypes = (
         ctypes.c_uint64,
         ctypes.c_uint64,
         ctypes.c_int,
         ctypes.POINTER(_Driver),
     )
-    library.gdr_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    library.gdr_arena_allocate.restype = ctypes.c_uint64
-    library.gdr_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
-    library.gdr_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
+    library.gdrpy_arena_allocate.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdrpy_arena_allocate.restype = ctypes.c_uint64
+    library.gdrpy_arena_free.argtypes = (ctypes.c_int, ctypes.c_uint64)
+    library.gdrpy_arena_usage.argtypes = (ctypes.c_int, ctypes.POINTER(_Usage))
     return library
 
 

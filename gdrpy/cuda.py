@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import operator
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdrpy import sim
-from gdrpy._core._mapping import fork_generation
+from gdrpy._core._mapping import Undo, fork_generation
 from gdrpy.common.arguments import as_device, as_int, pci_name
-from gdrpy.common.resource import Undo
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
@@ -159,23 +157,38 @@ def call(name: str, *args: Any) -> Any:
 
 
 def made(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...] = ()) -> Any:
-    """As :func:`call`; ``undo`` calls ``by`` with what was made, and ``also`` with that.
+    """As :func:`call`; ``undo`` calls ``by`` with what was made, and ``also`` after that.
 
-    No signal's handler comes between the two: what the function answers is put on a list that
-    ``undo`` knows already, without a bytecode in between.
+    No signal's handler comes between the two.
     """
-    answers: list[tuple[Any, ...]] = []
-    undo.callback(_unmake, answers, by, also)
-    answers.extend(itertools.starmap(getattr(driver(), name), (args,)))
-    answer = answers[0]
+    return _made(undo.made, name, args, by, also)
+
+
+def done(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...]) -> None:
+    """As :func:`made`, of a function that answers nothing but whether it failed.
+
+    cuda.bindings runs Python code after such a call, where a signal's handler may raise.
+    """
+    _made(undo.done, name, args, by, also)
+
+
+def _made(make: Any, name: str, args: tuple[Any, ...], by: str, also: tuple[Any, ...]) -> Any:
+    functions = driver()
+    answer = make(getattr(functions, name), args, getattr(functions, by), also, _checks(by))
     if answer[0]:
         check(name, answer[0])
     return answer[1] if len(answer) > 1 else None
 
 
-def _unmake(answers: list[tuple[Any, ...]], by: str, also: tuple[Any, ...]) -> None:
-    if answers and not answers[0][0]:
-        call(by, *answers[0][1:], *also)
+@functools.cache
+def _checks(name: str) -> Callable[[tuple[Any, ...]], None]:
+    """What raises for an answer of a driver function, unless it is success."""
+    return functools.partial(_check_answer, name)
+
+
+def _check_answer(name: str, answer: tuple[Any, ...]) -> None:
+    if answer[0]:
+        check(name, answer[0])
 
 
 def check(name: str, result: int) -> None:

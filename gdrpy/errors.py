@@ -75,7 +75,17 @@ class DriverError(Error, OSError):
 
 
 class InvalidHandle(Error, ValueError):
-    """The file descriptor or pointer is not GPU memory that can be taken in."""
+    """The file descriptor or pointer is not GPU memory that can be taken in.
+
+    ``result`` names what CUDA answered, "" where it was not asked.
+    """
+
+    def __init__(self, message: str, result: str = "") -> None:
+        super().__init__(message)
+        self.result = result
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (*self.args, self.result)
 
 
 class InvalidRequest(Error, ValueError):

@@ -8,10 +8,11 @@ from typing import Any
 from weakref import WeakSet
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.arrays.interop import packed_array
 from gdrpy.arrays.viewed import Array, Viewed
 from gdrpy.common.arguments import as_size
-from gdrpy.common.resource import Resource, Undo
+from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable, ReadOnly, SizeMismatch
 from gdrpy.memory import gpu
 from gdrpy.memory.backends import ALL, forced
@@ -161,7 +162,7 @@ def from_tensor(tensor: Any, *, backend: str | None = None) -> Array:
         pinned = Pin(memory, array.readonly)
         _ = pinned.cpu  # what keeps it from being mapped is said now
         mapped = Array.of_tensor(pinned, array, 0, owned=True)
-        undo.pop_all()
+        undo.forget()
         return mapped
 
 
@@ -243,7 +244,7 @@ class Gdr(Resource):
     def _release(self) -> None:
         pins = list(self._pins)
         for one in pins:
-            one._refuse_if_busy()
+            one._idle_mappings()
         with Undo() as undo:
             if self._node is not None:
                 undo.keep(self._node)

@@ -7,10 +7,9 @@ from typing import Any, Self
 from weakref import ref
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor
+from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.arguments import as_int, as_size
-from gdrpy.common.resource import Undo
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -91,11 +90,12 @@ class Region(Viewed):
     @classmethod
     def _of(cls, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool = False) -> Self:
         """A region of memory, which is closed where the region cannot be made."""
-        with Undo() as undo:
-            undo.keep(memory)
-            region = cls(memory, nbytes, cpu=cpu, readonly=readonly)
-            undo.pop_all()
-            return region
+        try:
+            return cls(memory, nbytes, cpu=cpu, readonly=readonly)
+        except BaseException:
+            with Undo() as undo:
+                undo.keep(memory)
+                raise
 
     @classmethod
     def from_fd(
@@ -235,12 +235,8 @@ class Region(Viewed):
             )
         return self._memory.fabric
 
-    def _stand_in(self) -> object:
-        """What is pickled for its memory in a mapping that outlives it."""
-        return self._memory
-
     def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
-        return travel(ref(self), self._stand_in(), start)
+        return travel(ref(self), self._memory.source or self._memory, start)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check("sending a Region")

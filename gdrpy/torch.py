@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.arena import Arena, Functions
 from gdrpy.arrays.interop import packed_array
 from gdrpy.arrays.viewed import Array, Viewed
-from gdrpy.common.resource import Resource, Undo
+from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Pool(Resource):
                 undo.keep(self.arena)
             self._pool: Any = None
             _allocator(self.arena.functions)
-            undo.pop_all()
+            undo.forget()
         super().__init__()
 
     @property

@@ -58,7 +58,7 @@ class TestChoice:
             assert (region.cpu.backend, pin.backend) == ("sim", "sim")
 
     def test_is_among_those_that_the_core_has(self):
-        found = [text(lib.gdr_backend_named(name.encode()).name) for name in ALL]
+        found = [text(lib.core_backend_named(name.encode()).name) for name in ALL]
         assert found == list(ALL)
 
 

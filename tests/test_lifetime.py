@@ -92,7 +92,7 @@ uses = [
 ]
 uses += [
     "pin.map()", "pin.export()", "pin.revoked", "gdr.pin(region)", "gdr.pin(1, 1)", "gdr.events()",
-    "arena.allocate(1)", "arena.free(1)", "region._memory.hold()",
+    "arena.allocate(1)", "arena.free(1)", "region._memory.hold(1)",
     "region._memory.map(0, 1, False)", "region._memory.revoked",
     "region._memory.export()", "pin._memory.share(False)", "pinnedpool.borrow(1, 0)",
     "gdrpy.alloc(1)", "gdrpy.open().pin(1, 1)",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from gdrpy._core import _ffi
+from gdrpy._core._mapping import Undo
 from gdrpy.errors import (
     BackendUnavailable,
     CudaError,
@@ -28,46 +31,59 @@ def text(characters: Any) -> str:
 
 def call(function: Any, *args: Any) -> int:
     """What a call that fills in an error as its last argument answers; where it is -1, raises."""
-    error = ffi.new("struct gdr_error *")
+    error = ffi.new("struct core_error *")
     answer: int = function(*args, error)
     if answer < 0:
         raise failure(error)
     return answer
 
 
-def obtain(function: Any, *args: Any) -> Any:
-    """The pointer that such a call answers; where it is NULL, raises."""
-    error = ffi.new("struct gdr_error *")
-    answer = function(*args, error)
+def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
+    """The pointer that such a call answers, which ``undo`` passes to such a call, ``by``.
+
+    Raises where it is NULL. No signal's handler comes between the two.
+    """
+    error, later = ffi.new("struct core_error *"), ffi.new("struct core_error *")
+    answer = undo.made(function, (*args, error), by, (later,), checker(later))
     if not answer:
         raise failure(error)
     return answer
 
 
+def checker(error: Any) -> Callable[[int], None]:
+    """What raises for an answer of -1 of a call that fills in ``error``."""
+    return functools.partial(_check, error)
+
+
+def _check(error: Any, answer: int) -> None:
+    if answer < 0:
+        raise failure(error)
+
+
 def call_failure(number: int, message: str) -> Error:
     """The exception for a call that failed with an errno; it says what that means."""
-    error = ffi.new("struct gdr_error *")
-    lib.gdr_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
+    error = ffi.new("struct core_error *")
+    lib.core_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
     return failure(error)
 
 
 _KINDS: dict[int, type[Error]] = {
-    lib.GDR_FAILED_MEMORY: OutOfMemory,
-    lib.GDR_FAILED_UNAVAILABLE: BackendUnavailable,
-    lib.GDR_FAILED_HANDLE: InvalidHandle,
-    lib.GDR_FAILED_SIZE: SizeMismatch,
-    lib.GDR_FAILED_REVOKED: Revoked,
+    lib.CORE_FAILED_MEMORY: OutOfMemory,
+    lib.CORE_FAILED_UNAVAILABLE: BackendUnavailable,
+    lib.CORE_FAILED_SIZE: SizeMismatch,
+    lib.CORE_FAILED_REVOKED: Revoked,
 }
 
 
 def failure(error: Any) -> Error:
-    """The exception for a ``struct gdr_error``."""
+    """The exception for a ``struct core_error``."""
     message = text(error.message)
     if error.failure in _KINDS:
         return _KINDS[error.failure](message)
-    if error.failure == lib.GDR_FAILED_PERMISSION:
+    if error.failure == lib.CORE_FAILED_HANDLE:
+        return InvalidHandle(message, text(error.result) if error.result else "")
+    if error.failure == lib.CORE_FAILED_PERMISSION:
         return PermissionDenied(error.number, message)
-    if error.failure == lib.GDR_FAILED_CUDA:
-        purpose, name, result = message.rsplit(": ", 2)
-        return CudaError(name, result, purpose)
+    if error.failure == lib.CORE_FAILED_CUDA:
+        return CudaError(text(error.call), text(error.result), text(error.purpose))
     return DriverError(error.number, message, error.status)

@@ -8,19 +8,19 @@ from gdrpy._core.calls import ffi, lib, text
 from gdrpy.errors import UntestedDriver
 
 #: Oldest and newest driver whose interface was compared with the one that nvrm uses.
-TESTED_DRIVERS = (text(lib.GDR_NVRM_TESTED_MIN), text(lib.GDR_NVRM_TESTED_MAX))
+TESTED_DRIVERS = (text(lib.CORE_RM_TESTED_MIN), text(lib.CORE_RM_TESTED_MAX))
 
 
 def driver_version() -> str | None:
     """The version of the NVIDIA kernel driver, None where none is loaded."""
     version = ffi.new("char[32]")
-    lib.gdr_driver_version(version)
+    lib.core_driver_version(version)
     return text(version) or None
 
 
 def is_tested(version: str) -> bool:
     """Whether a driver version lies in the tested range."""
-    return bool(lib.gdr_driver_tested(version.encode()))
+    return bool(lib.core_driver_tested(version.encode()))
 
 
 _told = False

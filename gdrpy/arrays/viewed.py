@@ -11,13 +11,14 @@ from weakref import WeakSet
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
 from gdrpy.arrays.elements import Elements, as_bytes, elements_of
 from gdrpy.arrays.interop import DeviceArray
 from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import CUDA, HOST, View
 from gdrpy.common.dtypes import as_dtype
-from gdrpy.common.resource import Closing, Hold, Resource, Undo
+from gdrpy.common.resource import Closing, Hold, Resource
 from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import Closed, MissingView, ReadOnly
@@ -307,30 +308,34 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         assert self.device is not None
         return borrow(nbytes, self.device)
 
-    def _refuse_if_busy(self) -> None:
-        """Raise BufferError while somebody could still use the memory."""
+    def _idle_mappings(self) -> list[Mapping]:
+        """Its mappings. Raises BufferError while somebody could still use the memory."""
         for one in settle:
             one()
         users = self._running + self._memory.users
-        for mapping in self._mapped():
+        mappings = self._mapped()
+        for mapping in mappings:
             users += mapping._users
         if users:
             raise BufferError(
                 f"{type(self).__name__}.close: {users} views or running copies still use the "
                 f"memory; delete the numpy arrays and memoryviews made from it first"
             )
+        return mappings
 
     def _release(self) -> None:
-        self._refuse_if_busy()
+        mappings = self._idle_mappings()
         self._disarm()
-        with Undo() as undo:
-            undo.keep(self._memory)
-            try:
-                for mapping in self._mapped():
-                    mapping.close()
-            except BufferError:  # a view made since: nothing is given back under it
-                undo.pop_all()
+        try:
+            for mapping in mappings:
+                mapping.close()
+        except BufferError:  # a view made since: nothing is given back under it
+            raise
+        except BaseException:
+            with Undo() as undo:
+                undo.keep(self._memory)
                 raise
+        self._memory.close()
 
 
 class Array(Closing, _mapping.Buffer):

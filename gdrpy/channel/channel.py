@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_int
-from gdrpy.common.resource import Closing, Undo
+from gdrpy.common.resource import Closing
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.region import alloc
 
@@ -73,7 +74,7 @@ class Channel(_End, _mapping.Channel):
             region = undo.keep(alloc(_mapping.CHANNEL_NBYTES + count * size, ordinal))
             host = undo.keep(page_locked(_mapping.CHANNEL_HOST_NBYTES, ordinal))
             super().__init__(region.cpu, host, size, count)
-            undo.pop_all()
+            undo.forget()
         self._region = region
 
     @property

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from threading import RLock
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
-from gdrpy._core._mapping import alone, fork_generation
-from gdrpy.errors import Closed, Forked
-
-
-class Closable(Protocol):
-    """What has a close()."""
-
-    def close(self) -> None:
-        """Give everything back."""
-
-
-R = TypeVar("R", bound=Closable)
+from gdrpy._core import _mapping
+from gdrpy._core._mapping import Undo, alone
 
 #: What is to be done instead of pickling a region, or what is made of one.
 HOW_TO_SEND = (
@@ -27,68 +15,6 @@ HOW_TO_SEND = (
     "descriptor, from Region.export(), and open it there by Region.from_fd(); or take a region of "
     "a broker, which pickles"
 )
-
-
-class Undo:
-    """Steps that give things back, latest first: contextlib.ExitStack with another rule for errors.
-
-    Every step is run, and the first failure is the one that is raised; failures after it become its
-    notes, so that a failing clean-up never hides what went wrong. (ExitStack raises the last one,
-    and loses the others outside of an exception handler.)
-    """
-
-    __slots__ = ("_steps",)
-
-    def __init__(self) -> None:
-        self._steps: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-
-    def callback(self, function: Callable[..., object], *args: Any) -> None:
-        """Add a step."""
-        self._steps.append((function, args))
-
-    def keep(self, resource: R) -> R:
-        """Add closing a resource as a step; returns the resource."""
-        self._steps.append((resource.close, ()))
-        return resource
-
-    def pop_all(self) -> Undo:
-        """Hand the steps over to a new stack: from here on somebody else gives things back."""
-        moved = Undo()
-        moved._steps, self._steps = self._steps, []
-        return moved
-
-    def close(self) -> None:
-        """Run the steps."""
-        error = self._run(None)
-        if error is not None:
-            raise error
-
-    def _run(self, error: BaseException | None) -> BaseException | None:
-        """Run the steps; the first of ``error`` and their failures, with notes of the others."""
-        while self._steps:
-            function, args = self._steps.pop()
-            try:
-                function(*args)
-            except BaseException as failure:
-                if error is None:
-                    error = failure
-                else:
-                    error.add_note(f"cleaning up: {type(failure).__name__}: {failure}")
-        return error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._run(error)
 
 
 class Closing:
@@ -115,7 +41,7 @@ class Closing:
             error.add_note(f"closing: {type(failure).__name__}: {failure}")
 
 
-class Resource(Closing):
+class Resource(Closing, _mapping.Resource):
     """Closes once, is a context manager, and is its process's own.
 
     ``_lock`` is held while it closes, and by subclasses while they make or use what closing would
@@ -126,48 +52,6 @@ class Resource(Closing):
     _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
-
-    def __init__(self) -> None:
-        self._closed = False
-        self._generation = fork_generation()
-        self._mutex = RLock()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` has been called."""
-        return self._closed
-
-    def _forked(self) -> bool:
-        return self._generation != fork_generation()
-
-    @property
-    def _lock(self) -> RLock:
-        """In a forked child a free one: the thread that held the parent's may not be there."""
-        return self._mutex if self._generation == fork_generation() else RLock()
-
-    def _check(self, call: str) -> None:
-        """Raise unless the object may be used here and now."""
-        if self._forked():
-            raise Forked(
-                f"{call}: this {type(self).__name__} belongs to the parent process; in a forked "
-                f"child {self._again}"
-            )
-        if self._closed:
-            raise Closed(f"{call}: the {type(self).__name__} is closed")
-
-    def close(self) -> None:
-        """Give everything back. May be called again, and does nothing in a forked child."""
-        if self._closed:
-            return
-        if self._forked():
-            self._closed = True
-            return
-        alone(self._mutex, self._close_once)  # which is this process's, as was seen
-
-    def _close_once(self) -> None:
-        if not self._closed:
-            self._release()
-            self._closed = True
 
     def _release(self) -> None:
         """Give back what this object holds; what raises leaves the object open."""
@@ -191,28 +75,35 @@ class Owner(Resource):
     def __init__(self, undo: Undo | None) -> None:
         super().__init__()
         self._undo = undo
-        self._held = 0
+        self._users: set[object] = set()
 
-    def hold(self) -> None:
-        """One more user. Raises Closed, Forked."""
-        with self._lock:
+    def hold(self, user: object) -> None:
+        """Keep it for a user, whom nothing else equals. Raises Closed, Forked."""
+        if self._forked():
             self._check(f"using a {type(self).__name__}")
-            self._held += 1
+        alone(self._mutex, self._hold_open, user)
 
-    def let_go(self) -> None:
-        """One user less; the last one of a closed owner gives it back."""
-        with self._lock:
-            self._held -= 1
-            if self._closed and not self._held and not self._forked():
-                self._drop()
+    def _hold_open(self, user: object) -> None:
+        self._check(f"using a {type(self).__name__}")
+        self._users.add(user)
+
+    def let_go(self, user: object) -> None:
+        """End a user's hold; the last one of a closed owner gives it back."""
+        self._users.discard(user)
+        if not self._forked():
+            alone(self._mutex, self._drop_unused)
+
+    def _drop_unused(self) -> None:
+        if self._closed and not self._users:
+            self._drop()
 
     @property
     def users(self) -> int:
         """How many hold it now."""
-        return self._held
+        return len(self._users)
 
     def _release(self) -> None:
-        if not self._held:
+        if not self._users:
             self._give_back()
 
     def _give_back(self) -> None:
@@ -228,7 +119,7 @@ class Owner(Resource):
         if self._closed or sys.is_finalizing():
             return
         self._closed = True
-        if not self._held and not self._forked():
+        if not self._users and not self._forked():
             self._drop()
 
 
@@ -241,17 +132,22 @@ class Hold:
     _owner: Owner | None = None
 
     def __init__(self, owner: Owner) -> None:
-        owner.hold()
+        self._use = object()
+        owner.hold(self._use)
         self._owner = owner
+
+    def end(self) -> None:
+        """Let go of it. May be called again."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.let_go(self._use)
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            owner.let_go()
+        self.end()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self.__exit__()
+            self.end()

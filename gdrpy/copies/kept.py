@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy._core.driver import driver_version
 from gdrpy.common.cpu import cpu_model
-from gdrpy.common.resource import Undo
 from gdrpy.copies.limits import Limits
 
 #: More than any file of limits has.

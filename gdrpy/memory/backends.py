@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import ffi, lib, text
-from gdrpy.common.resource import Undo
 from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 
@@ -30,12 +30,12 @@ class Backend:
     """One way to CPU-map GPU memory, of the C core's."""
 
     def __init__(self, name: str) -> None:
-        self._backend = lib.gdr_backend_named(name.encode())
+        self._backend = lib.core_backend_named(name.encode())
         self.name = name
 
     def status(self, device: int | None = None) -> Status:
         """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
-        status = ffi.new("struct gdr_status *")
+        status = ffi.new("struct core_status *")
         with Undo() as undo:
             try:
                 functions = ffi.NULL if device is None else cuda_functions()
@@ -66,7 +66,7 @@ def candidates() -> list[str]:
     name = forced(None)
     if name:
         return [name]
-    found = lib.gdr_candidates(cuda_functions())
+    found = lib.core_candidates(cuda_functions())
     names = []
     while found[0]:
         names.append(text(found[0].name))
@@ -82,8 +82,8 @@ def cuda_functions() -> Any:
 
 @functools.cache
 def _found_functions() -> Any:
-    found = ffi.new("struct gdr_cuda *")
-    if not lib.gdr_cuda_find(found):
+    found = ffi.new("struct core_cuda *")
+    if not lib.core_cuda_find(found):
         raise BackendUnavailable(
             "the CUDA driver lacks functions that gdrpy needs: install a newer one"
         )

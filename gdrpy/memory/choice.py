@@ -5,8 +5,7 @@ from __future__ import annotations
 from errno import EACCES
 from typing import Any
 
-from gdrpy._core._mapping import Descriptor, sealed_size
-from gdrpy.common.resource import Undo
+from gdrpy._core._mapping import Descriptor, Undo, sealed_size
 from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced

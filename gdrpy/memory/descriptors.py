@@ -82,7 +82,7 @@ def bar_block(fd: int) -> tuple[int, int]:
 
 def share_size(fd: int) -> int | None:
     """Bytes of the pin that a kernel module's share descriptor shows; None for any other."""
-    size = int(lib.gdr_share_size(fd))
+    size = int(lib.core_share_size(fd))
     return size if size >= 0 else None
 
 

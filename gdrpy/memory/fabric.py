@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.errors import BackendUnavailable, CudaError, InvalidHandle
 from gdrpy.memory.backends import Status
 
@@ -56,12 +57,18 @@ def export(handle: Any) -> bytes:
     return bytes(cuda.call("cuMemExportToShareableHandle", handle, _kind(), 0).data)
 
 
-def import_handle(call: str, data: bytes, device: int) -> Any:
-    """The allocation's handle. Raises BackendUnavailable, InvalidHandle."""
+def import_handle(undo: Undo, call: str, data: bytes, device: int) -> Any:
+    """The allocation's handle, released by ``undo``. Raises BackendUnavailable, InvalidHandle."""
     words = cuda.driver().CUmemFabricHandle()
     words.data = data
     try:
-        return cuda.call("cuMemImportFromShareableHandle", int(words.getPtr()), _kind())
+        return cuda.made(
+            undo,
+            "cuMemImportFromShareableHandle",
+            int(words.getPtr()),
+            _kind(),
+            by="cuMemRelease",
+        )
     except CudaError as error:
         if error.name in _REFUSALS or not status(device).usable:
             raise unavailable(call, device, error) from error

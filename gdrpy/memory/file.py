@@ -7,9 +7,8 @@ import fcntl
 import os
 from typing import Self
 
-from gdrpy._core._mapping import Descriptor, take_memfd
+from gdrpy._core._mapping import Descriptor, Undo, take_memfd
 from gdrpy._core.calls import call_failure
-from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
 from gdrpy.memory.descriptors import HOST_NAME, private
 from gdrpy.memory.memory import Memory
@@ -46,7 +45,7 @@ def create_export(nbytes: int) -> int:
                 raise
             raise OutOfMemory(f"the host has no {size} bytes for a memory file") from error
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        undo.pop_all()
+        undo.forget()
         return fd
 
 

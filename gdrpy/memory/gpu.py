@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor
-from gdrpy._core.calls import call, ffi, lib, obtain, text
+from gdrpy._core._mapping import Descriptor, Undo, alone
+from gdrpy._core.calls import call, checker, ffi, lib, made, text
 from gdrpy._core.driver import warn_if_untested
-from gdrpy.common.resource import Undo
+from gdrpy.common.resource import Hold
 from gdrpy.errors import Error, MissingView
 from gdrpy.memory import reclaim
 from gdrpy.memory.backends import cuda_functions
@@ -22,7 +22,7 @@ from gdrpy.memory.view import Mapping
 class GpuMemory(Memory):
     """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
 
-    The C core takes it in, as a ``struct gdr_memory``, before it is first mapped. It is given back
+    The C core takes it in, as a ``struct core_memory``, before it is first mapped. It is given back
     in this order: its mappings, what the core took in, its GPU view, the allocation, the
     descriptor. ``close()`` does so at once, or when its last mapping ends in another thread. A GPU
     view that is dropped stays until the GPU work that was queued by then is done.
@@ -52,16 +52,18 @@ class GpuMemory(Memory):
         ``backend`` is to take it in; None chooses one.
         """
         super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
-        self._undo = undo
         self._fd = fd
         self.ptr = ptr
         self.device = device
         self.home = home
         self.fabric = fabric
         self._forced = backend
+        if undo is not None and ptr is not None:
+            undo = undo.pop_all(reclaim.left(self.devices))
+        self._undo = undo
         self._core: Any = None
         self._core_undo = Undo()
-        self._mapped = 0
+        self._mappings: set[object] = set()
 
     def keep_core(self, core: Any, undo: Undo) -> None:
         """Keep what the core took in of it; ``undo`` gives that back."""
@@ -75,11 +77,11 @@ class GpuMemory(Memory):
 
     def _take(self) -> None:
         """Have the core take the allocation in, unless another thread was quicker."""
-        with fork_lock, self._lock, Undo() as undo:
-            fd = self.fd
-            if self._core is not None:
-                return
-            assert self.home is not None
+        fd = self.fd
+        if self._core is not None:
+            return
+        assert self.home is not None
+        with Undo() as undo:
             core = take(
                 undo,
                 self._forced,
@@ -95,38 +97,35 @@ class GpuMemory(Memory):
         """As :meth:`Memory.map`. Raises Revoked, PermissionDenied (shared read-only),
         BackendUnavailable (no backend takes it in), MissingView (it came by a fabric handle) too.
         """
-        view = ffi.new("struct gdr_view *")
         if self._core is None:
-            self._take()
-        with self._lock:
-            self._check("mapping memory")
-            self._held += 1
-            self._mapped += 1
-        try:
-            call(lib.gdr_memory_map, self._core, offset, nbytes, readonly, view)
-        except BaseException:
-            self._end_mapping()
-            raise
+            # In this order: who holds the first may end a mapping.
+            alone(fork_lock, alone, self._lock, self._take)
+        view, later = ffi.new("struct core_view *"), ffi.new("struct core_error *")
+        with Undo() as undo:
+            undo.callback(self._end_mapping, view)
+            self._mappings.add(view)
+            self.hold(view)
+            undo.checked(checker(later), lib.core_memory_unmap, self._core, view, later)
+            call(lib.core_memory_map, self._core, offset, nbytes, readonly, view)
+            return Mapping(
+                int(ffi.cast("uintptr_t", view.map.address)),
+                nbytes,
+                view.kind,
+                readonly,
+                undo.pop_all().close,
+                self.backend,
+                None if self.ptr is None else self.ptr + offset,
+                self.device,
+            )
 
-        def unmap() -> None:
-            try:
-                call(lib.gdr_memory_unmap, self._core, view)
-            finally:
-                self._end_mapping()
-
-        address = int(ffi.cast("uintptr_t", view.map.address))
-        ptr = None if self.ptr is None else self.ptr + offset
-        return Mapping(address, nbytes, view.kind, readonly, unmap, self.backend, ptr, self.device)
-
-    def _end_mapping(self) -> None:
-        with self._lock:
-            self._mapped -= 1
-            self.let_go()
+    def _end_mapping(self, view: object) -> None:
+        self._mappings.discard(view)
+        self.let_go(view)
 
     @property
     def users(self) -> int:
         """How many use it by its GPU address now."""
-        return self._held - self._mapped
+        return len(self._users - self._mappings)
 
     @property
     def has_gpu_view(self) -> bool:
@@ -141,16 +140,19 @@ class GpuMemory(Memory):
                     "memory that came by a fabric handle has no file descriptor, and no CPU view: "
                     "hand on the handle, Region.export_fabric()"
                 )
-            with fork_lock, self._lock:  # in this order: who holds the first may end a mapping
-                if self._fd is None:
-                    self._fd = self._core_undo.keep(private(self.share, False))
+            alone(fork_lock, alone, self._lock, self._share_once)
+        assert self._fd is not None
         return self._fd.fileno()
+
+    def _share_once(self) -> None:
+        if self._fd is None:
+            self._fd = self._core_undo.keep(private(self.share, False))
 
     def share(self, readonly: bool) -> int:
         """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
         with self._lock:
             self._check("sharing memory")
-            return call(lib.gdr_memory_share, self._core, readonly)
+            return call(lib.core_memory_share, self._core, readonly)
 
     @property
     def revoked(self) -> bool:
@@ -158,7 +160,7 @@ class GpuMemory(Memory):
             return False
         with self._lock:
             self._check("asking whether memory was revoked")
-            return bool(lib.gdr_memory_revoked(self._core))
+            return bool(lib.core_memory_revoked(self._core))
 
     def _give_back(self) -> None:
         with Undo() as undo:
@@ -221,16 +223,16 @@ def take(
     revocable: bool = False,
     sigbus: bool = False,
 ) -> Any:
-    """Have the core take in what a ``struct gdr_request`` says; ``undo`` gives it back.
+    """Have the core take in what a ``struct core_request`` says; ``undo`` gives it back.
 
     A backend does it, or the first that can. ``open_node`` gives the kernel module's node where
     that may serve; it stays open as long as the memory. Raises BackendUnavailable, InvalidHandle,
     SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
-    forced = lib.gdr_backend_named(backend.encode()) if backend else ffi.NULL
+    forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
     request = ffi.new(
-        "struct gdr_request *",
+        "struct core_request *",
         {
             "ptr": ptr,
             "nbytes": nbytes,
@@ -242,10 +244,12 @@ def take(
     )
     if backend in (None, "gdrdrv"):
         request.node = _hold_node(undo, functions, open_node)
-    with fork_lock:  # CUDA may open descriptors on the way
-        core = obtain(lib.gdr_take, functions, forced, request)
-    undo.callback(call, lib.gdr_memory_release, core)
-    return core
+    return alone(fork_lock, _take, undo, functions, forced, request)
+
+
+def _take(undo: Undo, functions: Any, forced: Any, request: Any) -> Any:
+    """With the lock of forks held, since CUDA may open descriptors on the way."""
+    return made(undo, lib.core_take, functions, forced, request, by=lib.core_memory_release)
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
@@ -256,8 +260,7 @@ def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any
         node = open_node()
     except Error:  # the backend says it
         return ffi.NULL
-    node.hold()
-    undo.callback(node.let_go)
+    undo.callback(Hold(node).end)
     return node.struct
 
 
@@ -266,7 +269,5 @@ def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int 
 
     ``nbytes`` and ``device`` are those of simulated memory. Raises InvalidHandle, DriverError.
     """
-    chosen = lib.gdr_backend_named(backend.encode())
-    core = obtain(chosen.take_export, fd, nbytes, device)
-    undo.callback(call, lib.gdr_memory_release, core)
-    return core
+    chosen = lib.core_backend_named(backend.encode())
+    return made(undo, chosen.take_export, fd, nbytes, device, by=lib.core_memory_release)

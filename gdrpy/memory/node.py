@@ -13,8 +13,9 @@ import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import call_failure, ffi, lib, text
-from gdrpy.common.resource import Owner, Undo
+from gdrpy.common.resource import Owner
 from gdrpy.errors import BackendUnavailable, Error, PermissionDenied
 
 PATH = Path(text(lib.GDRDRV_NODE))
@@ -35,12 +36,12 @@ class Node(Owner):
 
     def __init__(self) -> None:
         #: As the C core takes it, valid while this is held.
-        self.struct: Any = ffi.new("struct gdr_node *")
+        self.struct: Any = ffi.new("struct core_node *")
         undo = Undo()
-        error = -lib.gdr_node_open(self.struct, os.fsencode(PATH))
+        error = -lib.core_node_open(self.struct, os.fsencode(PATH))
         if error:
             raise _open_error(error)
-        undo.callback(lib.gdr_node_close, self.struct)
+        undo.callback(lib.core_node_close, self.struct)
         super().__init__(undo)
 
     @property
@@ -52,21 +53,21 @@ class Node(Owner):
     @property
     def full(self) -> bool:
         """Whether this is the project's module, with everything that it has beyond NVIDIA's."""
-        return bool(lib.gdr_node_full(self.struct))
+        return bool(lib.core_node_full(self.struct))
 
     def next_event(self) -> PinEvent | None:
         """The next event that waits, None if none does."""
         event = ffi.new("struct gdrdrv_event *")
         self._check("reading events")
-        got = lib.gdr_node_next_event(self.struct, event)
+        got = lib.core_node_next_event(self.struct, event)
         if got < 0:
             raise call_failure(-got, "reading events of /dev/gdrdrv")
         return PinEvent(event.handle, event.lost) if got else None
 
 
 def _open_error(error: int) -> Error:
-    why = ffi.new("struct gdr_status *")
-    lib.gdr_node_explain(error, why)
+    why = ffi.new("struct core_status *")
+    lib.core_node_explain(error, why)
     message = f"{text(why.reason)}: {text(why.remedy)}"
     if error in (errno.EACCES, errno.EPERM):
         return PermissionDenied(error, message)

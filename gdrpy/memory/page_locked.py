@@ -6,8 +6,8 @@ import functools
 import sys
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
-from gdrpy.common.resource import Undo
 from gdrpy.memory.view import Mapping, MappingType
 
 
@@ -29,14 +29,13 @@ def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
     with cuda.context(ordinal), Undo() as undo:
         driver = cuda.driver()
         flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
-        address = int(cuda.call("cuMemHostAlloc", size, flags))
-        undo.callback(cuda.call, "cuMemFreeHost", address)
+        address = int(cuda.made(undo, "cuMemHostAlloc", size, flags, by="cuMemFreeHost"))
         ptr = int(cuda.call("cuMemHostGetDevicePointer", address, 0))
         free = functools.partial(_free, ordinal, address)
         mapping = Mapping(
             address, size, MappingType.CACHED, False, free, "page-locked", ptr, ordinal
         )
-        undo.pop_all()
+        undo.forget()
         return mapping
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy.common.resource import Undo
+from gdrpy._core._mapping import Undo
 from gdrpy.errors import CudaError, OutOfMemory
 
 #: Since this version of CUDA an event can be recorded behind all streams of a context.
@@ -59,8 +59,7 @@ class _Kept:
         """An event of all that is queued in a device's primary context by now."""
         flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
         with cuda.context(device):
-            event = cuda.call("cuEventCreate", flags)
-            self._undo.callback(cuda.call, "cuEventDestroy", event)
+            event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
             if cuda.call("cuDriverGetVersion") >= _HAS_CONTEXT_EVENTS:
                 cuda.call("cuCtxRecordEvent", cuda.primary_context(device), event)
             else:
@@ -73,9 +72,18 @@ class _Kept:
             self._undo.close()
 
 
+#: By the devices that reach it, memory that was dropped and is not kept: a signal's handler raised
+#: an exception in its finalizer.
+_left: dict[tuple[int, ...], list[Undo]] = {}
+
 #: By device, the longest dropped first. The garbage collector may come in anywhere, so there is no
 #: lock: who looks at one has taken it out.
 _kept: dict[int, deque[_Kept]] = {}
+
+
+def left(devices: tuple[int, ...]) -> list[Undo]:
+    """Where the steps stand that give back dropped memory, until :func:`reclaim` runs them."""
+    return _left.setdefault(devices, [])
 
 
 def give_back(devices: tuple[int, ...], undo: Undo, source: object) -> None:
@@ -97,6 +105,9 @@ def reclaim(device: int, wait: bool = False) -> bool:
 
     Returns whether there was any.
     """
+    for devices, undos in list(_left.items()):
+        while undos and devices[0] == device:
+            _kept.setdefault(device, deque()).append(_Kept(devices, undos.pop(), None))
     kept, found = _kept.get(device), False
     while kept:
         try:

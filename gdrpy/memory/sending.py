@@ -15,8 +15,8 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 from weakref import ref
 
-from gdrpy._core._mapping import Descriptor, lend_private, take_back_private
-from gdrpy.common.resource import Owner, Undo
+from gdrpy._core._mapping import Descriptor, Undo, lend_private, take_back_private
+from gdrpy.common.resource import Owner
 from gdrpy.errors import BackendUnavailable, Gone, MissingView, PermissionDenied
 from gdrpy.memory.choice import open_export
 from gdrpy.memory.file import MemoryFile
@@ -59,7 +59,7 @@ def travel(
     """How a mapping that begins at byte ``offset`` is pickled: as a part of its region.
 
     ``view`` refers to the region. If that is gone, or None, the mapping is pickled as a part of
-    ``memory``, or of what stands in for that.
+    ``memory``: what a Memory arrives as, or a lease of it.
     """
     return partial(_reduce_mapping, view, memory, offset)
 

@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
-from gdrpy.common.resource import Undo
 from gdrpy.errors import (
     BackendUnavailable,
     CudaError,
@@ -73,8 +73,7 @@ def create(
     """
     size = rounded_size(nbytes, device)
     with Undo() as undo:
-        handle = _create(size, device, fabric)
-        undo.callback(cuda.call, "cuMemRelease", handle)
+        handle = _create(undo, size, device, fabric)
         fd = undo.keep(private(export, handle))
         ptr = _map(undo, handle, size, (device,)) if gpu else None
         name = fabrics.export(handle) if fabric else None
@@ -98,8 +97,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory
     size = rounded_size(nbytes, device)
     reclaim.reclaim(device)
     with Undo() as undo:
-        handle = fabrics.import_handle(call, name, device)
-        undo.callback(cuda.call, "cuMemRelease", handle)
+        handle = fabrics.import_handle(undo, call, name, device)
         home = _home(handle)
         try:
             ptr = _map(undo, handle, size, _reaching(call, device, home))
@@ -118,21 +116,20 @@ def create_export(nbytes: int, device: int = 0) -> int:
 
     No CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
     """
-    handle = _create(rounded_size(nbytes, device), device)
-    try:
-        return export(handle)
-    finally:
-        cuda.call("cuMemRelease", handle)
+    with Undo() as undo:
+        return export(_create(undo, rounded_size(nbytes, device), device))
 
 
-def _create(size: int, device: int, fabric: bool = False) -> Any:
-    """The handle of a new allocation."""
+def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
+    """The handle of a new allocation, released by ``undo``."""
     reclaim.reclaim(device)
     try:
-        return cuda.call("cuMemCreate", size, _properties(device, fabric), 0)
+        return cuda.made(
+            undo, "cuMemCreate", size, _properties(device, fabric), 0, by="cuMemRelease"
+        )
     except OutOfMemory as error:
         if reclaim.reclaim(device, wait=True):
-            return _create(size, device, fabric)
+            return _create(undo, size, device, fabric)
         raise OutOfMemory(
             f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
         ) from error
@@ -222,7 +219,7 @@ def _map(
     address = cuda.made(
         undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
     )
-    cuda.made(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
+    cuda.done(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
 
     rights = driver.CUmemAccess_flags
     accesses = []

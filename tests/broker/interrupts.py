@@ -27,6 +27,7 @@ from typing import Any
 import gdrpy
 from brokers import Broker, Template, running
 from gdrpy.memory.descriptors import fork_lock
+from gdrpy.memory.reclaim import reclaim
 from support import open_descriptors
 
 #: Seconds after which a call hangs.
@@ -41,8 +42,16 @@ def get(broker: gdrpy.Broker) -> None:
     broker.get("named", gpu=False).close()
 
 
+def get_gpu(broker: gdrpy.Broker) -> None:
+    broker.get("named").close()
+
+
 def get_and_drop(broker: gdrpy.Broker) -> None:
     broker.get("host")
+
+
+def get_gpu_and_drop(broker: gdrpy.Broker) -> None:
+    broker.get("named")
 
 
 def get_many(broker: gdrpy.Broker) -> None:
@@ -92,7 +101,9 @@ CALLS: dict[str, Call] = {
     call.__name__: call
     for call in (
         get,
+        get_gpu,
         get_and_drop,
+        get_gpu_and_drop,
         get_many,
         allocate,
         create,
@@ -123,9 +134,12 @@ class Client:
         self.leaks: list[str] = []
 
     def open(self) -> collections.Counter[str]:
-        """What this process has open, by its kind."""
-        names = (name.partition(":[")[0] for name in open_descriptors().values())
-        return collections.Counter(names)
+        """What this process has open and mapped, by its kind."""
+        reclaim(0)
+        found = collections.Counter(name.partition(":[")[0] for name in open_descriptors().values())
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            found[f"mapped {line[73:]}"] += "/memfd:gdrpy" in line
+        return found
 
     def check(self, when: str) -> None:
         """All is as it was."""
@@ -314,7 +328,7 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path, help="where to write what was done")
     options = parser.parse_args()
     gc.freeze()
-    report = {"command": " ".join(sys.argv[1:]), **run(options.interrupts, options.seed)}
+    report = run(options.interrupts, options.seed)
     text = json.dumps(report, indent=2)
     print(text)
     if options.json:

@@ -28,7 +28,7 @@ def client() -> Iterator[interrupts.Client]:
 class TestInterruptedCall:
     @pytest.mark.parametrize("name", interrupts.CALLS)
     def test_leaves_nothing_behind_at_any_bytecode(self, client, name):
-        tried = interrupts.at_every_bytecode(client, name, 1 if name == "get" else STEP)
+        tried = interrupts.at_every_bytecode(client, name, 1 if name == "get_gpu" else STEP)
         assert tried > 100
         assert client.leaks == []
 

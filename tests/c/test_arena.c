@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 
 #define START 0x700000000000ull
-#define UNIT GDR_ARENA_ALIGNMENT
+#define UNIT GDRPY_ARENA_ALIGNMENT
 
 void *gdrpy_arena_alloc_0(ssize_t nbytes, int device, void *stream);
 void gdrpy_arena_free_0(void *block, ssize_t nbytes, int device, void *stream);
@@ -20,7 +20,7 @@ void *gdrpy_arena_alloc_63(ssize_t nbytes, int device, void *stream);
 
 static int new_arena(uint64_t nbytes)
 {
-	int slot = gdr_arena_open(START, nbytes, 0, NULL);
+	int slot = gdrpy_arena_open(START, nbytes, 0, NULL);
 
 	CHECK_EQ(slot, 0);
 	return slot;
@@ -28,9 +28,9 @@ static int new_arena(uint64_t nbytes)
 
 static void check_usage(uint64_t used, uint64_t blocks, uint64_t largest)
 {
-	struct gdr_arena_usage usage;
+	struct gdrpy_arena_usage usage;
 
-	gdr_arena_usage(0, &usage);
+	gdrpy_arena_usage(0, &usage);
 	CHECK_EQ(usage.used, used);
 	CHECK_EQ(usage.blocks, blocks);
 	CHECK_EQ(usage.largest, largest);
@@ -40,15 +40,15 @@ static void blocks_follow_each_other_aligned(void)
 {
 	int slot = new_arena(10 * UNIT);
 
-	CHECK_EQ(gdr_arena_allocate(slot, 1), START);
-	CHECK_EQ(gdr_arena_allocate(slot, UNIT + 1), START + UNIT);
-	CHECK_EQ(gdr_arena_allocate(slot, 0), START + 3 * UNIT);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), START);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UNIT + 1), START + UNIT);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 0), START + 3 * UNIT);
 	check_usage(4 * UNIT, 3, 6 * UNIT);
-	CHECK_EQ(gdr_arena_free(slot, START), 0);
-	CHECK_EQ(gdr_arena_free(slot, START + UNIT), 0);
-	CHECK_EQ(gdr_arena_free(slot, START + 3 * UNIT), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, START), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, START + UNIT), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, START + 3 * UNIT), 0);
 	check_usage(0, 0, 10 * UNIT);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void first_piece_that_is_large_enough_is_taken(void)
@@ -57,19 +57,19 @@ static void first_piece_that_is_large_enough_is_taken(void)
 	uint64_t block[4];
 
 	for (int i = 0; i < 4; i++)
-		block[i] = gdr_arena_allocate(slot, (i == 0 ? 1 : 2) * UNIT);
-	gdr_arena_free(slot, block[0]);
-	gdr_arena_free(slot, block[2]);
+		block[i] = gdrpy_arena_allocate(slot, (i == 0 ? 1 : 2) * UNIT);
+	gdrpy_arena_free(slot, block[0]);
+	gdrpy_arena_free(slot, block[2]);
 	check_usage(4 * UNIT, 2, 3 * UNIT);
-	CHECK_EQ(gdr_arena_allocate(slot, 2 * UNIT), block[2]);
-	CHECK_EQ(gdr_arena_allocate(slot, 3 * UNIT), START + 7 * UNIT);
-	CHECK_EQ(gdr_arena_allocate(slot, UNIT), block[0]);
-	CHECK_EQ(gdr_arena_allocate(slot, 1), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 2 * UNIT), block[2]);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 3 * UNIT), START + 7 * UNIT);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UNIT), block[0]);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), 0);
 	check_usage(10 * UNIT, 5, 0);
 	for (int i = 0; i < 4; i++)
-		CHECK_EQ(gdr_arena_free(slot, block[i]), 0);
-	CHECK_EQ(gdr_arena_free(slot, START + 7 * UNIT), 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+		CHECK_EQ(gdrpy_arena_free(slot, block[i]), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, START + 7 * UNIT), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void free_neighbours_are_one_piece(void)
@@ -80,86 +80,86 @@ static void free_neighbours_are_one_piece(void)
 
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
 		for (int j = 0; j < 3; j++)
-			block[j] = gdr_arena_allocate(slot, UNIT);
+			block[j] = gdrpy_arena_allocate(slot, UNIT);
 		for (int j = 0; j < 3; j++)
-			CHECK_EQ(gdr_arena_free(slot, block[order[i][j]]), 0);
-		CHECK_EQ(gdr_arena_allocate(slot, 3 * UNIT), START);
-		CHECK_EQ(gdr_arena_free(slot, START), 0);
+			CHECK_EQ(gdrpy_arena_free(slot, block[order[i][j]]), 0);
+		CHECK_EQ(gdrpy_arena_allocate(slot, 3 * UNIT), START);
+		CHECK_EQ(gdrpy_arena_free(slot, START), 0);
 	}
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void too_much_is_refused_and_changes_nothing(void)
 {
 	int slot = new_arena(2 * UNIT);
 
-	CHECK_EQ(gdr_arena_allocate(slot, 2 * UNIT + 1), 0);
-	CHECK_EQ(gdr_arena_allocate(slot, UINT64_MAX), 0);
-	CHECK_EQ(gdr_arena_allocate(slot, UINT64_MAX - UNIT), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 2 * UNIT + 1), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UINT64_MAX), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UINT64_MAX - UNIT), 0);
 	check_usage(0, 0, 2 * UNIT);
-	CHECK_EQ(gdr_arena_allocate(slot, 2 * UNIT), START);
-	CHECK_EQ(gdr_arena_free(slot, START), 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 2 * UNIT), START);
+	CHECK_EQ(gdrpy_arena_free(slot, START), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void what_lies_before_and_behind_whole_units_is_left_out(void)
 {
-	int slot = gdr_arena_open(START + 1, 2 * UNIT, 0, NULL);
+	int slot = gdrpy_arena_open(START + 1, 2 * UNIT, 0, NULL);
 
 	check_usage(0, 0, UNIT + 1);
-	CHECK_EQ(gdr_arena_allocate(slot, UNIT), START + UNIT);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UNIT), START + UNIT);
 	check_usage(UNIT, 1, 1);
-	CHECK_EQ(gdr_arena_allocate(slot, 1), 0);
-	CHECK_EQ(gdr_arena_free(slot, START + UNIT), 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, START + UNIT), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 
-	slot = gdr_arena_open(START + 1, 5, 0, NULL);
-	CHECK_EQ(gdr_arena_allocate(slot, 1), 0);
-	CHECK_EQ(gdr_arena_allocate(slot, UINT64_MAX), 0);
+	slot = gdrpy_arena_open(START + 1, 5, 0, NULL);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), 0);
+	CHECK_EQ(gdrpy_arena_allocate(slot, UINT64_MAX), 0);
 	check_usage(0, 0, 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void what_is_no_block_is_not_freed(void)
 {
 	int slot = new_arena(4 * UNIT);
-	uint64_t block = gdr_arena_allocate(slot, 2 * UNIT);
+	uint64_t block = gdrpy_arena_allocate(slot, 2 * UNIT);
 
-	CHECK_EQ(gdr_arena_free(slot, block + UNIT), -EINVAL);
-	CHECK_EQ(gdr_arena_free(slot, block + 2 * UNIT), -EINVAL);
-	CHECK_EQ(gdr_arena_free(slot, 0), -EINVAL);
-	CHECK_EQ(gdr_arena_free(slot + 1, block), -EINVAL);
-	CHECK_EQ(gdr_arena_free(slot, block), 0);
-	CHECK_EQ(gdr_arena_free(slot, block), -EINVAL);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, block + UNIT), -EINVAL);
+	CHECK_EQ(gdrpy_arena_free(slot, block + 2 * UNIT), -EINVAL);
+	CHECK_EQ(gdrpy_arena_free(slot, 0), -EINVAL);
+	CHECK_EQ(gdrpy_arena_free(slot + 1, block), -EINVAL);
+	CHECK_EQ(gdrpy_arena_free(slot, block), 0);
+	CHECK_EQ(gdrpy_arena_free(slot, block), -EINVAL);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void arena_with_blocks_stays_open(void)
 {
 	int slot = new_arena(4 * UNIT);
-	uint64_t block = gdr_arena_allocate(slot, 1);
+	uint64_t block = gdrpy_arena_allocate(slot, 1);
 
-	CHECK_EQ(gdr_arena_close(slot), -EBUSY);
-	CHECK_EQ(gdr_arena_free(slot, block), 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
-	CHECK_EQ(gdr_arena_close(slot), -EINVAL);
-	CHECK_EQ(gdr_arena_close(-1), -EINVAL);
-	CHECK_EQ(gdr_arena_close(GDR_ARENA_SLOTS), -EINVAL);
-	CHECK_EQ(gdr_arena_allocate(slot, 1), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), -EBUSY);
+	CHECK_EQ(gdrpy_arena_free(slot, block), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), -EINVAL);
+	CHECK_EQ(gdrpy_arena_close(-1), -EINVAL);
+	CHECK_EQ(gdrpy_arena_close(GDRPY_ARENA_SLOTS), -EINVAL);
+	CHECK_EQ(gdrpy_arena_allocate(slot, 1), 0);
 	check_usage(0, 0, 0);
 }
 
 static void slots_run_out_and_are_used_again(void)
 {
-	for (int i = 0; i < GDR_ARENA_SLOTS; i++)
-		CHECK_EQ(gdr_arena_open(START + (uint64_t)i * UNIT, UNIT, i, NULL), i);
-	CHECK_EQ(gdr_arena_open(START, UNIT, 0, NULL), -EMFILE);
+	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
+		CHECK_EQ(gdrpy_arena_open(START + (uint64_t)i * UNIT, UNIT, i, NULL), i);
+	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL), -EMFILE);
 	CHECK_EQ((uintptr_t)gdrpy_arena_alloc_63(1, 63, NULL), START + 63 * UNIT);
-	CHECK_EQ(gdr_arena_free(63, START + 63 * UNIT), 0);
-	CHECK_EQ(gdr_arena_close(17), 0);
-	CHECK_EQ(gdr_arena_open(START, UNIT, 0, NULL), 17);
-	for (int i = 0; i < GDR_ARENA_SLOTS; i++)
-		CHECK_EQ(gdr_arena_close(i), 0);
+	CHECK_EQ(gdrpy_arena_free(63, START + 63 * UNIT), 0);
+	CHECK_EQ(gdrpy_arena_close(17), 0);
+	CHECK_EQ(gdrpy_arena_open(START, UNIT, 0, NULL), 17);
+	for (int i = 0; i < GDRPY_ARENA_SLOTS; i++)
+		CHECK_EQ(gdrpy_arena_close(i), 0);
 }
 
 static void *current, *waited_for, *current_while_waiting;
@@ -180,9 +180,9 @@ static int note_pop(void **context)
 
 static int note_wait(void *stream)
 {
-	struct gdr_arena_usage usage;
+	struct gdrpy_arena_usage usage;
 
-	gdr_arena_usage(0, &usage);
+	gdrpy_arena_usage(0, &usage);
 	used_while_waiting = usage.used;
 	waited_for = stream;
 	current_while_waiting = current;
@@ -192,8 +192,8 @@ static int note_wait(void *stream)
 static void library_that_frees_a_block_has_its_stream_waited_for_first(void)
 {
 	int context, stream;
-	const struct gdr_arena_driver driver = {&context, note_push, note_wait, note_pop};
-	int slot = gdr_arena_open(START, 4 * UNIT, 2, &driver);
+	const struct gdrpy_arena_driver driver = {&context, note_push, note_wait, note_pop};
+	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, &driver);
 	void *block = gdrpy_arena_alloc_0(UNIT, 2, &stream);
 
 	CHECK_EQ((uintptr_t)block, START);
@@ -204,19 +204,19 @@ static void library_that_frees_a_block_has_its_stream_waited_for_first(void)
 	CHECK(!current);
 	CHECK_EQ(used_while_waiting, UNIT);
 	check_usage(0, 0, 4 * UNIT);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void library_gets_nothing_for_another_device_or_too_much(void)
 {
-	int slot = gdr_arena_open(START, 4 * UNIT, 2, NULL);
+	int slot = gdrpy_arena_open(START, 4 * UNIT, 2, NULL);
 
 	CHECK(!gdrpy_arena_alloc_0(1, 0, NULL));
 	CHECK(!gdrpy_arena_alloc_0(-1, 2, NULL));
 	CHECK(!gdrpy_arena_alloc_0(4 * UNIT + 1, 2, NULL));
 	CHECK(!gdrpy_arena_alloc_63(1, 2, NULL));
 	gdrpy_arena_free_0(NULL, 0, 2, NULL);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 #define THREADS 4
@@ -247,11 +247,11 @@ static void *churn(void *number)
 
 		if (block[i]) {
 			mark(block[i], units[i], me, 0);
-			CHECK_EQ(gdr_arena_free(0, block[i]), 0);
+			CHECK_EQ(gdrpy_arena_free(0, block[i]), 0);
 			block[i] = 0;
 		} else {
 			units[i] = (uint64_t)(rand_r(&seed) % 3 + 1);
-			block[i] = gdr_arena_allocate(0, units[i] * UNIT);
+			block[i] = gdrpy_arena_allocate(0, units[i] * UNIT);
 			if (block[i])
 				mark(block[i], units[i], 0, me);
 		}
@@ -259,7 +259,7 @@ static void *churn(void *number)
 	for (int i = 0; i < HELD; i++)
 		if (block[i]) {
 			mark(block[i], units[i], me, 0);
-			CHECK_EQ(gdr_arena_free(0, block[i]), 0);
+			CHECK_EQ(gdrpy_arena_free(0, block[i]), 0);
 		}
 	return NULL;
 }
@@ -274,7 +274,7 @@ static void threads_never_get_the_same_memory(void)
 	for (int i = 0; i < THREADS; i++)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
 	check_usage(0, 0, sizeof(owners) / sizeof(owners[0]) * UNIT);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 static void child_of_a_busy_process_finds_the_arena_whole(void)
@@ -287,10 +287,10 @@ static void child_of_a_busy_process_finds_the_arena_whole(void)
 		pid_t child = fork();
 
 		if (!child) {
-			uint64_t block = gdr_arena_allocate(slot, 1);
+			uint64_t block = gdrpy_arena_allocate(slot, 1);
 
 			/* An exit would look to the thread sanitizer like a thread left behind. */
-			if (block && !gdr_arena_free(slot, block))
+			if (block && !gdrpy_arena_free(slot, block))
 				raise(SIGKILL);
 			_exit(1);
 		}
@@ -298,7 +298,7 @@ static void child_of_a_busy_process_finds_the_arena_whole(void)
 		CHECK_EQ(status, SIGKILL);
 	}
 	CHECK_EQ(pthread_join(thread, NULL), 0);
-	CHECK_EQ(gdr_arena_close(slot), 0);
+	CHECK_EQ(gdrpy_arena_close(slot), 0);
 }
 
 CHECK_MAIN(TEST(blocks_follow_each_other_aligned), TEST(first_piece_that_is_large_enough_is_taken),

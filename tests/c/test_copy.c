@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #include "check.h"
-#include "copy.h"
+#include "copy/copy.h"
 
 #define CANARY 0xa5
 #define MARGIN 64
@@ -85,7 +85,7 @@ static struct side around(const struct side *side, unsigned char *range, size_t 
 	return window;
 }
 
-static void check_copy(enum direction direction, gdr_copy_fn copy, const char *name,
+static void check_copy(enum direction direction, core_copy_fn copy, const char *name,
 		       unsigned char *mapping, unsigned char *host, size_t nbytes)
 {
 	bool to_mapping = direction == TO_MAPPING;
@@ -122,7 +122,8 @@ static unsigned char *random_place(const struct side *side, size_t nbytes)
 	return place(side, random_below(2), off, nbytes);
 }
 
-static void check_every_short_copy(enum direction direction, const struct gdr_copy_routine *routine)
+static void check_every_short_copy(enum direction direction,
+				   const struct core_copy_routine *routine)
 {
 	for (size_t nbytes = 0; nbytes <= SHORT; nbytes++)
 		for (size_t off = 0; off < SHORT; off++)
@@ -132,7 +133,7 @@ static void check_every_short_copy(enum direction direction, const struct gdr_co
 					   random_place(&host_side, nbytes), nbytes);
 }
 
-static void check_long_copies(enum direction direction, const struct gdr_copy_routine *routine)
+static void check_long_copies(enum direction direction, const struct core_copy_routine *routine)
 {
 	for (int i = 0; i < LONG_COPIES; i++) {
 		size_t limit = SPAN >> random_below(12);
@@ -144,7 +145,7 @@ static void check_long_copies(enum direction direction, const struct gdr_copy_ro
 	}
 }
 
-static void check_every_routine(enum direction direction, const struct gdr_copy_routine *table)
+static void check_every_routine(enum direction direction, const struct core_copy_routine *table)
 {
 	const char *title = direction == TO_MAPPING ? "to" : "from";
 
@@ -162,30 +163,30 @@ static void check_every_routine(enum direction direction, const struct gdr_copy_
 
 static void every_routine_to_wc_copies_like_memcpy(void)
 {
-	check_every_routine(TO_MAPPING, gdr_routines_to_wc());
+	check_every_routine(TO_MAPPING, core_routines_to_wc());
 }
 
 static void every_routine_from_wc_copies_like_memcpy(void)
 {
-	check_every_routine(FROM_MAPPING, gdr_routines_from_wc());
+	check_every_routine(FROM_MAPPING, core_routines_from_wc());
 }
 
-static enum gdr_mapping_kind public_type;
+static enum core_mapping_kind public_type;
 
 static void public_to(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_to(public_type, dst, src, nbytes);
+	core_copy_to(public_type, dst, src, nbytes);
 }
 
 static void public_from(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_from(public_type, dst, src, nbytes);
+	core_copy_from(public_type, dst, src, nbytes);
 }
 
-static void check_mapping_type(enum gdr_mapping_kind type)
+static void check_mapping_type(enum core_mapping_kind type)
 {
-	const struct gdr_copy_routine to = {.name = "to mapping", .copy = public_to};
-	const struct gdr_copy_routine from = {.name = "from mapping", .copy = public_from};
+	const struct core_copy_routine to = {.name = "to mapping", .copy = public_to};
+	const struct core_copy_routine from = {.name = "from mapping", .copy = public_from};
 
 	public_type = type;
 	check_every_short_copy(TO_MAPPING, &to);
@@ -196,58 +197,58 @@ static void check_mapping_type(enum gdr_mapping_kind type)
 
 static void write_combined_mappings_are_copied_like_memcpy(void)
 {
-	check_mapping_type(GDR_MAPPING_WC);
+	check_mapping_type(CORE_MAPPING_WC);
 }
 
 static void cached_mappings_are_copied_like_memcpy(void)
 {
-	check_mapping_type(GDR_MAPPING_CACHED);
+	check_mapping_type(CORE_MAPPING_CACHED);
 }
 
 static void device_mappings_are_copied_like_memcpy(void)
 {
-	check_mapping_type(GDR_MAPPING_DEVICE);
+	check_mapping_type(CORE_MAPPING_DEVICE);
 }
 
 /* Inside the guard page, where any access is a SIGSEGV. */
 static void a_copy_of_no_bytes_touches_nothing(void)
 {
-	static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
-						      GDR_MAPPING_DEVICE};
+	static const enum core_mapping_kind types[] = {CORE_MAPPING_WC, CORE_MAPPING_CACHED,
+						       CORE_MAPPING_DEVICE};
 
 	for (size_t off = 0; off < 64; off++) {
 		for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-			gdr_copy_to(types[i], mapping_side.end + off, host_side.end, 0);
-			gdr_copy_from(types[i], host_side.end, mapping_side.end + off, 0);
+			core_copy_to(types[i], mapping_side.end + off, host_side.end, 0);
+			core_copy_from(types[i], host_side.end, mapping_side.end + off, 0);
 		}
-		for (const struct gdr_copy_routine *to = gdr_routines_to_wc(); to->name; to++)
+		for (const struct core_copy_routine *to = core_routines_to_wc(); to->name; to++)
 			if (to->supported())
 				to->copy(mapping_side.end + off, host_side.end, 0);
-		for (const struct gdr_copy_routine *from = gdr_routines_from_wc(); from->name;
+		for (const struct core_copy_routine *from = core_routines_from_wc(); from->name;
 		     from++)
 			if (from->supported())
 				from->copy(host_side.end, mapping_side.end + off, 0);
 	}
 }
 
-static void check_names_are_unique(const struct gdr_copy_routine *table)
+static void check_names_are_unique(const struct core_copy_routine *table)
 {
-	for (const struct gdr_copy_routine *one = table; one->name; one++)
-		for (const struct gdr_copy_routine *other = table; other != one; other++)
+	for (const struct core_copy_routine *one = table; one->name; one++)
+		for (const struct core_copy_routine *other = table; other != one; other++)
 			if (strcmp(one->name, other->name) == 0)
 				FAIL("two routines are named %s", one->name);
 }
 
 static void no_two_routines_of_a_table_share_a_name(void)
 {
-	check_names_are_unique(gdr_routines_to_wc());
-	check_names_are_unique(gdr_routines_from_wc());
+	check_names_are_unique(core_routines_to_wc());
+	check_names_are_unique(core_routines_from_wc());
 }
 
-static void check_choice(const struct gdr_copy_routine *table, const char *(*chosen)(size_t))
+static void check_choice(const struct core_copy_routine *table, const char *(*chosen)(size_t))
 {
 	for (size_t nbytes = 1; nbytes <= SPAN; nbytes++) {
-		const struct gdr_copy_routine *best = table;
+		const struct core_copy_routine *best = table;
 
 		while (!best->supported() || best->best_up_to < nbytes)
 			best++;
@@ -259,8 +260,8 @@ static void check_choice(const struct gdr_copy_routine *table, const char *(*cho
 
 static void the_first_supported_routine_that_is_best_for_the_size_is_chosen(void)
 {
-	check_choice(gdr_routines_to_wc(), gdr_routine_to_wc);
-	check_choice(gdr_routines_from_wc(), gdr_routine_from_wc);
+	check_choice(core_routines_to_wc(), core_routine_to_wc);
+	check_choice(core_routines_from_wc(), core_routine_from_wc);
 }
 
 CHECK_MAIN(TEST(every_routine_to_wc_copies_like_memcpy),

@@ -15,7 +15,7 @@
 #include <ucontext.h>
 
 #include "check.h"
-#include "copy.h"
+#include "copy/copy.h"
 
 #define PAGE 4096
 #define LINE 64
@@ -66,7 +66,7 @@ __attribute__((constructor)) static void set_up(void)
 	CHECK_EQ(sigaction(SIGTRAP, &trap, NULL), 0);
 }
 
-static void trace(gdr_copy_fn copy, void *dst, const void *src, size_t nbytes)
+static void trace(core_copy_fn copy, void *dst, const void *src, size_t nbytes)
 {
 	naccesses = 0;
 	CHECK_EQ(mprotect(mapping_page, PAGE, PROT_NONE), 0);
@@ -123,21 +123,21 @@ static bool loads_stay_in_lines(uintptr_t start, size_t nbytes)
 	return naccesses > 0;
 }
 
-static enum gdr_mapping_kind public_type;
+static enum core_mapping_kind public_type;
 
 static void public_to(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_to(public_type, dst, src, nbytes);
+	core_copy_to(public_type, dst, src, nbytes);
 }
 
 static void public_from(void *dst, const void *src, size_t nbytes)
 {
-	gdr_copy_from(public_type, dst, src, nbytes);
+	core_copy_from(public_type, dst, src, nbytes);
 }
 
 static void a_device_mapping_sees_only_natural_words_of_at_most_eight_bytes(void)
 {
-	public_type = GDR_MAPPING_DEVICE;
+	public_type = CORE_MAPPING_DEVICE;
 	for (size_t nbytes = 0; nbytes <= 3 * 8; nbytes++) {
 		for (size_t off = 0; off < 16 * 8; off++) {
 			unsigned char *mapping = mapping_page + off / 8;
@@ -153,8 +153,8 @@ static void a_device_mapping_sees_only_natural_words_of_at_most_eight_bytes(void
 
 static void a_natural_word_is_one_access(void)
 {
-	static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
-						      GDR_MAPPING_DEVICE};
+	static const enum core_mapping_kind types[] = {CORE_MAPPING_WC, CORE_MAPPING_CACHED,
+						       CORE_MAPPING_DEVICE};
 
 	for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
 		public_type = types[i];
@@ -173,7 +173,7 @@ static void a_natural_word_is_one_access(void)
 
 static void a_routine_to_wc_stores_in_order_and_never_reads_or_straddles_a_line(void)
 {
-	for (const struct gdr_copy_routine *to = gdr_routines_to_wc(); to->name; to++) {
+	for (const struct core_copy_routine *to = core_routines_to_wc(); to->name; to++) {
 		if (!to->supported())
 			continue;
 		for (size_t nbytes = 0; nbytes <= LONGEST; nbytes++) {
@@ -190,7 +190,7 @@ static void a_routine_to_wc_stores_in_order_and_never_reads_or_straddles_a_line(
 
 static void a_routine_from_wc_only_reads_the_lines_of_its_range(void)
 {
-	for (const struct gdr_copy_routine *from = gdr_routines_from_wc(); from->name; from++) {
+	for (const struct core_copy_routine *from = core_routines_from_wc(); from->name; from++) {
 		if (!from->supported())
 			continue;
 		for (size_t nbytes = 1; nbytes <= LONGEST; nbytes++) {

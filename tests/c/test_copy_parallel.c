@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "parallel.h"
+#include "copy/parallel.h"
 
 #define SPAN (1u << 20)
 #define CANARY 0xa5
@@ -22,15 +22,15 @@ static void fill_source(void)
 	memset(untouched, CANARY, sizeof(untouched));
 }
 
-static void check_copy(unsigned int threads, enum gdr_mapping_kind type, size_t to, size_t from,
+static void check_copy(unsigned int threads, enum core_mapping_kind type, size_t to, size_t from,
 		       size_t nbytes, bool to_mapping)
 {
 	memset(target, CANARY, sizeof(target));
 	if (to_mapping)
-		gdr_copy_to_by(threads, type, target + to, source + from, nbytes);
+		core_copy_to_by(threads, type, target + to, source + from, nbytes);
 	else
-		gdr_copy_from_by(threads, type, target + to, source + from, nbytes);
-	gdr_store_fence();
+		core_copy_from_by(threads, type, target + to, source + from, nbytes);
+	core_store_fence();
 	CHECK(!memcmp(target + to, source + from, nbytes));
 	CHECK(!memcmp(target, untouched, to));
 	CHECK(!memcmp(target + to + nbytes, untouched, sizeof(target) - to - nbytes));
@@ -44,7 +44,7 @@ static void a_copy_by_threads_moves_its_bytes_and_no_others(void)
 	fill_source();
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
 		for (size_t t = 0; t < sizeof(threads) / sizeof(threads[0]); t++)
-			for (int type = GDR_MAPPING_WC; type <= GDR_MAPPING_DEVICE; type++) {
+			for (int type = CORE_MAPPING_WC; type <= CORE_MAPPING_DEVICE; type++) {
 				check_copy(threads[t], type, 0, 0, sizes[s], true);
 				check_copy(threads[t], type, 13, 5, sizes[s], true);
 				check_copy(threads[t], type, 5, 48, sizes[s], false);
@@ -63,7 +63,7 @@ static void each_part_runs_once(void)
 {
 	memset(runs, 0, sizeof(runs));
 	for (unsigned int parts = 0; parts <= PARTS; parts++)
-		gdr_parallel(parts, count_run, NULL);
+		core_parallel(parts, count_run, NULL);
 	for (unsigned int part = 0; part < PARTS; part++)
 		CHECK_EQ(runs[part], PARTS - part);
 }
@@ -71,13 +71,13 @@ static void each_part_runs_once(void)
 static void nested(void *context, unsigned int part)
 {
 	(void)part;
-	gdr_parallel(PARTS, count_run, context);
+	core_parallel(PARTS, count_run, context);
 }
 
 static void a_part_may_have_parts_of_its_own(void)
 {
 	memset(runs, 0, sizeof(runs));
-	gdr_parallel(3, nested, NULL);
+	core_parallel(3, nested, NULL);
 	for (unsigned int part = 0; part < PARTS; part++)
 		CHECK_EQ(runs[part], 3);
 }
@@ -85,7 +85,7 @@ static void a_part_may_have_parts_of_its_own(void)
 static void *call_often(void *unused)
 {
 	for (int i = 0; i < 200; i++)
-		gdr_parallel(PARTS, count_run, NULL);
+		core_parallel(PARTS, count_run, NULL);
 	return unused;
 }
 
@@ -107,7 +107,7 @@ static void a_forked_child_has_threads_of_its_own(void)
 	int status;
 	pid_t child;
 
-	gdr_parallel(PARTS, count_run, NULL);
+	core_parallel(PARTS, count_run, NULL);
 	child = fork();
 	CHECK(child >= 0);
 	if (!child) {

@@ -2,19 +2,19 @@
 /* Rows of arrays of any strides to and from a mapping, against a copy of element by element. */
 #include "arrays.h"
 #include "check.h"
-#include "copy_rows.h"
+#include "copy/rows.h"
 
 #define ARRAYS 1500
 #define MOST_BYTES (64 << 10) /* of an array: its rows may be larger than the bounce buffer */
 #define MOST_GAP 1500	      /* between rows: some are read over, some are not */
 
-static const enum gdr_mapping_kind types[] = {GDR_MAPPING_WC, GDR_MAPPING_CACHED,
-					      GDR_MAPPING_DEVICE};
+static const enum core_mapping_kind types[] = {CORE_MAPPING_WC, CORE_MAPPING_CACHED,
+					       CORE_MAPPING_DEVICE};
 
-static void check_array(enum gdr_mapping_kind type, bool to_mapping)
+static void check_array(enum core_mapping_kind type, bool to_mapping)
 {
 	struct array array;
-	struct gdr_rows rows;
+	struct core_rows rows;
 	size_t pitch, extent, shift = random_below(130);
 	char *mapping, *expected;
 
@@ -22,22 +22,22 @@ static void check_array(enum gdr_mapping_kind type, bool to_mapping)
 	pitch = row_bytes(&array) + (random_below(2) ? random_below(MOST_GAP) : 0);
 	extent = shift + (size_t)(array.shape[0] - 1) * pitch + row_bytes(&array);
 	mapping = random_bytes(extent);
-	gdr_describe_rows(&rows, array.first, array.itemsize, array.ndim, array.shape,
-			  array.strides, pitch);
+	core_describe_rows(&rows, array.first, array.itemsize, array.ndim, array.shape,
+			   array.strides, pitch);
 
 	if (to_mapping) {
 		expected = copy_of(mapping, extent);
 		for (size_t n = 0; n < array.elements; n++)
 			memcpy(place_of(expected + shift, &array, n, pitch), element(&array, n),
 			       array.itemsize);
-		gdr_put_rows(type, mapping + shift, &rows);
+		core_put_rows(type, mapping + shift, &rows);
 		CHECK_MEM_EQ(mapping, expected, extent);
 	} else {
 		expected = copy_of(array.memory, array.memory_bytes);
 		for (size_t n = 0; n < array.elements; n++)
 			memcpy(expected + (element(&array, n) - array.memory),
 			       place_of(mapping + shift, &array, n, pitch), array.itemsize);
-		gdr_get_rows(type, mapping + shift, &rows);
+		core_get_rows(type, mapping + shift, &rows);
 		CHECK_MEM_EQ(array.memory, expected, array.memory_bytes);
 	}
 	free(expected);
@@ -59,10 +59,10 @@ static void every_array_is_filled_from_its_rows(void)
 
 static void rows_without_gaps_are_one(void)
 {
-	struct gdr_rows rows;
+	struct core_rows rows;
 	char memory[64];
 
-	gdr_describe_rows(&rows, memory, 2, 2, (ptrdiff_t[]){4, 8}, (ptrdiff_t[]){16, 2}, 16);
+	core_describe_rows(&rows, memory, 2, 2, (ptrdiff_t[]){4, 8}, (ptrdiff_t[]){16, 2}, 16);
 	CHECK_EQ(rows.count, 1);
 	CHECK_EQ(rows.nbytes, 64);
 	CHECK_EQ(rows.run, 64);
@@ -70,11 +70,11 @@ static void rows_without_gaps_are_one(void)
 
 static void dimensions_that_follow_each_other_are_one(void)
 {
-	struct gdr_rows rows;
+	struct core_rows rows;
 	char memory[512];
 
-	gdr_describe_rows(&rows, memory, 1, 4, (ptrdiff_t[]){2, 4, 1, 8},
-			  (ptrdiff_t[]){256, 32, 7, 4}, 100);
+	core_describe_rows(&rows, memory, 1, 4, (ptrdiff_t[]){2, 4, 1, 8},
+			   (ptrdiff_t[]){256, 32, 7, 4}, 100);
 	CHECK_EQ(rows.count, 2);
 	CHECK_EQ(rows.nbytes, 32);
 	CHECK_EQ(rows.run, 1);

@@ -7,8 +7,8 @@
 
 #include "arrays.h"
 #include "check.h"
-#include "cudadriver.h"
-#include "dma.h"
+#include "cuda/driver.h"
+#include "dma/dma.h"
 
 #ifdef __SANITIZE_THREAD__ /* ten times as slow, and looking for races alone */
 #define ARRAYS 30
@@ -18,7 +18,7 @@
 #define MOST_BYTES (5 << 20) /* of an array: its rows may be larger than the staging memory */
 #define MOST_GAP 3000
 #define MOST_COPIES 100000
-#define LONG_ROW ((size_t)GDR_STAGING_NBYTES * 5 / 2)
+#define LONG_ROW ((size_t)CORE_STAGING_NBYTES * 5 / 2)
 #define REFUSED 719
 
 struct copy {
@@ -122,13 +122,13 @@ static int to_host(void *host, uint64_t device, size_t nbytes, void *stream)
 	return queue((struct copy){host, (char *)(uintptr_t)device, 0, 0, nbytes, 1});
 }
 
-static char *start_of(const struct gdr_cuda_end *end)
+static char *start_of(const struct core_cuda_end *end)
 {
 	CHECK(end->memory_type == 1 || end->memory_type == 2);
 	return end->memory_type == 1 ? end->host : (char *)(uintptr_t)end->device;
 }
 
-static int rows_2d(const struct gdr_cuda_rows *rows, void *stream)
+static int rows_2d(const struct core_cuda_rows *rows, void *stream)
 {
 	(void)stream;
 	CHECK(rows->from.pitch >= rows->nbytes && rows->to.pitch >= rows->nbytes);
@@ -136,9 +136,17 @@ static int rows_2d(const struct gdr_cuda_rows *rows, void *stream)
 				   rows->from.pitch, rows->nbytes, rows->count});
 }
 
-bool gdr_cuda_find(struct gdr_cuda *cuda)
+static int error_name(int result, const char **name)
 {
-	*cuda = (struct gdr_cuda){
+	CHECK_EQ(result, REFUSED);
+	*name = "REFUSED";
+	return 0;
+}
+
+bool __wrap_core_cuda_find(struct core_cuda *cuda)
+{
+	*cuda = (struct core_cuda){
+		.cuGetErrorName = error_name,
 		.cuCtxPushCurrent = push_context,
 		.cuCtxPopCurrent = pop_context,
 		.cuStreamCreate = make,
@@ -155,11 +163,11 @@ bool gdr_cuda_find(struct gdr_cuda *cuda)
 	return true;
 }
 
-static struct gdr_dma *dma;
+static struct core_dma *dma;
 
 __attribute__((constructor)) static void open_dma(void)
 {
-	dma = gdr_dma_open(NULL);
+	dma = core_dma_open(NULL);
 	CHECK(dma);
 }
 
@@ -172,7 +180,7 @@ static void begin(size_t failing_call)
 /* An array, rows of a device as long and some more apart, and what each of both is to be. */
 struct rig {
 	struct array array;
-	struct gdr_rows rows;
+	struct core_rows rows;
 	size_t extent;
 	char *device, *expected_device, *expected_memory;
 };
@@ -195,8 +203,8 @@ static void set_up(struct rig *rig)
 		memcpy(rig->expected_memory + (at - array->memory),
 		       place_of(rig->device, array, n, pitch), array->itemsize);
 	}
-	gdr_describe_rows(&rig->rows, array->first, array->itemsize, array->ndim, array->shape,
-			  array->strides, pitch);
+	core_describe_rows(&rig->rows, array->first, array->itemsize, array->ndim, array->shape,
+			   array->strides, pitch);
 }
 
 static void tear_down(struct rig *rig)
@@ -207,25 +215,25 @@ static void tear_down(struct rig *rig)
 	free(rig->array.memory);
 }
 
-static bool write_rows(struct rig *rig, bool direct, struct gdr_dma_error *error)
+static bool write_rows(struct rig *rig, bool direct, struct core_error *error)
 {
-	return gdr_dma_write_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, error);
+	return core_dma_write_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, error);
 }
 
-static bool read_rows(struct rig *rig, bool direct, struct gdr_dma_error *error)
+static bool read_rows(struct rig *rig, bool direct, struct core_error *error)
 {
-	return gdr_dma_read_rows(dma, &rig->rows, (uintptr_t)rig->device, direct, error);
+	return core_dma_read_rows(dma, &rig->rows, (uintptr_t)rig->device, direct, error);
 }
 
 static void rows_of_any_array_arrive(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct core_error error;
 		struct rig rig;
 		bool direct;
 
 		set_up(&rig);
-		direct = gdr_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
 		begin(0);
 		CHECK(write_rows(&rig, direct, &error));
 		CHECK_MEM_EQ(rig.device, rig.expected_device, rig.extent);
@@ -237,12 +245,12 @@ static void rows_of_any_array_arrive(void)
 static void rows_of_any_array_come_back(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct core_error error;
 		struct rig rig;
 		bool direct;
 
 		set_up(&rig);
-		direct = gdr_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
 		begin(0);
 		CHECK(read_rows(&rig, direct, &error));
 		CHECK_MEM_EQ(rig.array.memory, rig.expected_memory, rig.array.memory_bytes);
@@ -257,19 +265,19 @@ static void rows_larger_than_the_staging_memory_go_in_parts(void)
 	ptrdiff_t shape[] = {3, LONG_ROW}, strides[] = {2 * LONG_ROW, 2};
 	char *host = random_bytes(6 * LONG_ROW), *device = random_bytes(4 * LONG_ROW);
 	char *came_back = copy_of(host, 6 * LONG_ROW);
-	struct gdr_dma_error error;
-	struct gdr_rows rows;
+	struct core_error error;
+	struct core_rows rows;
 
-	gdr_describe_rows(&rows, host, 1, 2, shape, strides, LONG_ROW + 9);
+	core_describe_rows(&rows, host, 1, 2, shape, strides, LONG_ROW + 9);
 	begin(0);
-	CHECK(gdr_dma_write_rows(dma, (uintptr_t)device, &rows, false, &error));
+	CHECK(core_dma_write_rows(dma, (uintptr_t)device, &rows, false, &error));
 	for (size_t n = 0; n < 3 * LONG_ROW; n++)
 		CHECK_EQ(device[n / LONG_ROW * (LONG_ROW + 9) + n % LONG_ROW], host[2 * n]);
 
 	for (size_t n = 0; n < 3 * LONG_ROW; n++)
 		host[2 * n] = 0;
 	begin(0);
-	CHECK(gdr_dma_read_rows(dma, &rows, (uintptr_t)device, false, &error));
+	CHECK(core_dma_read_rows(dma, &rows, (uintptr_t)device, false, &error));
 	CHECK_MEM_EQ(host, came_back, 6 * LONG_ROW);
 
 	free(came_back);
@@ -279,46 +287,48 @@ static void rows_larger_than_the_staging_memory_go_in_parts(void)
 
 static void rows_that_dma_takes_are_one_copy(void)
 {
-	struct gdr_dma_error error;
-	struct gdr_rows rows;
+	struct core_error error;
+	struct core_rows rows;
 	char host[64], device[64];
 
 	memset(host, 'h', sizeof(host));
 	memset(device, 'd', sizeof(device));
-	gdr_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 1}, 5);
-	CHECK(gdr_dma_takes_rows(&rows));
+	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 1}, 5);
+	CHECK(core_dma_takes_rows(&rows));
 	begin(0);
-	CHECK(gdr_dma_write_rows(dma, (uintptr_t)device, &rows, true, &error));
+	CHECK(core_dma_write_rows(dma, (uintptr_t)device, &rows, true, &error));
 	CHECK_EQ(queued, 1);
 	CHECK_MEM_EQ(device, "hhdddhhdddhhdd", 14);
 }
 
 static void backward_or_scattered_rows_are_not_taken(void)
 {
-	struct gdr_rows rows;
+	struct core_rows rows;
 	char host[64];
 
-	gdr_describe_rows(&rows, host + 20, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){-10, 1}, 5);
-	CHECK(!gdr_dma_takes_rows(&rows));
-	gdr_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 2}, 5);
-	CHECK(!gdr_dma_takes_rows(&rows));
-	gdr_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){0, 1}, 5);
-	CHECK(!gdr_dma_takes_rows(&rows));
+	core_describe_rows(&rows, host + 20, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){-10, 1}, 5);
+	CHECK(!core_dma_takes_rows(&rows));
+	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 2}, 5);
+	CHECK(!core_dma_takes_rows(&rows));
+	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){0, 1}, 5);
+	CHECK(!core_dma_takes_rows(&rows));
 }
 
 static void a_call_that_is_refused_is_told_and_the_next_copy_works(void)
 {
 	for (int i = 0; i < ARRAYS; i++) {
-		struct gdr_dma_error error;
+		struct core_error error;
 		struct rig rig;
 		bool direct, writes = random_below(2);
 
 		set_up(&rig);
-		direct = gdr_dma_takes_rows(&rig.rows) && random_below(2);
+		direct = core_dma_takes_rows(&rig.rows) && random_below(2);
 		begin(1 + random_below(12));
 		if (!(writes ? write_rows : read_rows)(&rig, direct, &error)) {
-			CHECK_EQ(error.result, REFUSED);
+			CHECK_EQ(error.status, REFUSED);
 			CHECK(!strncmp(error.call, "cu", 2));
+			CHECK(!strcmp(error.result, "REFUSED"));
+			CHECK_EQ(error.failure, CORE_FAILED_CUDA);
 			begin(0);
 			CHECK((writes ? write_rows : read_rows)(&rig, direct, &error));
 		}

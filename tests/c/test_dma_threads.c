@@ -6,13 +6,13 @@
 #include <stdlib.h>
 
 #include "check.h"
-#include "cudadriver.h"
-#include "dma.h"
+#include "cuda/driver.h"
+#include "dma/dma.h"
 
 #define THREADS 4
 #define ROUNDS 50
 
-static struct gdr_dma *opened[ROUNDS]; /* which nothing closes */
+static struct core_dma *opened[ROUNDS]; /* which nothing closes */
 static int entered, streams;
 
 static int push_context(void *context)
@@ -52,9 +52,9 @@ static int wait_for_stream(void *stream)
 	return 0;
 }
 
-bool gdr_cuda_find(struct gdr_cuda *cuda)
+bool __wrap_core_cuda_find(struct core_cuda *cuda)
 {
-	*cuda = (struct gdr_cuda){
+	*cuda = (struct core_cuda){
 		.cuCtxPushCurrent = push_context,
 		.cuCtxPopCurrent = pop_context,
 		.cuStreamCreate = make,
@@ -66,10 +66,10 @@ bool gdr_cuda_find(struct gdr_cuda *cuda)
 
 static void *write_a_word(void *dma)
 {
-	struct gdr_dma_error error;
+	struct core_error error;
 	int from = 7, to = 0;
 
-	CHECK(gdr_dma_write(dma, 0, (uintptr_t)&to, &from, sizeof(from), &error));
+	CHECK(core_dma_write(dma, 0, (uintptr_t)&to, &from, sizeof(from), &error));
 	CHECK_EQ(to, 7);
 	return NULL;
 }
@@ -79,7 +79,7 @@ static void first_copies_of_many_threads_make_one_stream(void)
 	for (int round = 0; round < ROUNDS; round++) {
 		pthread_t threads[THREADS];
 
-		opened[round] = gdr_dma_open(NULL);
+		opened[round] = core_dma_open(NULL);
 		for (int i = 0; i < THREADS; i++)
 			pthread_create(&threads[i], NULL, write_a_word, opened[round]);
 		for (int i = 0; i < THREADS; i++)

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
-#include "forks.h"
+#include "common/forks.h"
 
 #define ANY_FILE "/dev/null"
 #define BUSY_FILE "/dev/zero"
@@ -53,29 +53,29 @@ static bool is_open(int fd)
 
 static void a_private_one_is_closed_on_exec(void)
 {
-	int ends[2], opened = gdr_private_open(ANY_FILE, O_RDWR);
-	int duplicate = gdr_private_duplicate(opened);
+	int ends[2], opened = core_private_open(ANY_FILE, O_RDWR);
+	int duplicate = core_private_duplicate(opened);
 
 	CHECK_EQ(pipe(ends), 0);
-	CHECK_EQ(gdr_private_adopt(ends[0]), ends[0]);
+	CHECK_EQ(core_private_adopt(ends[0]), ends[0]);
 	CHECK_EQ(fcntl(opened, F_GETFD), FD_CLOEXEC);
 	CHECK_EQ(fcntl(duplicate, F_GETFD), FD_CLOEXEC);
 	CHECK_EQ(fcntl(ends[0], F_GETFD), FD_CLOEXEC);
 	CHECK_EQ(fcntl(opened, F_GETFL) & O_ACCMODE, O_RDWR);
-	CHECK_EQ(gdr_private_close(opened), 0);
-	CHECK_EQ(gdr_private_close(duplicate), 0);
-	CHECK_EQ(gdr_private_close(ends[0]), 0);
+	CHECK_EQ(core_private_close(opened), 0);
+	CHECK_EQ(core_private_close(duplicate), 0);
+	CHECK_EQ(core_private_close(ends[0]), 0);
 	CHECK(!is_open(opened));
 	close(ends[1]);
 }
 
 static void what_cannot_be_opened_is_told(void)
 {
-	CHECK_EQ(gdr_private_open("/none", O_RDONLY), -1);
+	CHECK_EQ(core_private_open("/none", O_RDONLY), -1);
 	CHECK_EQ(errno, ENOENT);
-	CHECK_EQ(gdr_private_duplicate(-1), -1);
+	CHECK_EQ(core_private_duplicate(-1), -1);
 	CHECK_EQ(errno, EBADF);
-	CHECK_EQ(gdr_private_adopt(-1), -1);
+	CHECK_EQ(core_private_adopt(-1), -1);
 }
 
 static void an_interrupted_open_is_made_again(void)
@@ -83,36 +83,36 @@ static void an_interrupted_open_is_made_again(void)
 	int fd;
 
 	interruptions = 3;
-	fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	fd = core_private_open(ANY_FILE, O_RDONLY);
 	CHECK(fd >= 0);
 	CHECK_EQ(interruptions, 0);
-	CHECK_EQ(gdr_private_close(fd), 0);
+	CHECK_EQ(core_private_close(fd), 0);
 }
 
 static void a_child_keeps_no_private_one(void)
 {
-	int fd = gdr_private_open(ANY_FILE, O_RDONLY), far;
+	int fd = core_private_open(ANY_FILE, O_RDONLY), far;
 
 	far = fcntl(fd, F_DUPFD_CLOEXEC, 500);
-	CHECK_EQ(gdr_private_adopt(far), far);
+	CHECK_EQ(core_private_adopt(far), far);
 	IN_CHILD({
 		CHECK(!is_open(fd));
 		CHECK(!is_open(far));
 	});
 	CHECK(is_open(fd));
-	CHECK_EQ(gdr_private_close(far), 0);
-	CHECK_EQ(gdr_private_close(fd), 0);
+	CHECK_EQ(core_private_close(far), 0);
+	CHECK_EQ(core_private_close(fd), 0);
 }
 
 static void a_child_leaves_alone_what_has_taken_its_number(void)
 {
-	int fd = gdr_private_open(ANY_FILE, O_RDONLY), other;
+	int fd = core_private_open(ANY_FILE, O_RDONLY), other;
 
-	CHECK_EQ(gdr_private_close(fd), 0);
+	CHECK_EQ(core_private_close(fd), 0);
 	other = dup(0);
 	CHECK_EQ(other, fd);
 	IN_CHILD(CHECK(is_open(other)));
-	CHECK_EQ(gdr_private_close(other), -1);
+	CHECK_EQ(core_private_close(other), -1);
 	CHECK_EQ(errno, EBADF);
 	CHECK(is_open(other));
 	close(other);
@@ -120,23 +120,23 @@ static void a_child_leaves_alone_what_has_taken_its_number(void)
 
 static void a_child_does_not_close_its_own_by_its_parents_number(void)
 {
-	int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	int fd = core_private_open(ANY_FILE, O_RDONLY);
 
 	IN_CHILD({
 		CHECK_EQ(dup(0), fd);
-		CHECK_EQ(gdr_private_close(fd), -1);
+		CHECK_EQ(core_private_close(fd), -1);
 		CHECK(is_open(fd));
 	});
-	CHECK_EQ(gdr_private_close(fd), 0);
+	CHECK_EQ(core_private_close(fd), 0);
 }
 
 static void a_child_has_private_ones_of_its_own(void)
 {
 	IN_CHILD({
-		int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+		int fd = core_private_open(ANY_FILE, O_RDONLY);
 
 		IN_CHILD(CHECK(!is_open(fd)));
-		CHECK_EQ(gdr_private_close(fd), 0);
+		CHECK_EQ(core_private_close(fd), 0);
 	});
 }
 
@@ -148,25 +148,25 @@ static void *fork_elsewhere(void *lent)
 
 static void a_child_keeps_what_its_thread_lends(void)
 {
-	int fd = gdr_private_open(ANY_FILE, O_RDONLY);
+	int fd = core_private_open(ANY_FILE, O_RDONLY);
 	pthread_t thread;
 
-	gdr_private_lend(fd);
+	core_private_lend(fd);
 	IN_CHILD({
 		CHECK(is_open(fd));
-		CHECK_EQ(gdr_private_close(fd), -1);
+		CHECK_EQ(core_private_close(fd), -1);
 	});
 	CHECK_EQ(pthread_create(&thread, NULL, fork_elsewhere, &fd), 0);
 	CHECK_EQ(pthread_join(thread, NULL), 0);
-	gdr_private_take_back();
+	core_private_take_back();
 	IN_CHILD(CHECK(!is_open(fd)));
 
-	gdr_private_lend(fd);
-	CHECK_EQ(gdr_private_close(fd), 0);
-	CHECK_EQ(gdr_private_open(ANY_FILE, O_RDONLY), fd);
+	core_private_lend(fd);
+	CHECK_EQ(core_private_close(fd), 0);
+	CHECK_EQ(core_private_open(ANY_FILE, O_RDONLY), fd);
 	IN_CHILD(CHECK(!is_open(fd)));
-	CHECK_EQ(gdr_private_close(fd), 0);
-	gdr_private_lend(-1);
+	CHECK_EQ(core_private_close(fd), 0);
+	core_private_lend(-1);
 }
 
 static atomic_bool busy;
@@ -174,11 +174,11 @@ static atomic_bool busy;
 static void *open_and_close(void *unused)
 {
 	while (busy) {
-		int fd = gdr_private_open(BUSY_FILE, O_RDONLY);
-		int duplicate = gdr_private_duplicate(fd);
+		int fd = core_private_open(BUSY_FILE, O_RDONLY);
+		int duplicate = core_private_duplicate(fd);
 
-		CHECK_EQ(gdr_private_close(fd), 0);
-		CHECK_EQ(gdr_private_close(duplicate), 0);
+		CHECK_EQ(core_private_close(fd), 0);
+		CHECK_EQ(core_private_close(duplicate), 0);
 	}
 	return unused;
 }

@@ -9,8 +9,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "backends/node.h"
 #include "check.h"
-#include "node.h"
 
 #define ANY_FILE "/dev/null"
 
@@ -136,17 +136,17 @@ static void become(uint32_t version, uint64_t features)
 	module.features = features;
 }
 
-static struct gdr_node open_node(void)
+static struct core_node open_node(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
-	CHECK_EQ(gdr_node_open(&node, ANY_FILE), 0);
+	CHECK_EQ(core_node_open(&node, ANY_FILE), 0);
 	return node;
 }
 
 static void the_newest_is_opened_with_its_features(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_ABI_VERSION, GDRDRV_FEATURE_PIN_V3 | GDRDRV_FEATURE_SHARE);
 	node = open_node();
@@ -155,45 +155,45 @@ static void the_newest_is_opened_with_its_features(void)
 	CHECK(node.persistent);
 	CHECK_EQ(fcntl(node.fd, F_GETFD), FD_CLOEXEC);
 	CHECK(fcntl(node.fd, F_GETFL) & O_NONBLOCK);
-	gdr_node_close(&node);
+	core_node_close(&node);
 	CHECK_EQ(node.fd, -1);
 }
 
 static void one_before_attributes_makes_no_persistent_pins(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_VERSION(2, 4), 0);
 	node = open_node();
 	CHECK(!node.persistent);
 	CHECK_EQ(node.features, 0);
-	gdr_node_close(&node);
+	core_node_close(&node);
 }
 
 static void whether_pcie_can_be_forced_is_told_by_an_attribute(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_VERSION(2, 5), 0);
 	node = open_node();
-	CHECK(gdr_node_forces_pcie(&node));
-	gdr_node_close(&node);
+	CHECK(core_node_forces_pcie(&node));
+	core_node_close(&node);
 
 	become(GDRDRV_VERSION(2, 4), 0);
 	node = open_node();
-	CHECK(!gdr_node_forces_pcie(&node));
-	gdr_node_close(&node);
+	CHECK(!core_node_forces_pcie(&node));
+	core_node_close(&node);
 }
 
 static void refused_and_closed(uint32_t version, uint32_t minimum_api, int error)
 {
 	int lowest = dup(0);
-	struct gdr_node node;
+	struct core_node node;
 
 	close(lowest);
 	become(version, 0);
 	module.minimum_api = minimum_api;
-	CHECK_EQ(gdr_node_open(&node, ANY_FILE), error);
+	CHECK_EQ(core_node_open(&node, ANY_FILE), error);
 	CHECK_EQ(node.fd, -1);
 	CHECK_EQ(dup(0), lowest); /* nothing was left open */
 	close(lowest);
@@ -209,120 +209,120 @@ static void what_speaks_otherwise_is_refused(void)
 
 static void a_node_that_is_missing_is_told(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
-	CHECK_EQ(gdr_node_open(&node, "/dev/no-such-node"), -ENOENT);
+	CHECK_EQ(core_node_open(&node, "/dev/no-such-node"), -ENOENT);
 }
 
 static void a_pin_is_asked_for_in_the_newest_way_there_is(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 	uint64_t handle;
 
 	become(GDRDRV_ABI_VERSION, GDRDRV_FEATURE_PIN_V3);
 	node = open_node();
-	CHECK_EQ(gdr_node_pin(&node, 0x10000, 1, GDRDRV_PIN_V3_REVOCABLE, &handle), 0);
+	CHECK_EQ(core_node_pin(&node, 0x10000, 1, GDRDRV_PIN_V3_REVOCABLE, &handle), 0);
 	CHECK_EQ(handle, 3);
 	CHECK_EQ(module.pin_flags, GDRDRV_PIN_V3_REVOCABLE);
-	gdr_node_close(&node);
+	core_node_close(&node);
 
 	become(GDRDRV_VERSION(2, 0), 0);
 	node = open_node();
-	CHECK_EQ(gdr_node_pin(&node, 0x10000, 1, 0, &handle), 0);
+	CHECK_EQ(core_node_pin(&node, 0x10000, 1, 0, &handle), 0);
 	CHECK_EQ(handle, 1);
-	CHECK_EQ(gdr_node_pin(&node, 0x10000, 1, GDRDRV_PIN_V3_REVOCABLE, &handle), -EOPNOTSUPP);
-	gdr_node_close(&node);
+	CHECK_EQ(core_node_pin(&node, 0x10000, 1, GDRDRV_PIN_V3_REVOCABLE, &handle), -EOPNOTSUPP);
+	core_node_close(&node);
 }
 
 static void info_is_asked_for_in_the_newest_way_there_is(void)
 {
-	struct gdr_pin_info info;
-	struct gdr_node node;
+	struct core_pin_info info;
+	struct core_node node;
 
 	become(GDRDRV_VERSION(2, 4), 0);
 	node = open_node();
-	CHECK_EQ(gdr_node_info(&node, 1, &info), 0);
+	CHECK_EQ(core_node_info(&node, 1, &info), 0);
 	CHECK_EQ(info.mapping_type, GDRDRV_MAPPING_DEVICE);
 	CHECK_EQ(info.va, 0x10000);
 	CHECK_EQ(info.nbytes, 0x20000);
 	CHECK(info.revoked);
-	gdr_node_close(&node);
+	core_node_close(&node);
 
 	become(GDRDRV_VERSION(2, 3), 0);
 	node = open_node();
-	CHECK_EQ(gdr_node_info(&node, 1, &info), 0);
+	CHECK_EQ(core_node_info(&node, 1, &info), 0);
 	CHECK_EQ(info.mapping_type, GDRDRV_MAPPING_WC);
-	gdr_node_close(&node);
+	core_node_close(&node);
 }
 
 static void an_interrupted_call_is_made_again(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_ABI_VERSION, 0);
 	node = open_node();
 	module.interruptions = 3;
-	CHECK_EQ(gdr_node_unpin(&node, 1), 0);
+	CHECK_EQ(core_node_unpin(&node, 1), 0);
 	CHECK_EQ(module.interruptions, 0);
-	gdr_node_close(&node);
+	core_node_close(&node);
 }
 
 static void an_error_is_the_kernels(void)
 {
-	struct gdr_pin_info info;
-	struct gdr_node node;
+	struct core_pin_info info;
+	struct core_node node;
 	uint64_t handle;
 
 	become(GDRDRV_ABI_VERSION, GDRDRV_FEATURE_PIN_V3);
 	node = open_node();
 	module.error = EDQUOT;
-	CHECK_EQ(gdr_node_pin(&node, 0x10000, 1, 0, &handle), -EDQUOT);
-	CHECK_EQ(gdr_node_unpin(&node, 1), -EDQUOT);
-	CHECK_EQ(gdr_node_info(&node, 1, &info), -EDQUOT);
-	CHECK_EQ(gdr_node_share(&node, 1, false), -EDQUOT);
-	gdr_node_close(&node);
+	CHECK_EQ(core_node_pin(&node, 0x10000, 1, 0, &handle), -EDQUOT);
+	CHECK_EQ(core_node_unpin(&node, 1), -EDQUOT);
+	CHECK_EQ(core_node_info(&node, 1, &info), -EDQUOT);
+	CHECK_EQ(core_node_share(&node, 1, false), -EDQUOT);
+	core_node_close(&node);
 }
 
 static void a_share_is_a_descriptor(void)
 {
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_ABI_VERSION, GDRDRV_FEATURE_SHARE);
 	node = open_node();
-	CHECK_EQ(gdr_node_share(&node, 1, true), 77);
-	gdr_node_close(&node);
+	CHECK_EQ(core_node_share(&node, 1, true), 77);
+	core_node_close(&node);
 }
 
 static void events_are_read_one_by_one(void)
 {
 	struct gdrdrv_event event;
-	struct gdr_node node;
+	struct core_node node;
 
 	become(GDRDRV_ABI_VERSION, GDRDRV_FEATURE_EVENTS);
 	node = open_node();
-	CHECK_EQ(gdr_node_next_event(&node, &event), 0);
+	CHECK_EQ(core_node_next_event(&node, &event), 0);
 
 	module.event = (struct gdrdrv_event){.handle = 5, .sequence = 9};
 	module.event_size = sizeof(event);
 	module.interruptions = 1;
-	CHECK_EQ(gdr_node_next_event(&node, &event), 1);
+	CHECK_EQ(core_node_next_event(&node, &event), 1);
 	CHECK_EQ(event.handle, 5);
 
 	module.event_size = 3;
-	CHECK_EQ(gdr_node_next_event(&node, &event), -EPROTO);
+	CHECK_EQ(core_node_next_event(&node, &event), -EPROTO);
 	module.error = EACCES;
-	CHECK_EQ(gdr_node_next_event(&node, &event), -EACCES);
-	gdr_node_close(&node);
+	CHECK_EQ(core_node_next_event(&node, &event), -EACCES);
+	core_node_close(&node);
 }
 
 static void what_is_no_share_has_no_size(void)
 {
 	int fd = open(ANY_FILE, O_RDONLY);
 
-	CHECK_EQ(gdr_share_size(fd), -EINVAL);
-	CHECK(!gdr_share_ended(fd, 0));
+	CHECK_EQ(core_share_size(fd), -EINVAL);
+	CHECK(!core_share_ended(fd, 0));
 	close(fd);
-	CHECK_EQ(gdr_share_size(fd), -EBADF);
+	CHECK_EQ(core_share_size(fd), -EBADF);
 }
 
 static void an_interrupted_wait_for_the_end_goes_on(void)
@@ -332,11 +332,11 @@ static void an_interrupted_wait_for_the_end_goes_on(void)
 	become(GDRDRV_ABI_VERSION, 0);
 	CHECK_EQ(pipe(ends), 0);
 	module.interruptions = 2;
-	CHECK(!gdr_share_ended(ends[0], 0));
+	CHECK(!core_share_ended(ends[0], 0));
 	CHECK_EQ(module.interruptions, 0);
 	close(ends[1]);
 	module.interruptions = 2;
-	CHECK(gdr_share_ended(ends[0], 10000));
+	CHECK(core_share_ended(ends[0], 10000));
 	close(ends[0]);
 }
 

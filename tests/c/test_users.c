@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Threads that use a thing which one of them takes away. */
 #include "check.h"
-#include "users.h"
+#include "common/users.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -11,55 +11,55 @@
 
 static void views_keep_it_open(void)
 {
-	gdr_users users = 0;
+	core_users users = 0;
 
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_VIEW), true);
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_VIEW), true);
-	CHECK_EQ(gdr_users_close(&users), 2);
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_CALL), true);
-	CHECK_EQ(gdr_users_views(&users), 2);
-	gdr_users_let_go(&users, GDR_ONE_CALL);
-	gdr_users_let_go(&users, GDR_ONE_VIEW);
-	CHECK_EQ(gdr_users_close(&users), 1);
-	gdr_users_let_go(&users, GDR_ONE_VIEW);
-	CHECK_EQ(gdr_users_close(&users), 0);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_VIEW), true);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_VIEW), true);
+	CHECK_EQ(core_users_close(&users), 2);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_CALL), true);
+	CHECK_EQ(core_users_views(&users), 2);
+	core_users_let_go(&users, CORE_ONE_CALL);
+	core_users_let_go(&users, CORE_ONE_VIEW);
+	CHECK_EQ(core_users_close(&users), 1);
+	core_users_let_go(&users, CORE_ONE_VIEW);
+	CHECK_EQ(core_users_close(&users), 0);
 }
 
 static void nothing_holds_what_is_closed(void)
 {
-	gdr_users users = 0;
+	core_users users = 0;
 
-	CHECK_EQ(gdr_users_close(&users), 0);
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_CALL), false);
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_VIEW), false);
-	CHECK_EQ(gdr_users_views(&users), 0);
-	CHECK_EQ(gdr_users_close(&users), -1);
-	CHECK_EQ(users, GDR_CLOSED);
+	CHECK_EQ(core_users_close(&users), 0);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_CALL), false);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_VIEW), false);
+	CHECK_EQ(core_users_views(&users), 0);
+	CHECK_EQ(core_users_close(&users), -1);
+	CHECK_EQ(users, CORE_CLOSED);
 }
 
 static void *close_it(void *users)
 {
-	return (void *)(intptr_t)gdr_users_close(users);
+	return (void *)(intptr_t)core_users_close(users);
 }
 
 static void call_that_stays_is_not_waited_for(void)
 {
-	gdr_users users = 0;
+	core_users users = 0;
 	pthread_t thread;
 	void *views;
 
-	CHECK_EQ(gdr_users_hold(&users, GDR_ONE_CALL), true);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_CALL), true);
 	pthread_create(&thread, NULL, close_it, &users);
-	while (!(__atomic_load_n(&users, __ATOMIC_RELAXED) & GDR_CLOSING))
+	while (!(__atomic_load_n(&users, __ATOMIC_RELAXED) & CORE_CLOSING))
 		sched_yield();
-	gdr_users_stay(&users);
+	core_users_stay(&users);
 	pthread_join(thread, &views);
 	CHECK_EQ((intptr_t)views, 1);
-	CHECK_EQ(users, GDR_ONE_CALL + GDR_ONE_VIEW);
+	CHECK_EQ(users, CORE_ONE_CALL + CORE_ONE_VIEW);
 }
 
 struct thing {
-	gdr_users users;
+	core_users users;
 	int *memory;
 	int uses[THREADS]; /* by each thread */
 };
@@ -76,9 +76,9 @@ static void *use_until_closed(void *argument)
 	struct user *user = argument;
 	struct thing *thing = user->thing;
 
-	while (gdr_users_hold(&thing->users, GDR_ONE_CALL)) {
+	while (core_users_hold(&thing->users, CORE_ONE_CALL)) {
 		CHECK_EQ(thing->memory[user->number], 7);
-		gdr_users_let_go(&thing->users, GDR_ONE_CALL);
+		core_users_let_go(&thing->users, CORE_ONE_CALL);
 		__atomic_fetch_add(&thing->uses[user->number], 1, __ATOMIC_RELAXED);
 	}
 	return NULL;
@@ -98,13 +98,13 @@ static void nobody_uses_what_was_taken_away(void)
 		}
 		while (!__atomic_load_n(&thing.uses[round % THREADS], __ATOMIC_RELAXED))
 			sched_yield();
-		CHECK_EQ(gdr_users_close(&thing.users), 0);
+		CHECK_EQ(core_users_close(&thing.users), 0);
 		for (int i = 0; i < THREADS; i++)
 			thing.memory[i] = 0;
 		free(thing.memory);
 		for (int i = 0; i < THREADS; i++)
 			pthread_join(users[i].thread, NULL);
-		CHECK_EQ(thing.users, GDR_CLOSED);
+		CHECK_EQ(thing.users, CORE_CLOSED);
 	}
 }
 
@@ -112,7 +112,7 @@ static void *close_once(void *argument)
 {
 	struct thing *thing = argument;
 
-	if (!gdr_users_close(&thing->users))
+	if (!core_users_close(&thing->users))
 		__atomic_fetch_add(&thing->uses[0], 1, __ATOMIC_RELAXED);
 	return NULL;
 }

@@ -157,7 +157,7 @@ class TestMappingThatEndsInAnotherThread:
         core_call, cuda_call = gpu.call, cuda.call
 
         def call_core(function: Any, *args: Any) -> int:
-            if function.__name__ == "gdr_memory_unmap":
+            if function.__name__ == "core_memory_unmap":
                 seen.ending()
             answer = core_call(function, *args)
             seen.names.append(function.__name__)
@@ -171,7 +171,7 @@ class TestMappingThatEndsInAnotherThread:
         monkeypatch.setattr(cuda, "call", call_cuda)
         return seen
 
-    ENDS = "gdr_memory_unmap", "gdr_memory_release", "cuMemUnmap", "cuMemRelease"
+    ENDS = "core_memory_unmap", "core_memory_release", "cuMemUnmap", "cuMemRelease"
 
     def test_ends_before_the_memory_of_a_region_that_is_closed_meanwhile(self, steps):
         ending, closed = threading.Event(), threading.Event()
@@ -202,7 +202,7 @@ class TestMappingThatEndsInAnotherThread:
             steps.names.clear()
             assert at_once(region.close, *(one.clear for one in mappings)) == []
             ends = [name for name in steps.names if name in self.ENDS]
-            assert ends == ["gdr_memory_unmap"] * 4 + list(self.ENDS[1:])
+            assert ends == ["core_memory_unmap"] * 4 + list(self.ENDS[1:])
 
 
 class TestCopyByDma:

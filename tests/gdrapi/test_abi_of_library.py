@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
+import sysconfig
+from collections import Counter
 from collections.abc import Iterator
 from errno import EINVAL
 from pathlib import Path
@@ -17,6 +20,12 @@ from gdrpy import cuda
 PACKAGE = Path(gdrpy.__file__).parent
 LIBRARY = PACKAGE / "lib" / "libgdrapi.so.2"
 INCLUDE = PACKAGE / "include"
+CORE = PACKAGE / "_core"
+HEADERS = [CORE, INCLUDE, PACKAGE.parent / "driver", sysconfig.get_path("include")]
+
+#: What begins a name that files of the core define for others, where it is not the public ABI's.
+INTERNAL = "core_"
+INTERNAL_OF = {"arena": "gdrpy_arena_", "python": ("core_", "PyInit_")}
 
 FUNCTIONS = {
     "gdr_close",
@@ -104,6 +113,59 @@ class TestLibrary:
         ]
         assert stack.split()[-2] == "RW"
         assert "TEXTREL" not in output("readelf", "-d", LIBRARY)
+
+
+def foreign_names(folder: Path, directory: Path) -> set[str]:
+    """What the C files of a folder define for others, but for the public ABI and internal names."""
+    options = ["-c", "-w", "-std=gnu11", *(f"-I{header}" for header in HEADERS)]
+    directory.mkdir()
+    subprocess.run(["gcc", *options, *sorted(folder.glob("*.c"))], cwd=directory, check=True)
+    lines = output("nm", "-g", "--defined-only", *directory.glob("*.o")).splitlines()
+    defined = {fields[2] for fields in map(str.split, lines) if len(fields) == 3}
+    assert defined
+    internal = INTERNAL_OF.get(folder.name, INTERNAL)
+    public = FUNCTIONS if folder.name == "gdrapi" else set()
+    return {name for name in defined - public if not name.startswith(internal)}
+
+
+def structures(*sources: str) -> list[str]:
+    """The structures, unions and enumerations that are defined in C, by their names."""
+    return [
+        name
+        for source in sources
+        for name in re.findall(r"^(?:static |const )*(?:struct|union|enum) (\w+) \{", source, re.M)
+    ]
+
+
+class TestNames:
+    @pytest.mark.parametrize("folder", sorted({path.parent.name for path in CORE.glob("*/*.c")}))
+    def test_are_internal_or_the_public_interface(self, folder: str, tmp_path: Path) -> None:
+        assert foreign_names(CORE / folder, tmp_path / "objects") == set()
+
+    def test_that_look_like_nvidias_are_found(self, tmp_path: Path) -> None:
+        (tmp_path / "copy").mkdir()
+        (tmp_path / "copy/copy.c").write_text(
+            "int gdr_hidden; int gdr_map(void) { return 0; } int core_copy; static int own;"
+        )
+        found = foreign_names(tmp_path / "copy", tmp_path / "objects")
+        assert found == {"gdr_hidden", "gdr_map"}
+
+    def test_of_types_and_macros_are_too(self) -> None:
+        headers = [*INCLUDE.rglob("*.*h"), CORE / "gdrapi/exports.h"]
+        public, used = (
+            {word for path in paths for word in re.findall(r"\b(?:gdr|GDR)_\w+", path.read_text())}
+            for paths in (headers, CORE.glob("*/*.[ch]"))
+        )
+        assert "gdr_info_v1" in used
+        assert used - public == set()
+
+    def test_of_structures_are_used_once(self) -> None:
+        found = structures(*(path.read_text() for path in sorted(CORE.glob("*/*.[ch]"))))
+        assert {"core_error", "core_memory", "gdr"} <= set(found)
+        assert [name for name, count in Counter(found).items() if count > 1] == []
+
+    def test_of_structures_that_are_used_twice_are_found(self) -> None:
+        assert structures("struct a {\n};\nenum b {\n};\n", "struct a {\n};\n") == ["a", "b", "a"]
 
 
 class TestHeader:

@@ -10,7 +10,7 @@ compiled, so gcc is needed; which questions the kernel answers is read from its 
 numbers are kept.
 
 A line is a fact and its value in each branch, "-" where the branch lacks it. The names are those of
-gdrpy/_core/nvrm_abi.h, in small letters: ``size.map`` is that of struct nvrm_map, ``at.map.fd`` the
+gdrpy/_core/rm/abi.h, in small letters: ``size.map`` is that of struct nvrm_map, ``at.map.fd`` the
 offset of a field. A branch whose releases disagree has one column for each run of them.
 """
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/mman.h>
 
-#include "nvrm.h"
+#include "rm/client.h"
 
 #define BLOCK (2u << 20)
 #define IPC_CLIENT 0xC1000000u
@@ -27,12 +27,12 @@ static int gpu_memory(void)
 	return fd;
 }
 
-static struct gdr_nvrm *open_client(void)
+static struct core_rm *open_client(void)
 {
-	struct gdr_nvrm_error error = {0};
-	struct gdr_nvrm *client;
+	struct core_error error = {0};
+	struct core_rm *client;
 
-	CHECK_EQ(gdr_nvrm_open(&client, &error), 0);
+	CHECK_EQ(core_rm_open(&client, &error), 0);
 	return client;
 }
 
@@ -46,86 +46,86 @@ static void check_nothing_left(void)
 
 static void a_mapping_of_an_export_is_its_memory(void)
 {
-	struct gdr_nvrm *client = open_client();
-	struct gdr_nvrm_mapping mapping;
-	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct core_rm *client = open_client();
+	struct core_rm_mapping mapping;
+	struct core_rm_memory memory;
+	struct core_error error;
 	int fd = gpu_memory();
 	char found[5];
 
-	CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
+	CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
 	CHECK_EQ(memory.nbytes, BLOCK);
-	CHECK_EQ(gdr_nvrm_map(client, &memory, 5000, 9000, false, NULL, &mapping, &error), 0);
+	CHECK_EQ(core_rm_map(client, &memory, 5000, 9000, false, NULL, &mapping, &error), 0);
 	CHECK_EQ(mapping.map.nbytes, 9000);
 	CHECK_EQ(mapping.map.length, 12288);
 	memcpy(mapping.map.address, "bytes", 5);
 	CHECK_EQ(pread(fd, found, 5, 5000), 5);
 	CHECK_MEM_EQ(found, "bytes", 5);
 
-	CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
-	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
-	gdr_nvrm_close(client);
+	CHECK_EQ(core_rm_unmap(client, &mapping, &error), 0);
+	CHECK_EQ(core_rm_release(client, &memory, &error), 0);
+	core_rm_close(client);
 	close(fd);
 	check_nothing_left();
 }
 
 static void a_duplicate_is_the_owners_block(void)
 {
-	struct gdr_nvrm *client = open_client();
-	struct gdr_nvrm_mapping mapping;
-	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
-	struct gdr_ipc_info info = {.client = IPC_CLIENT | (uint32_t)getpid()};
-	struct gdr_nvrm_gpu gpu = {0};
+	struct core_rm *client = open_client();
+	struct core_rm_mapping mapping;
+	struct core_rm_memory memory;
+	struct core_error error;
+	struct core_ipc_info info = {.client = IPC_CLIENT | (uint32_t)getpid()};
+	struct core_rm_gpu gpu = {0};
 	int fd = gpu_memory();
 
-	CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
+	CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
 	gpu = memory.gpu;
-	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+	CHECK_EQ(core_rm_release(client, &memory, &error), 0);
 
 	info.object = (uint32_t)fd;
-	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, -1, &info, &memory, &error), 0);
-	CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, true, NULL, &mapping, &error), 0);
+	CHECK_EQ(core_rm_duplicate(client, &gpu, -1, &info, &memory, &error), 0);
+	CHECK_EQ(core_rm_map(client, &memory, 0, BLOCK, true, NULL, &mapping, &error), 0);
 	CHECK_EQ(pwrite(fd, "end", 3, BLOCK - 3), 3);
 	CHECK_MEM_EQ((char *)mapping.map.address + BLOCK - 3, "end", 3);
 
-	CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
-	CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
-	gdr_nvrm_close(client);
+	CHECK_EQ(core_rm_unmap(client, &mapping, &error), 0);
+	CHECK_EQ(core_rm_release(client, &memory, &error), 0);
+	core_rm_close(client);
 	close(fd);
 	check_nothing_left();
 }
 
 static void a_gpu_that_is_not_listed_is_no_device(void)
 {
-	struct gdr_nvrm *client = open_client();
-	struct gdr_nvrm_gpu gpu = {.pci_domain = 77, .pci_bus = 1};
-	struct gdr_ipc_info info = {0};
-	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct core_rm *client = open_client();
+	struct core_rm_gpu gpu = {.pci_domain = 77, .pci_bus = 1};
+	struct core_ipc_info info = {0};
+	struct core_rm_memory memory;
+	struct core_error error;
 
-	CHECK_EQ(gdr_nvrm_duplicate(client, &gpu, -1, &info, &memory, &error), -1);
-	CHECK_EQ(error.error, ENODEV);
-	gdr_nvrm_close(client);
+	CHECK_EQ(core_rm_duplicate(client, &gpu, -1, &info, &memory, &error), -1);
+	CHECK_EQ(error.number, ENODEV);
+	core_rm_close(client);
 }
 
 /* One attempt at everything; what it made, it gives back. 0, or the errno that stopped it. */
 static int whole_sequence(int fd)
 {
-	struct gdr_nvrm_error error = {0}, ignored;
-	struct gdr_nvrm_mapping mapping;
-	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm *client;
+	struct core_error error = {0}, ignored;
+	struct core_rm_mapping mapping;
+	struct core_rm_memory memory;
+	struct core_rm *client;
 
-	if (gdr_nvrm_open(&client, &error))
-		return error.error;
-	if (!gdr_nvrm_import(client, fd, &memory, &error)) {
-		if (!gdr_nvrm_map(client, &memory, 0, 4096, false, NULL, &mapping, &error))
-			gdr_nvrm_unmap(client, &mapping, &ignored);
-		gdr_nvrm_release(client, &memory, &ignored);
+	if (core_rm_open(&client, &error))
+		return error.number;
+	if (!core_rm_import(client, fd, &memory, &error)) {
+		if (!core_rm_map(client, &memory, 0, 4096, false, NULL, &mapping, &error))
+			core_rm_unmap(client, &mapping, &ignored);
+		core_rm_release(client, &memory, &ignored);
 	}
-	gdr_nvrm_close(client);
-	return error.error;
+	core_rm_close(client);
+	return error.number;
 }
 
 static void a_call_refused_at_any_step_leaves_nothing(void)
@@ -154,17 +154,17 @@ static void a_call_refused_at_any_step_leaves_nothing(void)
 
 static void *map_again_and_again(void *argument)
 {
-	struct gdr_nvrm *client = argument;
-	struct gdr_nvrm_mapping mapping;
-	struct gdr_nvrm_memory memory;
-	struct gdr_nvrm_error error;
+	struct core_rm *client = argument;
+	struct core_rm_mapping mapping;
+	struct core_rm_memory memory;
+	struct core_error error;
 	int fd = gpu_memory();
 
 	for (int i = 0; i < 50; i++) {
-		CHECK_EQ(gdr_nvrm_import(client, fd, &memory, &error), 0);
-		CHECK_EQ(gdr_nvrm_map(client, &memory, 0, BLOCK, false, NULL, &mapping, &error), 0);
-		CHECK_EQ(gdr_nvrm_unmap(client, &mapping, &error), 0);
-		CHECK_EQ(gdr_nvrm_release(client, &memory, &error), 0);
+		CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
+		CHECK_EQ(core_rm_map(client, &memory, 0, BLOCK, false, NULL, &mapping, &error), 0);
+		CHECK_EQ(core_rm_unmap(client, &mapping, &error), 0);
+		CHECK_EQ(core_rm_release(client, &memory, &error), 0);
 	}
 	close(fd);
 	return NULL;
@@ -172,14 +172,14 @@ static void *map_again_and_again(void *argument)
 
 static void threads_share_a_client(void)
 {
-	struct gdr_nvrm *client = open_client();
+	struct core_rm *client = open_client();
 	pthread_t threads[4];
 
 	for (int i = 0; i < 4; i++)
 		CHECK_EQ(pthread_create(&threads[i], NULL, map_again_and_again, client), 0);
 	for (int i = 0; i < 4; i++)
 		CHECK_EQ(pthread_join(threads[i], NULL), 0);
-	gdr_nvrm_close(client);
+	core_rm_close(client);
 	check_nothing_left();
 }
 

@@ -117,6 +117,7 @@ class TestChoice:
         told = str(caught.value)
         assert "gdrdrv: no kernel module serves /dev/gdrdrv (load the kernel module gdrdrv)" in told
         assert re.search(r"dmabuf: the driver gives no dma-buf .*CUDA_ERROR_NOT_SUPPORTED", told)
+        assert caught.value.result == "CUDA_ERROR_NOT_SUPPORTED"
         assert re.search(r"nvrm: no NVIDIA kernel driver: .* \(install the driver", told)
 
 

@@ -8,11 +8,17 @@ import pytest
 
 from build import build_core_test
 
+#: Folders of the core that take memory in.
+ALL = ["backends", "common", "copy", "cuda", "memory", "rm"]
+
 
 class TestCalls:
     @pytest.mark.parametrize(
         ("program", "core", "count"),
-        [("test_nvrm", ["nvrm.c", "map.c", "forks.c"], 5), ("test_take", ["*.c"], 26)],
+        [
+            ("test_nvrm", ["rm/*.c", "memory/map.c", "common/*.c"], 5),
+            ("test_take", [f"{folder}/*.c" for folder in ALL], 26),
+        ],
     )
     def test_pass_under_the_sanitizers(
         self,

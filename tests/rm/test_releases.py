@@ -19,7 +19,7 @@ BEFORE_545 = {
 }
 BEFORE_550 = {"size.confidential": "5", "at.confidential.multi_gpu": releases.ABSENT}
 BEFORE_555 = {"size.virtualization": "4"}
-#: Where a driver differs from nvrm_abi.h, which is that of the newest. nvrm.c knows of each.
+#: Where a driver differs from rm/abi.h, which is that of the newest. rm/ knows of each.
 DIFFERENCES = {
     "535.43.02": BEFORE_545 | BEFORE_550 | BEFORE_555,
     "545.23.06": BEFORE_550 | BEFORE_555,
@@ -28,7 +28,7 @@ DIFFERENCES = {
 
 
 def c_expression(fact: str) -> str:
-    """What nvrm_abi.h has for a fact of the table."""
+    """What rm/abi.h has for a fact of the table."""
     kind, _, name = fact.partition(".")
     if kind == "size":
         return f"sizeof(struct nvrm_{name})"
@@ -43,7 +43,7 @@ def ask_core(directory: Path, *expressions: str) -> list[int]:
     prints = "".join(f'printf("%llu\\n", (unsigned long long)({one}));\n' for one in expressions)
     source = directory / "abi.c"
     source.write_text(
-        f'#include <stdio.h>\n#include "nvrm_abi.h"\nint main(void)\n{{\n{prints}return 0;\n}}\n'
+        f'#include <stdio.h>\n#include "rm/abi.h"\nint main(void)\n{{\n{prints}return 0;\n}}\n'
     )
     compile_c(directory / "abi", [source], [f"-I{CORE}"])
     lines = subprocess.run([directory / "abi"], capture_output=True, text=True, check=True).stdout

@@ -12,17 +12,17 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#include "backends.h"
-#include "ipc.h"
+#include "backends/backends.h"
+#include "cuda/ipc.h"
 
-static struct gdr_cuda real, doctored;
+static struct core_cuda real, doctored;
 static size_t word;	  /* of the handle, that is changed */
 static uint32_t added;	  /* to it */
 static uint64_t only = 0; /* the one pointer whose handle is; 0: all */
 
 static int (*count)(const char *what);
 
-static int change_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
+static int change_handle(struct core_cuda_ipc *handle, uint64_t pointer)
 {
 	int result = real.cuIpcGetMemHandle(handle, pointer);
 	uint32_t value;
@@ -35,7 +35,7 @@ static int change_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
 	return 0;
 }
 
-static int refuse_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
+static int refuse_handle(struct core_cuda_ipc *handle, uint64_t pointer)
 {
 	(void)handle;
 	(void)pointer;
@@ -45,15 +45,15 @@ static int refuse_handle(struct gdr_cuda_ipc *handle, uint64_t pointer)
 static void prepare(void)
 {
 	start();
-	CHECK(gdr_cuda_find(&real));
+	CHECK(core_cuda_find(&real));
 	doctored = real;
 }
 
-static struct gdr_memory *take(uint64_t ptr, uint64_t nbytes, struct gdr_error *error)
+static struct core_memory *take(uint64_t ptr, uint64_t nbytes, struct core_error *error)
 {
-	const struct gdr_request request = {.ptr = ptr, .nbytes = nbytes, .fd = -1, .device = -1};
+	const struct core_request request = {.ptr = ptr, .nbytes = nbytes, .fd = -1, .device = -1};
 
-	return gdr_take(&doctored, &gdr_backend_nvrm, &request, error);
+	return core_take(&doctored, &core_backend_nvrm, &request, error);
 }
 
 static void check_nothing_left(void)
@@ -63,9 +63,9 @@ static void check_nothing_left(void)
 	CHECK_EQ(count("violations"), 0);
 }
 
-static void check_refused(uint64_t ptr, enum gdr_failure failure, int number, const char *told)
+static void check_refused(uint64_t ptr, enum core_failure failure, int number, const char *told)
 {
-	struct gdr_error error;
+	struct core_error error;
 
 	CHECK(!take(ptr, 100, &error));
 	if (!strstr(error.message, told))
@@ -75,11 +75,11 @@ static void check_refused(uint64_t ptr, enum gdr_failure failure, int number, co
 	check_nothing_left();
 }
 
-static void check_released(struct gdr_memory *memory)
+static void check_released(struct core_memory *memory)
 {
-	struct gdr_error error;
+	struct core_error error;
 
-	CHECK_EQ(gdr_memory_release(memory, &error), 0);
+	CHECK_EQ(core_memory_release(memory, &error), 0);
 	check_nothing_left();
 }
 
@@ -93,53 +93,53 @@ static void change(size_t which, uint32_t by)
 static void a_handle_as_it_should_be_is_taken(void)
 {
 	CUdeviceptr pointer = allocate(4096);
-	struct gdr_error error;
-	struct gdr_memory *memory = take(pointer + 100, 1000, &error);
-	struct gdr_view view;
+	struct core_error error;
+	struct core_memory *memory = take(pointer + 100, 1000, &error);
+	struct core_view view;
 
 	CHECK(memory);
 	CHECK_EQ(memory->va, pointer + 100);
 	CHECK_EQ(memory->nbytes, 1000);
-	CHECK_EQ(gdr_memory_map(memory, 10, 20, false, &view, &error), 0);
+	CHECK_EQ(core_memory_map(memory, 10, 20, false, &view, &error), 0);
 	memcpy(view.map.address, "bytes", 5);
 	CHECK_MEM_EQ(host(pointer + 110), "bytes", 5);
-	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	CHECK_EQ(core_memory_unmap(memory, &view, &error), 0);
 	check_released(memory);
 }
 
 static void a_block_offset_that_is_another_is_found_out(void)
 {
 	change(7, 8192);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
 		      "self-check found other bytes");
 }
 
 static void an_offset_past_the_block_is_found_out(void)
 {
 	change(7, 4 << 20);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "of a block of");
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "of a block of");
 }
 
 static void a_handle_of_another_process_is_found_out(void)
 {
 	change(2, 1);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "names process");
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "names process");
 }
 
 static void another_size_is_found_out(void)
 {
 	change(4, 4096);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV, "and CUDA 4096");
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "and CUDA 4096");
 }
 
 static void a_block_of_another_size_is_found_out(void)
 {
 	change(6, 512);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
 		      "a block of 4194304 bytes, and the driver has one of 2097152");
 }
 
-static int change_large(struct gdr_cuda_ipc *handle, uint64_t pointer)
+static int change_large(struct core_cuda_ipc *handle, uint64_t pointer)
 {
 	int result = real.cuIpcGetMemHandle(handle, pointer);
 	uint32_t words[8];
@@ -152,21 +152,21 @@ static void a_large_block_of_another_size_is_found_out(void)
 {
 	change(6, 1);
 	doctored.cuIpcGetMemHandle = change_large;
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
 		      "a block of 2105344 bytes, and the driver has one of 4194304");
 }
 
 static void a_client_that_is_no_client_is_found_out(void)
 {
 	change(12, 1 << 24);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
 		      "cannot pin cuMemAlloc pointers");
 }
 
 static void an_object_that_is_no_object_is_found_out(void)
 {
 	change(13, 1000);
-	check_refused(allocate(4096), GDR_FAILED_UNAVAILABLE, ENODEV,
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
 		      "cannot pin cuMemAlloc pointers");
 }
 
@@ -174,15 +174,15 @@ static void an_object_that_is_no_object_is_found_out(void)
 static void a_single_handle_that_contradicts_cuda_is_found_out(void)
 {
 	CUdeviceptr good = allocate(4096), bad = allocate(8192);
-	struct gdr_error error;
-	struct gdr_memory *memory;
+	struct core_error error;
+	struct core_memory *memory;
 
 	only = bad;
 	change(4, 1);
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
-	check_refused(bad, GDR_FAILED_UNAVAILABLE, ENODEV, "and CUDA 8192");
+	check_refused(bad, CORE_FAILED_UNAVAILABLE, ENODEV, "and CUDA 8192");
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
@@ -193,9 +193,9 @@ static void what_was_found_out_is_remembered(void)
 	CUdeviceptr pointer = allocate(4096);
 
 	change(7, 8192);
-	check_refused(pointer, GDR_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
 	doctored.cuIpcGetMemHandle = real.cuIpcGetMemHandle;
-	check_refused(pointer, GDR_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
 }
 
 /* Not by the layout of handles, but for want of something that may be there next time. */
@@ -204,24 +204,24 @@ static void a_check_that_could_not_be_made_is_made_again(void)
 	int (*set_fault)(const char *) =
 		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
 	CUdeviceptr pointer = allocate(4096);
-	struct gdr_error error;
+	struct core_error error;
 
 	CHECK_EQ(set_fault("RM_DUP_OBJECT:1:0x51"), 0);
-	check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "RM_DUP_OBJECT");
+	check_refused(pointer, CORE_FAILED_MEMORY, ENOMEM, "RM_DUP_OBJECT");
 	CHECK_EQ(set_fault("open:/dev/nvidia0:13"), 0);
-	check_refused(pointer, GDR_FAILED_PERMISSION, EACCES, "/dev/nvidia0");
+	check_refused(pointer, CORE_FAILED_PERMISSION, EACCES, "/dev/nvidia0");
 	CHECK_EQ(set_fault(""), 0);
 	CHECK_EQ(gdrsim_set_fault("cuMemAlloc:1"), 0);
-	check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "cuMemAlloc");
+	check_refused(pointer, CORE_FAILED_MEMORY, ENOMEM, "cuMemAlloc");
 	CHECK_EQ(gdrsim_set_fault("cuMemcpyHtoDAsync:1:999"), 0);
-	check_refused(pointer, GDR_FAILED_CUDA, EIO, "cuMemcpyHtoDAsync");
+	check_refused(pointer, CORE_FAILED_CUDA, EIO, "cuMemcpyHtoDAsync");
 	check_released(take(pointer, 100, &error));
 }
 
 static void the_check_is_made_once(void)
 {
 	CUdeviceptr pointer = allocate(4096);
-	struct gdr_error error;
+	struct core_error error;
 	uint64_t allocations;
 
 	check_released(take(pointer, 100, &error));
@@ -237,7 +237,7 @@ static void the_check_frees_nothing_and_waits_for_nobody(void)
 	CUdeviceptr pointer = allocate(4096);
 	uint64_t frees = gdrsim_call_count("cuMemFree");
 	uint64_t waits = gdrsim_call_count("cuCtxSynchronize");
-	struct gdr_error error;
+	struct core_error error;
 
 	check_released(take(pointer, 100, &error));
 	CHECK_EQ(gdrsim_call_count("cuMemFree"), frees);
@@ -250,28 +250,28 @@ static void a_check_that_is_made_again_takes_no_more_memory(void)
 		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
 	CUdeviceptr pointer = allocate(4096);
 	uint64_t allocations = gdrsim_call_count("cuMemAlloc");
-	struct gdr_error error;
+	struct core_error error;
 
 	for (int i = 0; i < 10; i++) {
 		CHECK_EQ(set_fault("RM_MAP_MEMORY:1:0x1a"), 0);
-		check_refused(pointer, GDR_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
+		check_refused(pointer, CORE_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
 	}
 	check_released(take(pointer, 100, &error));
-	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations + GDR_IPC_SCRATCHES);
+	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations + CORE_IPC_SCRATCHES);
 }
 
 static void a_check_whose_memory_went_with_its_context_takes_other(void)
 {
 	int (*set_fault)(const char *) =
 		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
-	struct gdr_error error;
+	struct core_error error;
 	CUcontext context;
 	CUdeviceptr memory;
 
 	OK(cuCtxCreate_v4(&context, NULL, 0, 0));
 	memory = allocate(4096);
 	CHECK_EQ(set_fault("RM_MAP_MEMORY:1:0x1a"), 0);
-	check_refused(memory, GDR_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
+	check_refused(memory, CORE_FAILED_MEMORY, ENOMEM, "RM_MAP_MEMORY");
 	OK(cuCtxDestroy_v2(context));
 
 	memory = allocate(4096);
@@ -282,18 +282,18 @@ static void a_check_whose_memory_went_with_its_context_takes_other(void)
 static void memory_without_a_handle_is_refused(void)
 {
 	CUdeviceptr pointer = allocate(4096);
-	struct gdr_error error;
+	struct core_error error;
 
 	check_released(take(pointer, 100, &error));
 	doctored.cuIpcGetMemHandle = refuse_handle;
-	check_refused(pointer, GDR_FAILED_HANDLE, EINVAL, "has no IPC handle");
+	check_refused(pointer, CORE_FAILED_HANDLE, EINVAL, "has no IPC handle");
 }
 
 static void exported_memory_needs_no_handle(void)
 {
 	CUmemGenericAllocationHandle allocation = create(GRANULE);
 	CUdeviceptr pointer = map(allocation, GRANULE);
-	struct gdr_error error;
+	struct core_error error;
 
 	doctored.cuIpcGetMemHandle = refuse_handle;
 	check_released(take(pointer + 5000, 100, &error));
@@ -306,11 +306,11 @@ static void want_of_descriptors_is_not_blamed_on_the_allocation(void)
 {
 	CUmemGenericAllocationHandle allocation = create(GRANULE);
 	CUdeviceptr pointer = map(allocation, GRANULE);
-	struct gdr_error error;
+	struct core_error error;
 
 	check_released(take(pointer, 100, &error));
 	CHECK_EQ(gdrsim_set_fault("cuMemExportToShareableHandle:1:304"), 0);
-	check_refused(pointer, GDR_FAILED_CUDA, EIO, "see ulimit -n");
+	check_refused(pointer, CORE_FAILED_CUDA, EIO, "see ulimit -n");
 	unmap(pointer, GRANULE);
 	OK(cuMemRelease(allocation));
 }
@@ -321,7 +321,7 @@ static void a_child_keeps_no_descriptor_that_was_opened_for_its_parent(void)
 	int before = count_descriptors(), status;
 	CUmemGenericAllocationHandle allocation = create(GRANULE);
 	CUdeviceptr pointer = map(allocation, GRANULE);
-	struct gdr_error error;
+	struct core_error error;
 	pid_t child;
 
 	check_released(take(pointer, 100, &error));
@@ -338,16 +338,16 @@ static void a_child_keeps_no_descriptor_that_was_opened_for_its_parent(void)
 
 static void check_unproven(CUcontext context, const char *told)
 {
-	struct gdr_error error;
+	struct core_error error;
 
-	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), -1);
+	CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, context, &error), -1);
 	if (!strstr(error.message, told))
 		FAIL("\"%s\" does not tell \"%s\"", error.message, told);
-	CHECK_EQ(error.failure, GDR_FAILED_UNAVAILABLE);
+	CHECK_EQ(error.failure, CORE_FAILED_UNAVAILABLE);
 	check_nothing_left();
 }
 
-static int granularity_of_half(size_t *nbytes, const struct gdr_cuda_allocation *what, int option)
+static int granularity_of_half(size_t *nbytes, const struct core_cuda_allocation *what, int option)
 {
 	int result = real.cuMemGetAllocationGranularity(nbytes, what, option);
 
@@ -356,7 +356,7 @@ static int granularity_of_half(size_t *nbytes, const struct gdr_cuda_allocation 
 }
 
 static int create_twice_that(uint64_t *handle, size_t nbytes,
-			     const struct gdr_cuda_allocation *what, unsigned long long flags)
+			     const struct core_cuda_allocation *what, unsigned long long flags)
 {
 	return real.cuMemCreate(handle, 2 * nbytes, what, flags);
 }
@@ -371,27 +371,27 @@ static void an_export_of_another_size_is_found_out(void)
 
 static void a_proof_in_a_context_is_of_its_handles_too(void)
 {
-	struct gdr_error error;
+	struct core_error error;
 	CUcontext context;
 
 	OK(cuCtxGetCurrent(&context));
 	change(7, 8192);
-	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, NULL, &error), 0);
+	CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, NULL, &error), 0);
 	check_unproven(context, "self-check found other bytes");
 }
 
 static void a_proof_is_made_once(void)
 {
-	struct gdr_error error;
+	struct core_error error;
 	CUcontext context;
 	uint64_t creations, allocations;
 
 	OK(cuCtxGetCurrent(&context));
-	CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), 0);
+	CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, context, &error), 0);
 	creations = gdrsim_call_count("cuMemCreate");
 	allocations = gdrsim_call_count("cuMemAlloc");
 	for (int i = 0; i < 10; i++)
-		CHECK_EQ(gdr_backend_nvrm.prove(&doctored, 0, context, &error), 0);
+		CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, context, &error), 0);
 	CHECK_EQ(gdrsim_call_count("cuMemCreate"), creations);
 	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations);
 	check_nothing_left();
@@ -417,55 +417,55 @@ static int export_without_flags(void *handle, uint64_t pointer, size_t nbytes, i
 }
 
 /* As on a real GPU, whatever the CPU. */
-static void check_kind_of_dmabuf(bool force_pcie, enum gdr_mapping_kind kind)
+static void check_kind_of_dmabuf(bool force_pcie, enum core_mapping_kind kind)
 {
-	const struct gdr_request request = {.ptr = allocate(GRANULE),
-					    .nbytes = GRANULE,
-					    .fd = -1,
-					    .device = -1,
-					    .force_pcie = force_pcie};
-	struct gdr_memory *memory;
-	struct gdr_error error;
-	struct gdr_view view;
+	const struct core_request request = {.ptr = allocate(GRANULE),
+					     .nbytes = GRANULE,
+					     .fd = -1,
+					     .device = -1,
+					     .force_pcie = force_pcie};
+	struct core_memory *memory;
+	struct core_error error;
+	struct core_view view;
 
 	doctored.on_bar = NULL;
 	doctored.cuDeviceGetAttribute = real_attribute;
 	doctored.cuMemGetHandleForAddressRange = export_without_flags;
-	memory = gdr_take(&doctored, &gdr_backend_dmabuf, &request, &error);
+	memory = core_take(&doctored, &core_backend_dmabuf, &request, &error);
 	CHECK(memory);
-	CHECK_EQ(gdr_memory_map(memory, 0, GRANULE, false, &view, &error), 0);
+	CHECK_EQ(core_memory_map(memory, 0, GRANULE, false, &view, &error), 0);
 	CHECK_EQ(view.kind, kind);
-	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	CHECK_EQ(core_memory_unmap(memory, &view, &error), 0);
 	check_released(memory);
 }
 
 static void a_dmabuf_is_cached_where_the_gpu_is_coherent_and_pcie_not_forced(void)
 {
-	check_kind_of_dmabuf(false, GDR_MAPPING_WC);
+	check_kind_of_dmabuf(false, CORE_MAPPING_WC);
 	coherent = true;
-	check_kind_of_dmabuf(false, GDR_MAPPING_CACHED);
-	check_kind_of_dmabuf(true, GDR_MAPPING_WC);
+	check_kind_of_dmabuf(false, CORE_MAPPING_CACHED);
+	check_kind_of_dmabuf(true, CORE_MAPPING_WC);
 }
 
 static void a_view_across_two_allocations_is_of_both(void)
 {
 	CUmemGenericAllocationHandle allocations[] = {create(GRANULE), create(GRANULE)};
 	CUdeviceptr pointer = reserve(2 * GRANULE);
-	struct gdr_memory *memory;
-	struct gdr_error error;
-	struct gdr_view view;
+	struct core_memory *memory;
+	struct core_error error;
+	struct core_view view;
 
 	for (int i = 0; i < 2; i++)
 		OK(cuMemMap(pointer + i * GRANULE, GRANULE, 0, allocations[i], 0));
 	OK(set_access(pointer, 2 * GRANULE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
 	memory = take(pointer + 5000, 2 * GRANULE - 5000, &error);
 	CHECK(memory);
-	CHECK_EQ(gdr_memory_map(memory, GRANULE - 5000 - 7000, 14000, false, &view, &error), 0);
+	CHECK_EQ(core_memory_map(memory, GRANULE - 5000 - 7000, 14000, false, &view, &error), 0);
 	CHECK_EQ(view.map.nbytes, 14000);
 	memset(host(pointer + GRANULE - 7000), 'a', 7000);
 	memset(host(pointer + GRANULE), 'b', 7000);
 	CHECK_MEM_EQ(view.map.address, host(pointer + GRANULE - 7000), 14000);
-	CHECK_EQ(gdr_memory_unmap(memory, &view, &error), 0);
+	CHECK_EQ(core_memory_unmap(memory, &view, &error), 0);
 	check_released(memory);
 	OK(cuMemUnmap(pointer, 2 * GRANULE));
 	OK(cuMemRelease(allocations[0]));
@@ -475,15 +475,15 @@ static void a_view_across_two_allocations_is_of_both(void)
 static void a_range_past_the_end_is_refused(void)
 {
 	CUdeviceptr pointer = allocate(4096);
-	struct gdr_error error;
+	struct core_error error;
 
 	CHECK(!take(pointer, 4097, &error));
-	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	CHECK_EQ(error.failure, CORE_FAILED_SIZE);
 	CHECK_EQ(error.number, EINVAL);
 	CHECK(!take(pointer + 1, UINT64_MAX - pointer, &error));
-	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	CHECK_EQ(error.failure, CORE_FAILED_SIZE);
 	CHECK(!take(pointer + 1, UINT64_MAX, &error));
-	CHECK_EQ(error.failure, GDR_FAILED_SIZE);
+	CHECK_EQ(error.failure, CORE_FAILED_SIZE);
 	check_nothing_left();
 }
 

@@ -16,7 +16,7 @@ struct block {
 struct arena {
 	bool open;
 	int device;
-	struct gdr_arena_driver driver;
+	struct gdrpy_arena_driver driver;
 	uint64_t start, end;
 	struct block *blocks;
 	size_t count, room;
@@ -25,7 +25,7 @@ struct arena {
 
 /* One for all: it is held for microseconds, and a fork is to find every arena whole. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct arena arenas[GDR_ARENA_SLOTS];
+static struct arena arenas[GDRPY_ARENA_SLOTS];
 
 static void lock_all(void)
 {
@@ -44,36 +44,36 @@ static void __attribute__((constructor)) watch_forks(void)
 
 static uint64_t align_up(uint64_t value)
 {
-	return (value + GDR_ARENA_ALIGNMENT - 1) / GDR_ARENA_ALIGNMENT * GDR_ARENA_ALIGNMENT;
+	return (value + GDRPY_ARENA_ALIGNMENT - 1) / GDRPY_ARENA_ALIGNMENT * GDRPY_ARENA_ALIGNMENT;
 }
 
 /* The open arena of a slot, else NULL; called with the lock held. */
 static struct arena *find(int slot)
 {
-	return slot >= 0 && slot < GDR_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
+	return slot >= 0 && slot < GDRPY_ARENA_SLOTS && arenas[slot].open ? &arenas[slot] : NULL;
 }
 
-int gdr_arena_open(uint64_t start, uint64_t nbytes, int device,
-		   const struct gdr_arena_driver *driver)
+int gdrpy_arena_open(uint64_t start, uint64_t nbytes, int device,
+		     const struct gdrpy_arena_driver *driver)
 {
 	int slot = 0;
 
 	lock_all();
-	while (slot < GDR_ARENA_SLOTS && arenas[slot].open)
+	while (slot < GDRPY_ARENA_SLOTS && arenas[slot].open)
 		slot++;
-	if (slot < GDR_ARENA_SLOTS)
+	if (slot < GDRPY_ARENA_SLOTS)
 		arenas[slot] = (struct arena){
 			.open = true,
 			.device = device,
-			.driver = driver ? *driver : (struct gdr_arena_driver){0},
+			.driver = driver ? *driver : (struct gdrpy_arena_driver){0},
 			.start = align_up(start),
 			.end = start + nbytes,
 		};
 	unlock_all();
-	return slot < GDR_ARENA_SLOTS ? slot : -EMFILE;
+	return slot < GDRPY_ARENA_SLOTS ? slot : -EMFILE;
 }
 
-int gdr_arena_close(int slot)
+int gdrpy_arena_close(int slot)
 {
 	struct arena *arena;
 	int ret = -EBUSY;
@@ -129,7 +129,7 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	/* Rounding up what is larger than all could overflow. */
 	if (nbytes > size_of((struct block){arena->start, arena->end}) || !make_room(arena))
 		return 0;
-	nbytes = nbytes ? align_up(nbytes) : GDR_ARENA_ALIGNMENT;
+	nbytes = nbytes ? align_up(nbytes) : GDRPY_ARENA_ALIGNMENT;
 	while (index <= arena->count && size_of(gap(arena, index)) < nbytes)
 		index++;
 	if (index > arena->count)
@@ -144,7 +144,7 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	return start;
 }
 
-uint64_t gdr_arena_allocate(int slot, uint64_t nbytes)
+uint64_t gdrpy_arena_allocate(int slot, uint64_t nbytes)
 {
 	struct arena *arena;
 	uint64_t start = 0;
@@ -182,7 +182,7 @@ static int give_back(struct arena *arena, uint64_t address)
 	return 0;
 }
 
-int gdr_arena_free(int slot, uint64_t address)
+int gdrpy_arena_free(int slot, uint64_t address)
 {
 	struct arena *arena;
 	int ret = -EINVAL;
@@ -195,11 +195,11 @@ int gdr_arena_free(int slot, uint64_t address)
 	return ret;
 }
 
-void gdr_arena_usage(int slot, struct gdr_arena_usage *usage)
+void gdrpy_arena_usage(int slot, struct gdrpy_arena_usage *usage)
 {
 	struct arena *arena;
 
-	*usage = (struct gdr_arena_usage){0};
+	*usage = (struct gdrpy_arena_usage){0};
 	lock_all();
 	arena = find(slot);
 	if (arena) {
@@ -212,7 +212,7 @@ void gdr_arena_usage(int slot, struct gdr_arena_usage *usage)
 	unlock_all();
 }
 
-void *gdr_arena_allocate_for(int slot, int64_t nbytes, int device)
+void *gdrpy_arena_allocate_for(int slot, int64_t nbytes, int device)
 {
 	struct arena *arena;
 	uint64_t start = 0;
@@ -225,7 +225,7 @@ void *gdr_arena_allocate_for(int slot, int64_t nbytes, int device)
 	return (void *)(uintptr_t)start;
 }
 
-static void wait_for(const struct gdr_arena_driver *driver, void *stream)
+static void wait_for(const struct gdrpy_arena_driver *driver, void *stream)
 {
 	void *context;
 
@@ -240,9 +240,9 @@ static void wait_for(const struct gdr_arena_driver *driver, void *stream)
  * The next block there may be used by another stream. cudaFree would wait for the whole device,
  * which a resident kernel never lets go.
  */
-void gdr_arena_free_for(int slot, void *block, void *stream)
+void gdrpy_arena_free_for(int slot, void *block, void *stream)
 {
-	struct gdr_arena_driver driver = {0};
+	struct gdrpy_arena_driver driver = {0};
 	struct arena *arena;
 
 	if (!block)
@@ -254,7 +254,7 @@ void gdr_arena_free_for(int slot, void *block, void *stream)
 	unlock_all();
 	if (driver.wait)
 		wait_for(&driver, stream);
-	if (gdr_arena_free(slot, (uint64_t)(uintptr_t)block))
+	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))
 		fprintf(stderr, "gdrpy: arena %d was given back %p, which is no block of it\n",
 			slot, block);
 }

@@ -5,19 +5,20 @@
 #include "arena.h"
 
 #define SLOT(number)                                                                               \
-	GDR_ARENA_API void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device, void *stream);  \
-	GDR_ARENA_API void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device,      \
-						     void *stream);                                \
+	GDRPY_ARENA_API void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device,               \
+							 void *stream);                            \
+	GDRPY_ARENA_API void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device,    \
+						       void *stream);                              \
 	void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device, void *stream)                 \
 	{                                                                                          \
 		(void)stream;                                                                      \
-		return gdr_arena_allocate_for(number, nbytes, device);                             \
+		return gdrpy_arena_allocate_for(number, nbytes, device);                           \
 	}                                                                                          \
 	void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device, void *stream)      \
 	{                                                                                          \
 		(void)nbytes;                                                                      \
 		(void)device;                                                                      \
-		gdr_arena_free_for(number, block, stream);                                         \
+		gdrpy_arena_free_for(number, block, stream);                                       \
 	}
 
 #define TEN_SLOTS(tens)                                                                            \
@@ -43,4 +44,4 @@ SLOT(61)
 SLOT(62)
 SLOT(63)
 
-_Static_assert(GDR_ARENA_SLOTS == 64, "one pair of functions for each slot");
+_Static_assert(GDRPY_ARENA_SLOTS == 64, "one pair of functions for each slot");

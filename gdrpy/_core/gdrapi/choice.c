@@ -5,56 +5,57 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/pointer.h"
 #include "log.h"
-#include "pointer.h"
 
 /*
  * The driver that the program has loaded by now, NULL if it has not: none is loaded for it. The
  * loader is asked with no lock held, since it has one of its own.
  */
-static const struct gdr_cuda *loaded_cuda(void)
+static const struct core_cuda *loaded_cuda(void)
 {
-	static struct gdr_cuda cuda;
+	static struct core_cuda cuda;
 	static _Atomic bool found;
-	struct gdr_cuda loaded;
+	struct core_cuda loaded;
 
-	if (!found && gdr_cuda_find(&loaded)) {
-		pthread_mutex_lock(&gdr_objects_lock);
+	if (!found && core_cuda_find(&loaded)) {
+		pthread_mutex_lock(&core_objects_lock);
 		if (!found)
 			cuda = loaded;
 		found = true;
-		pthread_mutex_unlock(&gdr_objects_lock);
+		pthread_mutex_unlock(&core_objects_lock);
 	}
 	return found ? &cuda : NULL;
 }
 
 /* False if the environment names none that there is, which is told. */
-static bool read_forced(const struct gdr_backend **forced)
+static bool read_forced(const struct core_backend **forced)
 {
 	const char *name = getenv("GDRPY_BACKEND");
 	const char *dmabuf = getenv("GDRCOPY_USE_DMABUF_MMAP");
 
 	*forced = NULL;
 	if (name && *name) {
-		*forced = gdr_backend_named(name);
+		*forced = core_backend_named(name);
 		if (!*forced)
-			gdr_log(GDR_LOG_ERROR,
+			core_log(
+				CORE_LOG_ERROR,
 				"gdr_open: there is no backend GDRPY_BACKEND=%s: set it to gdrdrv, "
 				"dmabuf, nvrm or sim, or unset it",
 				name);
 		return *forced;
 	}
 	if (dmabuf && !strcmp(dmabuf, "1"))
-		*forced = &gdr_backend_dmabuf;
+		*forced = &core_backend_dmabuf;
 	return true;
 }
 
-static const struct gdr_node *node_of(const struct gdr *session)
+static const struct core_node *node_of(const struct gdr *session)
 {
 	return session->has_node ? &session->node : NULL;
 }
 
-static bool is_initialized(const struct gdr_cuda *cuda)
+static bool is_initialized(const struct core_cuda *cuda)
 {
 	int device;
 
@@ -65,40 +66,40 @@ static bool is_initialized(const struct gdr_cuda *cuda)
  * Whether a backend serves a device. Where CUDA is there it is tried, since programs end where a
  * pin fails that was promised; the lack of memory may pass.
  */
-static void ask_of(const struct gdr_backend *backend, const struct gdr_cuda *cuda, int device,
-		   void *context, const struct gdr *session, struct gdr_status *status)
+static void ask_of(const struct core_backend *backend, const struct core_cuda *cuda, int device,
+		   void *context, const struct gdr *session, struct core_status *status)
 {
-	struct gdr_error error;
+	struct core_error error;
 
 	backend->status(cuda, device, node_of(session), status);
 	if (!status->usable || device < 0 || !backend->prove ||
-	    !backend->prove(cuda, device, context, &error) || error.failure == GDR_FAILED_MEMORY)
+	    !backend->prove(cuda, device, context, &error) || error.failure == CORE_FAILED_MEMORY)
 		return;
 	status->usable = false;
-	gdr_status_say(status, error.message, "");
+	core_status_say(status, error.message, "");
 }
 
 /*
  * Whether a backend serves the current device, or where there is none one at least. Of some only
  * CUDA can tell, and it may come later: they are taken at their user's word.
  */
-static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
-		const struct gdr *session, struct gdr_status *status)
+static void ask(const struct core_backend *backend, const struct core_cuda *cuda,
+		const struct gdr *session, struct core_status *status)
 {
 	bool initialized = is_initialized(cuda);
 	int next = initialized ? 0 : -1, current, ignored;
 	void *context = NULL;
 
-	if ((backend == &gdr_backend_dmabuf && !initialized) ||
-	    (backend == &gdr_backend_sim && !cuda)) {
-		*status = (struct gdr_status){.usable = session->forced};
-		gdr_status_say(status,
-			       cuda ? "CUDA is not initialized in this process yet"
-				    : "no CUDA driver is loaded in this process yet",
-			       "");
+	if ((backend == &core_backend_dmabuf && !initialized) ||
+	    (backend == &core_backend_sim && !cuda)) {
+		*status = (struct core_status){.usable = session->forced};
+		core_status_say(status,
+				cuda ? "CUDA is not initialized in this process yet"
+				     : "no CUDA driver is loaded in this process yet",
+				"");
 		return;
 	}
-	current = initialized ? gdr_device_current(cuda, &context) : -1;
+	current = initialized ? core_device_current(cuda, &context) : -1;
 	if (current >= 0) {
 		ask_of(backend, cuda, current, context, session, status);
 		return;
@@ -108,45 +109,45 @@ static void ask(const struct gdr_backend *backend, const struct gdr_cuda *cuda,
 	} while (!status->usable && initialized && !cuda->cuDeviceGet(&ignored, next));
 }
 
-static void tell_refusal(enum gdr_log_level level, const struct gdr_backend *backend,
-			 const struct gdr_status *status)
+static void tell_refusal(enum core_log_level level, const struct core_backend *backend,
+			 const struct core_status *status)
 {
 	bool remedy = status->remedy[0];
 
-	gdr_log(level, "gdr_open: cannot use %s: %s%s%s%s", backend->name, status->reason,
-		remedy ? " (" : "", status->remedy, remedy ? ")" : "");
+	core_log(level, "gdr_open: cannot use %s: %s%s%s%s", backend->name, status->reason,
+		 remedy ? " (" : "", status->remedy, remedy ? ")" : "");
 }
 
-static void warn_if_untested(const struct gdr_backend *backend)
+static void warn_if_untested(const struct core_backend *backend)
 {
 	static _Atomic bool warned;
 	char version[32];
 
-	if (backend != &gdr_backend_nvrm)
+	if (backend != &core_backend_nvrm)
 		return;
-	gdr_driver_version(version);
-	if (version[0] && !gdr_driver_tested(version) && !atomic_exchange(&warned, true))
-		gdr_log(GDR_LOG_WARNING,
-			"NVIDIA driver %s is none that the nvrm backend was compared with; going "
-			"on, since a changed interface is refused, not misread. Should pins fail, "
-			"load the module gdrdrv",
-			version);
+	core_driver_version(version);
+	if (version[0] && !core_driver_tested(version) && !atomic_exchange(&warned, true))
+		core_log(CORE_LOG_WARNING,
+			 "NVIDIA driver %s is none that the nvrm backend was compared with; going "
+			 "on, since a changed interface is refused, not misread. Should pins fail, "
+			 "load the module gdrdrv",
+			 version);
 }
 
 #define MOST_CANDIDATES 4
 
-bool gdr_choose(struct gdr *session)
+bool core_choose(struct gdr *session)
 {
-	const struct gdr_backend *only[] = {NULL, NULL};
-	const struct gdr_cuda *cuda = loaded_cuda();
-	const struct gdr_backend *const *candidates;
-	struct gdr_status statuses[MOST_CANDIDATES];
+	const struct core_backend *only[] = {NULL, NULL};
+	const struct core_cuda *cuda = loaded_cuda();
+	const struct core_backend *const *candidates;
+	struct core_status statuses[MOST_CANDIDATES];
 	int chosen = 0;
 
 	if (!read_forced(&session->forced))
 		return false;
 	only[0] = session->forced;
-	candidates = session->forced ? only : gdr_candidates(cuda);
+	candidates = session->forced ? only : core_candidates(cuda);
 	for (; candidates[chosen]; chosen++) {
 		ask(candidates[chosen], cuda, session, &statuses[chosen]);
 		if (statuses[chosen].usable)
@@ -154,70 +155,70 @@ bool gdr_choose(struct gdr *session)
 	}
 	session->backend = candidates[chosen];
 	if (!session->backend)
-		gdr_log(GDR_LOG_ERROR, "gdr_open: nothing can map GPU memory here:");
+		core_log(CORE_LOG_ERROR, "gdr_open: nothing can map GPU memory here:");
 	/* The last needs least of the machine. */
 	for (int i = chosen - 1; i >= 0; i--)
-		tell_refusal(session->backend ? GDR_LOG_INFO : GDR_LOG_ERROR, candidates[i],
+		tell_refusal(session->backend ? CORE_LOG_INFO : CORE_LOG_ERROR, candidates[i],
 			     &statuses[i]);
 	if (!session->backend)
 		return false;
-	gdr_log(GDR_LOG_INFO, "gdr_open: using %s: %s", candidates[chosen]->name,
-		statuses[chosen].reason);
+	core_log(CORE_LOG_INFO, "gdr_open: using %s: %s", candidates[chosen]->name,
+		 statuses[chosen].reason);
 	warn_if_untested(candidates[chosen]);
 	return true;
 }
 
-bool gdr_pins_persist(const struct gdr *session)
+bool core_pins_persist(const struct gdr *session)
 {
-	return session->backend != &gdr_backend_gdrdrv || session->node.persistent;
+	return session->backend != &core_backend_gdrdrv || session->node.persistent;
 }
 
-bool gdr_can_force_pcie(const struct gdr *session)
+bool core_can_force_pcie(const struct gdr *session)
 {
-	return session->backend != &gdr_backend_gdrdrv || gdr_node_forces_pcie(&session->node);
+	return session->backend != &core_backend_gdrdrv || core_node_forces_pcie(&session->node);
 }
 
 /* Whether another backend may be able to do what one could not. */
-static bool may_go_on(const struct gdr *session, const struct gdr_error *error)
+static bool may_go_on(const struct gdr *session, const struct core_error *error)
 {
 	return !session->forced &&
-	       (error->failure == GDR_FAILED_UNAVAILABLE || error->failure == GDR_FAILED_HANDLE);
+	       (error->failure == CORE_FAILED_UNAVAILABLE || error->failure == CORE_FAILED_HANDLE);
 }
 
 /* A module whose own pins are lost when the memory is freed makes such ones, as it always did. */
 static bool module_revokes(const struct gdr *session)
 {
 	return session->has_node && !session->node.persistent &&
-	       (!session->forced || session->forced == &gdr_backend_gdrdrv);
+	       (!session->forced || session->forced == &core_backend_gdrdrv);
 }
 
-static struct gdr_memory *take(struct gdr *session, const struct gdr_cuda *cuda,
-			       struct gdr_request *request, struct gdr_error *error)
+static struct core_memory *take(struct gdr *session, const struct core_cuda *cuda,
+				struct core_request *request, struct core_error *error)
 {
-	struct gdr_memory *memory;
-	struct gdr_error modules;
+	struct core_memory *memory;
+	struct core_error modules;
 
 	if (!module_revokes(session) || request->force_pcie)
-		return gdr_take(cuda, session->forced, request, error);
+		return core_take(cuda, session->forced, request, error);
 
 	request->revocable = request->sigbus = true;
-	memory = gdr_take(cuda, &gdr_backend_gdrdrv, request, error);
+	memory = core_take(cuda, &core_backend_gdrdrv, request, error);
 	if (memory || !may_go_on(session, error))
 		return memory;
-	gdr_log(GDR_LOG_INFO, "gdr_pin_buffer: passed over gdrdrv: %s", error->message);
+	core_log(CORE_LOG_INFO, "gdr_pin_buffer: passed over gdrdrv: %s", error->message);
 	modules = *error;
 	request->revocable = request->sigbus = false;
 	request->node = NULL;
-	memory = gdr_take(cuda, NULL, request, error);
-	if (!memory && modules.failure == GDR_FAILED_HANDLE)
+	memory = core_take(cuda, NULL, request, error);
+	if (!memory && modules.failure == CORE_FAILED_HANDLE)
 		*error = modules;
 	return memory;
 }
 
-struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbytes, bool force_pcie,
-				  struct gdr_error *error)
+struct core_memory *core_take_range(struct gdr *session, uint64_t ptr, size_t nbytes,
+				    bool force_pcie, struct core_error *error)
 {
-	struct gdr_request request = {
+	struct core_request request = {
 		.ptr = ptr,
 		.nbytes = nbytes,
 		.fd = -1,
@@ -226,21 +227,21 @@ struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbyt
 		.force_pcie = force_pcie,
 		.node = node_of(session),
 	};
-	const struct gdr_cuda *cuda = loaded_cuda();
-	struct gdr_memory *memory;
+	const struct core_cuda *cuda = loaded_cuda();
+	struct core_memory *memory;
 
 	if (!cuda) {
-		gdr_fail(error, GDR_FAILED_HANDLE, EINVAL,
-			 "%#llx can be no GPU memory: this process has loaded no libcuda.so.1. "
-			 "Allocate it with CUDA in this process first",
-			 (unsigned long long)ptr);
+		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+			  "%#llx can be no GPU memory: this process has loaded no libcuda.so.1. "
+			  "Allocate it with CUDA in this process first",
+			  (unsigned long long)ptr);
 		return NULL;
 	}
 	memory = take(session, cuda, &request, error);
 	if (!memory)
 		return NULL;
 	if (atomic_exchange(&session->backend, memory->backend) != memory->backend) {
-		gdr_log(GDR_LOG_INFO, "gdr_pin_buffer: using %s", memory->backend->name);
+		core_log(CORE_LOG_INFO, "gdr_pin_buffer: using %s", memory->backend->name);
 		warn_if_untested(memory->backend);
 	}
 	return memory;

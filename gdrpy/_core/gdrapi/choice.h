@@ -6,14 +6,14 @@
 #include "session.h"
 
 /* Read the environment and ask the backends; false if none can serve, which is told. */
-bool gdr_choose(struct gdr *session);
+bool core_choose(struct gdr *session);
 
 /* Whether pins keep memory that is freed, and whether forcing one through BAR1 may be tried. */
-bool gdr_pins_persist(const struct gdr *session);
-bool gdr_can_force_pcie(const struct gdr *session);
+bool core_pins_persist(const struct gdr *session);
+bool core_can_force_pcie(const struct gdr *session);
 
 /* NULL with *error filled in; 1 byte at least. */
-struct gdr_memory *gdr_take_range(struct gdr *session, uint64_t ptr, size_t nbytes, bool force_pcie,
-				  struct gdr_error *error);
+struct core_memory *core_take_range(struct gdr *session, uint64_t ptr, size_t nbytes,
+				    bool force_pcie, struct core_error *error);
 
 #endif

@@ -8,9 +8,9 @@
 #include "log.h"
 #include "pins.h"
 
-static_assert((int)GDR_MAPPING_TYPE_WC == (int)GDR_MAPPING_WC &&
-		      (int)GDR_MAPPING_TYPE_CACHING == (int)GDR_MAPPING_CACHED &&
-		      (int)GDR_MAPPING_TYPE_DEVICE == (int)GDR_MAPPING_DEVICE,
+static_assert((int)GDR_MAPPING_TYPE_WC == (int)CORE_MAPPING_WC &&
+		      (int)GDR_MAPPING_TYPE_CACHING == (int)CORE_MAPPING_CACHED &&
+		      (int)GDR_MAPPING_TYPE_DEVICE == (int)CORE_MAPPING_DEVICE,
 	      "the numbers of mapping types are those of the copy engine");
 
 /*
@@ -23,13 +23,13 @@ gdr_t gdr_open(void)
 {
 	struct gdr *session;
 
-	gdr_log_read_environment();
-	session = gdr_session_open();
+	core_log_read_environment();
+	session = core_session_open();
 	if (!session) {
-		gdr_log(GDR_LOG_ERROR, "gdr_open: this process has no memory left");
+		core_log(CORE_LOG_ERROR, "gdr_open: this process has no memory left");
 		return NULL;
 	}
-	if (gdr_choose(session))
+	if (core_choose(session))
 		return session;
 	gdr_close(session);
 	return NULL;
@@ -37,12 +37,12 @@ gdr_t gdr_open(void)
 
 int gdr_close(gdr_t g)
 {
-	int ret = gdr_session_begin_close(g);
+	int ret = core_session_begin_close(g);
 
 	if (ret)
 		return ret;
-	ret = gdr_pins_end_all(g);
-	gdr_session_finish_close(g);
+	ret = core_pins_end_all(g);
+	core_session_finish_close(g);
 	return ret;
 }
 
@@ -50,10 +50,11 @@ int gdr_close(gdr_t g)
 static int check_range(const char *call, unsigned long addr, size_t size, const gdr_mh_t *handle)
 {
 	if (!handle)
-		return gdr_refuse_null(call, "handle");
+		return core_refuse_null(call, "handle");
 	if (size == 0 || addr + size < addr)
-		return gdr_refuse(EINVAL, "%s: %zu bytes at %#lx are no range: pass 1 byte or more",
-				  call, size, addr);
+		return core_refuse(EINVAL,
+				   "%s: %zu bytes at %#lx are no range: pass 1 byte or more", call,
+				   size, addr);
 	return 0;
 }
 
@@ -61,28 +62,28 @@ static int check_range(const char *call, unsigned long addr, size_t size, const 
 static int pin(struct gdr *session, const char *call, unsigned long addr, size_t size,
 	       bool force_pcie, gdr_mh_t *handle)
 {
-	struct gdr_memory *memory;
-	struct gdr_error error;
+	struct core_memory *memory;
+	struct core_error error;
 	int ret;
 
-	memory = gdr_take_range(session, addr, size, force_pcie, &error);
+	memory = core_take_range(session, addr, size, force_pcie, &error);
 	if (!memory)
-		return gdr_refuse(force_pcie && error.failure == GDR_FAILED_UNAVAILABLE
-					  ? ENOTSUPP
-					  : error.number,
-				  "%s: %s", call, error.message);
-	gdr_log(GDR_LOG_DEBUG, "%s: %zu bytes at %#lx by %s on %s", call, size, addr,
-		memory->backend->name, memory->location);
-	ret = gdr_pins_add(session, memory, addr, &handle->h);
+		return core_refuse(force_pcie && error.failure == CORE_FAILED_UNAVAILABLE
+					   ? ENOTSUPP
+					   : error.number,
+				   "%s: %s", call, error.message);
+	core_log(CORE_LOG_DEBUG, "%s: %zu bytes at %#lx by %s on %s", call, size, addr,
+		 memory->backend->name, memory->location);
+	ret = core_pins_add(session, memory, addr, &handle->h);
 	if (ret)
-		gdr_memory_release(memory, &error);
+		core_memory_release(memory, &error);
 	return ret;
 }
 
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle)
 {
-	int ret = gdr_session_enter(g, "gdr_pin_buffer");
+	int ret = core_session_enter(g, "gdr_pin_buffer");
 
 	(void)p2p_token;
 	(void)va_space;
@@ -91,26 +92,26 @@ int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token,
 	ret = check_range("gdr_pin_buffer", addr, size, handle);
 	if (!ret)
 		ret = pin(g, "gdr_pin_buffer", addr, size, false, handle);
-	gdr_session_leave(g);
+	core_session_leave(g);
 	return ret;
 }
 
 static int check_pin_flags(const struct gdr *session, uint32_t flags)
 {
 	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
-		return gdr_refuse(EINVAL,
-				  "gdr_pin_buffer_v2: flags %#x are not known: pass "
-				  "GDR_PIN_FLAG_DEFAULT or GDR_PIN_FLAG_FORCE_PCIE",
-				  flags);
-	if (flags && !gdr_can_force_pcie(session))
-		return gdr_refuse(EINVAL, "gdr_pin_buffer_v2: GDR_PIN_FLAG_FORCE_PCIE is not "
-					  "supported here: pass GDR_PIN_FLAG_DEFAULT");
+		return core_refuse(EINVAL,
+				   "gdr_pin_buffer_v2: flags %#x are not known: pass "
+				   "GDR_PIN_FLAG_DEFAULT or GDR_PIN_FLAG_FORCE_PCIE",
+				   flags);
+	if (flags && !core_can_force_pcie(session))
+		return core_refuse(EINVAL, "gdr_pin_buffer_v2: GDR_PIN_FLAG_FORCE_PCIE is not "
+					   "supported here: pass GDR_PIN_FLAG_DEFAULT");
 	return 0;
 }
 
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle)
 {
-	int ret = gdr_session_enter(g, "gdr_pin_buffer_v2");
+	int ret = core_session_enter(g, "gdr_pin_buffer_v2");
 
 	if (ret)
 		return ret;
@@ -119,56 +120,56 @@ int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, 
 		ret = check_pin_flags(g, flags);
 	if (!ret)
 		ret = pin(g, "gdr_pin_buffer_v2", addr, size, flags, handle);
-	gdr_session_leave(g);
+	core_session_leave(g);
 	return ret;
 }
 
 int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
 {
-	struct gdr_pin *pin;
-	int ret = gdr_pins_enter(g, handle.h, "gdr_unpin_buffer", &pin);
+	struct core_pin *pin;
+	int ret = core_pins_enter(g, handle.h, "gdr_unpin_buffer", &pin);
 
 	if (ret)
 		return ret;
-	ret = gdr_pin_end(pin);
-	gdr_session_leave(g);
+	ret = core_pin_end(pin);
+	core_session_leave(g);
 	return ret;
 }
 
 /* What the arguments of a mapping have wrong, told; 0 if nothing. */
-static int check_mapping(const struct gdr_pin *pin, void *const *va, size_t size, int flags)
+static int check_mapping(const struct core_pin *pin, void *const *va, size_t size, int flags)
 {
 	if (!va)
-		return gdr_refuse_null("gdr_map", "va");
+		return core_refuse_null("gdr_map", "va");
 	if (flags < GDR_MAP_FLAG_DEFAULT || flags > GDR_MAP_FLAG_REQ_DEVICE_MAPPING)
-		return gdr_refuse(EINVAL,
-				  "gdr_map_v2: flags %d are not known: pass one of "
-				  "gdr_map_flags_t",
-				  flags);
+		return core_refuse(EINVAL,
+				   "gdr_map_v2: flags %d are not known: pass one of "
+				   "gdr_map_flags_t",
+				   flags);
 	if (size == 0 || size > pin->memory->nbytes)
-		return gdr_refuse(EINVAL,
-				  "gdr_map: %zu bytes cannot be mapped: pass a size from 1 to the "
-				  "%llu bytes of info.mapped_size",
-				  size, (unsigned long long)pin->memory->nbytes);
+		return core_refuse(EINVAL,
+				   "gdr_map: %zu bytes cannot be mapped: pass a size from 1 to the "
+				   "%llu bytes of info.mapped_size",
+				   size, (unsigned long long)pin->memory->nbytes);
 	if (pin->mapping)
-		return gdr_refuse(EAGAIN, "gdr_map: it is mapped already: call gdr_unmap() first, "
-					  "or pin the memory once more");
+		return core_refuse(EAGAIN, "gdr_map: it is mapped already: call gdr_unmap() first, "
+					   "or pin the memory once more");
 	return 0;
 }
 
 int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
 {
-	struct gdr_pin *pin;
-	int ret = gdr_pins_enter(g, handle.h, "gdr_map", &pin);
+	struct core_pin *pin;
+	int ret = core_pins_enter(g, handle.h, "gdr_map", &pin);
 
 	if (ret)
 		return ret;
 	ret = check_mapping(pin, va, size, flags);
 	if (!ret)
-		ret = gdr_pin_map(pin, size, (enum gdr_mapping_kind)flags);
+		ret = core_pin_map(pin, size, (enum core_mapping_kind)flags);
 	if (!ret)
 		*va = (void *)pin->mapping;
-	gdr_pins_leave(pin);
+	core_pins_leave(pin);
 	return ret;
 }
 
@@ -178,28 +179,28 @@ int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
 }
 
 /* Whether a caller may mean the mapping by it: DPDK passes the address on the GPU. */
-static bool names_mapping(const struct gdr_pin *pin, const void *va)
+static bool names_mapping(const struct core_pin *pin, const void *va)
 {
 	return (uintptr_t)va == pin->mapping || (uintptr_t)va == pin->memory->va + pin->lead;
 }
 
 int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 {
-	struct gdr_pin *pin;
-	int ret = gdr_pins_enter(g, handle.h, "gdr_unmap", &pin);
+	struct core_pin *pin;
+	int ret = core_pins_enter(g, handle.h, "gdr_unmap", &pin);
 
 	(void)size; /* a mapping goes as a whole */
 	if (ret)
 		return ret;
 	if (!pin->mapping)
-		ret = gdr_refuse(EINVAL, "gdr_unmap: it is not mapped: call gdr_map() first");
+		ret = core_refuse(EINVAL, "gdr_unmap: it is not mapped: call gdr_map() first");
 	else if (!names_mapping(pin, va))
-		ret = gdr_refuse(EINVAL,
-				 "gdr_unmap: the mapping begins at %#lx, not at %p: pass what "
-				 "gdr_map() gave",
-				 pin->mapping, va);
+		ret = core_refuse(EINVAL,
+				  "gdr_unmap: the mapping begins at %#lx, not at %p: pass what "
+				  "gdr_map() gave",
+				  pin->mapping, va);
 	else
-		ret = gdr_pin_unmap(pin);
-	gdr_pins_leave(pin);
+		ret = core_pin_unmap(pin);
+	core_pins_leave(pin);
 	return ret;
 }

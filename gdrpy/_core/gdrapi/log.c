@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define NOTHING (GDR_LOG_ERROR + 1)
+#define NOTHING (CORE_LOG_ERROR + 1)
 
 static _Atomic int threshold = NOTHING;
 
@@ -15,20 +15,20 @@ static int wanted_level(void)
 {
 	const char *level = getenv("GDRCOPY_LOG_LEVEL");
 
-	if (level && level[0] >= '0' + GDR_LOG_DEBUG && level[0] <= '0' + GDR_LOG_ERROR &&
+	if (level && level[0] >= '0' + CORE_LOG_DEBUG && level[0] <= '0' + CORE_LOG_ERROR &&
 	    !level[1])
 		return level[0] - '0';
-	return GDR_LOG_ERROR;
+	return CORE_LOG_ERROR;
 }
 
-void gdr_log_read_environment(void)
+void core_log_read_environment(void)
 {
 	int wanted = getenv("GDRCOPY_ENABLE_LOGGING") ? wanted_level() : NOTHING;
 
 	atomic_store_explicit(&threshold, wanted, memory_order_relaxed);
 }
 
-static void tell(enum gdr_log_level level, const char *format, va_list arguments)
+static void tell(enum core_log_level level, const char *format, va_list arguments)
 {
 	char line[4096];
 
@@ -38,7 +38,7 @@ static void tell(enum gdr_log_level level, const char *format, va_list arguments
 	fprintf(stderr, "libgdrapi: %s\n", line);
 }
 
-void gdr_log(enum gdr_log_level level, const char *format, ...)
+void core_log(enum core_log_level level, const char *format, ...)
 {
 	va_list arguments;
 
@@ -47,17 +47,17 @@ void gdr_log(enum gdr_log_level level, const char *format, ...)
 	va_end(arguments);
 }
 
-int gdr_refuse(int number, const char *format, ...)
+int core_refuse(int number, const char *format, ...)
 {
 	va_list arguments;
 
 	va_start(arguments, format);
-	tell(GDR_LOG_ERROR, format, arguments);
+	tell(CORE_LOG_ERROR, format, arguments);
 	va_end(arguments);
 	return number;
 }
 
-int gdr_refuse_null(const char *call, const char *argument)
+int core_refuse_null(const char *call, const char *argument)
 {
-	return gdr_refuse(EINVAL, "%s: %s is NULL: pass where to put the answer", call, argument);
+	return core_refuse(EINVAL, "%s: %s is NULL: pass where to put the answer", call, argument);
 }

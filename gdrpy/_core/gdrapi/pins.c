@@ -8,103 +8,104 @@
 
 #include "log.h"
 
-_Atomic bool gdr_mappings_mixed;
+_Atomic bool core_mappings_mixed;
 
-_Atomic(struct gdr_pin *) gdr_pin_chunks[GDR_MAX_PINS / GDR_CHUNK_PINS];
+_Atomic(struct core_pin *) core_pin_chunks[CORE_MAX_PINS / CORE_CHUNK_PINS];
 
-/* Under gdr_objects_lock. */
-static struct gdr_pin *free_pins;
+/* Under core_objects_lock. */
+static struct core_pin *free_pins;
 static unsigned long chunk_count;
-static unsigned int mappings_of[GDR_MAPPING_DEVICE + 1];
+static unsigned int mappings_of[CORE_MAPPING_DEVICE + 1];
 
 static bool add_chunk(void)
 {
-	struct gdr_pin *chunk;
+	struct core_pin *chunk;
 
-	if (chunk_count == GDR_MAX_PINS / GDR_CHUNK_PINS)
+	if (chunk_count == CORE_MAX_PINS / CORE_CHUNK_PINS)
 		return false;
-	chunk = aligned_alloc(alignof(struct gdr_pin), GDR_CHUNK_PINS * sizeof(*chunk));
+	chunk = aligned_alloc(alignof(struct core_pin), CORE_CHUNK_PINS * sizeof(*chunk));
 	if (!chunk)
 		return false;
-	for (unsigned long i = GDR_CHUNK_PINS; i--;) {
-		chunk[i] = (struct gdr_pin){
-			.next_handle = GDR_MAX_PINS + chunk_count * GDR_CHUNK_PINS + i,
+	for (unsigned long i = CORE_CHUNK_PINS; i--;) {
+		chunk[i] = (struct core_pin){
+			.next_handle = CORE_MAX_PINS + chunk_count * CORE_CHUNK_PINS + i,
 			.next_free = free_pins,
 		};
 		pthread_mutex_init(&chunk[i].lock, NULL);
 		free_pins = &chunk[i];
 	}
-	gdr_pin_chunks[chunk_count++] = chunk;
+	core_pin_chunks[chunk_count++] = chunk;
 	return true;
 }
 
-static struct gdr_pin *take_free(void)
+static struct core_pin *take_free(void)
 {
-	struct gdr_pin *pin = NULL;
+	struct core_pin *pin = NULL;
 
-	pthread_mutex_lock(&gdr_objects_lock);
+	pthread_mutex_lock(&core_objects_lock);
 	if (free_pins || add_chunk()) {
 		pin = free_pins;
 		free_pins = pin->next_free;
 	}
-	pthread_mutex_unlock(&gdr_objects_lock);
+	pthread_mutex_unlock(&core_objects_lock);
 	return pin;
 }
 
-static void give_free(struct gdr_pin *pin)
+static void give_free(struct core_pin *pin)
 {
-	pthread_mutex_lock(&gdr_objects_lock);
+	pthread_mutex_lock(&core_objects_lock);
 	pin->next_free = free_pins;
 	free_pins = pin;
-	pthread_mutex_unlock(&gdr_objects_lock);
+	pthread_mutex_unlock(&core_objects_lock);
 }
 
-int gdr_pins_add(struct gdr *owner, struct gdr_memory *memory, uint64_t addr, unsigned long *handle)
+int core_pins_add(struct gdr *owner, struct core_memory *memory, uint64_t addr,
+		  unsigned long *handle)
 {
-	struct gdr_pin *pin = take_free();
+	struct core_pin *pin = take_free();
 
 	if (!pin)
-		return gdr_refuse(ENOMEM,
-				  "gdr_pin_buffer: no room for a further pin: end some of the "
-				  "%lu that there are",
-				  chunk_count * GDR_CHUNK_PINS);
+		return core_refuse(ENOMEM,
+				   "gdr_pin_buffer: no room for a further pin: end some of the "
+				   "%lu that there are",
+				   chunk_count * CORE_CHUNK_PINS);
 	pthread_mutex_lock(&pin->lock);
 	pin->owner = owner;
 	pin->memory = memory;
 	pin->lead = (size_t)(addr - memory->va);
-	pin->generation = gdr_generation;
+	pin->generation = core_generation;
 	*handle = pin->next_handle;
-	pin->next_handle += GDR_MAX_PINS;
+	pin->next_handle += CORE_MAX_PINS;
 	pin->handle = *handle;
 	pthread_mutex_unlock(&pin->lock);
 	return 0;
 }
 
-int gdr_pins_check(const struct gdr_pin *pin, unsigned long handle, const char *call)
+int core_pins_check(const struct core_pin *pin, unsigned long handle, const char *call)
 {
 	if (!pin)
-		return gdr_refuse(EINVAL,
-				  "%s: handle %#lx is no pin of this gdr_t: pass one that "
-				  "gdr_pin_buffer() gave and gdr_unpin_buffer() has not ended",
-				  call, handle);
-	if (pin->generation != gdr_generation)
-		return gdr_refuse(EACCES,
-				  "%s: handle %#lx is the parent process's: pin the memory again "
-				  "in this one",
-				  call, handle);
+		return core_refuse(EINVAL,
+				   "%s: handle %#lx is no pin of this gdr_t: pass one that "
+				   "gdr_pin_buffer() gave and gdr_unpin_buffer() has not ended",
+				   call, handle);
+	if (pin->generation != core_generation)
+		return core_refuse(EACCES,
+				   "%s: handle %#lx is the parent process's: pin the memory again "
+				   "in this one",
+				   call, handle);
 	return 0;
 }
 
-int gdr_pins_enter(struct gdr *owner, unsigned long handle, const char *call,
-		   struct gdr_pin **found)
+int core_pins_enter(struct gdr *owner, unsigned long handle, const char *call,
+		    struct core_pin **found)
 {
-	int ret = gdr_session_enter(owner, call);
-	struct gdr_pin *pin;
+	int ret = core_session_enter(owner, call);
+	struct core_pin *pin;
 
 	if (ret)
 		return ret;
-	pin = gdr_pins_find(handle);
-	if (pin && pin->generation == gdr_generation) {
+	pin = core_pins_find(handle);
+	if (pin && pin->generation == core_generation) {
 		pthread_mutex_lock(&pin->lock);
 		if (pin->handle == handle && pin->owner == owner) {
 			*found = pin;
@@ -113,35 +114,35 @@ int gdr_pins_enter(struct gdr *owner, unsigned long handle, const char *call,
 		pthread_mutex_unlock(&pin->lock);
 		pin = NULL;
 	}
-	gdr_session_leave(owner);
-	return gdr_pins_check(pin, handle, call);
+	core_session_leave(owner);
+	return core_pins_check(pin, handle, call);
 }
 
-void gdr_pins_leave(struct gdr_pin *pin)
+void core_pins_leave(struct core_pin *pin)
 {
 	struct gdr *owner = pin->owner;
 
 	pthread_mutex_unlock(&pin->lock);
-	gdr_session_leave(owner);
+	core_session_leave(owner);
 }
 
-static void count_mapping(enum gdr_mapping_kind kind, int change)
+static void count_mapping(enum core_mapping_kind kind, int change)
 {
 	int kinds = 0;
 
-	pthread_mutex_lock(&gdr_objects_lock);
+	pthread_mutex_lock(&core_objects_lock);
 	mappings_of[kind] += change;
-	for (int i = GDR_MAPPING_WC; i <= GDR_MAPPING_DEVICE; i++)
+	for (int i = CORE_MAPPING_WC; i <= CORE_MAPPING_DEVICE; i++)
 		kinds += mappings_of[i] != 0;
-	gdr_mappings_mixed = kinds > 1;
-	pthread_mutex_unlock(&gdr_objects_lock);
+	core_mappings_mixed = kinds > 1;
+	pthread_mutex_unlock(&core_objects_lock);
 }
 
 /*
  * What gdr_map(size) makes accessible: so much from the pinned address on, what lies before it, and
  * the rest of the CPU's pages, as far as they are pinned.
  */
-static size_t whole_pages(const struct gdr_pin *pin, size_t size)
+static size_t whole_pages(const struct core_pin *pin, size_t size)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	size_t rounded = (pin->lead + size + page - 1) & ~(page - 1);
@@ -149,14 +150,14 @@ static size_t whole_pages(const struct gdr_pin *pin, size_t size)
 	return rounded < pin->memory->nbytes ? rounded : pin->memory->nbytes;
 }
 
-int gdr_pin_map(struct gdr_pin *pin, size_t size, enum gdr_mapping_kind wanted)
+int core_pin_map(struct core_pin *pin, size_t size, enum core_mapping_kind wanted)
 {
-	struct gdr_error error;
+	struct core_error error;
 
-	if (gdr_memory_want(pin->memory, wanted, &error) ||
-	    gdr_memory_map(pin->memory, 0, whole_pages(pin, size), false, &pin->view, &error))
-		return gdr_refuse(error.failure == GDR_FAILED_UNAVAILABLE ? EINVAL : error.number,
-				  "gdr_map: %s", error.message);
+	if (core_memory_want(pin->memory, wanted, &error) ||
+	    core_memory_map(pin->memory, 0, whole_pages(pin, size), false, &pin->view, &error))
+		return core_refuse(error.failure == CORE_FAILED_UNAVAILABLE ? EINVAL : error.number,
+				   "gdr_map: %s", error.message);
 	count_mapping(pin->view.kind, 1);
 	pin->kind = pin->view.kind;
 	pin->length = pin->view.map.nbytes;
@@ -164,39 +165,39 @@ int gdr_pin_map(struct gdr_pin *pin, size_t size, enum gdr_mapping_kind wanted)
 	return 0;
 }
 
-int gdr_pin_unmap(struct gdr_pin *pin)
+int core_pin_unmap(struct core_pin *pin)
 {
-	struct gdr_error error;
+	struct core_error error;
 
 	pin->mapping = 0;
 	count_mapping(pin->view.kind, -1);
-	if (gdr_memory_unmap(pin->memory, &pin->view, &error))
-		return gdr_refuse(error.number, "gdr_unmap: %s", error.message);
+	if (core_memory_unmap(pin->memory, &pin->view, &error))
+		return core_refuse(error.number, "gdr_unmap: %s", error.message);
 	return 0;
 }
 
-int gdr_pin_end(struct gdr_pin *pin)
+int core_pin_end(struct core_pin *pin)
 {
-	struct gdr_error error;
+	struct core_error error;
 	int ret = 0;
 
 	pin->handle = 0;
 	if (pin->mapping)
-		ret = gdr_pin_unmap(pin);
-	if (gdr_memory_release(pin->memory, &error) && !ret)
-		ret = gdr_refuse(error.number, "gdr_unpin_buffer: %s", error.message);
+		ret = core_pin_unmap(pin);
+	if (core_memory_release(pin->memory, &error) && !ret)
+		ret = core_refuse(error.number, "gdr_unpin_buffer: %s", error.message);
 	give_free(pin);
 	pthread_mutex_unlock(&pin->lock);
 	return ret;
 }
 
 /* A pin of the parent's has nothing left to be given back. */
-static int end_of(struct gdr *owner, struct gdr_pin *pin)
+static int end_of(struct gdr *owner, struct core_pin *pin)
 {
 	pthread_mutex_lock(&pin->lock);
 	if (pin->handle && pin->owner == owner) {
 		if (pin->memory)
-			return gdr_pin_end(pin);
+			return core_pin_end(pin);
 		pin->handle = 0;
 		give_free(pin);
 	}
@@ -204,14 +205,14 @@ static int end_of(struct gdr *owner, struct gdr_pin *pin)
 	return 0;
 }
 
-int gdr_pins_end_all(struct gdr *owner)
+int core_pins_end_all(struct gdr *owner)
 {
-	struct gdr_pin *chunk;
+	struct core_pin *chunk;
 	int first = 0;
 
-	for (unsigned long i = 0; i < GDR_MAX_PINS / GDR_CHUNK_PINS && (chunk = gdr_pin_chunks[i]);
-	     i++)
-		for (struct gdr_pin *pin = chunk; pin < chunk + GDR_CHUNK_PINS; pin++) {
+	for (unsigned long i = 0;
+	     i < CORE_MAX_PINS / CORE_CHUNK_PINS && (chunk = core_pin_chunks[i]); i++)
+		for (struct core_pin *pin = chunk; pin < chunk + CORE_CHUNK_PINS; pin++) {
 			int ret = pin->handle ? end_of(owner, pin) : 0;
 
 			first = first ? first : ret;
@@ -219,17 +220,17 @@ int gdr_pins_end_all(struct gdr *owner)
 	return first;
 }
 
-void gdr_pins_begin_child(void)
+void core_pins_begin_child(void)
 {
-	for (unsigned long i = 0; i < chunk_count * GDR_CHUNK_PINS; i++) {
-		struct gdr_pin *pin = &gdr_pin_chunks[i / GDR_CHUNK_PINS][i % GDR_CHUNK_PINS];
+	for (unsigned long i = 0; i < chunk_count * CORE_CHUNK_PINS; i++) {
+		struct core_pin *pin = &core_pin_chunks[i / CORE_CHUNK_PINS][i % CORE_CHUNK_PINS];
 
 		pthread_mutex_init(&pin->lock, NULL);
 		if (pin->handle && pin->memory)
-			gdr_memory_forget(pin->memory);
+			core_memory_forget(pin->memory);
 		pin->memory = NULL;
 		pin->mapping = 0;
 	}
 	memset(mappings_of, 0, sizeof(mappings_of));
-	gdr_mappings_mixed = false;
+	core_mappings_mixed = false;
 }

@@ -21,28 +21,28 @@ static_assert(offsetof(gdr_info_v2_t, va) == 0 && offsetof(gdr_info_v2_t, mapped
 
 int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 {
-	struct gdr_pin *pin;
-	int ret = gdr_pins_enter(g, handle.h, "gdr_get_callback_flag", &pin);
+	struct core_pin *pin;
+	int ret = core_pins_enter(g, handle.h, "gdr_get_callback_flag", &pin);
 
 	if (ret)
 		return ret;
 	if (flag)
-		*flag = gdr_memory_revoked(pin->memory);
+		*flag = core_memory_revoked(pin->memory);
 	else
-		ret = gdr_refuse_null("gdr_get_callback_flag", "flag");
-	gdr_pins_leave(pin);
+		ret = core_refuse_null("gdr_get_callback_flag", "flag");
+	core_pins_leave(pin);
 	return ret;
 }
 
 int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 {
-	struct gdr_pin *pin;
-	int ret = gdr_pins_enter(g, handle.h, "gdr_get_info", &pin);
+	struct core_pin *pin;
+	int ret = core_pins_enter(g, handle.h, "gdr_get_info", &pin);
 
 	if (ret)
 		return ret;
 	if (info) {
-		enum gdr_mapping_kind kind = pin->mapping ? pin->kind : GDR_MAPPING_NONE;
+		enum core_mapping_kind kind = pin->mapping ? pin->kind : CORE_MAPPING_NONE;
 
 		*info = (gdr_info_v2_t){
 			.va = pin->memory->va,
@@ -50,14 +50,14 @@ int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 			.page_size = pin->memory->page_size,
 			.tm_cycles = pin->memory->pin_cycles,
 			.cycles_per_ms = pin->memory->cycles_per_ms,
-			.mapped = kind != GDR_MAPPING_NONE,
-			.wc_mapping = kind == GDR_MAPPING_WC,
+			.mapped = kind != CORE_MAPPING_NONE,
+			.wc_mapping = kind == CORE_MAPPING_WC,
 			.mapping_type = (gdr_mapping_type_t)kind,
 		};
 	} else {
-		ret = gdr_refuse_null("gdr_get_info", "info");
+		ret = core_refuse_null("gdr_get_info", "info");
 	}
-	gdr_pins_leave(pin);
+	core_pins_leave(pin);
 	return ret;
 }
 
@@ -89,19 +89,19 @@ void gdr_runtime_get_version(int *major, int *minor)
 
 int gdr_driver_get_version(gdr_t g, int *major, int *minor)
 {
-	int ret = gdr_session_enter(g, "gdr_driver_get_version");
+	int ret = core_session_enter(g, "gdr_driver_get_version");
 
 	if (ret)
 		return ret;
 	if (!major || !minor) {
-		ret = gdr_refuse_null("gdr_driver_get_version", major ? "minor" : "major");
+		ret = core_refuse_null("gdr_driver_get_version", major ? "minor" : "major");
 	} else if (g->has_node) {
 		*major = (int)(g->node.version >> MAJOR_VERSION_SHIFT);
 		*minor = (int)(g->node.version & MINOR_VERSION_MASK);
 	} else {
 		gdr_runtime_get_version(major, minor);
 	}
-	gdr_session_leave(g);
+	core_session_leave(g);
 	return ret;
 }
 
@@ -110,11 +110,11 @@ static int attribute(const struct gdr *session, gdr_attr_t attr)
 {
 	switch (attr) {
 	case GDR_ATTR_USE_PERSISTENT_MAPPING:
-		return gdr_pins_persist(session);
+		return core_pins_persist(session);
 	case GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE:
-		return gdr_can_force_pcie(session);
+		return core_can_force_pcie(session);
 	case GDR_ATTR_USING_DMA_BUF_MMAP:
-		return session->backend == &gdr_backend_dmabuf;
+		return session->backend == &core_backend_dmabuf;
 	default:
 		return -EINVAL;
 	}
@@ -122,22 +122,22 @@ static int attribute(const struct gdr *session, gdr_attr_t attr)
 
 int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
 {
-	int ret = gdr_session_enter(g, "gdr_get_attribute");
+	int ret = core_session_enter(g, "gdr_get_attribute");
 	int value;
 
 	if (ret)
 		return ret;
 	value = attribute(g, attr);
 	if (!v)
-		ret = gdr_refuse_null("gdr_get_attribute", "v");
+		ret = core_refuse_null("gdr_get_attribute", "v");
 	else if (value < 0)
-		ret = gdr_refuse(EINVAL,
-				 "gdr_get_attribute: there is no attribute %d: pass one of "
-				 "gdr_attr_t",
-				 (int)attr);
+		ret = core_refuse(EINVAL,
+				  "gdr_get_attribute: there is no attribute %d: pass one of "
+				  "gdr_attr_t",
+				  (int)attr);
 	else
 		*v = value;
-	gdr_session_leave(g);
+	core_session_leave(g);
 	return ret;
 }
 
@@ -146,12 +146,12 @@ int gdr_get_mapping_type_string(gdr_mapping_type_t mapping_type, const char **ps
 	static const char *const names[] = {"None", "Write Combining", "Caching", "Device"};
 
 	if (!pstr)
-		return gdr_refuse_null("gdr_get_mapping_type_string", "pstr");
+		return core_refuse_null("gdr_get_mapping_type_string", "pstr");
 	if ((unsigned int)mapping_type >= GDR_MAPPING_TYPE_MAX)
-		return gdr_refuse(EINVAL,
-				  "gdr_get_mapping_type_string: there is no mapping type %d: pass "
-				  "one of gdr_mapping_type_t",
-				  (int)mapping_type);
+		return core_refuse(EINVAL,
+				   "gdr_get_mapping_type_string: there is no mapping type %d: pass "
+				   "one of gdr_mapping_type_t",
+				   (int)mapping_type);
 	*pstr = names[mapping_type];
 	return 0;
 }

@@ -7,26 +7,26 @@
 #include "log.h"
 #include "pins.h"
 
-unsigned int gdr_generation;
-pthread_mutex_t gdr_objects_lock = PTHREAD_MUTEX_INITIALIZER;
+unsigned int core_generation;
+pthread_mutex_t core_objects_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static _Atomic(struct gdr *) sessions;
 
 static void close_node(struct gdr *session)
 {
 	if (session->has_node)
-		gdr_node_close(&session->node);
+		core_node_close(&session->node);
 	session->has_node = false;
 }
 
 static void lock_objects(void)
 {
-	pthread_mutex_lock(&gdr_objects_lock);
+	pthread_mutex_lock(&core_objects_lock);
 }
 
 static void unlock_objects(void)
 {
-	pthread_mutex_unlock(&gdr_objects_lock);
+	pthread_mutex_unlock(&core_objects_lock);
 }
 
 /* Who closes goes before those that enter, or would never come to it among busy threads. */
@@ -46,12 +46,12 @@ static void init_lock(struct gdr *session)
  */
 static void begin_child(void)
 {
-	gdr_generation++;
+	core_generation++;
 	for (struct gdr *session = sessions; session; session = session->next) {
 		close_node(session);
 		init_lock(session);
 	}
-	gdr_pins_begin_child();
+	core_pins_begin_child();
 	unlock_objects();
 }
 
@@ -72,7 +72,7 @@ static struct gdr *new_session(void)
 	return session;
 }
 
-struct gdr *gdr_session_open(void)
+struct gdr *core_session_open(void)
 {
 	struct gdr *session;
 
@@ -83,8 +83,8 @@ struct gdr *gdr_session_open(void)
 	if (!session)
 		session = new_session();
 	if (session) {
-		session->generation = gdr_generation;
-		session->has_node = !gdr_node_open(&session->node, GDRDRV_NODE);
+		session->generation = core_generation;
+		session->has_node = !core_node_open(&session->node, GDRDRV_NODE);
 		session->open = true;
 	}
 	unlock_objects();
@@ -102,28 +102,28 @@ static bool is_session(const struct gdr *wanted)
 
 static int refuse_closed(const char *call)
 {
-	return gdr_refuse(EINVAL, "%s: this gdr_t is closed: call gdr_open() again", call);
+	return core_refuse(EINVAL, "%s: this gdr_t is closed: call gdr_open() again", call);
 }
 
 static int check(const struct gdr *session, const char *call)
 {
 	if (!is_session(session))
-		return gdr_refuse(EINVAL, "%s: %p is no gdr_t: pass what gdr_open() returned", call,
-				  (const void *)session);
+		return core_refuse(EINVAL, "%s: %p is no gdr_t: pass what gdr_open() returned",
+				   call, (const void *)session);
 	return session->open ? 0 : refuse_closed(call);
 }
 
-int gdr_session_enter(struct gdr *session, const char *call)
+int core_session_enter(struct gdr *session, const char *call)
 {
 	int ret = check(session, call);
 
 	if (ret)
 		return ret;
-	if (session->generation != gdr_generation)
-		return gdr_refuse(EACCES,
-				  "%s: this gdr_t is the parent process's: call gdr_open() after "
-				  "the fork, or start processes by exec",
-				  call);
+	if (session->generation != core_generation)
+		return core_refuse(EACCES,
+				   "%s: this gdr_t is the parent process's: call gdr_open() after "
+				   "the fork, or start processes by exec",
+				   call);
 	pthread_rwlock_rdlock(&session->lock);
 	if (session->open)
 		return 0;
@@ -131,12 +131,12 @@ int gdr_session_enter(struct gdr *session, const char *call)
 	return refuse_closed(call);
 }
 
-void gdr_session_leave(struct gdr *session)
+void core_session_leave(struct gdr *session)
 {
 	pthread_rwlock_unlock(&session->lock);
 }
 
-int gdr_session_begin_close(struct gdr *session)
+int core_session_begin_close(struct gdr *session)
 {
 	int ret = check(session, "gdr_close");
 
@@ -149,7 +149,7 @@ int gdr_session_begin_close(struct gdr *session)
 	return refuse_closed("gdr_close");
 }
 
-void gdr_session_finish_close(struct gdr *session)
+void core_session_finish_close(struct gdr *session)
 {
 	lock_objects();
 	close_node(session);

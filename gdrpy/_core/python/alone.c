@@ -7,9 +7,9 @@
 
 static PyObject *acquire, *release;
 
-bool gdr_alone_names(void)
+bool core_alone_names(void)
 {
-	return gdr_name(&acquire, "acquire") && gdr_name(&release, "release");
+	return core_name(&acquire, "acquire") && core_name(&release, "release");
 }
 
 /* args[0](*args[1:], **kwargs). */
@@ -27,11 +27,18 @@ static PyObject *call(PyObject *args, Py_ssize_t first, PyObject *kwargs)
 	return result;
 }
 
-/* The call, and then let go of the lock. */
-static PyObject *call_and_release(PyObject *lock, PyObject *args)
+static bool take(PyObject *lock)
+{
+	PyObject *taken = PyObject_CallMethodObjArgs(lock, acquire, NULL);
+
+	Py_XDECREF(taken);
+	return taken != NULL;
+}
+
+/* Let go of the lock, whatever became of the call: `result`. */
+static PyObject *let_go(PyObject *lock, PyObject *result)
 {
 	PyObject *error, *value, *traceback, *released;
-	PyObject *result = call(args, 1, NULL);
 
 	PyErr_Fetch(&error, &value, &traceback);
 	released = PyObject_CallMethodObjArgs(lock, release, NULL);
@@ -42,18 +49,19 @@ static PyObject *call_and_release(PyObject *lock, PyObject *args)
 	return result;
 }
 
-PyObject *gdr_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_call_alone(PyObject *lock, PyObject *function)
 {
-	PyObject *lock = PyTuple_GetItem(args, 0);
-	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, NULL) : NULL;
-
-	if (!taken)
-		return NULL;
-	Py_DECREF(taken);
-	return call_and_release(lock, args);
+	return take(lock) ? let_go(lock, PyObject_CallNoArgs(function)) : NULL;
 }
 
-PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_alone(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	PyObject *lock = PyTuple_GetItem(args, 0);
+
+	return lock && take(lock) ? let_go(lock, call(args, 1, NULL)) : NULL;
+}
+
+PyObject *core_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
 	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
@@ -61,10 +69,10 @@ PyObject *gdr_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 	if (!taken || taken == Py_False)
 		return taken;
 	Py_DECREF(taken);
-	return call_and_release(lock, args);
+	return let_go(lock, call(args, 1, NULL));
 }
 
-PyObject *gdr_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
+PyObject *core_run(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
 	PyObject *steps = call(args, 0, kwargs), *result = NULL;
 

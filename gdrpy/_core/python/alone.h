@@ -6,11 +6,14 @@
 #include "pyhelp.h"
 
 /* Before the functions of the module: false with an exception set. */
-bool gdr_alone_names(void);
+bool core_alone_names(void);
+
+/* Call a function with a lock held. */
+PyObject *core_call_alone(PyObject *lock, PyObject *function);
 
 /* Functions of the module. */
-PyObject *gdr_alone(PyObject *module, PyObject *args);
-PyObject *gdr_try_alone(PyObject *module, PyObject *args);
-PyObject *gdr_run(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *core_alone(PyObject *module, PyObject *args);
+PyObject *core_try_alone(PyObject *module, PyObject *args);
+PyObject *core_run(PyObject *module, PyObject *args, PyObject *kwargs);
 
 #endif

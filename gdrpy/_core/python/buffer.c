@@ -37,7 +37,7 @@ static PyType_Slot slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_buffer_spec = {
+PyType_Spec core_buffer_spec = {
 	.name = "gdrpy._core._mapping.Buffer",
 	.basicsize = sizeof(PyObject),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,

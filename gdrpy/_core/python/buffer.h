@@ -5,6 +5,6 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec gdr_buffer_spec;
+extern PyType_Spec core_buffer_spec;
 
 #endif

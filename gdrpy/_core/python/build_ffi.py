@@ -3,31 +3,34 @@
 import cffi
 
 CDEF = """
-static const char *const GDR_NVRM_TESTED_MIN;
-static const char *const GDR_NVRM_TESTED_MAX;
+static const char *const CORE_RM_TESTED_MIN;
+static const char *const CORE_RM_TESTED_MAX;
 
 /* error.h */
-enum gdr_failure {
-    GDR_FAILED_CALL, GDR_FAILED_CUDA, GDR_FAILED_MEMORY, GDR_FAILED_PERMISSION,
-    GDR_FAILED_UNAVAILABLE, GDR_FAILED_HANDLE, GDR_FAILED_SIZE, GDR_FAILED_REVOKED, ...
+enum core_failure {
+    CORE_FAILED_CALL, CORE_FAILED_CUDA, CORE_FAILED_MEMORY, CORE_FAILED_PERMISSION,
+    CORE_FAILED_UNAVAILABLE, CORE_FAILED_HANDLE, CORE_FAILED_SIZE, CORE_FAILED_REVOKED, ...
 };
-struct gdr_error {
-    enum gdr_failure failure;
+struct core_error {
+    enum core_failure failure;
     int number;
     uint32_t status;
+    const char *result;
+    char call[...];
+    char purpose[...];
     char message[...];
 };
-int gdr_fail_call(struct gdr_error *error, int number, uint32_t status, const char *format, ...);
+int core_fail_call(struct core_error *error, int number, uint32_t status, const char *format, ...);
 
 /* node.h */
 static const char *const GDRDRV_NODE;
-struct gdr_node {
+struct core_node {
     int fd;
     uint64_t features;
     bool persistent;
     ...;
 };
-struct gdr_pin_info {
+struct core_pin_info {
     uint64_t va;
     uint64_t nbytes;
     ...;
@@ -37,26 +40,26 @@ struct gdrdrv_event {
     uint32_t lost;
     ...;
 };
-bool gdr_node_full(const struct gdr_node *node);
-int gdr_node_open(struct gdr_node *node, const char *path);
-void gdr_node_close(struct gdr_node *node);
-int gdr_node_info(const struct gdr_node *node, uint64_t handle, struct gdr_pin_info *info);
-int gdr_node_next_event(const struct gdr_node *node, struct gdrdrv_event *event);
-int64_t gdr_share_size(int fd);
+bool core_node_full(const struct core_node *node);
+int core_node_open(struct core_node *node, const char *path);
+void core_node_close(struct core_node *node);
+int core_node_info(const struct core_node *node, uint64_t handle, struct core_pin_info *info);
+int core_node_next_event(const struct core_node *node, struct gdrdrv_event *event);
+int64_t core_share_size(int fd);
 
 /* memory.h */
-struct gdr_map {
+struct core_map {
     void *address;
     ...;
 };
-enum gdr_mapping_kind { GDR_MAPPING_NONE, ... };
-struct gdr_view {
-    struct gdr_map map;
-    enum gdr_mapping_kind kind;
+enum core_mapping_kind { CORE_MAPPING_NONE, ... };
+struct core_view {
+    struct core_map map;
+    enum core_mapping_kind kind;
     ...;
 };
-struct gdr_memory {
-    const struct gdr_backend *backend;
+struct core_memory {
+    const struct core_backend *backend;
     uint64_t nbytes;
     uint32_t page_size;
     int device;
@@ -65,68 +68,68 @@ struct gdr_memory {
     uint64_t handle;
     ...;
 };
-int gdr_memory_map(struct gdr_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
-                   struct gdr_view *view, struct gdr_error *error);
-int gdr_memory_unmap(struct gdr_memory *memory, struct gdr_view *view, struct gdr_error *error);
-bool gdr_memory_revoked(struct gdr_memory *memory);
-int gdr_memory_share(struct gdr_memory *memory, bool readonly, struct gdr_error *error);
-int gdr_memory_release(struct gdr_memory *memory, struct gdr_error *error);
+int core_memory_map(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
+                   struct core_view *view, struct core_error *error);
+int core_memory_unmap(struct core_memory *memory, struct core_view *view, struct core_error *error);
+bool core_memory_revoked(struct core_memory *memory);
+int core_memory_share(struct core_memory *memory, bool readonly, struct core_error *error);
+int core_memory_release(struct core_memory *memory, struct core_error *error);
 
 /* backends.h */
-struct gdr_cuda {
+struct core_cuda {
     int (*on_bar)(void);
     ...;
 };
-bool gdr_cuda_find(struct gdr_cuda *cuda);
-struct gdr_request {
+bool core_cuda_find(struct core_cuda *cuda);
+struct core_request {
     uint64_t ptr;
     uint64_t nbytes;
     int fd;
     int device;
     bool revocable;
     bool sigbus;
-    const struct gdr_node *node;
+    const struct core_node *node;
     ...;
 };
-struct gdr_status {
+struct core_status {
     bool usable;
     char reason[...];
     char remedy[...];
 };
-struct gdr_backend {
+struct core_backend {
     const char *name;
-    void (*status)(const struct gdr_cuda *cuda, int device, const struct gdr_node *node,
-                   struct gdr_status *status);
-    struct gdr_memory *(*take_export)(int fd, uint64_t nbytes, int device,
-                                      struct gdr_error *error);
+    void (*status)(const struct core_cuda *cuda, int device, const struct core_node *node,
+                   struct core_status *status);
+    struct core_memory *(*take_export)(int fd, uint64_t nbytes, int device,
+                                      struct core_error *error);
     ...;
 };
-const struct gdr_backend *const *gdr_candidates(const struct gdr_cuda *cuda);
-const struct gdr_backend *gdr_backend_named(const char *name);
-struct gdr_memory *gdr_take(const struct gdr_cuda *cuda, const struct gdr_backend *forced,
-                            const struct gdr_request *request, struct gdr_error *error);
-void gdr_node_explain(int error, struct gdr_status *status);
-void gdr_driver_version(char *version);
-bool gdr_driver_tested(const char *version);
+const struct core_backend *const *core_candidates(const struct core_cuda *cuda);
+const struct core_backend *core_backend_named(const char *name);
+struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
+                            const struct core_request *request, struct core_error *error);
+void core_node_explain(int error, struct core_status *status);
+void core_driver_version(char *version);
+bool core_driver_tested(const char *version);
 
 /* copy.h */
-struct gdr_copy_routine {
+struct core_copy_routine {
     const char *name;
     void (*copy)(void *dst, const void *src, size_t nbytes);
     bool (*supported)(void);
     ...;
 };
-const struct gdr_copy_routine *gdr_routines_to_wc(void);
-const struct gdr_copy_routine *gdr_routines_from_wc(void);
-const char *gdr_routine_to_wc(size_t nbytes);
-const char *gdr_routine_from_wc(size_t nbytes);
+const struct core_copy_routine *core_routines_to_wc(void);
+const struct core_copy_routine *core_routines_from_wc(void);
+const char *core_routine_to_wc(size_t nbytes);
+const char *core_routine_from_wc(size_t nbytes);
 """
 
 ffi = cffi.FFI()
 ffi.cdef(CDEF)
 ffi.set_source(
     "gdrpy._core._ffi",
-    "".join(f'#include "{name}.h"\n' for name in ("backends", "copy", "nvrm_abi")),
+    "".join(f'#include "{name}.h"\n' for name in ("backends/backends", "copy/copy", "rm/abi")),
     include_dirs=["gdrpy/_core", "driver"],
     # For free-threaded Pythons cffi defines the last one in the source, too, which -Werror refuses.
     extra_compile_args=[

@@ -11,16 +11,16 @@
 /* It lets other Python threads run, and answers signals, after so long. */
 #define LOCKED_NS 1000000
 
-PyTypeObject *gdr_channel_type_object;
+PyTypeObject *core_channel_type_object;
 
-bool gdr_channel_usable(struct channel *self, const char *method)
+bool core_channel_usable(struct channel *self, const char *method)
 {
 	if (!self->memory) {
 		PyErr_Format(PyExc_TypeError, "%s: the Channel was never initialized", method);
 		return false;
 	}
-	if (self->memory->generation != gdr_fork_generation) {
-		PyErr_Format(gdr_error_forked,
+	if (self->memory->generation != core_fork_generation) {
+		PyErr_Format(core_error_forked,
 			     "%s: this channel belongs to the parent process; a forked child makes "
 			     "one of its own",
 			     method);
@@ -34,21 +34,21 @@ static bool may_push(struct channel *self, const char *method)
 {
 	const char *reason;
 
-	if (!gdr_channel_usable(self, method))
+	if (!core_channel_usable(self, method))
 		return false;
 	if (self->closed)
 		reason = "the channel is closed";
-	else if (gdr_ring_stopped(&self->producer.ring))
+	else if (core_ring_stopped(&self->producer.ring))
 		reason = "the consumer takes no more records";
 	else if (self->producer.broken)
 		reason = "the consumer's counter was overwritten: it is none that a consumer gives";
 	else
 		return true;
-	PyErr_Format(gdr_error_closed, "%s: %s", method, reason);
+	PyErr_Format(core_error_closed, "%s: %s", method, reason);
 	return false;
 }
 
-struct wait {
+struct channel_wait {
 	struct channel *channel;
 	const char *method;
 	uint64_t popped; /* what drain() waits for */
@@ -56,45 +56,45 @@ struct wait {
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct channel_wait *wait = context;
 
 	return may_push(wait->channel, wait->method);
 }
 
-/* Without the GIL, so it leaves reckoning up the room to gdr_ring_push(). */
+/* Without the GIL, so it leaves reckoning up the room to core_ring_push(). */
 static bool may_have_room(void *context)
 {
-	struct channel *self = ((struct wait *)context)->channel;
+	struct channel *self = ((struct channel_wait *)context)->channel;
 
-	return gdr_ring_moved(&self->producer) || gdr_ring_stopped(&self->producer.ring) ||
+	return core_ring_moved(&self->producer) || core_ring_stopped(&self->producer.ring) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
 }
 
 static bool wait_for_room(struct channel *self, const char *method, int64_t deadline)
 {
-	struct wait wait = {.channel = self, .method = method};
-	struct gdr_spin spin = {.look = may_have_room,
-				.may_go_on = may_go_on,
-				.context = &wait,
-				.looks = GDR_LOOKS_CACHED,
-				.timeout = gdr_time_left(deadline)};
-	enum gdr_spin_end end = gdr_spin(&spin);
+	struct channel_wait wait = {.channel = self, .method = method};
+	struct core_spin spin = {.look = may_have_room,
+				 .may_go_on = may_go_on,
+				 .context = &wait,
+				 .looks = CORE_LOOKS_CACHED,
+				 .timeout = core_time_left(deadline)};
+	enum core_spin_end end = core_spin(&spin);
 
-	if (end == GDR_SPIN_LATE)
-		PyErr_Format(gdr_error_timeout,
+	if (end == CORE_SPIN_LATE)
+		PyErr_Format(core_error_timeout,
 			     "%s: the ring of %llu records is full, and nothing was taken in time; "
 			     "%llu records have been pushed so far",
 			     method, (unsigned long long)self->producer.ring.capacity,
 			     (unsigned long long)self->producer.tail);
-	return end == GDR_SPIN_CAME;
+	return end == CORE_SPIN_CAME;
 }
 
 static bool let_others_run(int64_t *since)
 {
-	if (gdr_now_ns() - *since < LOCKED_NS)
+	if (core_now_ns() - *since < LOCKED_NS)
 		return true;
 	PyEval_RestoreThread(PyEval_SaveThread());
-	*since = gdr_now_ns();
+	*since = core_now_ns();
 	return !PyErr_CheckSignals();
 }
 
@@ -103,21 +103,21 @@ static bool push_all(struct channel *self, const char *method, const char *recor
 {
 	uint64_t nbytes = self->producer.ring.record_nbytes;
 	uint64_t batch = nbytes < BATCH_NBYTES ? BATCH_NBYTES / nbytes : 1;
-	uint64_t pushed = gdr_ring_push(&self->producer, records, count < batch ? count : batch);
+	uint64_t pushed = core_ring_push(&self->producer, records, count < batch ? count : batch);
 	int64_t deadline, since;
 
 	if (pushed == count)
 		return true;
 
-	deadline = gdr_deadline(timeout);
-	since = gdr_now_ns();
+	deadline = core_deadline(timeout);
+	since = core_now_ns();
 	do {
 		records += pushed * nbytes;
 		count -= pushed;
 		if ((!pushed && !wait_for_room(self, method, deadline)) ||
 		    !let_others_run(&since) || !may_push(self, method))
 			return false;
-		pushed = gdr_ring_push(&self->producer, records, count < batch ? count : batch);
+		pushed = core_ring_push(&self->producer, records, count < batch ? count : batch);
 	} while (pushed < count);
 	return true;
 }
@@ -130,8 +130,8 @@ static PyObject *push(struct channel *self, const char *method, PyObject *record
 	int64_t timeout;
 	Py_buffer data;
 
-	if (!gdr_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
-	    !gdr_get_view(method, many ? "records" : "record", records, 0, &data))
+	if (!core_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
+	    !core_get_view(method, many ? "records" : "record", records, 0, &data))
 		return NULL;
 
 	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
@@ -152,7 +152,7 @@ static PyObject *channel_push(struct channel *self, PyObject *const *args, Py_ss
 	static const char *const names[] = {"record", "timeout", NULL};
 	PyObject *arg[2];
 
-	if (!gdr_parse("Channel.push", args, nargs, kwnames, names, 1, arg))
+	if (!core_parse("Channel.push", args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	return push(self, "Channel.push", arg[0], arg[1], false);
 }
@@ -163,7 +163,7 @@ static PyObject *channel_push_many(struct channel *self, PyObject *const *args, 
 	static const char *const names[] = {"records", "timeout", NULL};
 	PyObject *arg[2];
 
-	if (!gdr_parse("Channel.push_many", args, nargs, kwnames, names, 1, arg))
+	if (!core_parse("Channel.push_many", args, nargs, kwnames, names, 1, arg))
 		return NULL;
 	return push(self, "Channel.push_many", arg[0], arg[1], true);
 }
@@ -171,17 +171,17 @@ static PyObject *channel_push_many(struct channel *self, PyObject *const *args, 
 /* Both are non-negative and under 2**63. */
 static bool is_drained(void *context)
 {
-	struct wait *wait = context;
-	const struct gdr_ring *ring = &wait->channel->producer.ring;
+	struct channel_wait *wait = context;
+	const struct core_ring *ring = &wait->channel->producer.ring;
 
-	return gdr_ring_popped(ring) >= wait->popped || gdr_ring_stopped(ring);
+	return core_ring_popped(ring) >= wait->popped || core_ring_stopped(ring);
 }
 
 static bool may_drain(void *context)
 {
-	struct wait *wait = context;
+	struct channel_wait *wait = context;
 
-	return gdr_channel_usable(wait->channel, wait->method);
+	return core_channel_usable(wait->channel, wait->method);
 }
 
 static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
@@ -189,37 +189,38 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "Channel.drain";
-	struct wait wait = {.channel = self, .method = method, .popped = self->producer.tail};
-	struct gdr_spin spin = {.look = is_drained,
-				.may_go_on = may_drain,
-				.context = &wait,
-				.looks = GDR_LOOKS_CACHED};
-	enum gdr_spin_end end;
+	struct channel_wait wait = {
+		.channel = self, .method = method, .popped = self->producer.tail};
+	struct core_spin spin = {.look = is_drained,
+				 .may_go_on = may_drain,
+				 .context = &wait,
+				 .looks = CORE_LOOKS_CACHED};
+	enum core_spin_end end;
 	uint64_t popped;
 	PyObject *arg[1];
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg) ||
-	    !gdr_as_timeout(method, arg[0], &spin.timeout) || !gdr_channel_usable(self, method))
+	if (!core_parse(method, args, nargs, kwnames, names, 0, arg) ||
+	    !core_as_timeout(method, arg[0], &spin.timeout) || !core_channel_usable(self, method))
 		return NULL;
 
-	end = gdr_spin(&spin);
-	if (end == GDR_SPIN_ERROR)
+	end = core_spin(&spin);
+	if (end == CORE_SPIN_ERROR)
 		return NULL;
-	popped = gdr_ring_popped(&self->producer.ring);
+	popped = core_ring_popped(&self->producer.ring);
 	if (popped >= wait.popped)
 		Py_RETURN_NONE;
-	PyErr_Format(end == GDR_SPIN_LATE ? gdr_error_timeout : gdr_error_closed,
+	PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
 		     "%s: of %llu records %llu were taken%s", method,
 		     (unsigned long long)wait.popped, (unsigned long long)popped,
-		     end == GDR_SPIN_LATE ? " in time" : ", and the consumer takes no more");
+		     end == CORE_SPIN_LATE ? " in time" : ", and the consumer takes no more");
 	return NULL;
 }
 
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 {
 	if (self->memory && !self->closed) {
-		if (self->memory->generation == gdr_fork_generation)
-			gdr_ring_close(&self->producer.ring);
+		if (self->memory->generation == core_fork_generation)
+			core_ring_close(&self->producer.ring);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}
 	Py_RETURN_NONE;
@@ -227,23 +228,23 @@ static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
 
 static PyObject *channel_room(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (!gdr_channel_usable(self, "Channel.room"))
+	if (!core_channel_usable(self, "Channel.room"))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(gdr_ring_room(&self->producer));
+	return PyLong_FromUnsignedLongLong(core_ring_room(&self->producer));
 }
 
 static PyObject *channel_pushed(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (!gdr_channel_usable(self, "Channel.pushed"))
+	if (!core_channel_usable(self, "Channel.pushed"))
 		return NULL;
 	return PyLong_FromUnsignedLongLong(self->producer.tail);
 }
 
 static PyObject *channel_popped(struct channel *self, void *Py_UNUSED(unused))
 {
-	if (!gdr_channel_usable(self, "Channel.popped"))
+	if (!core_channel_usable(self, "Channel.popped"))
 		return NULL;
-	return PyLong_FromUnsignedLongLong(gdr_ring_popped(&self->producer.ring));
+	return PyLong_FromUnsignedLongLong(core_ring_popped(&self->producer.ring));
 }
 
 static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
@@ -251,21 +252,21 @@ static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 	return PyBool_FromLong(!self->memory || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
-GDR_ALONE_FASTCALL(channel_push, channel)
-GDR_ALONE_FASTCALL(channel_push_many, channel)
-GDR_ALONE_FASTCALL(channel_drain, channel)
-GDR_ALONE(channel_close, channel)
-GDR_ALONE(channel_room, channel)
-GDR_ALONE(channel_pushed, channel)
+CORE_ALONE_FASTCALL(channel_push, channel)
+CORE_ALONE_FASTCALL(channel_push_many, channel)
+CORE_ALONE_FASTCALL(channel_drain, channel)
+CORE_ALONE(channel_close, channel)
+CORE_ALONE(channel_room, channel)
+CORE_ALONE(channel_pushed, channel)
 
 static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"memory", "host", "record_nbytes", "capacity", NULL};
 	unsigned long long memory_ptr, host_ptr;
 	struct mapping *memory, *host;
-	PyTypeObject *type = gdr_mapping_type_object;
+	PyTypeObject *type = core_mapping_type_object;
 	Py_ssize_t nbytes, capacity;
-	struct gdr_ring *ring = &self->producer.ring;
+	struct core_ring *ring = &self->producer.ring;
 
 	if (self->memory) {
 		PyErr_SetString(PyExc_TypeError, "a Channel is made once");
@@ -273,12 +274,12 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
 					 &host, &nbytes, &capacity) ||
-	    !gdr_mapping_writable(memory, "Channel") || !gdr_mapping_writable(host, "Channel"))
+	    !core_mapping_writable(memory, "Channel") || !core_mapping_writable(host, "Channel"))
 		return -1;
-	if (nbytes <= 0 || nbytes % GDR_RING_RECORD_UNIT || capacity <= 0 ||
-	    capacity & (capacity - 1) || host->nbytes < GDR_RING_HOST_NBYTES ||
-	    memory->nbytes < GDR_RING_RECORDS ||
-	    (memory->nbytes - GDR_RING_RECORDS) / nbytes < capacity) {
+	if (nbytes <= 0 || nbytes % CORE_RING_RECORD_UNIT || capacity <= 0 ||
+	    capacity & (capacity - 1) || host->nbytes < CORE_RING_HOST_NBYTES ||
+	    memory->nbytes < CORE_RING_RECORDS ||
+	    (memory->nbytes - CORE_RING_RECORDS) / nbytes < capacity) {
 		PyErr_SetString(PyExc_ValueError, "Channel: record_nbytes, capacity or the "
 						  "mappings' size is out of range");
 		return -1;
@@ -291,15 +292,15 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 		return -1;
 
 	/* close() of a mapping must not take it away */
-	if (!gdr_mapping_hold(memory, "Channel", GDR_ONE_VIEW))
+	if (!core_mapping_hold(memory, "Channel", CORE_ONE_VIEW))
 		return -1;
-	if (!gdr_mapping_hold(host, "Channel", GDR_ONE_VIEW)) {
-		gdr_users_let_go(&memory->users, GDR_ONE_VIEW);
+	if (!core_mapping_hold(host, "Channel", CORE_ONE_VIEW)) {
+		core_users_let_go(&memory->users, CORE_ONE_VIEW);
 		return -1;
 	}
-	gdr_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
-		       (uint64_t)capacity);
-	gdr_ring_begin(ring, memory->address, memory_ptr, host_ptr);
+	core_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
+			(uint64_t)capacity);
+	core_ring_begin(ring, memory->address, memory_ptr, host_ptr);
 	self->memory = (struct mapping *)Py_NewRef((PyObject *)memory);
 	self->host = (struct mapping *)Py_NewRef((PyObject *)host);
 	return 0;
@@ -316,7 +317,7 @@ static int channel_traverse(struct channel *self, visitproc visit, void *arg)
 static void let_go(struct mapping **mapping)
 {
 	if (*mapping)
-		gdr_users_let_go(&(*mapping)->users, GDR_ONE_VIEW);
+		core_users_let_go(&(*mapping)->users, CORE_ONE_VIEW);
 	Py_CLEAR(*mapping);
 }
 
@@ -339,18 +340,18 @@ static void channel_dealloc(struct channel *self)
 }
 
 static PyMethodDef channel_methods[] = {
-	{"push", GDR_FASTCALL(channel_push_alone),
+	{"push", CORE_FASTCALL(channel_push_alone),
 	 "push(record, timeout=None)\n--\n\n"
 	 "Push one record: a contiguous buffer of `record_nbytes` bytes.\n\n"
 	 "It is on its way to the GPU when this returns. While the ring is full it waits, up to\n"
 	 "`timeout` seconds; other Python threads run meanwhile, and signals are answered.\n"
 	 "Raises ValueError, Timeout, Closed (also when the consumer takes no more), Forked."},
-	{"push_many", GDR_FASTCALL(channel_push_many_alone),
+	{"push_many", CORE_FASTCALL(channel_push_many_alone),
 	 "push_many(records, timeout=None)\n--\n\n"
 	 "Push the records of a contiguous buffer, in order, as push() does one.\n\n"
 	 "The consumer is told of them some at a time. Where this raises Timeout or Closed, or\n"
 	 "what a signal's handler raised, the first ones may have been pushed: see `pushed`."},
-	{"drain", GDR_FASTCALL(channel_drain_alone),
+	{"drain", CORE_FASTCALL(channel_drain_alone),
 	 "drain(timeout=None)\n--\n\n"
 	 "Wait until the consumer has taken all that was pushed before this call.\n\n"
 	 "May be called after close(). Raises Timeout, Closed (the consumer takes no more)."},
@@ -393,7 +394,7 @@ static PyType_Slot channel_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_channel_spec = {
+PyType_Spec core_channel_spec = {
 	.name = "gdrpy._core._mapping.Channel",
 	.basicsize = sizeof(struct channel),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,

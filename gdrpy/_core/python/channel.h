@@ -3,21 +3,21 @@
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
-#include "channel_ring.h"
+#include "channel/ring.h"
 #include "mapping.h"
 
 struct channel {
 	PyObject_HEAD struct mapping *memory, *host; /* NULL until it is initialized */
-	struct gdr_ring_producer producer;
+	struct core_ring_producer producer;
 	bool closed;
 };
 
-extern PyTypeObject *gdr_channel_type_object;
+extern PyTypeObject *core_channel_type_object;
 
 /* Whether it may be looked at here; false with an exception set. */
-bool gdr_channel_usable(struct channel *self, const char *method);
+bool core_channel_usable(struct channel *self, const char *method);
 
-extern PyType_Spec gdr_channel_spec;
-extern PyType_Spec gdr_channel_reader_spec;
+extern PyType_Spec core_channel_spec;
+extern PyType_Spec core_channel_reader_spec;
 
 #endif

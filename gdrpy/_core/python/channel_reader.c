@@ -8,11 +8,11 @@
 
 struct reader {
 	PyObject_HEAD struct channel *channel; /* NULL until it is initialized */
-	struct gdr_ring_consumer consumer;
+	struct core_ring_consumer consumer;
 	bool closed;
 };
 
-struct wait {
+struct reader_wait {
 	struct reader *reader;
 	const char *method;
 };
@@ -23,14 +23,14 @@ static bool reader_usable(struct reader *self, const char *method)
 		PyErr_Format(PyExc_TypeError, "%s: the reader was never initialized", method);
 		return false;
 	}
-	if (!gdr_channel_usable(self->channel, method))
+	if (!core_channel_usable(self->channel, method))
 		return false;
 	if (self->closed) {
-		PyErr_Format(gdr_error_closed, "%s: the reader is closed", method);
+		PyErr_Format(core_error_closed, "%s: the reader is closed", method);
 		return false;
 	}
 	if (self->consumer.broken) {
-		PyErr_Format(gdr_error_closed,
+		PyErr_Format(core_error_closed,
 			     "%s: the producer's counter was overwritten: it is none that a "
 			     "producer gives",
 			     method);
@@ -41,22 +41,22 @@ static bool reader_usable(struct reader *self, const char *method)
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct reader_wait *wait = context;
 
 	return reader_usable(wait->reader, wait->method);
 }
 
 static bool look(void *context)
 {
-	struct reader *self = ((struct wait *)context)->reader;
+	struct reader *self = ((struct reader_wait *)context)->reader;
 
-	return gdr_ring_has_news(&self->consumer) ||
+	return core_ring_has_news(&self->consumer) ||
 	       __atomic_load_n(&self->closed, __ATOMIC_RELAXED);
 }
 
 static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
 {
-	int64_t ready = (int64_t)gdr_ring_ready(&self->consumer, (uint64_t)wanted);
+	int64_t ready = (int64_t)core_ring_ready(&self->consumer, (uint64_t)wanted);
 
 	return ready < wanted ? ready : wanted;
 }
@@ -65,29 +65,29 @@ static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
 static int64_t wait_for_records(struct reader *self, const char *method, Py_ssize_t wanted,
 				PyObject *limit)
 {
-	struct wait wait = {self, method};
-	struct gdr_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
-	enum gdr_spin_end end;
+	struct reader_wait wait = {self, method};
+	struct core_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
+	enum core_spin_end end;
 	int64_t deadline;
 	int64_t ready;
 
-	if (!gdr_as_timeout(method, limit, &spin.timeout) || !reader_usable(self, method))
+	if (!core_as_timeout(method, limit, &spin.timeout) || !reader_usable(self, method))
 		return -1;
 	ready = ready_of(self, wanted);
 	if (ready)
 		return ready;
 
-	spin.looks = self->consumer.ring.type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED
-								    : GDR_LOOKS_UNCACHED;
-	deadline = gdr_deadline(spin.timeout);
+	spin.looks = self->consumer.ring.type == CORE_MAPPING_CACHED ? CORE_LOOKS_CACHED
+								     : CORE_LOOKS_UNCACHED;
+	deadline = core_deadline(spin.timeout);
 	do {
-		spin.timeout = gdr_time_left(deadline);
-		end = gdr_spin(&spin);
-		if (end == GDR_SPIN_LATE)
-			PyErr_Format(gdr_error_timeout, "%s: no record came in time", method);
-		if (end != GDR_SPIN_CAME || !reader_usable(self, method))
+		spin.timeout = core_time_left(deadline);
+		end = core_spin(&spin);
+		if (end == CORE_SPIN_LATE)
+			PyErr_Format(core_error_timeout, "%s: no record came in time", method);
+		if (end != CORE_SPIN_CAME || !reader_usable(self, method))
 			return -1;
-		if (gdr_ring_ended(&self->consumer))
+		if (core_ring_ended(&self->consumer))
 			return 0;
 		ready = ready_of(self, wanted); /* unless another thread has taken it */
 	} while (!ready);
@@ -100,7 +100,7 @@ static PyObject *take(struct reader *self, int64_t count)
 	PyObject *records = PyBytes_FromStringAndSize(NULL, nbytes);
 
 	if (records)
-		gdr_ring_take(&self->consumer, PyBytes_AsString(records), (uint64_t)count);
+		core_ring_take(&self->consumer, PyBytes_AsString(records), (uint64_t)count);
 	return records;
 }
 
@@ -112,7 +112,7 @@ static PyObject *reader_pop(struct reader *self, PyObject *const *args, Py_ssize
 	PyObject *arg[1];
 	int64_t ready;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
 	ready = wait_for_records(self, method, 1, arg[0]);
 	if (ready < 0)
@@ -129,9 +129,9 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	PyObject *arg[2];
 	int64_t ready;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
-	limit = gdr_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
+	limit = core_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
 	if (limit < 0)
 		return NULL;
 	if (!limit) {
@@ -145,8 +145,8 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 static PyObject *reader_close(struct reader *self, void *Py_UNUSED(unused))
 {
 	if (self->channel && !self->closed) {
-		if (self->channel->memory->generation == gdr_fork_generation)
-			gdr_ring_stop(&self->consumer.ring);
+		if (self->channel->memory->generation == core_fork_generation)
+			core_ring_stop(&self->consumer.ring);
 		__atomic_store_n(&self->closed, true, __ATOMIC_RELAXED);
 	}
 	Py_RETURN_NONE;
@@ -157,9 +157,9 @@ static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
 	return PyBool_FromLong(!self->channel || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
-GDR_ALONE_FASTCALL(reader_pop, reader)
-GDR_ALONE_FASTCALL(reader_pop_many, reader)
-GDR_ALONE(reader_close, reader)
+CORE_ALONE_FASTCALL(reader_pop, reader)
+CORE_ALONE_FASTCALL(reader_pop_many, reader)
+CORE_ALONE(reader_close, reader)
 
 static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 {
@@ -171,12 +171,12 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
-					 gdr_channel_type_object, &channel) ||
-	    !gdr_channel_usable(channel, "ChannelReader"))
+					 core_channel_type_object, &channel) ||
+	    !core_channel_usable(channel, "ChannelReader"))
 		return -1;
 	self->channel = (struct channel *)Py_NewRef((PyObject *)channel);
 	self->consumer.ring = channel->producer.ring;
-	gdr_ring_consumer_begin(&self->consumer);
+	core_ring_consumer_begin(&self->consumer);
 	return 0;
 }
 
@@ -205,12 +205,12 @@ static void reader_dealloc(struct reader *self)
 }
 
 static PyMethodDef reader_methods[] = {
-	{"pop", GDR_FASTCALL(reader_pop_alone),
+	{"pop", CORE_FASTCALL(reader_pop_alone),
 	 "pop(timeout=None)\n--\n\n"
 	 "Wait for a record and take it, as bytes; None at the channel's end.\n\n"
 	 "Other Python threads run while it waits, and signals are answered.\n"
 	 "Raises Timeout, Closed (the reader is, or the ring was overwritten), Forked."},
-	{"pop_many", GDR_FASTCALL(reader_pop_many_alone),
+	{"pop_many", CORE_FASTCALL(reader_pop_many_alone),
 	 "pop_many(limit=None, timeout=None)\n--\n\n"
 	 "Wait for a record and take all that are there, up to `limit`, as the bytes of one after\n"
 	 "another; no bytes at the channel's end. Raises as pop() does."},
@@ -243,7 +243,7 @@ static PyType_Slot reader_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_channel_reader_spec = {
+PyType_Spec core_channel_reader_spec = {
 	.name = "gdrpy._core._mapping.ChannelReader",
 	.basicsize = sizeof(struct reader),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,

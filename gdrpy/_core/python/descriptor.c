@@ -11,7 +11,7 @@
 
 #include <errno.h>
 
-#include "forks.h"
+#include "common/forks.h"
 #include "packet.h"
 
 struct descriptor {
@@ -19,12 +19,12 @@ struct descriptor {
 	unsigned int generation;
 };
 
-PyTypeObject *gdr_descriptor_type_object;
+PyTypeObject *core_descriptor_type_object;
 
-/* The descriptor, to be closed by gdr_private_close(); -1 if it is closed, or a parent's. */
+/* The descriptor, to be closed by core_private_close(); -1 if it is closed, or a parent's. */
 static int give_up(struct descriptor *self)
 {
-	int fd = self->generation == gdr_fork_generation ? self->fd : -1;
+	int fd = self->generation == core_fork_generation ? self->fd : -1;
 
 	self->fd = -1;
 	return fd;
@@ -34,7 +34,7 @@ static int give_up(struct descriptor *self)
 static void close_fd(int fd)
 {
 	Py_BEGIN_ALLOW_THREADS;
-	gdr_private_close(fd);
+	core_private_close(fd);
 	Py_END_ALLOW_THREADS;
 }
 
@@ -44,17 +44,17 @@ static PyObject *own(PyTypeObject *type, int fd)
 	struct descriptor *self = (struct descriptor *)PyType_GenericAlloc(type, 0);
 
 	if (!self) {
-		gdr_private_close(fd);
+		core_private_close(fd);
 		return NULL;
 	}
 	self->fd = fd;
-	self->generation = gdr_fork_generation;
+	self->generation = core_fork_generation;
 	return (PyObject *)self;
 }
 
-PyObject *gdr_descriptor_own(int fd)
+PyObject *core_descriptor_own(int fd)
 {
-	return own(gdr_descriptor_type_object, fd);
+	return own(core_descriptor_type_object, fd);
 }
 
 static PyObject *descriptor_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
@@ -65,7 +65,7 @@ static PyObject *descriptor_new(PyTypeObject *type, PyObject *args, PyObject *Py
 		return NULL;
 	if (fd < 0)
 		return PyErr_Format(PyExc_ValueError, "%d is not a file descriptor", fd);
-	if (gdr_private_note(fd) < 0)
+	if (core_private_note(fd) < 0)
 		return PyErr_NoMemory();
 	return own(type, fd);
 }
@@ -76,7 +76,7 @@ static PyObject *descriptor_duplicate(PyObject *type, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "i:Descriptor.duplicate", &fd))
 		return NULL;
-	fd = gdr_private_duplicate(fd);
+	fd = core_private_duplicate(fd);
 	return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : own((PyTypeObject *)type, fd);
 }
 
@@ -94,7 +94,7 @@ static void descriptor_dealloc(struct descriptor *self)
 
 static PyObject *descriptor_fileno(struct descriptor *self, PyObject *Py_UNUSED(unused))
 {
-	if (self->fd >= 0 && self->generation == gdr_fork_generation)
+	if (self->fd >= 0 && self->generation == core_fork_generation)
 		return PyLong_FromLong(self->fd);
 	PyErr_SetString(PyExc_ValueError, "the descriptor is closed");
 	return NULL;
@@ -127,7 +127,7 @@ static PyType_Slot descriptor_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_descriptor_spec = {
+PyType_Spec core_descriptor_spec = {
 	.name = "gdrpy._core._mapping.Descriptor",
 	.basicsize = sizeof(struct descriptor),
 	.flags = Py_TPFLAGS_DEFAULT,
@@ -145,9 +145,9 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 		PyObject *one = NULL;
 
 		if (!list)
-			gdr_private_close(fds[i]);
+			core_private_close(fds[i]);
 		else
-			one = fds[i] < 0 ? Py_NewRef(Py_None) : gdr_descriptor_own(fds[i]);
+			one = fds[i] < 0 ? Py_NewRef(Py_None) : core_descriptor_own(fds[i]);
 		if (!one)
 			Py_CLEAR(list);
 		else
@@ -163,7 +163,7 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
 {
 	const int *numbers = (const int *)CMSG_DATA((struct cmsghdr *)message->msg_control);
-	struct gdr_arrival arrival = {
+	struct core_arrival arrival = {
 		.fds = numbers,
 		.count = (int)((message->msg_controllen - CMSG_LEN(0)) / sizeof(*fds)),
 	};
@@ -171,11 +171,11 @@ static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_
 	int error;
 
 	memset(message->msg_control, -1, message->msg_controllen);
-	gdr_arrival_begin(&arrival);
+	core_arrival_begin(&arrival);
 	size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
 	error = errno;
-	*count = size < 0 ? 0 : gdr_find_fds(message, fds);
-	gdr_arrival_end(&arrival, fds, (int)*count);
+	*count = size < 0 ? 0 : core_find_fds(message, fds);
+	core_arrival_end(&arrival, fds, (int)*count);
 	for (Py_ssize_t i = 0; i < *count; i++)
 		if (fds[i] < 0)
 			message->msg_flags |= MSG_CTRUNC;
@@ -183,60 +183,15 @@ static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_
 	return size;
 }
 
-/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
-static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
+static const struct core_receiver receiver = {
+	.take = take_packet,
+	.own = list_fds,
+	.close = core_private_close,
+};
+
+PyObject *core_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	PyObject *data, *list, *result = NULL;
-	union gdr_control control;
-	struct msghdr message;
-	int fds[GDR_MAX_FDS];
-	struct iovec iov;
-	Py_ssize_t count;
-	char *buffer;
-	ssize_t size;
-
-	buffer = gdr_packet_buffer(limit, max_fds);
-	if (!buffer)
-		return NULL;
-
-	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
-	do {
-		message = (struct msghdr){
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = CMSG_SPACE((size_t)max_fds * sizeof(int)),
-		};
-		Py_BEGIN_ALLOW_THREADS;
-		size = take_packet(sock, &message, fds, &count);
-		Py_END_ALLOW_THREADS;
-	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (size < 0) {
-		if (!PyErr_Occurred())
-			PyErr_SetFromErrno(PyExc_OSError);
-		goto free_buffer;
-	}
-
-	list = list_fds(fds, count);
-	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
-	if (data)
-		result = Py_BuildValue("OOi", data, list, message.msg_flags);
-	Py_XDECREF(data);
-	Py_XDECREF(list);
-
-free_buffer:
-	PyMem_Free(buffer);
-	return result;
-}
-
-PyObject *gdr_receive(PyObject *Py_UNUSED(module), PyObject *args)
-{
-	Py_ssize_t limit, max_fds;
-	int sock;
-
-	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
-		return NULL;
-	return receive_packet(sock, limit, max_fds);
+	return core_receive_by(&receiver, args);
 }
 
 /* Send a packet; -1 with an exception set. */
@@ -258,7 +213,7 @@ static int send_packet(int sock, const Py_buffer *data)
 	return -1;
 }
 
-PyObject *gdr_exchange(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_exchange(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	Py_ssize_t limit, max_fds;
 	Py_buffer data;
@@ -268,5 +223,5 @@ PyObject *gdr_exchange(PyObject *Py_UNUSED(module), PyObject *args)
 		return NULL;
 	error = send_packet(sock, &data);
 	PyBuffer_Release(&data);
-	return error ? NULL : receive_packet(sock, limit, max_fds);
+	return error ? NULL : core_receive_packet(&receiver, sock, limit, max_fds);
 }

@@ -5,14 +5,14 @@
 
 #include "pyhelp.h"
 
-extern PyTypeObject *gdr_descriptor_type_object;
-extern PyType_Spec gdr_descriptor_spec;
+extern PyTypeObject *core_descriptor_type_object;
+extern PyType_Spec core_descriptor_spec;
 
 /* An object for a private descriptor, which is closed if there can be none: NULL then. */
-PyObject *gdr_descriptor_own(int fd);
+PyObject *core_descriptor_own(int fd);
 
 /* Functions of the module. */
-PyObject *gdr_exchange(PyObject *module, PyObject *args);
-PyObject *gdr_receive(PyObject *module, PyObject *args);
+PyObject *core_exchange(PyObject *module, PyObject *args);
+PyObject *core_receive(PyObject *module, PyObject *args);
 
 #endif

@@ -65,7 +65,7 @@ static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
 	Py_ssize_t i;
 
 	for (i = ndim - 1; i >= 0; i--) {
-		Py_ssize_t length = gdr_as_size("dlpack", "shape", PyTuple_GetItem(shape, i), 0);
+		Py_ssize_t length = core_as_size("dlpack", "shape", PyTuple_GetItem(shape, i), 0);
 
 		if (length < 0)
 			return false;
@@ -79,12 +79,12 @@ static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
 	return true;
 }
 
-const char gdr_dlpack_doc[] =
+const char core_dlpack_doc[] =
 	"dlpack(address, device_type, device_id, shape, code, bits, readonly, owner, versioned,\n"
 	"       copied=False)\n--\n\n"
 	"A DLPack capsule of packed memory; `owner` is referred to until its consumer is done.";
 
-PyObject *gdr_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *core_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	int device_type, device_id, readonly, versioned, copied = false;
 	struct dl_tensor tensor = {.dtype_lanes = 1};

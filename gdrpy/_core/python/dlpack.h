@@ -5,12 +5,12 @@
 
 #include "pyhelp.h"
 
-extern const char gdr_dlpack_doc[];
+extern const char core_dlpack_doc[];
 
-PyObject *gdr_dlpack(PyObject *module, PyObject *args);
+PyObject *core_dlpack(PyObject *module, PyObject *args);
 
-extern const char gdr_take_dlpack_doc[];
+extern const char core_take_dlpack_doc[];
 
-PyObject *gdr_take_dlpack(PyObject *module, PyObject *capsule);
+PyObject *core_take_dlpack(PyObject *module, PyObject *capsule);
 
 #endif

@@ -84,13 +84,13 @@ static PyObject *describe(PyObject *kept, const struct dl_tensor *tensor, bool r
 			     PyBool_FromLong(readonly), kept);
 }
 
-const char gdr_take_dlpack_doc[] =
+const char core_take_dlpack_doc[] =
 	"take_dlpack(capsule)\n"
 	"--\n\n"
 	"Consume a capsule: (address, device_type, device_id, shape, strides in elements or None,\n"
 	"code, bits, lanes, readonly, owner). The memory stays until `owner` is gone.";
 
-PyObject *gdr_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
+PyObject *core_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
 	bool versioned = PyCapsule_IsValid(capsule, DL_VERSIONED_NAME);
 	struct dl_managed_versioned *table;
@@ -100,9 +100,9 @@ PyObject *gdr_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 		return PyErr_Format(PyExc_TypeError,
 				    "take_dlpack: %R is no DLPack capsule that nobody has consumed",
 				    capsule);
-	GDR_BEGIN_ALONE(capsule);
+	CORE_BEGIN_ALONE(capsule);
 	kept = take_over(capsule, versioned);
-	GDR_END_ALONE();
+	CORE_END_ALONE();
 	if (!kept)
 		return NULL;
 	if (!versioned) {

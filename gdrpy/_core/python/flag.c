@@ -42,15 +42,15 @@ static bool flag_usable(struct flag *self, const char *method, bool to_store)
 		PyErr_Format(PyExc_TypeError, "%s: the Flag was never initialized", method);
 		return false;
 	}
-	return to_store ? gdr_mapping_writable(self->mapping, method)
-			: gdr_mapping_usable(self->mapping, method);
+	return to_store ? core_mapping_writable(self->mapping, method)
+			: core_mapping_usable(self->mapping, method);
 }
 
-/* As gdr_mapping_enter(). */
+/* As core_mapping_enter(). */
 static bool flag_enter(struct flag *self, const char *method, bool to_store)
 {
 	return flag_usable(self, method, to_store) &&
-	       gdr_mapping_enter_checked(self->mapping, method);
+	       core_mapping_enter_checked(self->mapping, method);
 }
 
 static char *flag_word(struct flag *self)
@@ -63,15 +63,15 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 	uint64_t value;
 
 	/* What may run Python code, __index__(), is over when the mapping is looked at. */
-	if (!gdr_as_word("Flag.set", object, self->width, &value) ||
+	if (!core_as_word("Flag.set", object, self->width, &value) ||
 	    !flag_enter(self, "Flag.set", true))
 		return NULL;
 
 	/* What was written before the flag must be there when the flag is seen. */
-	gdr_store_fence();
-	gdr_word_store(flag_word(self), self->width, value);
-	gdr_store_fence();
-	gdr_mapping_leave(self->mapping);
+	core_store_fence();
+	core_word_store(flag_word(self), self->width, value);
+	core_store_fence();
+	core_mapping_leave(self->mapping);
 	Py_RETURN_NONE;
 }
 
@@ -81,8 +81,8 @@ static PyObject *flag_get(struct flag *self, PyObject *Py_UNUSED(unused))
 
 	if (!flag_enter(self, "Flag.get", false))
 		return NULL;
-	value = gdr_mapping_load_word(self->mapping, self->offset, self->width);
-	gdr_mapping_leave(self->mapping);
+	value = core_mapping_load_word(self->mapping, self->offset, self->width);
+	core_mapping_leave(self->mapping);
 	return PyLong_FromUnsignedLongLong(value);
 }
 
@@ -104,7 +104,7 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 	return false;
 }
 
-struct wait {
+struct flag_wait {
 	struct flag *flag;
 	enum condition condition;
 	uint64_t value; /* what is waited for */
@@ -113,16 +113,16 @@ struct wait {
 
 static bool look(void *context)
 {
-	struct wait *wait = context;
+	struct flag_wait *wait = context;
 	Py_ssize_t width = wait->flag->width;
 
-	wait->found = gdr_word_load(flag_word(wait->flag), width);
+	wait->found = core_word_load(flag_word(wait->flag), width);
 	return holds(wait->condition, width, wait->found, wait->value);
 }
 
 static bool may_go_on(void *context)
 {
-	struct wait *wait = context;
+	struct flag_wait *wait = context;
 
 	return flag_usable(wait->flag, "Flag.wait", false);
 }
@@ -131,30 +131,30 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 			   PyObject *kwnames)
 {
 	static const char *const names[] = {"value", "timeout", "op", NULL};
-	struct wait wait = {.flag = self};
-	struct gdr_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
-	enum gdr_spin_end end;
+	struct flag_wait wait = {.flag = self};
+	struct core_spin spin = {.look = look, .may_go_on = may_go_on, .context = &wait};
+	enum core_spin_end end;
 	PyObject *arg[3];
 
-	if (!gdr_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
+	if (!core_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
 	    !flag_usable(self, "Flag.wait", false) ||
-	    !gdr_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
-	    !gdr_as_timeout("Flag.wait", arg[1], &spin.timeout) ||
+	    !core_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
+	    !core_as_timeout("Flag.wait", arg[1], &spin.timeout) ||
 	    !parse_condition(arg[2], &wait.condition) ||
-	    !gdr_mapping_hold(self->mapping, "Flag.wait", GDR_ONE_VIEW))
+	    !core_mapping_hold(self->mapping, "Flag.wait", CORE_ONE_VIEW))
 		return NULL;
 
-	spin.looks =
-		self->mapping->type == GDR_MAPPING_CACHED ? GDR_LOOKS_CACHED : GDR_LOOKS_UNCACHED;
-	end = gdr_spin(&spin);
-	gdr_users_let_go(&self->mapping->users, GDR_ONE_VIEW);
+	spin.looks = self->mapping->type == CORE_MAPPING_CACHED ? CORE_LOOKS_CACHED
+								: CORE_LOOKS_UNCACHED;
+	end = core_spin(&spin);
+	core_users_let_go(&self->mapping->users, CORE_ONE_VIEW);
 
-	if (end == GDR_SPIN_CAME) {
-		gdr_load_fence(); /* what the flag announced is read after it */
+	if (end == CORE_SPIN_CAME) {
+		core_load_fence(); /* what the flag announced is read after it */
 		return PyLong_FromUnsignedLongLong(wait.found);
 	}
-	if (end == GDR_SPIN_LATE)
-		PyErr_Format(gdr_error_timeout,
+	if (end == CORE_SPIN_LATE)
+		PyErr_Format(core_error_timeout,
 			     "Flag.wait: the word at offset %zd is %llu, and not %s %llu in time",
 			     self->offset, (unsigned long long)wait.found,
 			     condition_names[wait.condition], (unsigned long long)wait.value);
@@ -171,17 +171,18 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 		PyErr_SetString(PyExc_TypeError, "a Flag is made once");
 		return -1;
 	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names, gdr_mapping_type_object,
-					 &mapping, &offset_object, &width_object))
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
+					 core_mapping_type_object, &mapping, &offset_object,
+					 &width_object))
 		return -1;
-	offset = gdr_as_size("Flag", "offset", offset_object, 0);
+	offset = core_as_size("Flag", "offset", offset_object, 0);
 	if (offset < 0)
 		return -1;
-	width = gdr_as_size("Flag", "width", width_object, 4);
+	width = core_as_size("Flag", "width", width_object, 4);
 	if (width < 0)
 		return -1;
-	if (!gdr_mapping_usable((struct mapping *)mapping, "Flag") ||
-	    !gdr_mapping_word((struct mapping *)mapping, "Flag", offset, width))
+	if (!core_mapping_usable((struct mapping *)mapping, "Flag") ||
+	    !core_mapping_word((struct mapping *)mapping, "Flag", offset, width))
 		return -1;
 
 	self->mapping = (struct mapping *)Py_NewRef(mapping);
@@ -220,7 +221,7 @@ static PyMethodDef flag_methods[] = {
 	 "Store the word. Everything written to the mapping before is visible before it is,\n"
 	 "and it leaves the CPU before set() returns. Raises ValueError if it does not fit."},
 	{"get", (PyCFunction)flag_get, METH_NOARGS, "get()\n--\n\nLoad the word."},
-	{"wait", GDR_FASTCALL(flag_wait),
+	{"wait", CORE_FASTCALL(flag_wait),
 	 "wait(value, timeout=None, op='>=')\n--\n\n"
 	 "Wait until the word meets the condition, and return it.\n\n"
 	 "op is that of cuStreamWaitValue: '>=' (cyclic: the signed difference is not negative),\n"
@@ -252,7 +253,7 @@ static PyType_Slot flag_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_flag_spec = {
+PyType_Spec core_flag_spec = {
 	.name = "gdrpy._core._mapping.Flag",
 	.basicsize = sizeof(struct flag),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,

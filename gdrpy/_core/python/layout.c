@@ -6,9 +6,9 @@
 /* No header is longer. */
 #define LONGEST_HEADER 64
 
-size_t gdr_tuple_header;
-size_t gdr_list_header;
-size_t gdr_bytes_header;
+size_t core_tuple_header;
+size_t core_list_header;
+size_t core_bytes_header;
 
 static bool find_tuple_header(PyObject *pair)
 {
@@ -16,7 +16,7 @@ static bool find_tuple_header(PyObject *pair)
 		PyObject **items = (PyObject **)((char *)pair + at);
 
 		if (items[0] == PyTuple_GetItem(pair, 0) && items[1] == PyTuple_GetItem(pair, 1)) {
-			gdr_tuple_header = at;
+			core_tuple_header = at;
 			return true;
 		}
 	}
@@ -27,14 +27,14 @@ static bool find_tuple_header(PyObject *pair)
 /* A list has a pointer to its items, behind its size. */
 static bool find_list_header(PyObject *list)
 {
-	gdr_list_header = sizeof(PyVarObject);
-	if (gdr_list_item(list, 0) == PyList_GetItem(list, 0))
+	core_list_header = sizeof(PyVarObject);
+	if (core_list_item(list, 0) == PyList_GetItem(list, 0))
 		return true;
 	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python keeps a list's items elsewhere");
 	return false;
 }
 
-bool gdr_find_layouts(void)
+bool core_find_layouts(void)
 {
 	PyObject *bytes = PyBytes_FromStringAndSize(NULL, 0);
 	PyObject *pair = bytes ? PyTuple_Pack(2, bytes, Py_None) : NULL;
@@ -42,7 +42,7 @@ bool gdr_find_layouts(void)
 	bool found = list && find_tuple_header(pair) && find_list_header(list);
 
 	if (found)
-		gdr_bytes_header = (size_t)(PyBytes_AsString(bytes) - (char *)bytes);
+		core_bytes_header = (size_t)(PyBytes_AsString(bytes) - (char *)bytes);
 	Py_XDECREF(list);
 	Py_XDECREF(pair);
 	Py_XDECREF(bytes);

@@ -12,34 +12,34 @@
 
 #ifdef Py_LIMITED_API
 
-extern size_t gdr_tuple_header;
-extern size_t gdr_list_header;
-extern size_t gdr_bytes_header;
+extern size_t core_tuple_header;
+extern size_t core_list_header;
+extern size_t core_bytes_header;
 
 /* False with an exception set, where this Python keeps them elsewhere than in the object. */
-bool gdr_find_layouts(void);
+bool core_find_layouts(void);
 
 /* Of an object of exactly that type; borrowed. */
-static inline PyObject *gdr_tuple_item(PyObject *tuple, Py_ssize_t i)
+static inline PyObject *core_tuple_item(PyObject *tuple, Py_ssize_t i)
 {
-	return ((PyObject **)((char *)tuple + gdr_tuple_header))[i];
+	return ((PyObject **)((char *)tuple + core_tuple_header))[i];
 }
 
-static inline PyObject *gdr_list_item(PyObject *list, Py_ssize_t i)
+static inline PyObject *core_list_item(PyObject *list, Py_ssize_t i)
 {
-	return (*(PyObject ***)((char *)list + gdr_list_header))[i];
+	return (*(PyObject ***)((char *)list + core_list_header))[i];
 }
 
-static inline char *gdr_bytes_data(PyObject *bytes)
+static inline char *core_bytes_data(PyObject *bytes)
 {
-	return (char *)bytes + gdr_bytes_header;
+	return (char *)bytes + core_bytes_header;
 }
 
 #else
 
-#define gdr_find_layouts() true
-#define gdr_tuple_item(tuple, i) PyTuple_GET_ITEM(tuple, i)
-#define gdr_bytes_data(bytes) PyBytes_AS_STRING(bytes)
+#define core_find_layouts() true
+#define core_tuple_item(tuple, i) PyTuple_GET_ITEM(tuple, i)
+#define core_bytes_data(bytes) PyBytes_AS_STRING(bytes)
 
 #endif
 

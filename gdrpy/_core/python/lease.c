@@ -19,10 +19,10 @@ struct lease {
 
 static PyObject *name_flush, *name_leases, *name_life, *name_returned;
 
-bool gdr_lease_names(void)
+bool core_lease_names(void)
 {
-	return gdr_name(&name_flush, "flush") && gdr_name(&name_leases, "leases") &&
-	       gdr_name(&name_life, "life") && gdr_name(&name_returned, "returned");
+	return core_name(&name_flush, "flush") && core_name(&name_leases, "leases") &&
+	       core_name(&name_life, "life") && core_name(&name_returned, "returned");
 }
 
 static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
@@ -156,7 +156,7 @@ static PyType_Slot lease_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_lease_spec = {
+PyType_Spec core_lease_spec = {
 	.name = "gdrpy._core._mapping.Lease",
 	.basicsize = sizeof(struct lease),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,

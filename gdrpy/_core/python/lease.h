@@ -5,9 +5,9 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec gdr_lease_spec;
+extern PyType_Spec core_lease_spec;
 
 /* Before the first of them: false with an exception set. */
-bool gdr_lease_names(void);
+bool core_lease_names(void);
 
 #endif

@@ -10,18 +10,18 @@
 #include <errno.h>
 #include <structmember.h>
 
-#include "forks.h"
+#include "common/forks.h"
 
 static bool refuse_closed(const char *method)
 {
-	PyErr_Format(gdr_error_closed, "%s: the mapping is closed", method);
+	PyErr_Format(core_error_closed, "%s: the mapping is closed", method);
 	return false;
 }
 
-bool gdr_mapping_usable(struct mapping *self, const char *method)
+bool core_mapping_usable(struct mapping *self, const char *method)
 {
-	if (self->generation != gdr_fork_generation) {
-		PyErr_Format(gdr_error_forked,
+	if (self->generation != core_fork_generation) {
+		PyErr_Format(core_error_forked,
 			     "%s: this mapping belongs to the parent process; a forked child maps "
 			     "the region again, from its file descriptor",
 			     method);
@@ -31,7 +31,7 @@ bool gdr_mapping_usable(struct mapping *self, const char *method)
 		return refuse_closed(method);
 	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
 		PyErr_Format(
-			gdr_error_revoked,
+			core_error_revoked,
 			"%s: the GPU memory is gone, freed by its owner or with the pin: close "
 			"what maps it",
 			method);
@@ -40,12 +40,12 @@ bool gdr_mapping_usable(struct mapping *self, const char *method)
 	return true;
 }
 
-bool gdr_mapping_writable(struct mapping *self, const char *method)
+bool core_mapping_writable(struct mapping *self, const char *method)
 {
-	if (!gdr_mapping_usable(self, method))
+	if (!core_mapping_usable(self, method))
 		return false;
 	if (self->readonly) {
-		PyErr_Format(gdr_error_readonly,
+		PyErr_Format(core_error_readonly,
 			     "%s: the mapping is read-only; map with readonly=False, from a "
 			     "region that may be written: Region.from_fd(..., readonly=False), or "
 			     "one that a broker lets this user write",
@@ -55,39 +55,39 @@ bool gdr_mapping_writable(struct mapping *self, const char *method)
 	return true;
 }
 
-bool gdr_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one)
+bool core_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one)
 {
-	return gdr_users_hold(&self->users, one) || refuse_closed(method);
+	return core_users_hold(&self->users, one) || refuse_closed(method);
 }
 
-bool gdr_mapping_hold(struct mapping *self, const char *method, uint64_t one)
+bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one)
 {
-	return gdr_mapping_usable(self, method) && gdr_mapping_hold_checked(self, method, one);
+	return core_mapping_usable(self, method) && core_mapping_hold_checked(self, method, one);
 }
 
-PyThreadState *gdr_mapping_unlock(struct mapping *self)
+PyThreadState *core_mapping_unlock(struct mapping *self)
 {
-	gdr_users_stay(&self->users);
+	core_users_stay(&self->users);
 	return PyEval_SaveThread();
 }
 
-void gdr_mapping_relock(struct mapping *self, PyThreadState *thread)
+void core_mapping_relock(struct mapping *self, PyThreadState *thread)
 {
 	PyEval_RestoreThread(thread);
-	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
+	core_users_let_go(&self->users, CORE_ONE_VIEW);
 }
 
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
-	if (!gdr_mapping_usable(self, "Mapping.flush"))
+	if (!core_mapping_usable(self, "Mapping.flush"))
 		return NULL;
-	gdr_store_fence();
+	core_store_fence();
 	Py_RETURN_NONE;
 }
 
 static PyObject *mapping_begin_batch(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
-	if (!gdr_mapping_usable(self, "Mapping.batch"))
+	if (!core_mapping_usable(self, "Mapping.batch"))
 		return NULL;
 	__atomic_fetch_add(&self->batch, 1, __ATOMIC_RELAXED);
 	Py_RETURN_NONE;
@@ -96,7 +96,7 @@ static PyObject *mapping_begin_batch(struct mapping *self, PyObject *Py_UNUSED(u
 static PyObject *mapping_end_batch(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
 	__atomic_fetch_sub(&self->batch, 1, __ATOMIC_RELAXED);
-	gdr_store_fence();
+	core_store_fence();
 	Py_RETURN_NONE;
 }
 
@@ -106,9 +106,9 @@ static PyObject *mapping_revoke(struct mapping *self, PyObject *Py_UNUSED(unused
 	Py_RETURN_NONE;
 }
 
-static PyObject *unmap(struct gdr_map *map)
+static PyObject *unmap(struct core_map *map)
 {
-	int error = gdr_map_undo(map);
+	int error = core_map_undo(map);
 
 	if (!error)
 		Py_RETURN_NONE;
@@ -134,11 +134,11 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 
 	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED))
 		Py_RETURN_NONE;
-	if (self->generation != gdr_fork_generation) {
+	if (self->generation != core_fork_generation) {
 		self->address = NULL; /* The pages were never mapped here. */
 		Py_RETURN_NONE;
 	}
-	views = gdr_users_close(&self->users);
+	views = core_users_close(&self->users);
 	if (views < 0) /* another thread does it, and has let go of the GIL */
 		Py_RETURN_NONE;
 	if (views) {
@@ -151,23 +151,23 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 	return release_once(self);
 }
 
-GDR_ALONE(mapping_close, mapping)
+CORE_ALONE(mapping_close, mapping)
 
 static int mapping_getbuffer(struct mapping *self, Py_buffer *view, int flags)
 {
 	view->obj = NULL;
-	if (!gdr_mapping_hold(self, "memoryview(Mapping)", GDR_ONE_VIEW))
+	if (!core_mapping_hold(self, "memoryview(Mapping)", CORE_ONE_VIEW))
 		return -1;
 	if (!PyBuffer_FillInfo(view, (PyObject *)self, self->address, self->nbytes, self->readonly,
 			       flags))
 		return 0;
-	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
+	core_users_let_go(&self->users, CORE_ONE_VIEW);
 	return -1;
 }
 
 static void mapping_releasebuffer(struct mapping *self, Py_buffer *Py_UNUSED(view))
 {
-	gdr_users_let_go(&self->users, GDR_ONE_VIEW);
+	core_users_let_go(&self->users, CORE_ONE_VIEW);
 }
 
 static Py_ssize_t mapping_length(struct mapping *self)
@@ -182,32 +182,32 @@ static PyObject *mapping_closed(struct mapping *self, void *Py_UNUSED(unused))
 
 static PyObject *mapping_users(struct mapping *self, void *Py_UNUSED(unused))
 {
-	return PyLong_FromUnsignedLongLong(gdr_users_views(&self->users));
+	return PyLong_FromUnsignedLongLong(core_users_views(&self->users));
 }
 
 static PyObject *mapping_address(struct mapping *self, void *Py_UNUSED(unused))
 {
 	char *address;
 
-	if (!gdr_mapping_enter(self, "Mapping.address"))
+	if (!core_mapping_enter(self, "Mapping.address"))
 		return NULL;
 	address = self->address;
-	gdr_mapping_leave(self);
+	core_mapping_leave(self);
 	return PyLong_FromVoidPtr(address);
 }
 
-void gdr_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
-		       enum gdr_mapping_kind type, bool readonly, PyObject *release)
+void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
+			enum core_mapping_kind type, bool readonly, PyObject *release)
 {
 	self->address = address;
 	self->nbytes = nbytes;
 	self->type = type;
 	self->readonly = readonly;
-	self->generation = gdr_fork_generation;
+	self->generation = core_fork_generation;
 	self->release = Py_NewRef(release);
 }
 
-void gdr_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
+void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
 {
 	self->backend = Py_NewRef(backend);
 	self->ptr = Py_NewRef(ptr);
@@ -231,14 +231,14 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 					 &nbytes, &type, &readonly, &release, &backend, &ptr,
 					 &device))
 		return -1;
-	if (!address || nbytes <= 0 || type <= GDR_MAPPING_NONE || type > GDR_MAPPING_DEVICE ||
+	if (!address || nbytes <= 0 || type <= CORE_MAPPING_NONE || type > CORE_MAPPING_DEVICE ||
 	    !PyCallable_Check(release)) {
 		PyErr_SetString(PyExc_ValueError,
 				"Mapping: address, nbytes, type or release is out of range");
 		return -1;
 	}
-	gdr_mapping_begin(self, (char *)(uintptr_t)address, nbytes, type, readonly, release);
-	gdr_mapping_name(self, backend, ptr, device);
+	core_mapping_begin(self, (char *)(uintptr_t)address, nbytes, type, readonly, release);
+	core_mapping_name(self, backend, ptr, device);
 	return 0;
 }
 
@@ -254,7 +254,7 @@ static void mapping_dealloc(struct mapping *self)
 	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
 	PyObject *error, *value, *traceback, *result;
 
-	if (self->address && self->generation == gdr_fork_generation) {
+	if (self->address && self->generation == core_fork_generation) {
 		PyErr_Fetch(&error, &value, &traceback);
 		result = release_once(self);
 		if (!result)
@@ -271,19 +271,19 @@ static void mapping_dealloc(struct mapping *self)
 }
 
 static PyMethodDef mapping_methods[] = {
-	{"write", GDR_FASTCALL(gdr_mapping_write),
+	{"write", CORE_FASTCALL(core_mapping_write),
 	 "write(data, offset=0)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
 	 "Raises ValueError outside the mapping, and for bytes of this mapping that overlap those\n"
 	 "written; ReadOnly, Closed, Forked, Revoked."},
-	{"read", GDR_FASTCALL(gdr_mapping_read),
+	{"read", CORE_FASTCALL(core_mapping_read),
 	 "read(nbytes=None, offset=0)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes."},
-	{"readinto", GDR_FASTCALL(gdr_mapping_readinto),
+	{"readinto", CORE_FASTCALL(core_mapping_readinto),
 	 "readinto(buffer, offset=0)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
 	 "Raises ValueError as write() does."},
-	{"write_many", (PyCFunction)gdr_mapping_write_many, METH_O,
+	{"write_many", (PyCFunction)core_mapping_write_many, METH_O,
 	 "write_many(pieces)\n--\n\n"
 	 "Copy many buffers, each to an offset of its own, and fence once, unless in a batch().\n\n"
 	 "pieces is an iterable of pairs (offset in bytes, contiguous buffer). All are checked\n"
@@ -292,7 +292,7 @@ static PyMethodDef mapping_methods[] = {
 	 "itself\n"
 	 "nothing from between the first and the last byte written is taken; TypeError for what\n"
 	 "is no pair."},
-	{"scatter", GDR_FASTCALL(gdr_mapping_scatter),
+	{"scatter", CORE_FASTCALL(core_mapping_scatter),
 	 "scatter(offsets, records)\n--\n\n"
 	 "Copy records[i] to byte offsets[i], for every i, and fence once, unless in a batch().\n\n"
 	 "offsets are integers in one dimension, int64 arrays without a copy; records is a\n"
@@ -300,7 +300,7 @@ static PyMethodDef mapping_methods[] = {
 	 "rows. All offsets are checked before the first store. Do not let records overlap: "
 	 "either\n"
 	 "of two may be what is left. Raises as write() does, naming the offset."},
-	{"write_strided", GDR_FASTCALL(gdr_mapping_write_strided),
+	{"write_strided", CORE_FASTCALL(core_mapping_write_strided),
 	 "write_strided(data, pitch, offset=0)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
 	 "in a batch().\n\n"
@@ -308,15 +308,15 @@ static PyMethodDef mapping_methods[] = {
 	 "array; its bytes are its elements' in C order. The array may have any strides. pitch is\n"
 	 "in bytes, at least those of a row; what lies between rows is left alone.\n\n"
 	 "Raises ValueError if a row or all of them do not fit, and as write() does."},
-	{"readinto_strided", GDR_FASTCALL(gdr_mapping_readinto_strided),
+	{"readinto_strided", CORE_FASTCALL(core_mapping_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
 	 "array's size in bytes. Rows and pitch are as in write_strided()."},
-	{"store", GDR_FASTCALL(gdr_mapping_store),
+	{"store", CORE_FASTCALL(core_mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
 	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"
 	 "Raises ValueError if the value does not fit."},
-	{"load", GDR_FASTCALL(gdr_mapping_load),
+	{"load", CORE_FASTCALL(core_mapping_load),
 	 "load(offset, width=4)\n--\n\n"
 	 "Load one aligned word of 4 or 8 bytes, atomically, as a non-negative int."},
 	{"flush", (PyCFunction)mapping_flush, METH_NOARGS,
@@ -325,7 +325,7 @@ static PyMethodDef mapping_methods[] = {
 	{"close", (PyCFunction)(void (*)(void))mapping_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
-	{"_of_memfd", gdr_map_memfd, METH_VARARGS | METH_CLASS, NULL},
+	{"_of_memfd", core_map_memfd, METH_VARARGS | METH_CLASS, NULL},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},
 	{"_revoke", (PyCFunction)mapping_revoke, METH_NOARGS, NULL},
@@ -373,7 +373,7 @@ static PyType_Slot mapping_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_mapping_spec = {
+PyType_Spec core_mapping_spec = {
 	.name = "gdrpy._core._mapping.Mapping",
 	.basicsize = sizeof(struct mapping),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,

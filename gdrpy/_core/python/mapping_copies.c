@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* A mapping's bytes and words: Mapping.write(), read(), readinto(), store() and load(). */
+#include "copy/parallel.h"
 #include "mapping.h"
-#include "parallel.h"
 
-bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
-		       Py_ssize_t nbytes)
+bool core_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
+			Py_ssize_t nbytes)
 {
 	if (offset <= self->nbytes && nbytes <= self->nbytes - offset)
 		return true;
@@ -15,8 +15,8 @@ bool gdr_mapping_range(struct mapping *self, const char *method, Py_ssize_t offs
 	return false;
 }
 
-bool gdr_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
-				Py_ssize_t extent)
+bool core_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
+				 Py_ssize_t extent)
 {
 	PyErr_Format(PyExc_ValueError,
 		     "%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
@@ -25,14 +25,15 @@ bool gdr_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t
 	return false;
 }
 
-bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset, Py_ssize_t width)
+bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
+		       Py_ssize_t width)
 {
 	if (width != 4 && width != 8) {
 		PyErr_Format(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd", method,
 			     width);
 		return false;
 	}
-	if (!gdr_mapping_range(self, method, offset, width))
+	if (!core_mapping_range(self, method, offset, width))
 		return false;
 	if ((uintptr_t)(self->address + offset) % (uintptr_t)width) {
 		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to the %zd-byte word",
@@ -42,7 +43,7 @@ bool gdr_mapping_word(struct mapping *self, const char *method, Py_ssize_t offse
 	return true;
 }
 
-void gdr_word_store(char *address, Py_ssize_t width, uint64_t value)
+void core_word_store(char *address, Py_ssize_t width, uint64_t value)
 {
 	if (width == 4)
 		*(volatile uint32_t *)address = (uint32_t)value;
@@ -50,18 +51,18 @@ void gdr_word_store(char *address, Py_ssize_t width, uint64_t value)
 		*(volatile uint64_t *)address = value;
 }
 
-uint64_t gdr_word_load(const char *address, Py_ssize_t width)
+uint64_t core_word_load(const char *address, Py_ssize_t width)
 {
 	return width == 4 ? *(const volatile uint32_t *)address
 			  : *(const volatile uint64_t *)address;
 }
 
-uint64_t gdr_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width)
+uint64_t core_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width)
 {
-	uint64_t value = gdr_word_load(self->address + offset, width);
+	uint64_t value = core_word_load(self->address + offset, width);
 
 	/* What is read next must not be older than the word that told the reader to look. */
-	gdr_load_fence();
+	core_load_fence();
 	return value;
 }
 
@@ -69,44 +70,44 @@ static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offse
 		    Py_ssize_t nbytes)
 {
 	if (threads > 1)
-		gdr_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
+		core_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	else
-		gdr_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
-	gdr_mapping_fence(self);
+		core_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
+	core_mapping_fence(self);
 }
 
 static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		     Py_ssize_t nbytes)
 {
-	gdr_copy_from_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
+	core_copy_from_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
 }
 
-void gdr_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
-		     const void *data, Py_ssize_t nbytes)
+void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		      const void *data, Py_ssize_t nbytes)
 {
 	PyThreadState *thread;
 
-	if (nbytes < GDR_UNLOCKED_WRITE) {
+	if (nbytes < CORE_UNLOCKED_WRITE) {
 		copy_in(self, 1, offset, data, nbytes);
 		return;
 	}
-	thread = gdr_mapping_unlock(self);
+	thread = core_mapping_unlock(self);
 	copy_in(self, threads, offset, data, nbytes);
-	gdr_mapping_relock(self, thread);
+	core_mapping_relock(self, thread);
 }
 
-void gdr_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
-		     Py_ssize_t nbytes)
+void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
+		      Py_ssize_t nbytes)
 {
 	PyThreadState *thread;
 
-	if (nbytes < GDR_UNLOCKED_READ) {
+	if (nbytes < CORE_UNLOCKED_READ) {
 		copy_out(self, 1, offset, data, nbytes);
 		return;
 	}
-	thread = gdr_mapping_unlock(self);
+	thread = core_mapping_unlock(self);
 	copy_out(self, threads, offset, data, nbytes);
-	gdr_mapping_relock(self, thread);
+	core_mapping_relock(self, thread);
 }
 
 /* write() and readinto(): (buffer, offset=0). The bytes copied; -1 with an exception set. */
@@ -114,77 +115,77 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 				     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", NULL};
-	struct gdr_bytes bytes;
+	struct core_bytes bytes;
 	Py_ssize_t offset;
 	PyObject *arg[2];
 	bool fits = false;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
 		return -1;
-	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || (to_write && !gdr_mapping_writable(self, method)) ||
-	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
+	offset = core_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || (to_write && !core_mapping_writable(self, method)) ||
+	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
-	if (gdr_mapping_enter(self, method)) {
-		fits = gdr_mapping_range(self, method, offset, bytes.nbytes) &&
-		       gdr_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
-					 bytes.nbytes);
+	if (core_mapping_enter(self, method)) {
+		fits = core_mapping_range(self, method, offset, bytes.nbytes) &&
+		       core_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
+					  bytes.nbytes);
 		if (fits && to_write)
-			gdr_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
+			core_mapping_put(self, 1, offset, bytes.data, bytes.nbytes);
 		else if (fits)
-			gdr_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
-		gdr_mapping_leave(self);
+			core_mapping_get(self, 1, offset, bytes.data, bytes.nbytes);
+		core_mapping_leave(self);
 	}
-	gdr_release_bytes(&bytes);
+	core_release_bytes(&bytes);
 	return fits ? bytes.nbytes : -1;
 }
 
-PyObject *gdr_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			     PyObject *kwnames)
 {
 	if (copy_buffer(self, "Mapping.write", true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
 
-PyObject *gdr_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			       PyObject *kwnames)
+PyObject *core_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				PyObject *kwnames)
 {
 	Py_ssize_t nbytes = copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
 
 	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }
 
-PyObject *gdr_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			   PyObject *kwnames)
+PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
 {
 	static const char *const names[] = {"nbytes", "offset", NULL};
 	static const char method[] = "Mapping.read";
 	Py_ssize_t offset, nbytes;
 	PyObject *arg[2], *bytes = NULL;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
-	offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (offset < 0 || !gdr_mapping_usable(self, method))
+	offset = core_as_size(method, "offset", arg[1], 0);
+	if (offset < 0 || !core_mapping_usable(self, method))
 		return NULL;
 	if (arg[0] == Py_None)
 		arg[0] = NULL;
-	nbytes = gdr_as_size(method, "nbytes", arg[0],
-			     offset < self->nbytes ? self->nbytes - offset : 0);
-	if (nbytes < 0 || !gdr_mapping_enter(self, method))
+	nbytes = core_as_size(method, "nbytes", arg[0],
+			      offset < self->nbytes ? self->nbytes - offset : 0);
+	if (nbytes < 0 || !core_mapping_enter(self, method))
 		return NULL;
 
-	if (gdr_mapping_range(self, method, offset, nbytes))
+	if (core_mapping_range(self, method, offset, nbytes))
 		bytes = PyBytes_FromStringAndSize(NULL, nbytes);
 	if (bytes)
-		gdr_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
-	gdr_mapping_leave(self);
+		core_mapping_get(self, 1, offset, PyBytes_AsString(bytes), nbytes);
+	core_mapping_leave(self);
 	return bytes;
 }
 
-PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			     PyObject *kwnames)
 {
 	static const char *const names[] = {"offset", "value", "width", NULL};
 	static const char method[] = "Mapping.store";
@@ -192,26 +193,27 @@ PyObject *gdr_mapping_store(struct mapping *self, PyObject *const *args, Py_ssiz
 	PyObject *arg[3];
 	uint64_t value;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg))
 		return NULL;
-	offset = gdr_as_size(method, "offset", arg[0], 0);
+	offset = core_as_size(method, "offset", arg[0], 0);
 	if (offset < 0)
 		return NULL;
-	width = gdr_as_size(method, "width", arg[2], 4);
+	width = core_as_size(method, "width", arg[2], 4);
 	if (width < 0)
 		return NULL;
-	if (!gdr_mapping_writable(self, method) || !gdr_mapping_word(self, method, offset, width) ||
-	    !gdr_as_word(method, arg[1], width, &value) || !gdr_mapping_enter(self, method))
+	if (!core_mapping_writable(self, method) ||
+	    !core_mapping_word(self, method, offset, width) ||
+	    !core_as_word(method, arg[1], width, &value) || !core_mapping_enter(self, method))
 		return NULL;
 
-	gdr_word_store(self->address + offset, width, value);
-	gdr_mapping_fence(self);
-	gdr_mapping_leave(self);
+	core_word_store(self->address + offset, width, value);
+	core_mapping_fence(self);
+	core_mapping_leave(self);
 	Py_RETURN_NONE;
 }
 
-PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			   PyObject *kwnames)
+PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			    PyObject *kwnames)
 {
 	static const char *const names[] = {"offset", "width", NULL};
 	static const char method[] = "Mapping.load";
@@ -220,20 +222,20 @@ PyObject *gdr_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize
 	uint64_t value;
 	bool fits;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
 		return NULL;
-	offset = gdr_as_size(method, "offset", arg[0], 0);
+	offset = core_as_size(method, "offset", arg[0], 0);
 	if (offset < 0)
 		return NULL;
-	width = gdr_as_size(method, "width", arg[1], 4);
+	width = core_as_size(method, "width", arg[1], 4);
 	if (width < 0)
 		return NULL;
-	if (!gdr_mapping_enter(self, method))
+	if (!core_mapping_enter(self, method))
 		return NULL;
 
-	fits = gdr_mapping_word(self, method, offset, width);
+	fits = core_mapping_word(self, method, offset, width);
 	if (fits)
-		value = gdr_mapping_load_word(self, offset, width);
-	gdr_mapping_leave(self);
+		value = core_mapping_load_word(self, offset, width);
+	core_mapping_leave(self);
 	return fits ? PyLong_FromUnsignedLongLong(value) : NULL;
 }

@@ -5,8 +5,8 @@
  */
 #define _GNU_SOURCE 1
 
+#include "common/forks.h"
 #include "descriptor.h"
-#include "forks.h"
 #include "mapping.h"
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static long long sealed_size(int fd)
 	return status.st_size;
 }
 
-PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 
@@ -47,7 +47,7 @@ PyObject *gdr_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	return PyLong_FromLongLong(sealed_size(fd));
 }
 
-PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 	long long nbytes;
@@ -55,31 +55,31 @@ PyObject *gdr_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	fd = gdr_private_duplicate(fd);
+	fd = core_private_duplicate(fd);
 	if (fd < 0 && errno != EBADF)
 		return PyErr_SetFromErrno(PyExc_OSError);
 	nbytes = sealed_size(fd);
 	if (!nbytes) {
-		gdr_private_close(fd);
+		core_private_close(fd);
 		Py_RETURN_NONE;
 	}
-	own = gdr_descriptor_own(fd);
+	own = core_descriptor_own(fd);
 	return own ? Py_BuildValue("NL", own, nbytes) : NULL;
 }
 
-PyObject *gdr_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_lend_private(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	gdr_private_lend(fd);
+	core_private_lend(fd);
 	Py_RETURN_NONE;
 }
 
-PyObject *gdr_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+PyObject *core_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-	gdr_private_take_back();
+	core_private_take_back();
 	Py_RETURN_NONE;
 }
 
@@ -88,11 +88,11 @@ static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long 
 				 Py_ssize_t nbytes, bool readonly, PyObject *keep)
 {
 	struct mapping *self;
-	struct gdr_map map;
+	struct core_map map;
 	int error;
 
-	error = gdr_map_fd(&map, fd, gdr_map_pages(&map, offset, (size_t)nbytes), offset, readonly,
-			   NULL);
+	error = core_map_fd(&map, fd, core_map_pages(&map, offset, (size_t)nbytes), offset,
+			    readonly, NULL);
 	if (error) {
 		errno = -error;
 		PyErr_SetFromErrno(PyExc_OSError);
@@ -100,15 +100,15 @@ static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long 
 	}
 	self = (struct mapping *)PyType_GenericAlloc(type, 0);
 	if (!self) {
-		gdr_map_undo(&map);
+		core_map_undo(&map);
 		return NULL;
 	}
-	gdr_mapping_begin(self, map.address, nbytes, GDR_MAPPING_CACHED, readonly, keep);
+	core_mapping_begin(self, map.address, nbytes, CORE_MAPPING_CACHED, readonly, keep);
 	self->map = map;
 	return self;
 }
 
-PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
+PyObject *core_map_memfd(PyObject *type, PyObject *args)
 {
 	PyObject *keep, *backend;
 	unsigned long long offset;
@@ -122,6 +122,6 @@ PyObject *gdr_map_memfd(PyObject *type, PyObject *args)
 
 	self = map_range((PyTypeObject *)type, fd, offset, nbytes, readonly, keep);
 	if (self)
-		gdr_mapping_name(self, backend, Py_None, Py_None);
+		core_mapping_name(self, backend, Py_None, Py_None);
 	return (PyObject *)self;
 }

@@ -5,22 +5,25 @@
 #include "channel.h"
 #include "descriptor.h"
 #include "dlpack.h"
+#include "fields.h"
 #include "layout.h"
 #include "lease.h"
 #include "mapping.h"
+#include "resource.h"
+#include "undo.h"
 
 #include <pthread.h>
 
-PyTypeObject *gdr_mapping_type_object;
+PyTypeObject *core_mapping_type_object;
 
 static void count_fork(void)
 {
-	gdr_fork_generation++;
+	core_fork_generation++;
 }
 
 static PyObject *fork_generation(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-	return PyLong_FromUnsignedLong(gdr_fork_generation);
+	return PyLong_FromUnsignedLong(core_fork_generation);
 }
 
 static int import_errors(void)
@@ -29,12 +32,12 @@ static int import_errors(void)
 		const char *name;
 		PyObject **where;
 	} errors[] = {
-		{"Closed", &gdr_error_closed},
-		{"Forked", &gdr_error_forked},
-		{"MissingView", &gdr_error_missing_view},
-		{"ReadOnly", &gdr_error_readonly},
-		{"Revoked", &gdr_error_revoked},
-		{"Timeout", &gdr_error_timeout},
+		{"Closed", &core_error_closed},
+		{"Forked", &core_error_forked},
+		{"MissingView", &core_error_missing_view},
+		{"ReadOnly", &core_error_readonly},
+		{"Revoked", &core_error_revoked},
+		{"Timeout", &core_error_timeout},
 	};
 	PyObject *module = PyImport_ImportModule("gdrpy.errors");
 	size_t i;
@@ -62,34 +65,40 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
 static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
 	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
-	{"dlpack", gdr_dlpack, METH_VARARGS, gdr_dlpack_doc},
-	{"take_dlpack", gdr_take_dlpack, METH_O, gdr_take_dlpack_doc},
-	{"open_dma", gdr_open_dma, METH_O,
+	{"dlpack", core_dlpack, METH_VARARGS, core_dlpack_doc},
+	{"take_dlpack", core_take_dlpack, METH_O, core_take_dlpack_doc},
+	{"misfit", (PyCFunction)(void (*)(void))core_misfit, METH_FASTCALL,
+	 "misfit(message, fields, /)\n--\n\n"
+	 "The name of the first field that a dict lacks, or has a wrong value for; None if all "
+	 "fit.\n\n"
+	 "A field is its name, a tuple of the types that its value may have, and the bounds of a\n"
+	 "number or of a length, None for no bounds."},
+	{"open_dma", core_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a device, whose CUcontext that is, as a "
 	 "capsule."},
-	{"sealed_size", gdr_sealed_size, METH_O,
+	{"sealed_size", core_sealed_size, METH_O,
 	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
-	{"take_memfd", gdr_take_memfd, METH_O,
+	{"take_memfd", core_take_memfd, METH_O,
 	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that nobody can resize, and "
 	 "its bytes; None for any other."},
-	{"lend_private", gdr_lend_private, METH_O,
+	{"lend_private", core_lend_private, METH_O,
 	 "lend_private(fd)\n--\n\nHave children that this thread forks keep a private descriptor."},
-	{"take_back_private", gdr_take_back_private, METH_NOARGS,
+	{"take_back_private", core_take_back_private, METH_NOARGS,
 	 "take_back_private()\n--\n\nHave them close again what this thread lent."},
-	{"alone", gdr_alone, METH_VARARGS,
+	{"alone", core_alone, METH_VARARGS,
 	 "alone(lock, function, /, *args)\n--\n\nCall it with a lock held, which it outlives by no "
 	 "exception."},
-	{"try_alone", gdr_try_alone, METH_VARARGS,
+	{"try_alone", core_try_alone, METH_VARARGS,
 	 "try_alone(lock, function, /, *args)\n--\n\nAs alone(), but False where the lock is "
 	 "taken."},
-	{"run", (PyCFunction)(void (*)(void))gdr_run, METH_VARARGS | METH_KEYWORDS,
+	{"run", (PyCFunction)(void (*)(void))core_run, METH_VARARGS | METH_KEYWORDS,
 	 "run(function, /, *args, **kwargs)\n--\n\n"
 	 "What a coroutine function returns whose coroutine never suspends."},
-	{"exchange", gdr_exchange, METH_VARARGS,
+	{"exchange", core_exchange, METH_VARARGS,
 	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
 	 "Send a packet, and receive one as receive() does. Raises OSError, ECONNRESET where the "
 	 "peer\nhas not read the packet and never will."},
-	{"receive", gdr_receive, METH_VARARGS,
+	{"receive", core_receive, METH_VARARGS,
 	 "receive(sock, limit, max_fds, /)\n--\n\n"
 	 "One packet: its bytes, its Descriptors (None in place of one for which there was no "
 	 "memory),\nrecvmsg's flags. Raises OSError."},
@@ -110,28 +119,30 @@ PyMODINIT_FUNC PyInit__mapping(void)
 {
 	PyObject *module;
 
-	if (import_errors() || !gdr_find_layouts() || !gdr_alone_names() || !gdr_lease_names())
+	if (import_errors() || !core_find_layouts() || !core_alone_names() || !core_lease_names() ||
+	    !core_resource_names() || !core_undo_names())
 		return NULL;
 
-	module = gdr_create_module(&definition);
+	module = core_create_module(&definition);
 	if (!module)
 		return NULL;
 
-	gdr_mapping_type_object = add_type(module, &gdr_mapping_spec);
-	if (!gdr_mapping_type_object || !add_type(module, &gdr_flag_spec) ||
-	    !add_type(module, &gdr_transfers_spec) || !add_type(module, &gdr_buffer_spec) ||
-	    !add_type(module, &gdr_lease_spec))
+	core_mapping_type_object = add_type(module, &core_mapping_spec);
+	if (!core_mapping_type_object || !add_type(module, &core_flag_spec) ||
+	    !add_type(module, &core_transfers_spec) || !add_type(module, &core_buffer_spec) ||
+	    !add_type(module, &core_lease_spec) || !add_type(module, &core_resource_spec) ||
+	    !add_type(module, &core_undo_spec))
 		goto drop_module;
-	gdr_descriptor_type_object = add_type(module, &gdr_descriptor_spec);
-	if (!gdr_descriptor_type_object)
+	core_descriptor_type_object = add_type(module, &core_descriptor_spec);
+	if (!core_descriptor_type_object)
 		goto drop_module;
-	gdr_channel_type_object = add_type(module, &gdr_channel_spec);
-	if (!gdr_channel_type_object || !add_type(module, &gdr_channel_reader_spec))
+	core_channel_type_object = add_type(module, &core_channel_spec);
+	if (!core_channel_type_object || !add_type(module, &core_channel_reader_spec))
 		goto drop_module;
 
 	/* What a channel takes of GPU memory besides its records, and of host memory. */
-	if (PyModule_AddIntConstant(module, "CHANNEL_NBYTES", GDR_RING_RECORDS) ||
-	    PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", GDR_RING_HOST_NBYTES))
+	if (PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) ||
+	    PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES))
 		goto drop_module;
 
 	if (pthread_atfork(NULL, NULL, count_fork)) {

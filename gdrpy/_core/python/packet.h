@@ -9,16 +9,16 @@
 #include <sys/socket.h>
 
 /* What the kernel takes beside one message. Source: SCM_MAX_FD, unix(7). */
-#define GDR_MAX_FDS 253
+#define CORE_MAX_FDS 253
 
 /* Room for that many descriptors, aligned as the kernel's headers want it. */
-union gdr_control {
-	char bytes[CMSG_SPACE(GDR_MAX_FDS * sizeof(int))];
+union core_control {
+	char bytes[CMSG_SPACE(CORE_MAX_FDS * sizeof(int))];
 	struct cmsghdr align;
 };
 
 /* Put the descriptors that came into out; how many. */
-static inline Py_ssize_t gdr_find_fds(struct msghdr *message, int *out)
+static inline Py_ssize_t core_find_fds(struct msghdr *message, int *out)
 {
 	Py_ssize_t found = 0;
 	struct cmsghdr *header;
@@ -34,20 +34,21 @@ static inline Py_ssize_t gdr_find_fds(struct msghdr *message, int *out)
 	return found;
 }
 
-/* A buffer for a packet with up to so many descriptors; NULL with an exception set. */
-static inline char *gdr_packet_buffer(Py_ssize_t limit, Py_ssize_t max_fds)
-{
-	char *buffer;
+/* What owns descriptors that came with a packet is not the same in all extensions. */
+struct core_receiver {
+	/* recvmsg() with MSG_CMSG_CLOEXEC; then core_find_fds(), for *count. -1 with errno set. */
+	ssize_t (*take)(int sock, struct msghdr *message, int *fds, Py_ssize_t *count);
+	/* A list of owners, None for a descriptor -1; NULL with an exception set and all closed. */
+	PyObject *(*own)(const int *fds, Py_ssize_t count);
+	int (*close)(int fd);
+};
 
-	if (limit < 0 || max_fds < 0 || max_fds > GDR_MAX_FDS) {
-		PyErr_Format(PyExc_ValueError, "a limit of %zd bytes and %zd descriptors", limit,
-			     max_fds);
-		return NULL;
-	}
-	buffer = PyMem_Malloc((size_t)limit);
-	if (!buffer)
-		PyErr_NoMemory();
-	return buffer;
-}
+/*
+ * One packet: its bytes, its descriptors, the flags; NULL with an exception set. The second has the
+ * arguments of a function receive(sock, limit, max_fds).
+ */
+PyObject *core_receive_packet(const struct core_receiver *receiver, int sock, Py_ssize_t limit,
+			      Py_ssize_t max_fds);
+PyObject *core_receive_by(const struct core_receiver *receiver, PyObject *args);
 
 #endif

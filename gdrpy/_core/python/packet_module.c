@@ -14,9 +14,9 @@ static Py_ssize_t take_fds(PyObject *sequence, int *out)
 {
 	Py_ssize_t count = PySequence_Size(sequence), i;
 
-	if (count > GDR_MAX_FDS) {
+	if (count > CORE_MAX_FDS) {
 		PyErr_Format(PyExc_ValueError, "%zd descriptors are more than the %d of a packet",
-			     count, GDR_MAX_FDS);
+			     count, CORE_MAX_FDS);
 		return -1;
 	}
 	for (i = 0; i < count; i++) {
@@ -37,7 +37,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 {
 	struct iovec iov = {.iov_base = data->buf, .iov_len = (size_t)data->len};
 	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
-	union gdr_control control;
+	union core_control control;
 	ssize_t sent;
 
 	if (count) {
@@ -63,7 +63,7 @@ static int send_packet(int sock, const Py_buffer *data, const int *fds, Py_ssize
 
 static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	int sock, fds[GDR_MAX_FDS], error = -1;
+	int sock, fds[CORE_MAX_FDS], error = -1;
 	PyObject *sequence;
 	Py_ssize_t count;
 	Py_buffer data;
@@ -79,7 +79,15 @@ static PyObject *packet_send(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* Descriptors as a list, which owns them by number. */
+static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
+{
+	ssize_t size = recvmsg(sock, message, MSG_CMSG_CLOEXEC);
+
+	*count = size < 0 ? 0 : core_find_fds(message, fds);
+	return size;
+}
+
+/* Descriptors as a list, which owns them by number. They are closed on failure. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)
 {
 	PyObject *list = PyList_New(count);
@@ -93,66 +101,20 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 		else
 			PyList_SetItem(list, i, number);
 	}
+	while (!list && count)
+		close(fds[--count]);
 	return list;
 }
 
-/* One packet: its bytes, its descriptors, the flags; NULL with an exception set. */
-static PyObject *receive_packet(int sock, Py_ssize_t limit, Py_ssize_t max_fds)
-{
-	ssize_t size;
-	char *buffer;
-	PyObject *data, *list, *result = NULL;
-	int fds[GDR_MAX_FDS];
-	Py_ssize_t count;
-	struct iovec iov;
-	union gdr_control control;
-	struct msghdr message;
-
-	buffer = gdr_packet_buffer(limit, max_fds);
-	if (!buffer)
-		return NULL;
-
-	iov = (struct iovec){.iov_base = buffer, .iov_len = (size_t)limit};
-	do {
-		message = (struct msghdr){
-			.msg_iov = &iov,
-			.msg_iovlen = 1,
-			.msg_control = &control,
-			.msg_controllen = max_fds ? CMSG_SPACE((size_t)max_fds * sizeof(int)) : 0,
-		};
-		Py_BEGIN_ALLOW_THREADS;
-		size = recvmsg(sock, &message, MSG_CMSG_CLOEXEC);
-		Py_END_ALLOW_THREADS;
-	} while (size < 0 && errno == EINTR && !PyErr_CheckSignals());
-	if (size < 0) {
-		if (!PyErr_Occurred())
-			PyErr_SetFromErrno(PyExc_OSError);
-		goto free_buffer;
-	}
-
-	count = gdr_find_fds(&message, fds);
-	list = list_fds(fds, count);
-	data = list ? PyBytes_FromStringAndSize(buffer, size) : NULL;
-	if (data)
-		result = Py_BuildValue("OOi", data, list, message.msg_flags);
-	Py_XDECREF(data);
-	Py_XDECREF(list);
-	while (!result && count)
-		close(fds[--count]);
-
-free_buffer:
-	PyMem_Free(buffer);
-	return result;
-}
+static const struct core_receiver receiver = {
+	.take = take_packet,
+	.own = list_fds,
+	.close = close,
+};
 
 static PyObject *packet_receive(PyObject *Py_UNUSED(module), PyObject *args)
 {
-	Py_ssize_t limit, max_fds;
-	int sock;
-
-	if (!PyArg_ParseTuple(args, "inn:receive", &sock, &limit, &max_fds))
-		return NULL;
-	return receive_packet(sock, limit, max_fds);
+	return core_receive_by(&receiver, args);
 }
 
 static PyMethodDef functions[] = {
@@ -176,5 +138,5 @@ PyMODINIT_FUNC PyInit__packet(void);
 
 PyMODINIT_FUNC PyInit__packet(void)
 {
-	return gdr_create_module(&definition);
+	return core_create_module(&definition);
 }

@@ -5,13 +5,13 @@
 
 #include <string.h>
 
-PyObject *gdr_error_closed;
-PyObject *gdr_error_forked;
-PyObject *gdr_error_missing_view;
-PyObject *gdr_error_readonly;
-PyObject *gdr_error_revoked;
-PyObject *gdr_error_timeout;
-unsigned int gdr_fork_generation;
+PyObject *core_error_closed;
+PyObject *core_error_forked;
+PyObject *core_error_missing_view;
+PyObject *core_error_readonly;
+PyObject *core_error_revoked;
+PyObject *core_error_timeout;
+unsigned int core_fork_generation;
 
 static int index_of(PyObject *keyword, const char *const *names)
 {
@@ -23,8 +23,8 @@ static int index_of(PyObject *keyword, const char *const *names)
 	return -1;
 }
 
-bool gdr_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-	       const char *const *names, int required, PyObject **out)
+bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+		const char *const *names, int required, PyObject **out)
 {
 	Py_ssize_t keywords = kwnames ? PyTuple_Size(kwnames) : 0;
 	Py_ssize_t i, most;
@@ -101,8 +101,8 @@ static void refuse_view(const char *method, const char *name, int flags)
 	Py_XDECREF(traceback);
 }
 
-bool gdr_get_view(const char *method, const char *name, PyObject *object, int flags,
-		  Py_buffer *view)
+bool core_get_view(const char *method, const char *name, PyObject *object, int flags,
+		   Py_buffer *view)
 {
 	if (!PyObject_CheckBuffer(object)) {
 		PyErr_Format(PyExc_TypeError,
@@ -123,23 +123,23 @@ bool gdr_get_view(const char *method, const char *name, PyObject *object, int fl
 	return false;
 }
 
-bool gdr_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
-		   struct gdr_bytes *bytes)
+bool core_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
+		    struct core_bytes *bytes)
 {
 	if (PyBytes_CheckExact(object) && !writable) {
 		bytes->view.obj = NULL; /* the caller's argument keeps it */
-		bytes->data = gdr_bytes_data(object);
+		bytes->data = core_bytes_data(object);
 		bytes->nbytes = Py_SIZE(object);
 		return true;
 	}
-	if (!gdr_get_view(method, name, object, writable ? PyBUF_WRITABLE : 0, &bytes->view))
+	if (!core_get_view(method, name, object, writable ? PyBUF_WRITABLE : 0, &bytes->view))
 		return false;
 	bytes->data = bytes->view.buf;
 	bytes->nbytes = bytes->view.len;
 	return true;
 }
 
-Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent)
+Py_ssize_t core_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent)
 {
 	Py_ssize_t value;
 
@@ -162,7 +162,7 @@ Py_ssize_t gdr_as_size(const char *method, const char *name, PyObject *object, P
 	return -1;
 }
 
-bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value)
+bool core_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value)
 {
 	PyObject *number;
 
@@ -184,7 +184,7 @@ bool gdr_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_
 	return true;
 }
 
-bool gdr_as_timeout(const char *method, PyObject *object, int64_t *timeout)
+bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout)
 {
 	double seconds;
 

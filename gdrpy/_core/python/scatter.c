@@ -5,7 +5,7 @@
  * Everything is checked before the first store. What can run Python code (conversions, exporters of
  * buffers) runs before that too, and is over when the mapping is looked at last.
  */
-#include "copy_pieces.h"
+#include "copy/pieces.h"
 #include "mapping.h"
 
 #include <stdio.h>
@@ -59,9 +59,9 @@ static bool export_offsets(PyObject *object, Py_buffer *view)
 	return !failed;
 }
 
-static bool check_records(struct mapping *self, const struct gdr_records *records, int64_t last)
+static bool check_records(struct mapping *self, const struct core_records *records, int64_t last)
 {
-	size_t outside = gdr_first_outside(records, last);
+	size_t outside = core_first_outside(records, last);
 	char label[LABEL_BYTES];
 	Py_ssize_t offset;
 
@@ -80,33 +80,34 @@ static bool check_records(struct mapping *self, const struct gdr_records *record
 }
 
 /* All that lies between the first and the last record to be written counts as written. */
-static bool check_apart(struct mapping *self, const struct gdr_records *records,
+static bool check_apart(struct mapping *self, const struct core_records *records,
 			const Py_buffer *data)
 {
 	int64_t first = INT64_MAX, end = 0;
 
-	if (!gdr_overlap(self->address, (size_t)self->nbytes, data->buf, (size_t)data->len))
+	if (!core_overlap(self->address, (size_t)self->nbytes, data->buf, (size_t)data->len))
 		return true;
 	for (size_t i = 0; i < records->count; i++) {
 		first = records->offsets[i] < first ? records->offsets[i] : first;
 		end = records->offsets[i] > end ? records->offsets[i] : end;
 	}
 	end += (int64_t)records->nbytes;
-	return gdr_mapping_apart(self, method, "records", first, end - first, data->buf, data->len);
+	return core_mapping_apart(self, method, "records", first, end - first, data->buf,
+				  data->len);
 }
 
-static size_t put_records(struct mapping *self, const struct gdr_records *records, int64_t last)
+static size_t put_records(struct mapping *self, const struct core_records *records, int64_t last)
 {
-	size_t count = gdr_put_records(self->type, self->address, records, last);
+	size_t count = core_put_records(self->type, self->address, records, last);
 
-	gdr_mapping_fence(self);
+	core_mapping_fence(self);
 	return count;
 }
 
 static bool scatter_records(struct mapping *self, const Py_buffer *offsets, const Py_buffer *data)
 {
 	Py_ssize_t count = data->ndim ? data->shape[0] : -1;
-	struct gdr_records records = {
+	struct core_records records = {
 		.offsets = offsets->buf,
 		.records = data->buf,
 		.nbytes = count > 0 ? (size_t)(data->len / count) : 0,
@@ -126,12 +127,12 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	if (!check_records(self, &records, last) || !check_apart(self, &records, data))
 		return false;
 
-	if (data->len < GDR_UNLOCKED_WRITE) {
+	if (data->len < CORE_UNLOCKED_WRITE) {
 		put = put_records(self, &records, last);
 	} else {
-		thread = gdr_mapping_unlock(self);
+		thread = core_mapping_unlock(self);
 		put = put_records(self, &records, last);
-		gdr_mapping_relock(self, thread);
+		core_mapping_relock(self, thread);
 	}
 	if (put == records.count)
 		return true;
@@ -140,24 +141,24 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	return false;
 }
 
-PyObject *gdr_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			      PyObject *kwnames)
+PyObject *core_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+			       PyObject *kwnames)
 {
 	static const char *const names[] = {"offsets", "records", NULL};
 	Py_buffer offsets, records;
 	PyObject *arg[2];
 	bool good = false;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 2, arg) ||
-	    !gdr_mapping_writable(self, method) || !export_offsets(arg[0], &offsets))
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_mapping_writable(self, method) || !export_offsets(arg[0], &offsets))
 		return NULL;
-	if (!gdr_get_view(method, "records", arg[1], 0, &records)) {
+	if (!core_get_view(method, "records", arg[1], 0, &records)) {
 		PyBuffer_Release(&offsets);
 		return NULL;
 	}
-	if (gdr_mapping_enter(self, method)) {
+	if (core_mapping_enter(self, method)) {
 		good = scatter_records(self, &offsets, &records);
-		gdr_mapping_leave(self);
+		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&records);
 	PyBuffer_Release(&offsets);

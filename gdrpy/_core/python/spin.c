@@ -18,7 +18,7 @@ static inline void cpu_relax(void)
 #endif
 }
 
-int64_t gdr_now_ns(void)
+int64_t core_now_ns(void)
 {
 	struct timespec time;
 
@@ -26,19 +26,19 @@ int64_t gdr_now_ns(void)
 	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-int64_t gdr_deadline(int64_t timeout)
+int64_t core_deadline(int64_t timeout)
 {
-	return timeout == INT64_MAX ? INT64_MAX : gdr_now_ns() + timeout;
+	return timeout == INT64_MAX ? INT64_MAX : core_now_ns() + timeout;
 }
 
-int64_t gdr_time_left(int64_t deadline)
+int64_t core_time_left(int64_t deadline)
 {
-	int64_t left = deadline == INT64_MAX ? INT64_MAX : deadline - gdr_now_ns();
+	int64_t left = deadline == INT64_MAX ? INT64_MAX : deadline - core_now_ns();
 
 	return left > 0 ? left : 0;
 }
 
-static inline bool look(const struct gdr_spin *spin)
+static inline bool look(const struct core_spin *spin)
 {
 	int looks = spin->looks;
 
@@ -50,15 +50,15 @@ static inline bool look(const struct gdr_spin *spin)
 	return false;
 }
 
-static bool look_for_a_round(const struct gdr_spin *spin, int64_t deadline, bool *late)
+static bool look_for_a_round(const struct core_spin *spin, int64_t deadline, bool *late)
 {
-	int64_t now = gdr_now_ns();
+	int64_t now = core_now_ns();
 	int64_t end = now + ROUND_NS;
 	bool came;
 
 	do {
 		came = look(spin);
-		now = gdr_now_ns();
+		now = core_now_ns();
 		*late = now >= deadline;
 	} while (!came && !*late && now < end);
 	if (!came && !*late)
@@ -66,26 +66,26 @@ static bool look_for_a_round(const struct gdr_spin *spin, int64_t deadline, bool
 	return came;
 }
 
-enum gdr_spin_end gdr_spin(const struct gdr_spin *spin)
+enum core_spin_end core_spin(const struct core_spin *spin)
 {
 	PyThreadState *thread;
 	int64_t deadline;
 	bool came, late;
 
 	if (look(spin))
-		return GDR_SPIN_CAME;
+		return CORE_SPIN_CAME;
 
-	deadline = gdr_deadline(spin->timeout);
+	deadline = core_deadline(spin->timeout);
 	for (;;) {
 		thread = PyEval_SaveThread();
 		came = look_for_a_round(spin, deadline, &late);
 		PyEval_RestoreThread(thread);
 
 		if (came)
-			return GDR_SPIN_CAME;
+			return CORE_SPIN_CAME;
 		if (PyErr_CheckSignals() || !spin->may_go_on(spin->context))
-			return GDR_SPIN_ERROR;
+			return CORE_SPIN_ERROR;
 		if (late)
-			return GDR_SPIN_LATE;
+			return CORE_SPIN_LATE;
 	}
 }

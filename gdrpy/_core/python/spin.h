@@ -7,10 +7,10 @@
 #include <stdint.h>
 
 /* How many looks at cached memory, or at memory beyond the bus, take a microsecond or two. */
-#define GDR_LOOKS_CACHED 64
-#define GDR_LOOKS_UNCACHED 1
+#define CORE_LOOKS_CACHED 64
+#define CORE_LOOKS_UNCACHED 1
 
-struct gdr_spin {
+struct core_spin {
 	bool (*look)(void *context);	  /* whether it has come; runs without the GIL */
 	bool (*may_go_on)(void *context); /* asked now and then; false with an exception set */
 	void *context;
@@ -18,22 +18,22 @@ struct gdr_spin {
 	int64_t timeout;
 };
 
-enum gdr_spin_end {
-	GDR_SPIN_CAME,
-	GDR_SPIN_LATE,
-	GDR_SPIN_ERROR, /* an exception is set: a signal's, or may_go_on()'s */
+enum core_spin_end {
+	CORE_SPIN_CAME,
+	CORE_SPIN_LATE,
+	CORE_SPIN_ERROR, /* an exception is set: a signal's, or may_go_on()'s */
 };
 
 /*
  * Look until it comes: a microsecond or two with the GIL held, then without, so that other Python
  * threads run and signals are answered. However short the timeout, it has looked.
  */
-enum gdr_spin_end gdr_spin(const struct gdr_spin *spin);
+enum core_spin_end core_spin(const struct core_spin *spin);
 
-int64_t gdr_now_ns(void); /* of CLOCK_MONOTONIC */
+int64_t core_now_ns(void); /* of CLOCK_MONOTONIC */
 
 /* When a timeout that begins now is over, and how long that is still; INT64_MAX is for ever. */
-int64_t gdr_deadline(int64_t timeout);
-int64_t gdr_time_left(int64_t deadline);
+int64_t core_deadline(int64_t timeout);
+int64_t core_time_left(int64_t deadline);
 
 #endif

@@ -17,10 +17,10 @@ static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguou
 }
 
 /* From the array's lowest byte to its highest one. */
-static bool is_apart(const struct gdr_strided *call, struct mapping *mapping)
+static bool is_apart(const struct core_strided *call, struct mapping *mapping)
 {
 	const Py_buffer *view = &call->view;
-	Py_ssize_t contiguous[GDR_MAX_NDIM];
+	Py_ssize_t contiguous[CORE_MAX_NDIM];
 	const Py_ssize_t *strides = strides_of(view, contiguous);
 	char *first = view->buf, *end = first + view->itemsize;
 
@@ -29,18 +29,18 @@ static bool is_apart(const struct gdr_strided *call, struct mapping *mapping)
 
 		*(reach < 0 ? &first : &end) += reach;
 	}
-	return gdr_mapping_apart(mapping, call->method, "the array", call->offset, call->extent,
-				 first, end - first);
+	return core_mapping_apart(mapping, call->method, "the array", call->offset, call->extent,
+				  first, end - first);
 }
 
-bool gdr_check_strided(struct gdr_strided *call, struct mapping *mapping, Py_ssize_t room)
+bool core_check_strided(struct core_strided *call, struct mapping *mapping, Py_ssize_t room)
 {
 	const Py_buffer *view = &call->view;
-	Py_ssize_t contiguous[GDR_MAX_NDIM], count, nbytes, end;
+	Py_ssize_t contiguous[CORE_MAX_NDIM], count, nbytes, end;
 
-	if (view->ndim < 1 || view->ndim > GDR_MAX_NDIM) {
+	if (view->ndim < 1 || view->ndim > CORE_MAX_NDIM) {
 		PyErr_Format(PyExc_ValueError, "%s: the array has %d dimensions, and needs 1 to %d",
-			     call->method, view->ndim, GDR_MAX_NDIM);
+			     call->method, view->ndim, CORE_MAX_NDIM);
 		return false;
 	}
 	count = view->shape[0];
@@ -65,76 +65,77 @@ bool gdr_check_strided(struct gdr_strided *call, struct mapping *mapping, Py_ssi
 	if (view->len && mapping && !is_apart(call, mapping))
 		return false;
 	if (view->len)
-		gdr_describe_rows(&call->rows, view->buf, (size_t)view->itemsize, view->ndim,
-				  view->shape, strides_of(view, contiguous), (size_t)call->pitch);
+		core_describe_rows(&call->rows, view->buf, (size_t)view->itemsize, view->ndim,
+				   view->shape, strides_of(view, contiguous), (size_t)call->pitch);
 	return true;
 }
 
-bool gdr_parse_strided(struct gdr_strided *call, PyObject *pitch, PyObject *offset)
+bool core_parse_strided(struct core_strided *call, PyObject *pitch, PyObject *offset)
 {
-	call->pitch = gdr_as_size(call->method, "pitch", pitch, 0);
+	call->pitch = core_as_size(call->method, "pitch", pitch, 0);
 	if (call->pitch < 0)
 		return false;
-	call->offset = gdr_as_size(call->method, "offset", offset, 0);
+	call->offset = core_as_size(call->method, "offset", offset, 0);
 	return call->offset >= 0;
 }
 
-static void put_rows(struct mapping *self, const struct gdr_strided *call)
+static void put_rows(struct mapping *self, const struct core_strided *call)
 {
 	if (call->view.len)
-		gdr_put_rows(self->type, self->address + call->offset, &call->rows);
-	gdr_mapping_fence(self);
+		core_put_rows(self->type, self->address + call->offset, &call->rows);
+	core_mapping_fence(self);
 }
 
-void gdr_mapping_put_strided(struct mapping *self, const struct gdr_strided *call)
+void core_mapping_put_strided(struct mapping *self, const struct core_strided *call)
 {
 	PyThreadState *thread;
 
-	if (call->view.len < GDR_UNLOCKED_WRITE) {
+	if (call->view.len < CORE_UNLOCKED_WRITE) {
 		put_rows(self, call);
 		return;
 	}
-	thread = gdr_mapping_unlock(self);
+	thread = core_mapping_unlock(self);
 	put_rows(self, call);
-	gdr_mapping_relock(self, thread);
+	core_mapping_relock(self, thread);
 }
 
-static void get_rows(struct mapping *self, const struct gdr_strided *call)
+static void get_rows(struct mapping *self, const struct core_strided *call)
 {
 	if (call->view.len)
-		gdr_get_rows(self->type, self->address + call->offset, &call->rows);
+		core_get_rows(self->type, self->address + call->offset, &call->rows);
 }
 
-void gdr_mapping_get_strided(struct mapping *self, const struct gdr_strided *call)
+void core_mapping_get_strided(struct mapping *self, const struct core_strided *call)
 {
 	PyThreadState *thread;
 
-	if (call->extent < GDR_UNLOCKED_READ) {
+	if (call->extent < CORE_UNLOCKED_READ) {
 		get_rows(self, call);
 		return;
 	}
-	thread = gdr_mapping_unlock(self);
+	thread = core_mapping_unlock(self);
 	get_rows(self, call);
-	gdr_mapping_relock(self, thread);
+	core_mapping_relock(self, thread);
 }
 
-PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				    PyObject *kwnames)
+PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				     PyObject *kwnames)
 {
 	static const char *const names[] = {"data", "pitch", "offset", NULL};
-	struct gdr_strided call = {.method = "Mapping.write_strided"};
+	struct core_strided call = {.method = "Mapping.write_strided"};
 	PyObject *arg[3];
 	bool good = false;
 
-	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !gdr_parse_strided(&call, arg[1], arg[2]) || !gdr_mapping_writable(self, call.method) ||
-	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
+	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_parse_strided(&call, arg[1], arg[2]) ||
+	    !core_mapping_writable(self, call.method) ||
+	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
 		return NULL;
-	if (gdr_mapping_enter(self, call.method)) {
-		good = gdr_check_strided(&call, self, self->nbytes);
+	if (core_mapping_enter(self, call.method)) {
+		good = core_check_strided(&call, self, self->nbytes);
 		if (good)
-			gdr_mapping_put_strided(self, &call);
-		gdr_mapping_leave(self);
+			core_mapping_put_strided(self, &call);
+		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
 	if (!good)
@@ -142,26 +143,26 @@ PyObject *gdr_mapping_write_strided(struct mapping *self, PyObject *const *args,
 	Py_RETURN_NONE;
 }
 
-PyObject *gdr_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
-				       Py_ssize_t nargs, PyObject *kwnames)
+PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
+					Py_ssize_t nargs, PyObject *kwnames)
 {
 	static const char *const names[] = {"buffer", "pitch", "offset", NULL};
-	struct gdr_strided call = {.method = "Mapping.readinto_strided"};
+	struct core_strided call = {.method = "Mapping.readinto_strided"};
 	Py_ssize_t nbytes;
 	PyObject *arg[3];
 	bool good = false;
 
-	if (!gdr_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !gdr_parse_strided(&call, arg[1], arg[2]) ||
-	    !gdr_get_view(call.method, names[0], arg[0], PyBUF_STRIDES | PyBUF_WRITABLE,
-			  &call.view))
+	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_parse_strided(&call, arg[1], arg[2]) ||
+	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES | PyBUF_WRITABLE,
+			   &call.view))
 		return NULL;
 	nbytes = call.view.len;
-	if (gdr_mapping_enter(self, call.method)) {
-		good = gdr_check_strided(&call, self, self->nbytes);
+	if (core_mapping_enter(self, call.method)) {
+		good = core_check_strided(&call, self, self->nbytes);
 		if (good)
-			gdr_mapping_get_strided(self, &call);
-		gdr_mapping_leave(self);
+			core_mapping_get_strided(self, &call);
+		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
 	return good ? PyLong_FromSsize_t(nbytes) : NULL;

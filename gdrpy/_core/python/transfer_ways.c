@@ -6,7 +6,7 @@
  * moves more bytes a second. Which is quicker from which size on is handed in: see
  * gdrpy.copies.limits.
  */
-#include "cudadriver.h"
+#include "cuda/driver.h"
 #include "transfers.h"
 
 /*
@@ -25,34 +25,35 @@ static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
 	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
 }
 
-bool gdr_raise_cuda(const struct gdr_dma_error *error)
+bool core_raise_cuda(const struct core_error *error)
 {
 	PyObject *module = PyImport_ImportModule("gdrpy.cuda");
 	PyObject *raised;
 
 	if (module) {
-		raised = PyObject_CallMethod(module, "check", "si", error->call, error->result);
+		raised =
+			PyObject_CallMethod(module, "check", "si", error->call, (int)error->status);
 		Py_XDECREF(raised);
 		Py_DECREF(module);
 	}
 	return false;
 }
 
-static bool is_pinned(struct transfers *self, const struct gdr_copy *copy)
+static bool is_pinned(struct transfers *self, const struct core_copy *copy)
 {
 	return copy->nbytes > ASK_FROM &&
-	       gdr_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
+	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
 /* Whether a copy goes by DMA, and if so, whether from or to page-locked memory. */
-static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, bool to_write,
+static bool goes_by_dma(struct transfers *self, const struct core_copy *copy, bool to_write,
 			bool *pinned)
 {
-	const struct gdr_limits *limits = &self->limits;
+	const struct core_limits *limits = &self->limits;
 
-	if (copy->way == GDR_BY_MAPPING || !self->dma)
+	if (copy->way == CORE_BY_MAPPING || !self->dma)
 		return false;
-	if (copy->way == GDR_AUTOMATIC && self->mapping) {
+	if (copy->way == CORE_AUTOMATIC && self->mapping) {
 		if (!to_write && copy->nbytes < limits->read_dma)
 			return false;
 		if (to_write && copy->nbytes < limits->write_dma_pinned &&
@@ -60,73 +61,72 @@ static bool goes_by_dma(struct transfers *self, const struct gdr_copy *copy, boo
 			return false;
 	}
 	*pinned = is_pinned(self, copy);
-	if (copy->way == GDR_BY_DMA || !self->mapping || !to_write)
+	if (copy->way == CORE_BY_DMA || !self->mapping || !to_write)
 		return true;
 	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma);
 }
 
 /* From or to page-locked memory, or through staging; false with an error. */
-static bool by_dma(struct transfers *self, const struct gdr_copy *copy, bool pinned, bool to_write,
-		   struct gdr_dma_error *error)
+static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pinned, bool to_write,
+		   struct core_error *error)
 {
 	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
-	struct gdr_dma *dma = self->dma; /* another thread may arm the object anew */
+	struct core_dma *dma = self->dma; /* another thread may arm the object anew */
 	size_t nbytes = (size_t)copy->nbytes;
 	bool done;
 
 	if (!nbytes)
 		return true;
 	/* DMA is not to overtake stores that still wait in this CPU. */
-	gdr_store_fence();
+	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? gdr_dma_write(dma, lanes, device, copy->host, nbytes, error)
-			: gdr_dma_read(dma, lanes, copy->host, device, nbytes, error);
+	done = to_write ? core_dma_write(dma, lanes, device, copy->host, nbytes, error)
+			: core_dma_read(dma, lanes, copy->host, device, nbytes, error);
 	Py_END_ALLOW_THREADS;
 	self->running--;
 	return done;
 }
 
-static void by_mapping(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
-		       bool to_write)
+static void by_mapping(struct transfers *self, struct mapping *mapping,
+		       const struct core_copy *copy, bool to_write)
 {
-	const struct gdr_limits *limits = &self->limits;
+	const struct core_limits *limits = &self->limits;
 	Py_ssize_t nbytes = copy->nbytes;
 
 	if (to_write)
-		gdr_mapping_put(mapping, nbytes >= limits->write_threads ? limits->threads_to : 1,
-				copy->offset, copy->host, nbytes);
+		core_mapping_put(mapping, nbytes >= limits->write_threads ? limits->threads_to : 1,
+				 copy->offset, copy->host, nbytes);
 	else
-		gdr_mapping_get(mapping, nbytes >= limits->read_threads ? limits->threads_from : 1,
-				copy->offset, copy->host, nbytes);
+		core_mapping_get(mapping, nbytes >= limits->read_threads ? limits->threads_from : 1,
+				 copy->offset, copy->host, nbytes);
 }
 
-static bool copy_held(struct transfers *self, struct mapping *mapping, const struct gdr_copy *copy,
+static bool copy_held(struct transfers *self, struct mapping *mapping, const struct core_copy *copy,
 		      bool to_write)
 {
-	struct gdr_dma_error error;
+	struct core_error error;
 	bool pinned;
 
 	if (goes_by_dma(self, copy, to_write, &pinned)) {
 		if (by_dma(self, copy, pinned, to_write, &error))
 			return true;
 		/* Staging takes memory, which may be short; stores and loads take none. */
-		if (error.result != GDR_CUDA_OUT_OF_MEMORY || copy->way != GDR_AUTOMATIC ||
-		    !mapping)
-			return gdr_raise_cuda(&error);
-		if (!gdr_mapping_usable(mapping, copy->method))
+		if (error.failure != CORE_FAILED_MEMORY || copy->way != CORE_AUTOMATIC || !mapping)
+			return core_raise_cuda(&error);
+		if (!core_mapping_usable(mapping, copy->method))
 			return false;
 	}
-	if (!gdr_mapping_enter_checked(mapping, copy->method))
+	if (!core_mapping_enter_checked(mapping, copy->method))
 		return false;
 	by_mapping(self, mapping, copy, to_write);
-	gdr_mapping_leave(mapping);
+	core_mapping_leave(mapping);
 	return true;
 }
 
 /* The mapping is held meanwhile: another thread may disarm the object. */
-bool gdr_transfers_copy(struct transfers *self, const struct gdr_copy *copy, bool to_write)
+bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
 	struct mapping *mapping = self->mapping;
 	bool done;

@@ -16,31 +16,31 @@
  */
 #define HUGE_PAGE (2 << 20)
 
-bool gdr_parse_way(const char *method, PyObject *via, enum gdr_way *way)
+bool core_parse_way(const char *method, PyObject *via, enum core_way *way)
 {
-	*way = GDR_AUTOMATIC;
+	*way = CORE_AUTOMATIC;
 	if (!via || via == Py_None)
 		return true;
 	if (PyUnicode_Check(via)) {
 		if (!PyUnicode_CompareWithASCIIString(via, "mapping"))
-			*way = GDR_BY_MAPPING;
+			*way = CORE_BY_MAPPING;
 		else if (!PyUnicode_CompareWithASCIIString(via, "dma"))
-			*way = GDR_BY_DMA;
+			*way = CORE_BY_DMA;
 	}
-	if (*way == GDR_AUTOMATIC)
+	if (*way == CORE_AUTOMATIC)
 		PyErr_Format(PyExc_ValueError, "%s: via must be 'mapping', 'dma' or None, not %R",
 			     method, via);
-	return *way != GDR_AUTOMATIC;
+	return *way != CORE_AUTOMATIC;
 }
 
 static inline bool is_armed(struct transfers *self, bool to_write)
 {
 	return self->armed && (self->writable || !to_write) &&
-	       self->generation == gdr_fork_generation;
+	       self->generation == core_fork_generation;
 }
 
-bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_write,
-			 enum gdr_way way)
+bool core_transfers_ready(struct transfers *self, const char *method, bool to_write,
+			  enum core_way way)
 {
 	/* Another thread may close or seal the region while the call returns. */
 	while (!is_armed(self, to_write)) {
@@ -51,19 +51,19 @@ bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_wri
 			return false;
 		Py_DECREF(done);
 	}
-	if (self->mapping && !(to_write ? gdr_mapping_writable(self->mapping, method)
-					: gdr_mapping_usable(self->mapping, method)))
+	if (self->mapping && !(to_write ? core_mapping_writable(self->mapping, method)
+					: core_mapping_usable(self->mapping, method)))
 		return false;
-	if (way == GDR_BY_MAPPING && !self->mapping) {
-		PyErr_Format(gdr_error_missing_view,
+	if (way == CORE_BY_MAPPING && !self->mapping) {
+		PyErr_Format(core_error_missing_view,
 			     "%s: via='mapping' needs a CPU view, and the region was opened with "
 			     "cpu=False",
 			     method);
 		return false;
 	}
-	if (way == GDR_BY_DMA && !self->dma) {
+	if (way == CORE_BY_DMA && !self->dma) {
 		PyErr_Format(
-			gdr_error_missing_view,
+			core_error_missing_view,
 			"%s: via='dma' needs a GPU view, and there is none: it is host memory, was "
 			"opened with gpu=False, or is a pin, which does not keep the address",
 			method);
@@ -72,7 +72,7 @@ bool gdr_transfers_ready(struct transfers *self, const char *method, bool to_wri
 	return true;
 }
 
-static bool in_range(struct transfers *self, const struct gdr_copy *copy)
+static bool in_range(struct transfers *self, const struct core_copy *copy)
 {
 	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
 		return true;
@@ -88,31 +88,31 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 			      PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", "via", NULL};
-	struct gdr_copy copy = {.method = method};
-	struct gdr_bytes bytes;
+	struct core_copy copy = {.method = method};
+	struct core_bytes bytes;
 	PyObject *arg[3];
 	bool done;
 
-	if (!gdr_parse(method, args, nargs, kwnames, names, 1, arg))
+	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
 		return -1;
-	copy.offset = gdr_as_size(method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !gdr_parse_way(method, arg[2], &copy.way) ||
-	    !gdr_get_bytes(method, names[0], arg[0], !to_write, &bytes))
+	copy.offset = core_as_size(method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way) ||
+	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
-	done = gdr_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
-	       (!self->mapping || gdr_mapping_apart(self->mapping, method, names[0], copy.offset,
-						    copy.nbytes, copy.host, copy.nbytes)) &&
-	       gdr_transfers_copy(self, &copy, to_write);
-	gdr_release_bytes(&bytes);
+	done = core_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
+	       (!self->mapping || core_mapping_apart(self->mapping, method, names[0], copy.offset,
+						     copy.nbytes, copy.host, copy.nbytes)) &&
+	       core_transfers_copy(self, &copy, to_write);
+	core_release_bytes(&bytes);
 	return done ? copy.nbytes : -1;
 }
 
 static PyObject *transfers_write(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				 PyObject *kwnames)
 {
-	if (copy_buffer(self, GDR_TRANSFERS_METHOD(self, "write"), true, args, nargs, kwnames) < 0)
+	if (copy_buffer(self, CORE_TRANSFERS_METHOD(self, "write"), true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -120,7 +120,7 @@ static PyObject *transfers_write(struct transfers *self, PyObject *const *args, 
 static PyObject *transfers_readinto(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
 				    PyObject *kwnames)
 {
-	Py_ssize_t nbytes = copy_buffer(self, GDR_TRANSFERS_METHOD(self, "readinto"), false, args,
+	Py_ssize_t nbytes = copy_buffer(self, CORE_TRANSFERS_METHOD(self, "readinto"), false, args,
 					nargs, kwnames);
 
 	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
@@ -144,20 +144,20 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 				PyObject *kwnames)
 {
 	static const char *const names[] = {"nbytes", "offset", "via", NULL};
-	struct gdr_copy copy = {.method = GDR_TRANSFERS_METHOD(self, "read")};
+	struct core_copy copy = {.method = CORE_TRANSFERS_METHOD(self, "read")};
 	PyObject *arg[3], *bytes;
 
-	if (!gdr_parse(copy.method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(copy.method, args, nargs, kwnames, names, 0, arg))
 		return NULL;
-	copy.offset = gdr_as_size(copy.method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !gdr_parse_way(copy.method, arg[2], &copy.way))
+	copy.offset = core_as_size(copy.method, "offset", arg[1], 0);
+	if (copy.offset < 0 || !core_parse_way(copy.method, arg[2], &copy.way))
 		return NULL;
 	if (arg[0] && arg[0] != Py_None) {
-		copy.nbytes = gdr_as_size(copy.method, "nbytes", arg[0], 0);
+		copy.nbytes = core_as_size(copy.method, "nbytes", arg[0], 0);
 		if (copy.nbytes < 0)
 			return NULL;
 	}
-	if (!gdr_transfers_ready(self, copy.method, false, copy.way))
+	if (!core_transfers_ready(self, copy.method, false, copy.way))
 		return NULL;
 	if (!arg[0] || arg[0] == Py_None)
 		copy.nbytes = copy.offset < self->nbytes ? self->nbytes - copy.offset : 0;
@@ -168,7 +168,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 	if (!bytes)
 		return NULL;
 	copy.host = PyBytes_AsString(bytes);
-	if (!gdr_transfers_copy(self, &copy, false))
+	if (!core_transfers_copy(self, &copy, false))
 		Py_CLEAR(bytes);
 	return bytes;
 }
@@ -185,8 +185,8 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 {
 	PyObject *mapping, *capsule;
 	unsigned long long ptr;
-	struct gdr_limits limits;
-	struct gdr_dma *dma = NULL;
+	struct core_limits limits;
+	struct core_dma *dma = NULL;
 	Py_ssize_t nbytes;
 	int writable;
 
@@ -195,7 +195,7 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 			      &limits.write_dma_pinned, &limits.read_threads, &limits.read_dma,
 			      &limits.threads_to, &limits.threads_from, &limits.lanes))
 		return NULL;
-	if (mapping != Py_None && !PyObject_TypeCheck(mapping, gdr_mapping_type_object)) {
+	if (mapping != Py_None && !PyObject_TypeCheck(mapping, core_mapping_type_object)) {
 		PyErr_Format(PyExc_TypeError, "_arm: %R is no Mapping", mapping);
 		return NULL;
 	}
@@ -212,7 +212,7 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 	self->ptr = ptr;
 	self->nbytes = nbytes;
 	self->limits = limits;
-	self->generation = gdr_fork_generation;
+	self->generation = core_fork_generation;
 	self->armed = true;
 	self->writable = writable;
 	Py_RETURN_NONE;
@@ -224,13 +224,13 @@ static PyObject *transfers_disarm(struct transfers *self, void *Py_UNUSED(unused
 	Py_RETURN_NONE;
 }
 
-GDR_ALONE_FASTCALL(transfers_write, transfers)
-GDR_ALONE_FASTCALL(transfers_read, transfers)
-GDR_ALONE_FASTCALL(transfers_readinto, transfers)
-GDR_ALONE_FASTCALL(gdr_transfers_write_strided, transfers)
-GDR_ALONE_FASTCALL(gdr_transfers_readinto_strided, transfers)
-GDR_ALONE(transfers_arm, transfers)
-GDR_ALONE(transfers_disarm, transfers)
+CORE_ALONE_FASTCALL(transfers_write, transfers)
+CORE_ALONE_FASTCALL(transfers_read, transfers)
+CORE_ALONE_FASTCALL(transfers_readinto, transfers)
+CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
+CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
+CORE_ALONE(transfers_arm, transfers)
+CORE_ALONE(transfers_disarm, transfers)
 
 static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
 {
@@ -257,7 +257,7 @@ static void transfers_dealloc(struct transfers *self)
 }
 
 static PyMethodDef transfers_methods[] = {
-	{"write", GDR_FASTCALL(transfers_write_alone),
+	{"write", CORE_FASTCALL(transfers_write_alone),
 	 "write(data, offset=0, via=None)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset`, by the faster way for their number:\n"
 	 "CPU stores, by several threads from some hundreds of KiB on, or DMA. via='mapping' or\n"
@@ -265,20 +265,20 @@ static PyMethodDef transfers_methods[] = {
 	 "The bytes are on their way to the GPU when it returns, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
-	{"read", GDR_FASTCALL(transfers_read_alone),
+	{"read", CORE_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
 	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes. By CPU loads up to\n"
 	 "some KiB, else by DMA; `via` as for write()."},
-	{"readinto", GDR_FASTCALL(transfers_readinto_alone),
+	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
 	 "DMA is quickest into page-locked memory (Region.mirror, or CUDA's own)."},
-	{"write_strided", GDR_FASTCALL(gdr_transfers_write_strided_alone),
+	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, as\n"
 	 "Mapping.write_strided() does; by DMA from large rows in page-locked memory, and where\n"
 	 "there is no CPU view. `via` as for write()."},
-	{"readinto_strided", GDR_FASTCALL(gdr_transfers_readinto_strided_alone),
+	{"readinto_strided", CORE_FASTCALL(core_transfers_readinto_strided_alone),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
 	 "array's size in bytes. By CPU loads up to some KiB, else by DMA; `via` as for write()."},
@@ -304,21 +304,21 @@ static PyType_Slot transfers_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec gdr_transfers_spec = {
+PyType_Spec core_transfers_spec = {
 	.name = "gdrpy._core._mapping.Transfers",
 	.basicsize = sizeof(struct transfers),
 	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
 	.slots = transfers_slots,
 };
 
-PyObject *gdr_open_dma(PyObject *Py_UNUSED(module), PyObject *context)
+PyObject *core_open_dma(PyObject *Py_UNUSED(module), PyObject *context)
 {
-	struct gdr_dma *dma;
+	struct core_dma *dma;
 	void *handle = PyLong_AsVoidPtr(context);
 
 	if (PyErr_Occurred())
 		return NULL;
-	dma = gdr_dma_open(handle);
+	dma = core_dma_open(handle);
 	if (!dma) {
 		PyErr_SetString(PyExc_RuntimeError,
 				"open_dma: this process has loaded no complete CUDA driver");

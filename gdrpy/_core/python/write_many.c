@@ -5,7 +5,7 @@
  * Everything is checked before the first store. What can run Python code (iterators, __index__,
  * exporters of buffers) runs before that too, and is over when the mapping is looked at last.
  */
-#include "copy_pieces.h"
+#include "copy/pieces.h"
 #include "layout.h"
 #include "mapping.h"
 
@@ -19,14 +19,14 @@
 
 /* The pieces of a call, and what keeps their bytes where they are. */
 struct pieces {
-	struct gdr_piece *list;
+	struct core_piece *list;
 	Py_ssize_t count;
 	bool is_small;	   /* all together */
 	size_t first, end; /* of all that is written */
 	PyObject *pairs;   /* a tuple, which keeps bytes objects */
 	Py_buffer *views;  /* of all other objects; room for `count`, NULL before the first */
 	Py_ssize_t nviews;
-	struct gdr_piece few[FEW_PIECES];
+	struct core_piece few[FEW_PIECES];
 };
 
 static const char method[] = "Mapping.write_many";
@@ -71,7 +71,7 @@ static const char *piece_label(char *label, Py_ssize_t i)
 
 static bool export_piece(struct pieces *pieces, PyObject *data, Py_ssize_t i)
 {
-	struct gdr_piece *piece = &pieces->list[i];
+	struct core_piece *piece = &pieces->list[i];
 	char label[LABEL_BYTES];
 	Py_buffer *view;
 
@@ -82,7 +82,7 @@ static bool export_piece(struct pieces *pieces, PyObject *data, Py_ssize_t i)
 		return false;
 	}
 	view = &pieces->views[pieces->nviews];
-	if (!gdr_get_view(piece_label(label, i), "data", data, 0, view))
+	if (!core_get_view(piece_label(label, i), "data", data, 0, view))
 		return false;
 	pieces->nviews++;
 	piece->data = view->buf;
@@ -99,7 +99,7 @@ static Py_ssize_t take_offset(PyObject *object, Py_ssize_t i)
 			    !PyErr_ExceptionMatches(PyExc_TypeError)))
 		return offset;
 	PyErr_Clear();
-	return gdr_as_size(piece_label(label, i), "offset", object, 0);
+	return core_as_size(piece_label(label, i), "offset", object, 0);
 }
 
 /* A pair of any type, of which nothing is kept but the export of its data. */
@@ -126,15 +126,15 @@ static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 }
 
 /* The common case, a tuple of an int and bytes, whose outer tuple keeps the bytes. */
-static inline bool take_plain_pair(PyObject *pair, struct gdr_piece *piece)
+static inline bool take_plain_pair(PyObject *pair, struct core_piece *piece)
 {
 	PyObject *offset, *data;
 	Py_ssize_t value;
 
 	if (Py_TYPE(pair) != &PyTuple_Type || Py_SIZE(pair) != 2)
 		return false;
-	offset = gdr_tuple_item(pair, 0);
-	data = gdr_tuple_item(pair, 1);
+	offset = core_tuple_item(pair, 0);
+	data = core_tuple_item(pair, 1);
 	if (Py_TYPE(offset) != &PyLong_Type || Py_TYPE(data) != &PyBytes_Type)
 		return false;
 	value = PyLong_AsSsize_t(offset);
@@ -143,7 +143,7 @@ static inline bool take_plain_pair(PyObject *pair, struct gdr_piece *piece)
 		return false;
 	}
 	piece->offset = (size_t)value;
-	piece->data = gdr_bytes_data(data);
+	piece->data = core_bytes_data(data);
 	piece->nbytes = (size_t)Py_SIZE(data);
 	return true;
 }
@@ -156,22 +156,22 @@ static bool take_pieces(struct mapping *self, struct pieces *pieces)
 	Py_ssize_t i;
 
 	for (i = 0; i < pieces->count; i++) {
-		struct gdr_piece *piece = &pieces->list[i];
-		PyObject *pair = gdr_tuple_item(pieces->pairs, i);
+		struct core_piece *piece = &pieces->list[i];
+		PyObject *pair = core_tuple_item(pieces->pairs, i);
 
 		if (!take_plain_pair(pair, piece) && !take_any_pair(pieces, pair, i))
 			return false;
 		if (piece->offset > room || piece->nbytes > room - piece->offset)
-			return gdr_mapping_range(self, piece_label(label, i),
-						 (Py_ssize_t)piece->offset,
-						 (Py_ssize_t)piece->nbytes);
+			return core_mapping_range(self, piece_label(label, i),
+						  (Py_ssize_t)piece->offset,
+						  (Py_ssize_t)piece->nbytes);
 		total += piece->nbytes;
 		if (piece->offset < pieces->first)
 			pieces->first = piece->offset;
 		if (piece->offset + piece->nbytes > pieces->end)
 			pieces->end = piece->offset + piece->nbytes;
 	}
-	pieces->is_small = total < GDR_UNLOCKED_WRITE;
+	pieces->is_small = total < CORE_UNLOCKED_WRITE;
 	return true;
 }
 
@@ -185,20 +185,20 @@ static bool check_apart(struct mapping *self, const struct pieces *pieces)
 	char label[LABEL_BYTES];
 
 	for (Py_ssize_t i = 0; pieces->nviews && i < pieces->count; i++) {
-		const struct gdr_piece *piece = &pieces->list[i];
+		const struct core_piece *piece = &pieces->list[i];
 
-		if (gdr_overlap(self->address + pieces->first, extent, piece->data, piece->nbytes))
-			return gdr_mapping_refuse_overlap(piece_label(label, i), "data",
-							  (Py_ssize_t)pieces->first,
-							  (Py_ssize_t)extent);
+		if (core_overlap(self->address + pieces->first, extent, piece->data, piece->nbytes))
+			return core_mapping_refuse_overlap(piece_label(label, i), "data",
+							   (Py_ssize_t)pieces->first,
+							   (Py_ssize_t)extent);
 	}
 	return true;
 }
 
-static void put_pieces(struct mapping *self, const struct gdr_piece *pieces, Py_ssize_t count)
+static void put_pieces(struct mapping *self, const struct core_piece *pieces, Py_ssize_t count)
 {
-	gdr_put_pieces(self->type, self->address, pieces, (size_t)count);
-	gdr_mapping_fence(self);
+	core_put_pieces(self->type, self->address, pieces, (size_t)count);
+	core_mapping_fence(self);
 }
 
 #ifndef Py_GIL_DISABLED
@@ -210,7 +210,7 @@ static bool put_plain_list(struct mapping *self, PyObject *list)
 {
 	Py_ssize_t count = PyList_Size(list);
 	size_t room = (size_t)self->nbytes, total = 0;
-	struct gdr_piece few[FEW_PIECES], *pieces = few;
+	struct core_piece few[FEW_PIECES], *pieces = few;
 	Py_ssize_t i;
 
 	if (count > FEW_PIECES)
@@ -218,9 +218,9 @@ static bool put_plain_list(struct mapping *self, PyObject *list)
 	if (!pieces)
 		return false;
 	for (i = 0; i < count; i++) {
-		struct gdr_piece *piece = &pieces[i];
+		struct core_piece *piece = &pieces[i];
 
-		if (!take_plain_pair(gdr_list_item(list, i), piece) || piece->offset > room ||
+		if (!take_plain_pair(core_list_item(list, i), piece) || piece->offset > room ||
 		    piece->nbytes > room - piece->offset)
 			break;
 		total += piece->nbytes;
@@ -235,13 +235,13 @@ static bool put_plain_list(struct mapping *self, PyObject *list)
 }
 #endif
 
-PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable)
+PyObject *core_mapping_write_many(struct mapping *self, PyObject *iterable)
 {
 	PyThreadState *thread;
 	struct pieces pieces;
 	bool good;
 
-	if (!gdr_mapping_writable(self, method))
+	if (!core_mapping_writable(self, method))
 		return NULL;
 #ifndef Py_GIL_DISABLED
 	if (PyList_CheckExact(iterable) && put_plain_list(self, iterable))
@@ -249,17 +249,17 @@ PyObject *gdr_mapping_write_many(struct mapping *self, PyObject *iterable)
 #endif
 	if (!begin_pieces(&pieces, iterable))
 		return NULL;
-	good = take_pieces(self, &pieces) && gdr_mapping_enter(self, method);
+	good = take_pieces(self, &pieces) && core_mapping_enter(self, method);
 	if (good) {
 		good = check_apart(self, &pieces);
 		if (good && pieces.is_small) {
 			put_pieces(self, pieces.list, pieces.count);
 		} else if (good) {
-			thread = gdr_mapping_unlock(self);
+			thread = core_mapping_unlock(self);
 			put_pieces(self, pieces.list, pieces.count);
-			gdr_mapping_relock(self, thread);
+			core_mapping_relock(self, thread);
 		}
-		gdr_mapping_leave(self);
+		core_mapping_leave(self);
 	}
 	end_pieces(&pieces);
 	if (!good)

@@ -63,7 +63,7 @@ def _become(region: AwayRegion, fields: dict[str, Any]) -> None:
     fields.update(vars(found))
     cpu = fields.get("_cpu")
     if cpu is not None:
-        cpu._travel = travel(ref(region), found._stand_in(), 0)
+        cpu._travel = travel(ref(region), found._lease, 0)
     if fields["_ptr"] is not None:
         remember(region)
     object.__setattr__(region, "__class__", BrokerRegion)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
@@ -25,7 +26,6 @@ from gdrpy.broker.protocol import (
     error_of,
     pack_metadata,
 )
-from gdrpy.common.resource import Undo
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 TYPE_CHECKING = False
@@ -260,7 +260,7 @@ async def get_many(
                 regions.append(undo.keep(client._region(grant, fds, gpu, cpu, viewer)))
         if len(regions) != len(wanted):
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
-        undo.pop_all()
+        undo.forget()
     return regions
 
 

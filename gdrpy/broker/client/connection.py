@@ -64,6 +64,13 @@ class Lease(_mapping.Lease):
         """Whether the broker knows it no more, or it was given back."""
         return self._entry is None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Memory that outlives its region travels by its lease, and arrives as a region."""
+        from gdrpy.broker.client.attach import Identity, attach
+
+        gpu = self._entry is not None and self._entry[2]
+        return attach, Identity.of(self, gpu, True, not self.writable).fields()
+
 
 class Connection:
     """Requests to the broker at ``path``, one at a time: who asks holds the channel's lock.

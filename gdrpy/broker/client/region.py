@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from gdrpy.memory.view import Mapping
 
 
-class _LeasedMemory:
-    """What outlives a region in its mappings, and arrives in another process as a region."""
-
-    __slots__ = ("gpu", "lease")
-
-    def __init__(self, lease: Any, gpu: bool) -> None:
-        self.lease: Lease = lease
-        self.gpu = gpu
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from gdrpy.broker.client.attach import Identity, attach
-
-        return attach, Identity.of(self.lease, self.gpu, True, not self.lease.writable).fields()
-
-
 class LeasedRegion(Region):
     """A region that a broker granted. Made by the broker's calls; see :class:`BrokerRegion`."""
 
@@ -169,9 +154,6 @@ class LeasedRegion(Region):
             assert self._mappings is not None
             self._mappings.add(self._cpu)
             self._cpu = view
-
-    def _stand_in(self) -> object:
-        return _LeasedMemory(self._memory.source, self._ptr is not None)
 
     def _release(self) -> None:
         super()._release()

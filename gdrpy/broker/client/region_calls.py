@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gdrpy._core._mapping import Undo
 from gdrpy.broker.protocol import pack_metadata
-from gdrpy.common.resource import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def _seal(region: LeasedRegion, **fields: Any) -> None:
             view = undo.keep(region.map(readonly=True))
         await _ask(region, "seal", **fields)
         region._seal_here(view)
-        undo.pop_all()
+        undo.forget()
 
 
 async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) -> None:

@@ -4,6 +4,7 @@ what :mod:`gdrpy.broker.messages` describes, which is imported when it is first 
 
 from __future__ import annotations
 
+from gdrpy._core._mapping import misfit
 from gdrpy.broker.protocol import (
     CPU_DEVICE,
     DEVICE_LIMIT,
@@ -15,82 +16,48 @@ from gdrpy.errors import ProtocolError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
-    #: Whether a value may stand in a field, by the field's name.
-    Fields = dict[str, Callable[[Any], bool]]
+    #: Name, types, and bounds of the number or the length, if there are any.
+    Field = tuple[str, tuple[type, ...], int | None, int | None]
+
+#: The largest number of the kernel's sizes and the broker's counts.
+_MOST = (1 << 63) - 1
 
 
-def _flag(value: Any) -> bool:
-    return value is True or value is False
+def _number(name: str, low: int = 0, high: int = _MOST) -> Field:
+    return name, (int,), low, high
 
 
-def _number(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+def _flag(name: str) -> Field:
+    return name, (bool,), None, None
 
 
-def _numbers(value: Any) -> bool:
-    return type(value) is list and all(map(_number, value))
-
-
-def _nbytes(value: Any) -> bool:
-    return type(value) is int and 0 < value <= REGION_LIMIT
-
-
-def _size(value: Any) -> bool:
-    return type(value) is int and 0 < value < 1 << 63
-
-
-def _device(value: Any) -> bool:
-    return type(value) is int and CPU_DEVICE <= value < DEVICE_LIMIT
-
-
-def _text(value: Any) -> bool:
-    return type(value) is str
-
-
-def _text_or_none(value: Any) -> bool:
-    return value is None or type(value) is str
-
-
-def _life(value: Any) -> bool:
-    return type(value) is str and len(value) == 32
-
-
-def _metadata(value: Any) -> bool:
-    return type(value) is bytes and len(value) <= METADATA_LIMIT
-
-
-def _list(value: Any) -> bool:
-    return type(value) is list
-
-
-_GRANT: Fields = {
-    "region": _number,
-    "name": _text_or_none,
-    "nbytes": _nbytes,
-    "size": _size,
-    "device": _device,
-    "version": _number,
-    "sealed": _flag,
-    "readonly": _flag,
-    "enforced": _flag,
-    "metadata": _metadata,
-}
+_GRANT: tuple[Field, ...] = (
+    _number("region"),
+    ("name", (str, type(None)), None, None),
+    _number("nbytes", 1, REGION_LIMIT),
+    _number("size", 1),
+    _number("device", CPU_DEVICE, DEVICE_LIMIT - 1),
+    _number("version"),
+    _flag("sealed"),
+    _flag("readonly"),
+    _flag("enforced"),
+    ("metadata", (bytes,), 0, METADATA_LIMIT),
+)
 #: What a hello of the version that this client speaks tells besides.
-WELCOME: Fields = {"life": _life, "session": _number}
+WELCOME: tuple[Field, ...] = (("life", (str,), 32, 32), _number("session"))
 
-_REPLIES: dict[str, Fields] = {
-    "hello": {"version": _number},
-    "resume": {"lost": _numbers},
+_REPLIES: dict[str, tuple[Field, ...]] = {
+    "hello": (_number("version"),),
+    "resume": (("lost", (list,), None, None),),
     "allocate": _GRANT,
     "create": _GRANT,
     "get": _GRANT,
-    "get_many": {"grants": _list, "more": _flag},
-    "rounded_size": {"size": _size},
-    "publish": {"version": _number},
-    "digest": {"sha256": _text},
+    "get_many": (("grants", (list,), None, None), _flag("more")),
+    "rounded_size": (_number("size", 1),),
+    "publish": (_number("version"),),
+    "digest": (("sha256", (str,), None, None),),
 }
 
 
@@ -116,27 +83,29 @@ def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
         raise
 
 
-def check(what: str, message: Any, fields: Fields) -> None:
+def check(what: str, message: Any, fields: tuple[Field, ...]) -> None:
     """Raise ProtocolError unless all of the fields are there, with values that they may have."""
     if type(message) is not dict:
         raise ProtocolError(f"{what}: the broker's reply has {message!r:.80} where fields belong")
-    try:
-        for name, fits in fields.items():
-            if not fits(message[name]):
-                raise ProtocolError(
-                    f"{what}: the broker's reply has a {name!r} that cannot be: "
-                    f"{message[name]!r:.80}"
-                )
-    except KeyError:
-        raise ProtocolError(f"{what}: the broker's reply has no {name!r}") from None
+    wrong = misfit(message, fields)
+    if wrong is None:
+        return
+    if wrong not in message:
+        raise ProtocolError(f"{what}: the broker's reply has no {wrong!r}")
+    raise ProtocolError(
+        f"{what}: the broker's reply has a {wrong!r} that cannot be: {message[wrong]!r:.80}"
+    )
 
 
 def grants_of(call: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     """What a reply without error grants. Raises ProtocolError for one that is not as it must be."""
-    fields = _REPLIES.get(call, {})
+    fields = _REPLIES.get(call, ())
     check(call, message, fields)
     if fields is _GRANT:
         return [message]
+    if call == "resume":
+        for number in message["lost"]:
+            check(call, {"lost": number}, (_number("lost"),))
     if call != "get_many":
         return []
     granted = [one for one in message["grants"] if type(one) is not dict or "error" not in one]

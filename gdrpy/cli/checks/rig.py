@@ -57,7 +57,7 @@ class Rig:
         try:
             return gdr.pin(ptr, nbytes)
         except gdrpy.InvalidHandle as error:
-            if "CUDA_ERROR_NOT_SUPPORTED" in str(error):
+            if error.result == "CUDA_ERROR_NOT_SUPPORTED":
                 raise Unsupported(str(error)) from error
             raise
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import gdrpy
 from gdrpy import Mapping, Region, cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.cli.data import expect_equal, gpu_get
 from gdrpy.cli.measure.timing import clock, undisturbed
-from gdrpy.common.resource import Undo
 
 T = TypeVar("T")
 

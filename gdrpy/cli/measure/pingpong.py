@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdrpy import Flag, Timeout, cuda
+from gdrpy._core._mapping import Undo
 from gdrpy.cli.data import Mismatch
 from gdrpy.cli.measure.timing import clock, undisturbed
-from gdrpy.common.resource import Undo
 
 FINISHED = "all rounds answered"
 STOPPED = "stopped"

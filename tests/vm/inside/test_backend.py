@@ -115,8 +115,8 @@ class TestMapping:
     def test_info_is_what_the_kernel_says(self, gdr: gdrpy.Gdr, pointer: int) -> None:
         with gdr.pin(pointer + 70_000, 10) as pin:
             assert pin.info == gdrpy.pins.PinInfo(pointer + 65_536, 65_536, 65_536, False, None)
-            told = ffi.new("struct gdr_pin_info *")
-            assert lib.gdr_node_info(gdr._open_node().struct, pin._memory.handle, told) == 0
+            told = ffi.new("struct core_pin_info *")
+            assert lib.core_node_info(gdr._open_node().struct, pin._memory.handle, told) == 0
             assert (told.va, told.nbytes) == (pin.info.va, pin.info.mapped_size)
 
 

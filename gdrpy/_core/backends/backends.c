@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: MIT */
+#include "backends/backends.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/forks.h"
+#include "cuda/pointer.h"
+#include "rm/abi.h"
+
+const struct core_backend *const core_backends[] = {&core_backend_gdrdrv, &core_backend_dmabuf,
+						    &core_backend_nvrm, &core_backend_sim, NULL};
+
+static const struct core_backend *const on_real[] = {&core_backend_gdrdrv, &core_backend_dmabuf,
+						     &core_backend_nvrm, NULL};
+static const struct core_backend *const on_simulated[] = {&core_backend_gdrdrv, &core_backend_sim,
+							  NULL};
+
+const struct core_backend *const *core_candidates(const struct core_cuda *cuda)
+{
+	return cuda && core_cuda_simulated(cuda) ? on_simulated : on_real;
+}
+
+const struct core_backend *core_backend_named(const char *name)
+{
+	const struct core_backend *const *one = core_backends;
+
+	while (*one && strcmp((*one)->name, name))
+		one++;
+	return *one;
+}
+
+void core_status_say(struct core_status *status, const char *reason, const char *remedy)
+{
+	snprintf(status->reason, sizeof(status->reason), "%s", reason);
+	snprintf(status->remedy, sizeof(status->remedy), "%s", remedy);
+}
+
+static struct core_memory *take_by(const struct core_cuda *cuda, const struct core_backend *backend,
+				   const struct core_request *request, struct core_error *error)
+{
+	struct core_status status;
+
+	backend->status(cuda, request->device, request->node, &status);
+	if (!status.usable)
+		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV, "%s (%s)", status.reason,
+			  status.remedy);
+	else if (request->revocable && !backend->revocable_pins)
+		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			  "its pins keep the memory that their owner frees");
+	else
+		return backend->take(cuda, request, error);
+	return NULL;
+}
+
+static int find_device(const struct core_cuda *cuda, const struct core_request *request,
+		       int *device, struct core_error *error)
+{
+	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
+	struct core_pointer pointer;
+	struct core_range range;
+
+	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
+		return -1;
+	*device = pointer.device;
+	return 0;
+}
+
+/* Whether another backend may do better. */
+static bool passes_on(const struct core_error *error)
+{
+	return error->failure == CORE_FAILED_UNAVAILABLE || error->failure == CORE_FAILED_HANDLE;
+}
+
+struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
+			      const struct core_request *request, struct core_error *error)
+{
+	const struct core_backend *const only[] = {forced, NULL};
+	const struct core_backend *const *one = forced ? only : core_candidates(cuda);
+	char told[sizeof(error->message)] = "";
+	struct core_error refused = {.failure = CORE_FAILED_UNAVAILABLE, .number = ENODEV};
+	struct core_request known = *request;
+	size_t used = 0;
+
+	if (request->device < 0 && find_device(cuda, request, &known.device, error))
+		return NULL;
+	for (; *one; one++) {
+		struct core_memory *memory = take_by(cuda, *one, &known, error);
+
+		if (memory || !passes_on(error))
+			return memory;
+		/* What is wrong with the memory itself tells more than that a backend is not here.
+		 */
+		if (error->failure == CORE_FAILED_HANDLE)
+			refused = *error;
+		if (used < sizeof(told))
+			used += (size_t)snprintf(told + used, sizeof(told) - used, "%s%s: %s",
+						 used ? "; " : "", (*one)->name, error->message);
+	}
+	core_fail(error, refused.failure, refused.number, "%s%s",
+		  refused.failure == CORE_FAILED_HANDLE ? "" : "no backend can map this memory: ",
+		  told);
+	error->status = refused.status;
+	error->result = refused.result;
+	return NULL;
+}
+
+#define VERSION_FILE "/proc/driver/nvidia/version"
+
+/* Whether a word is like 580.159.04: its numbers, the last 0 if there are but two. */
+static bool parse_version(const char *word, unsigned int numbers[3])
+{
+	int most = -1, least = -1;
+
+	memset(numbers, 0, 3 * sizeof(numbers[0]));
+	sscanf(word, "%u.%u%n.%u%n", &numbers[0], &numbers[1], &least, &numbers[2], &most);
+	return numbers[0] >= 100 && least > 0 && word[most > 0 ? most : least] == '\0';
+}
+
+void core_driver_version(char version[32])
+{
+	int fd = core_private_open(VERSION_FILE, O_RDONLY);
+	unsigned int numbers[3];
+	char text[1024], *rest;
+	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : 0;
+
+	if (fd >= 0)
+		core_private_close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	version[0] = '\0';
+	for (char *word = strtok_r(text, " \t\n", &rest); word && !version[0];
+	     word = strtok_r(NULL, " \t\n", &rest))
+		if (strlen(word) < 32 && parse_version(word, numbers))
+			strcpy(version, word);
+}
+
+static int compare(const char *version, const char *other)
+{
+	unsigned int one[3], two[3];
+
+	parse_version(version, one);
+	parse_version(other, two);
+	for (int i = 0; i < 3; i++)
+		if (one[i] != two[i])
+			return one[i] < two[i] ? -1 : 1;
+	return 0;
+}
+
+bool core_driver_tested(const char *version)
+{
+	return compare(version, CORE_RM_TESTED_MIN) >= 0 &&
+	       compare(version, CORE_RM_TESTED_MAX) <= 0;
+}

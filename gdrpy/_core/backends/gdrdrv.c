@@ -1,0 +1,511 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backend gdrdrv: any device pointer, through the kernel module that serves /dev/gdrdrv.
+ *
+ * NVIDIA's gdrdrv maps a pin once, as a whole: every mapping is a part of that one. A pin of this
+ * project's module can be mapped through its share descriptor, as often as one likes and in any
+ * part, so that is done where parts are wanted; whole GPU pages do without the descriptor.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backends/backends.h"
+#include "backends/node.h"
+#include "common/forks.h"
+#include "cuda/pointer.h"
+#include "memory/private.h"
+
+/* How long at most it takes to take all mappings of a pin away. */
+#define END_TAKES_MS 10000
+
+/* For a pin that has ended. */
+static int fail_revoked(struct core_error *error)
+{
+	return core_fail(error, CORE_FAILED_REVOKED, ENXIO,
+			 "the GPU memory is gone, freed by its owner or with the pin: close what "
+			 "maps it");
+}
+
+static bool is_writable(int fd)
+{
+	return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+}
+
+static int map_share(struct core_memory *memory, const struct core_part *part, uint64_t offset,
+		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+		     enum core_mapping_kind *kind, struct core_error *error)
+{
+	if (!readonly && !is_writable(part->fd))
+		return core_fail(error, CORE_FAILED_PERMISSION, EACCES,
+				 "the descriptor was shared read-only: open it with readonly=True");
+	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
+		return 0;
+	/* The end is told only when the last mapping is gone; new ones are refused before. */
+	if (error->number == EINVAL && core_share_ended(part->fd, END_TAKES_MS))
+		return fail_revoked(error);
+	return -1;
+}
+
+static bool share_revoked(struct core_memory *memory)
+{
+	return core_share_ended(memory->parts[0].fd, 0);
+}
+
+static const struct core_memory_functions share_functions = {
+	.map = map_share,
+	.unmap = core_fd_unmap,
+	.release = core_fd_release,
+	.revoked = share_revoked,
+};
+
+/* Of a share descriptor, perhaps of another process's pin. */
+static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unused_device,
+				       struct core_error *error)
+{
+	struct core_part part = {.fd = -1};
+	struct core_memory *memory;
+	int64_t nbytes = core_share_size(fd);
+
+	(void)unused_nbytes;
+	(void)unused_device;
+	if (nbytes < 0) {
+		core_fail(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"file descriptor %d is no share of a pin: pass one that Pin.export() gave",
+			fd);
+		return NULL;
+	}
+	memory = core_memory_new(&core_backend_gdrdrv, &share_functions, sizeof(*memory), error);
+	if (!memory)
+		return NULL;
+	memory->kind = CORE_MAPPING_WC;
+	snprintf(memory->location, sizeof(memory->location), "an unknown GPU");
+	part.nbytes = (uint64_t)nbytes;
+	return core_fd_add(memory, fd, &part, error) ? core_memory_undo(memory) : memory;
+}
+
+/* What is to be pinned; gpu_pages: the memory is whole GPU pages around the range. */
+struct pin_request {
+	uint64_t ptr, nbytes;
+	uint32_t flags; /* GDRDRV_PIN_V3_... */
+	bool gpu_pages;
+	bool persistent; /* what the pin will be */
+};
+
+struct pin {
+	struct core_memory memory;
+	const struct core_node *node;
+
+	/* Of a pin that is mapped as a whole. */
+	pthread_mutex_t lock;
+	struct core_map whole;
+	unsigned int users;
+};
+
+static struct pin *pin_of(struct core_memory *memory)
+{
+	return (struct pin *)memory;
+}
+
+/* Closing the node has ended its pins. */
+static int unpin(const struct core_node *node, uint64_t handle, struct core_error *error)
+{
+	int ret = node->fd >= 0 ? core_node_unpin(node, handle) : 0;
+
+	return ret ? core_fail_call(error, -ret, 0, "unpinning handle %llu",
+				    (unsigned long long)handle)
+		   : 0;
+}
+
+static bool pin_revoked(struct core_memory *memory)
+{
+	struct core_pin_info info;
+	struct pin *pin = pin_of(memory);
+
+	return !memory->persistent && pin->node->fd >= 0 &&
+	       !core_node_info(pin->node, memory->handle, &info) && info.revoked;
+}
+
+/* How the pin is mapped now; CORE_FAILED_REVOKED if it is not. */
+static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
+		     struct core_error *error)
+{
+	struct core_pin_info info;
+	int ret = core_node_info(pin_of(memory)->node, memory->handle, &info);
+
+	if (ret)
+		return core_fail_call(error, -ret, 0, "asking about handle %llu",
+				      (unsigned long long)memory->handle);
+	*kind = (enum core_mapping_kind)info.mapping_type;
+	return *kind == CORE_MAPPING_NONE ? fail_revoked(error) : 0;
+}
+
+static int map_pin(struct core_memory *memory, const struct core_part *part, uint64_t offset,
+		   size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+		   enum core_mapping_kind *kind, struct core_error *error)
+{
+	struct core_error ignored;
+
+	if (map_share(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
+		return -1;
+	if (find_kind(memory, kind, error)) {
+		core_fd_unmap(memory, stretch, &ignored);
+		return -1;
+	}
+	return 0;
+}
+
+static int unmap_part_of_whole(struct core_memory *memory, struct core_stretch *stretch,
+			       struct core_error *error)
+{
+	struct pin *pin = pin_of(memory);
+	int ret = 0;
+
+	(void)stretch;
+	pthread_mutex_lock(&pin->lock);
+	if (!--pin->users)
+		ret = core_map_undo(&pin->whole);
+	pthread_mutex_unlock(&pin->lock);
+	return ret ? core_fail_call(error, -ret, 0, "munmap") : 0;
+}
+
+/* Called with the lock held. */
+static int map_whole(struct pin *pin, uint64_t nbytes, struct core_error *error)
+{
+	uint64_t at = pin->memory.handle * (uint64_t)sysconf(_SC_PAGESIZE);
+	int ret;
+
+	core_map_pages(&pin->whole, 0, nbytes);
+	ret = core_map_fd(&pin->whole, pin->node->fd, at, 0, false, NULL);
+	if (!ret)
+		return 0;
+	if (ret == -EINVAL && pin_revoked(&pin->memory))
+		return fail_revoked(error);
+	core_fail_call(error, -ret, 0, "mmap");
+	return core_explain(error, "mapping the %llu bytes of handle %llu",
+			    (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
+}
+
+/* Reading only is kept by the caller alone: the pages are those of the other mappings. */
+static int map_part_of_whole(struct core_memory *memory, const struct core_part *part,
+			     uint64_t offset, size_t nbytes, bool readonly, void *at,
+			     struct core_stretch *stretch, enum core_mapping_kind *kind,
+			     struct core_error *error)
+{
+	struct pin *pin = pin_of(memory);
+	struct core_error ignored;
+	int ret = 0;
+
+	(void)readonly;
+	(void)at;
+	pthread_mutex_lock(&pin->lock);
+	if (!pin->users)
+		ret = map_whole(pin, part->offset + part->nbytes, error);
+	if (!ret)
+		pin->users++;
+	pthread_mutex_unlock(&pin->lock);
+	if (ret)
+		return -1;
+
+	stretch->map = (struct core_map){
+		.address = (char *)pin->whole.address + part->offset + offset, .nbytes = nbytes};
+	if (find_kind(memory, kind, error)) {
+		unmap_part_of_whole(memory, stretch, &ignored);
+		return -1;
+	}
+	return 0;
+}
+
+static int want(struct core_memory *memory, enum core_mapping_kind kind, struct core_error *error)
+{
+	int ret = core_node_request_type(pin_of(memory)->node, memory->handle, kind);
+
+	if (!ret)
+		return 0;
+	return core_fail(error, CORE_FAILED_UNAVAILABLE, -ret,
+			 "the kernel module does not map handle %llu as type %d: %s: ask for no "
+			 "type",
+			 (unsigned long long)memory->handle, (int)kind, strerror(-ret));
+}
+
+static int share(struct core_memory *memory, bool readonly, struct core_error *error)
+{
+	int fd;
+
+	if (pin_revoked(memory))
+		return fail_revoked(error);
+	fd = core_node_share(pin_of(memory)->node, memory->handle, readonly);
+	return fd >= 0 ? fd
+		       : core_fail_call(error, -fd, 0, "sharing handle %llu",
+					(unsigned long long)memory->handle);
+}
+
+static int release_pin(struct core_memory *memory, struct core_error *error)
+{
+	struct pin *pin = pin_of(memory);
+
+	core_fd_release(memory, error);
+	pthread_mutex_destroy(&pin->lock);
+	return unpin(pin->node, memory->handle, error);
+}
+
+static const struct core_memory_functions pin_functions = {
+	.map = map_pin,
+	.unmap = core_fd_unmap,
+	.release = release_pin,
+	.want = want,
+	.revoked = pin_revoked,
+	.share = share,
+};
+
+static const struct core_memory_functions whole_pin_functions = {
+	.map = map_part_of_whole,
+	.unmap = unmap_part_of_whole,
+	.release = release_pin,
+	.want = want,
+	.revoked = pin_revoked,
+};
+
+static int fail_pin(struct core_error *error, int number, const struct pin_request *request)
+{
+	char what[96];
+
+	snprintf(what, sizeof(what), "pinning %llu bytes at %#llx by " GDRDRV_NODE,
+		 (unsigned long long)request->nbytes, (unsigned long long)request->ptr);
+	switch (number) {
+	case EINVAL:
+		return core_fail(
+			error, CORE_FAILED_HANDLE, number,
+			"%s: the NVIDIA driver finds no GPU memory of this process there: "
+			"pass a pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this "
+			"process",
+			what);
+	case EDQUOT:
+		return core_fail(error, CORE_FAILED_MEMORY, number,
+				 "%s: more than a user may have pinned: close pins, or have the "
+				 "administrator raise the module's max_pinned_mib",
+				 what);
+	case EOPNOTSUPP:
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, number,
+				 "%s: the module or the NVIDIA driver does not support it", what);
+	default:
+		return core_fail_call(error, number, 0, "%s", what);
+	}
+}
+
+/* The part of a new pin, whose handle the memory has: of its share, or of it as a whole. */
+static int add_pages(struct pin *pin, const struct pin_request *request, bool shared,
+		     struct core_error *error)
+{
+	struct core_memory *memory = &pin->memory;
+	struct core_part part = {.fd = -1};
+	struct core_pin_info info;
+	int ret = core_node_info(pin->node, memory->handle, &info);
+
+	if (ret)
+		return core_fail_call(error, -ret, 0, "asking about handle %llu",
+				      (unsigned long long)memory->handle);
+	memory->pin_cycles = info.cycles;
+	memory->cycles_per_ms = info.khz;
+	memory->va = request->gpu_pages ? info.va : request->ptr;
+	part.offset = memory->va - info.va;
+	part.nbytes = request->gpu_pages ? info.nbytes : request->nbytes;
+	if (shared) {
+		core_forks_hold();
+		ret = core_node_share(pin->node, memory->handle, false);
+		part.fd = core_private_note(ret);
+		core_forks_let_go();
+		if (part.fd < 0)
+			return core_fail_call(error, ret < 0 ? -ret : ENOMEM, 0,
+					      "sharing handle %llu",
+					      (unsigned long long)memory->handle);
+	}
+	if (!core_memory_add(memory, &part, error))
+		return 0;
+	if (part.fd >= 0)
+		core_private_close(part.fd);
+	return -1;
+}
+
+/* Pin by a node that outlives the memory. NULL with *error filled in. */
+static struct core_memory *pin_memory(const struct core_node *node,
+				      const struct pin_request *request, struct core_error *error)
+{
+	bool shared = core_node_full(node) && !request->gpu_pages;
+	/* As a whole is mapped only what begins with a GPU page. */
+	uint64_t start =
+		shared ? request->ptr : request->ptr / GDRDRV_GPU_PAGE_SIZE * GDRDRV_GPU_PAGE_SIZE;
+	struct core_memory *memory = core_memory_new(&core_backend_gdrdrv,
+						     shared ? &pin_functions : &whole_pin_functions,
+						     sizeof(struct pin), error);
+	int ret;
+
+	if (!memory)
+		return NULL;
+	pin_of(memory)->node = node;
+	pthread_mutex_init(&pin_of(memory)->lock, NULL);
+	memory->page_size = GDRDRV_GPU_PAGE_SIZE;
+	memory->persistent = request->persistent;
+	ret = core_node_pin(node, start, request->ptr + request->nbytes - start, request->flags,
+			    &memory->handle);
+	if (ret) {
+		fail_pin(error, -ret, request);
+		core_memory_free(memory);
+		return NULL;
+	}
+	return add_pages(pin_of(memory), request, shared, error) ? core_memory_undo(memory)
+								 : memory;
+}
+
+#define LOAD "load the kernel module gdrdrv"
+
+void core_node_explain(int error, struct core_status *status)
+{
+	switch (error) {
+	case ENOENT:
+	case ENXIO:
+	case ENODEV:
+		core_status_say(status, "no kernel module serves " GDRDRV_NODE, LOAD);
+		break;
+	case EACCES:
+	case EPERM:
+		core_status_say(status,
+				"no permission to open " GDRDRV_NODE " for reading and writing",
+				"ask for its group or mode");
+		break;
+	case EPROTO:
+	case ENOTTY:
+	case EINVAL:
+		core_status_say(status, GDRDRV_NODE " speaks another ABI than gdrdrv 2", LOAD);
+		break;
+	default:
+		snprintf(status->reason, sizeof(status->reason), "opening " GDRDRV_NODE ": %s",
+			 strerror(error));
+		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
+	}
+}
+
+static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
+		   struct core_status *status)
+{
+	struct core_node own;
+	int ret;
+
+	*status = (struct core_status){0};
+	if (device >= 0 && cuda && core_cuda_simulated(cuda) && !cuda->on_bar()) {
+		core_status_say(
+			status,
+			"the simulated GPU's memory is no PCI memory, which a kernel module "
+			"could pin",
+			"run it in QEMU, with the simulated GPU on a PCI BAR");
+		return;
+	}
+	if (node) {
+		status->usable = true;
+		core_node_origin(node, status->reason, sizeof(status->reason));
+		return;
+	}
+	ret = core_node_open(&own, GDRDRV_NODE);
+	if (ret) {
+		core_node_explain(-ret, status);
+		return;
+	}
+	status->usable = true;
+	core_node_origin(&own, status->reason, sizeof(status->reason));
+	core_node_close(&own);
+}
+
+/* Whether a node that is NVIDIA's makes pins such as this. */
+static int check_nvidias(const struct core_node *node, const struct core_request *request,
+			 struct core_error *error)
+{
+	char origin[96];
+
+	core_node_origin(node, origin, sizeof(origin));
+	if (request->revocable == node->persistent)
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			"%s makes %s pins only: pass revocable=%s, or load the module otherwise "
+			"(its parameter use_persistent_mapping)",
+			origin, node->persistent ? "persistent" : "revocable",
+			request->revocable ? "False" : "True");
+	if (request->revocable && !request->sigbus)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+				 "%s answers with SIGBUS where freed memory is touched: pass "
+				 "sigbus=True, or load gdrpy's module",
+				 origin);
+	return 0;
+}
+
+/* GDRDRV_PIN_V3_... Who still maps the share of a pin that has ended finds zeros too. */
+static uint32_t flags_of(const struct core_node *node, const struct core_request *request)
+{
+	uint32_t flags = request->force_pcie ? GDRDRV_PIN_V3_FORCE_PCIE : 0;
+
+	if (!core_node_full(node))
+		return flags;
+	flags |= request->revocable ? GDRDRV_PIN_V3_REVOCABLE : GDRDRV_PIN_V3_PERSISTENT;
+	return request->sigbus ? flags : flags | GDRDRV_PIN_V3_ZERO_AFTER;
+}
+
+/* Whether it lies in one allocation. Whole pages need not: the module finds what is there. */
+static int check_range(const struct core_cuda *cuda, const struct core_request *request,
+		       struct core_error *error)
+{
+	struct core_pointer pointer;
+	struct core_range range;
+
+	if (request->fd >= 0 || request->gpu_pages)
+		return 0;
+	return core_pointer_range(cuda, request->ptr, request->nbytes, 1, &pointer, &range, error);
+}
+
+static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
+				struct core_error *error)
+{
+	const struct core_node *node = request->node;
+	struct pin_request pin = {
+		.ptr = request->ptr,
+		.nbytes = request->nbytes,
+		.gpu_pages = request->gpu_pages,
+		.persistent = !request->revocable,
+	};
+	struct core_memory *memory;
+
+	if (!request->ptr) {
+		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
+			  "the gdrdrv backend needs the GPU view: open it with gpu=True");
+		return NULL;
+	}
+	if (!node) {
+		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+			  "no kernel module serves " GDRDRV_NODE ": " LOAD);
+		return NULL;
+	}
+	if (check_range(cuda, request, error))
+		return NULL;
+	/* A region is persistent with NVIDIA's module, too, if that is how it is loaded. */
+	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
+		return NULL;
+	if (!core_node_full(node))
+		pin.persistent = node->persistent;
+	pin.flags = flags_of(node, request);
+	memory = pin_memory(node, &pin, error);
+	if (memory) {
+		memory->device = request->device;
+		core_device_location(cuda, request->device, memory->location);
+	}
+	return memory;
+}
+
+const struct core_backend core_backend_gdrdrv = {
+	.name = "gdrdrv",
+	.revocable_pins = true,
+	.status = status,
+	.take = take,
+	.take_export = take_export,
+};

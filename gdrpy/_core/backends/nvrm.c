@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backend nvrm: the stock NVIDIA kernel driver, through its resource manager (RM). No kernel
+ * module, no root, and for an exported allocation no CUDA either.
+ *
+ * VMM memory is taken in by its descriptor, cuMemAlloc memory by its IPC handle, once such handles
+ * were checked on its device.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/backends.h"
+#include "common/forks.h"
+#include "cuda/ipc.h"
+#include "cuda/pointer.h"
+#include "memory/private.h"
+#include "rm/abi.h"
+
+#define CONTROL_NODE "/dev/nvidiactl"
+
+static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Opened by the first that needs it, and kept: its devices are costly to make. */
+static struct core_rm *client;
+
+/* Say what failed calls were for; an obstacle explains itself. */
+static int failed(struct core_error *error, const char *purpose)
+{
+	return error->failure == CORE_FAILED_UNAVAILABLE ? -1 : core_explain(error, "%s", purpose);
+}
+
+static int ready(struct core_error *error)
+{
+	int ret = 0;
+
+	pthread_mutex_lock(&client_lock);
+	if (!client)
+		ret = core_rm_open(&client, error);
+	pthread_mutex_unlock(&client_lock);
+	return ret;
+}
+
+static int open_client(struct core_error *error)
+{
+	int ret = ready(error);
+
+	if (ret && error->number == ENOENT)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "cannot use the NVIDIA driver: %s: it is not there: install the "
+				 "driver, or pass the node into the container (--gpus, --device)",
+				 error->call);
+	return ret ? failed(error, "cannot use the NVIDIA driver") : 0;
+}
+
+static struct core_rm_gpu gpu_at(const int pci[3])
+{
+	return (struct core_rm_gpu){
+		.pci_domain = (uint32_t)pci[0],
+		.pci_bus = (uint8_t)pci[1],
+		.pci_slot = (uint8_t)pci[2],
+	};
+}
+
+static int map_block(struct core_memory *memory, const struct core_part *part, uint64_t offset,
+		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+		     enum core_mapping_kind *kind, struct core_error *error)
+{
+	struct core_rm_mapping mapping;
+	char purpose[80];
+
+	(void)memory;
+	(void)kind;
+	if (core_rm_map(client, &part->block, part->offset + offset, nbytes, readonly, at, &mapping,
+			error)) {
+		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu", nbytes,
+			 (unsigned long long)offset);
+		return failed(error, purpose);
+	}
+	stretch->map = mapping.map;
+	stretch->token = mapping.linear;
+	return 0;
+}
+
+static int unmap_block(struct core_memory *memory, struct core_stretch *stretch,
+		       struct core_error *error)
+{
+	struct core_rm_mapping mapping = {
+		.map = stretch->map,
+		.device = stretch->part->block.device,
+		.object = stretch->part->block.object,
+		.linear = stretch->token,
+	};
+
+	(void)memory;
+	return core_rm_unmap(client, &mapping, error) ? failed(error, "unmapping") : 0;
+}
+
+static int release_blocks(struct core_memory *memory, struct core_error *error)
+{
+	int ret = 0;
+
+	for (unsigned int i = 0; i < memory->nparts; i++)
+		if (core_rm_release(client, &memory->parts[i].block, error))
+			ret = failed(error, "releasing GPU memory");
+	return ret;
+}
+
+static const struct core_memory_functions functions = {
+	.map = map_block,
+	.unmap = unmap_block,
+	.release = release_blocks,
+};
+
+/* Memory of no part yet, whose parts are blocks in the client; NULL with *error filled in. */
+static struct core_memory *new_memory(uint64_t va, int device, struct core_error *error)
+{
+	struct core_memory *memory = NULL;
+
+	if (!open_client(error))
+		memory = core_memory_new(&core_backend_nvrm, &functions, sizeof(*memory), error);
+	if (memory) {
+		memory->va = va;
+		memory->device = device;
+		memory->kind = CORE_MAPPING_WC;
+	}
+	return memory;
+}
+
+/* Add a part of a block that RM has just put into the client. */
+static int add(struct core_memory *memory, const struct core_rm_memory *block, uint64_t offset,
+	       uint64_t nbytes, struct core_error *error)
+{
+	struct core_part part = {.nbytes = nbytes, .offset = offset, .fd = -1, .block = *block};
+	const struct core_rm_gpu *gpu = &block->gpu;
+	struct core_error ignored;
+
+	snprintf(memory->location, sizeof(memory->location), "%04x:%02x:%02x.0", gpu->pci_domain,
+		 gpu->pci_bus, gpu->pci_slot);
+	if (!core_memory_add(memory, &part, error))
+		return 0;
+	core_rm_release(client, block, &ignored);
+	return -1;
+}
+
+/* A core_export_fn; nbytes 0: all of the allocation. */
+static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
+		      struct core_error *error)
+{
+	struct core_rm_memory block;
+
+	if (core_rm_import(client, fd, &block, error)) {
+		failed(error, "importing the allocation");
+		if (error->failure == CORE_FAILED_CALL && error->number == EINVAL)
+			error->failure = CORE_FAILED_HANDLE;
+		return -1;
+	}
+	return add(memory, &block, offset, nbytes ? nbytes : block.nbytes, error);
+}
+
+/*
+ * Add a part of the block that an IPC handle names on the GPU at a PCI address; sibling as in
+ * core_rm_duplicate(). CORE_FAILED_UNAVAILABLE where the block is not of the size that its handle
+ * says.
+ */
+static int add_block(struct core_memory *memory, const int pci[3], int sibling,
+		     const struct core_ipc_info *info, uint64_t offset, uint64_t nbytes,
+		     struct core_error *error)
+{
+	const struct core_rm_gpu gpu = gpu_at(pci);
+	struct core_rm_memory block;
+	struct core_error ignored;
+
+	if (core_rm_duplicate(client, &gpu, sibling, info, &block, error))
+		return failed(error, "pinning a device pointer");
+	if (core_ipc_compare(info, block.nbytes, error)) {
+		core_rm_release(client, &block, &ignored);
+		return -1;
+	}
+	return add(memory, &block, offset, nbytes, error);
+}
+
+static struct core_memory *take_export(int fd, uint64_t nbytes, int device,
+				       struct core_error *error)
+{
+	struct core_memory *memory = new_memory(0, device, error);
+
+	if (memory && add_export(memory, fd, 0, nbytes, error))
+		return core_memory_undo(memory);
+	return memory;
+}
+
+/* What is done once for each device; they are few. */
+#define MOST_DEVICES 64
+
+static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	bool exporting;
+	int export;   /* the descriptor */
+	bool proven;  /* its exports */
+	bool checked; /* its IPC handles */
+	bool split;   /* into MIG instances */
+	struct core_ipc_scratch scratch[CORE_IPC_SCRATCHES];
+	char problem[256]; /* found by the check, empty if none */
+} devices[MOST_DEVICES];
+
+/* What status() learned about each device; entry 0 is for no device in particular. */
+static struct {
+	bool asked;
+	const struct core_rm_obstacle *obstacle;
+} known[MOST_DEVICES + 1];
+
+/* Forks wait while the client is opened: a child's copy of its descriptor would keep it. */
+static void lock_client(void)
+{
+	pthread_mutex_lock(&client_lock);
+}
+
+static void unlock_client(void)
+{
+	pthread_mutex_unlock(&client_lock);
+}
+
+/*
+ * RM ties a client to the process that opened it, and what is exported has been closed. Whoever
+ * held the devices' lock is not in the child.
+ */
+static void begin_child(void)
+{
+	if (client)
+		core_rm_abandon(client);
+	client = NULL;
+	unlock_client();
+	pthread_mutex_init(&device_lock, NULL);
+	for (int i = 0; i < MOST_DEVICES; i++)
+		devices[i].exporting = false;
+}
+
+static void __attribute__((constructor)) watch_forks(void)
+{
+	pthread_atfork(lock_client, unlock_client, begin_child);
+}
+
+/*
+ * The driver sets up its side of exports for the first that is open of a device, and takes it down
+ * with the last: half a millisecond each. One kept open for the life of the process spares every
+ * pin of VMM memory that, and costs the smallest allocation of the device, 2 MiB.
+ */
+static void export_device(const struct core_cuda *cuda, int device)
+{
+	size_t nbytes;
+
+	if (!devices[device].exporting) {
+		devices[device].export = core_device_export(cuda, device, &nbytes);
+		devices[device].exporting = devices[device].export >= 0;
+	}
+}
+
+static void keep_exporting(const struct core_cuda *cuda, int device)
+{
+	if (device < 0 || device >= MOST_DEVICES)
+		return;
+	pthread_mutex_lock(&device_lock);
+	export_device(cuda, device);
+	pthread_mutex_unlock(&device_lock);
+}
+
+static int add_duplicate(struct core_memory *memory, const struct core_cuda *cuda, int device,
+			 const struct core_ipc_info *info, uint64_t offset, uint64_t nbytes,
+			 struct core_error *error)
+{
+	int pci[3], sibling = -1;
+
+	if (core_device_pci(cuda, device, pci))
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "CUDA does not tell the PCI address of device %d", device);
+	/* An export of a split device is in the same MIG instance, and tells which one. */
+	if (devices[device].split && devices[device].exporting)
+		sibling = devices[device].export;
+	return add_block(memory, pci, sibling, info, offset, nbytes, error);
+}
+
+/* A core_ipc_read through a mapping for reading. */
+static int read_allocation(const struct core_cuda *cuda, const struct core_pointer *pointer,
+			   const struct core_ipc_info *info, uint64_t offset, void *bytes,
+			   size_t nbytes, struct core_error *error)
+{
+	struct core_memory *memory = new_memory(pointer->base, pointer->device, error);
+	struct core_view view;
+
+	if (!memory)
+		return -1;
+	if (add_duplicate(memory, cuda, pointer->device, info, info->block_offset + offset, nbytes,
+			  error) ||
+	    core_memory_map(memory, 0, nbytes, true, &view, error)) {
+		core_memory_undo(memory);
+		return -1;
+	}
+	core_copy_from(view.kind, bytes, view.map.address, nbytes);
+	if (core_memory_unmap(memory, &view, error)) {
+		core_memory_undo(memory);
+		return -1;
+	}
+	return core_memory_release(memory, error);
+}
+
+/* Whether the driver had its say on the handles: a lack of memory, or of a right, may end. */
+static bool is_verdict(const struct core_error *error)
+{
+	return error->failure == CORE_FAILED_UNAVAILABLE ||
+	       (error->failure == CORE_FAILED_CALL && error->status);
+}
+
+/* Into MIG instances. */
+static bool is_split(const struct core_cuda *cuda, int device)
+{
+	struct core_rm_gpu gpu;
+	int pci[3];
+
+	if (core_device_pci(cuda, device, pci))
+		return false;
+	gpu = gpu_at(pci);
+	return core_rm_split(client, &gpu);
+}
+
+/* CORE_FAILED_UNAVAILABLE unless this driver's IPC handles are laid out as expected. */
+static int check_handles(const struct core_cuda *cuda, const struct core_pointer *pointer,
+			 struct core_error *error)
+{
+	char problem[sizeof(devices[0].problem)] = "";
+	char version[32];
+	int ret = 0;
+
+	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "nvrm checks the pointers of %d devices, and not of device %d",
+				 MOST_DEVICES, pointer->device);
+
+	pthread_mutex_lock(&device_lock);
+	if (!devices[pointer->device].checked) {
+		devices[pointer->device].split = is_split(cuda, pointer->device);
+		if (devices[pointer->device].split)
+			export_device(cuda, pointer->device);
+		ret = core_ipc_check(cuda, pointer, devices[pointer->device].scratch,
+				     read_allocation, error);
+		devices[pointer->device].checked = !ret || is_verdict(error);
+		if (ret && is_verdict(error))
+			snprintf(devices[pointer->device].problem, sizeof(problem), "%.255s",
+				 error->message);
+	}
+	memcpy(problem, devices[pointer->device].problem, sizeof(problem));
+	pthread_mutex_unlock(&device_lock);
+
+	if (!problem[0])
+		return ret;
+	core_driver_version(version);
+	return core_fail(
+		error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+		"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver %s: %s. Allocate by "
+		"gdrpy.alloc() instead",
+		version, problem);
+}
+
+/* Add a range of the block behind a cuMemAlloc pointer, which may be more than its allocation. */
+static int add_part_of_block(struct core_memory *memory, const struct core_cuda *cuda,
+			     const struct core_range *range, const struct core_pointer *pointer,
+			     struct core_error *error)
+{
+	struct core_cuda_ipc handle;
+	struct core_ipc_info info;
+	uint64_t offset;
+
+	/* Memory of a kind that has no handle says nothing of the handles of others. */
+	if (core_pointer_ipc_handle(cuda, pointer, &handle, error) ||
+	    check_handles(cuda, pointer, error) || core_ipc_parse(&handle, pointer, &info, error) ||
+	    core_ipc_offset(&info, pointer, range, &offset, error))
+		return -1;
+	return add_duplicate(memory, cuda, pointer->device, &info, offset,
+			     range->end - range->start, error);
+}
+
+static struct core_memory *take_pointer(const struct core_cuda *cuda,
+					const struct core_request *request,
+					struct core_error *error)
+{
+	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
+	struct core_memory *memory;
+	struct core_pointer pointer;
+	struct core_range range;
+	int ret;
+
+	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
+		return NULL;
+	memory = new_memory(range.start, pointer.device, error);
+	if (!memory)
+		return NULL;
+	if (request->gpu_pages)
+		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
+	if (!pointer.context)
+		keep_exporting(cuda, pointer.device);
+	ret = core_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	if (!ret)
+		ret = add_part_of_block(memory, cuda, &range, &pointer, error);
+	return ret < 0 ? core_memory_undo(memory) : memory;
+}
+
+/* Whether an exported allocation is what the driver says of it, and can be mapped. */
+static int check_export(int fd, size_t nbytes, int device, struct core_error *error)
+{
+	struct core_memory *memory = take_export(fd, 0, device, error);
+	struct core_view view;
+
+	if (!memory)
+		return -1;
+	if (memory->nbytes != nbytes) {
+		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			  "the driver says %llu bytes of an exported allocation of %zu",
+			  (unsigned long long)memory->nbytes, nbytes);
+		goto undo;
+	}
+	if (core_memory_map(memory, 0, 1, true, &view, error) ||
+	    core_memory_unmap(memory, &view, error))
+		goto undo;
+	return core_memory_release(memory, error);
+undo:
+	core_memory_undo(memory);
+	return -1;
+}
+
+static int check_exports(const struct core_cuda *cuda, int device, struct core_error *error)
+{
+	size_t nbytes;
+	int ret = 0, fd;
+
+	pthread_mutex_lock(&device_lock);
+	fd = devices[device].proven ? -1 : core_device_export(cuda, device, &nbytes);
+	/* Without room for one nothing is found out. */
+	if (fd >= 0) {
+		ret = check_export(fd, nbytes, device, error);
+		devices[device].proven = !ret;
+		core_private_close(fd);
+	}
+	pthread_mutex_unlock(&device_lock);
+	return ret;
+}
+
+static int prove(const struct core_cuda *cuda, int device, void *context, struct core_error *error)
+{
+	const struct core_pointer near = {.context = context, .device = device};
+
+	if (device < MOST_DEVICES && check_exports(cuda, device, error))
+		return -1;
+	return context ? check_handles(cuda, &near, error) : 0;
+}
+
+static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
+				struct core_error *error)
+{
+	struct core_memory *memory;
+
+	if (request->force_pcie) {
+		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
+			  "nvrm has no flag to force mappings through PCIe: all of its go there");
+		return NULL;
+	}
+	if (request->fd < 0)
+		return take_pointer(cuda, request, error);
+	memory = take_export(request->fd, request->nbytes, request->device, error);
+	if (memory)
+		memory->va = request->ptr;
+	return memory;
+}
+
+/* Asked once: the answer does not change while this process uses the driver. */
+static const struct core_rm_obstacle *obstacle_of(const struct core_cuda *cuda, int device)
+{
+	const struct core_rm_obstacle *obstacle;
+	int i = device < 0 || device >= MOST_DEVICES ? 0 : device + 1, pci[3];
+	bool found = i && cuda && !core_device_pci(cuda, device, pci);
+	struct core_rm_gpu gpu;
+
+	if (found)
+		gpu = gpu_at(pci);
+	pthread_mutex_lock(&device_lock);
+	if (!known[i].asked) {
+		known[i].obstacle = core_rm_find_obstacle(client, found ? &gpu : NULL);
+		known[i].asked = true;
+	}
+	obstacle = known[i].obstacle;
+	pthread_mutex_unlock(&device_lock);
+	return obstacle;
+}
+
+/* It does not change while the driver is in use. */
+static char driver[32];
+static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
+
+static void read_version(void)
+{
+	core_driver_version(driver);
+}
+
+static void say_version(struct core_status *status)
+{
+	pthread_once(&driver_once, read_version);
+	if (!driver[0])
+		core_status_say(status, "driver of unknown version", "");
+	else if (core_driver_tested(driver))
+		snprintf(status->reason, sizeof(status->reason), "driver %s", driver);
+	else
+		snprintf(status->reason, sizeof(status->reason),
+			 "driver %s, untested: compared with %s to %s", driver, CORE_RM_TESTED_MIN,
+			 CORE_RM_TESTED_MAX);
+}
+
+static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
+		   struct core_status *status)
+{
+	const struct core_rm_obstacle *obstacle;
+	struct core_error error;
+
+	(void)node;
+	*status = (struct core_status){.usable = !ready(&error)};
+	if (status->usable) {
+		obstacle = obstacle_of(cuda, device);
+		status->usable = !obstacle;
+		if (obstacle)
+			core_status_say(status, obstacle->reason, obstacle->remedy);
+		else
+			say_version(status);
+		return;
+	}
+	switch (error.number) {
+	case ENOENT:
+		core_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
+				"install the driver, or pass the node into the container (--gpus, "
+				"--device)");
+		break;
+	case EACCES:
+	case EPERM:
+		core_status_say(status,
+				"no permission to open " CONTROL_NODE " for reading and writing",
+				"ask for access to " CONTROL_NODE
+				" and /dev/nvidia<N> (mode 0666 is the default)");
+		break;
+	default:
+		snprintf(status->reason, sizeof(status->reason), "%s: %s", error.call,
+			 strerror(error.number));
+		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
+	}
+}
+
+const struct core_backend core_backend_nvrm = {
+	.name = "nvrm",
+	.status = status,
+	.prove = prove,
+	.take = take,
+	.take_export = take_export,
+};

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: MIT */
+#include "common/forks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Held for a moment, and across a fork: of all below. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
+static int room;
+static struct core_arrival *arrivals;
+
+/* Of each descriptor below `room`. */
+static struct {
+	bool is_private;
+	bool is_lent; /* by one thread, to the program that it forks to run */
+	pthread_t lender;
+} *known;
+
+/* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
+void core_forks_hold(void)
+{
+	pthread_mutex_lock(&lock);
+	while (forking)
+		pthread_cond_wait(&changed, &lock);
+	holding++;
+	pthread_mutex_unlock(&lock);
+}
+
+void core_forks_let_go(void)
+{
+	pthread_mutex_lock(&lock);
+	if (!--holding && forking)
+		pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+	forking++;
+	while (holding)
+		pthread_cond_wait(&changed, &lock);
+}
+
+static void go_on(void)
+{
+	forking--;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+static bool is_lent_here(int fd)
+{
+	return known[fd].is_lent && pthread_equal(known[fd].lender, pthread_self());
+}
+
+static void begin_child(void)
+{
+	for (int fd = 0; fd < room; fd++) {
+		if (known[fd].is_private && !is_lent_here(fd))
+			close(fd);
+		known[fd].is_private = false;
+	}
+	for (; arrivals; arrivals = arrivals->next)
+		for (int i = 0; i < arrivals->count && arrivals->fds[i] >= 0; i++)
+			close(arrivals->fds[i]);
+	pthread_cond_init(&changed, NULL); /* whoever waited is not here */
+	forking = 0;
+	pthread_mutex_unlock(&lock);
+}
+
+/* Ahead of the others: who opens something may hold a lock that another handler waits for. */
+static void __attribute__((constructor(101))) watch_forks(void)
+{
+	pthread_atfork(before_fork, go_on, begin_child);
+}
+
+/* The next four are called with the lock held. */
+static bool have_room(int fd)
+{
+	int wanted = fd + 64;
+	void *larger;
+
+	if (fd < room)
+		return true;
+	larger = realloc(known, (size_t)wanted * sizeof(*known));
+	if (!larger)
+		return false;
+	known = larger;
+	memset(known + room, 0, (size_t)(wanted - room) * sizeof(*known));
+	room = wanted;
+	return true;
+}
+
+static bool note(int fd)
+{
+	if (!have_room(fd))
+		return false;
+	known[fd].is_private = true;
+	known[fd].is_lent = false;
+	return true;
+}
+
+static bool forget(int fd)
+{
+	bool found = fd >= 0 && fd < room && known[fd].is_private;
+
+	if (found)
+		known[fd].is_private = false;
+	return found;
+}
+
+static int note_or_close(int fd)
+{
+	if (fd < 0 || note(fd))
+		return fd;
+	close(fd);
+	errno = ENOMEM;
+	return -1;
+}
+
+int core_private_note(int fd)
+{
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fd);
+	pthread_mutex_unlock(&lock);
+	return fd;
+}
+
+void core_arrival_begin(struct core_arrival *arrival)
+{
+	pthread_mutex_lock(&lock);
+	arrival->next = arrivals;
+	arrivals = arrival;
+	pthread_mutex_unlock(&lock);
+}
+
+void core_arrival_end(struct core_arrival *arrival, int *came, int count)
+{
+	struct core_arrival **link = &arrivals;
+
+	pthread_mutex_lock(&lock);
+	while (*link != arrival)
+		link = &(*link)->next;
+	*link = arrival->next;
+	for (int i = 0; i < count; i++) {
+		if (note(came[i]))
+			continue;
+		close(came[i]);
+		came[i] = -1;
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+int core_private_adopt(int fd)
+{
+	if (fd >= 0)
+		fcntl(fd, F_SETFD, FD_CLOEXEC);
+	return core_private_note(fd);
+}
+
+int core_private_open(const char *path, int flags)
+{
+	int fd;
+
+	core_forks_hold();
+	do {
+		fd = open(path, flags | O_CLOEXEC);
+	} while (fd < 0 && errno == EINTR);
+	fd = core_private_note(fd);
+	core_forks_let_go();
+	return fd;
+}
+
+int core_private_duplicate(int fd)
+{
+	pthread_mutex_lock(&lock);
+	fd = note_or_close(fcntl(fd, F_DUPFD_CLOEXEC, 3));
+	pthread_mutex_unlock(&lock);
+	return fd;
+}
+
+void core_private_lend(int fd)
+{
+	pthread_mutex_lock(&lock);
+	if (fd >= 0 && fd < room) {
+		known[fd].is_lent = true;
+		known[fd].lender = pthread_self();
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void core_private_take_back(void)
+{
+	pthread_mutex_lock(&lock);
+	for (int fd = 0; fd < room; fd++)
+		if (is_lent_here(fd))
+			known[fd].is_lent = false;
+	pthread_mutex_unlock(&lock);
+}
+
+int core_private_close(int fd)
+{
+	bool found;
+	int ret;
+
+	core_forks_hold();
+	pthread_mutex_lock(&lock);
+	found = forget(fd);
+	pthread_mutex_unlock(&lock);
+	errno = EBADF;
+	ret = found ? close(fd) : -1;
+	core_forks_let_go();
+	return ret;
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gdrpy._core._mapping.Resource: what closes once, and is its process's own.
+ *
+ * Its state stands in attributes, so that Python classes may have it beside a base with a layout of
+ * its own. Every call of every object asks for it, and a lock that Python code takes could stay
+ * taken.
+ */
+#include "resource.h"
+
+#include "alone.h"
+
+static PyObject *name_again, *name_close_once, *name_closed, *name_generation, *name_mutex,
+	*name_name, *name_release, *make_lock;
+
+bool core_resource_names(void)
+{
+	PyObject *module = PyImport_ImportModule("_thread");
+
+	if (module)
+		make_lock = PyObject_GetAttrString(module, "RLock");
+	Py_XDECREF(module);
+	return make_lock && core_name(&name_again, "_again") &&
+	       core_name(&name_close_once, "_close_once") && core_name(&name_closed, "_closed") &&
+	       core_name(&name_generation, "_generation") && core_name(&name_mutex, "_mutex") &&
+	       core_name(&name_name, "__name__") && core_name(&name_release, "_release");
+}
+
+/* Set an attribute to a new reference; -1 with an exception set. */
+static int set(PyObject *self, PyObject *name, PyObject *value)
+{
+	int error = value ? PyObject_SetAttr(self, name, value) : -1;
+
+	Py_XDECREF(value);
+	return error;
+}
+
+static int resource_init(PyObject *self, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+	if (set(self, name_mutex, PyObject_CallNoArgs(make_lock)) ||
+	    set(self, name_generation, PyLong_FromUnsignedLong(core_fork_generation)))
+		return -1;
+	return set(self, name_closed, Py_NewRef(Py_False));
+}
+
+/* 1 if it is closed, or was never made; -1 with an exception set. */
+static int is_closed(PyObject *self)
+{
+	PyObject *closed = PyObject_GetAttr(self, name_closed);
+	int answer = closed ? PyObject_IsTrue(closed) : -1;
+
+	Py_XDECREF(closed);
+	return answer;
+}
+
+/* 1 in a forked child of the process that made it; -1 with an exception set. */
+static int is_forked(PyObject *self)
+{
+	PyObject *generation = PyObject_GetAttr(self, name_generation);
+	unsigned long made = generation ? PyLong_AsUnsignedLong(generation) : (unsigned long)-1;
+
+	Py_XDECREF(generation);
+	return PyErr_Occurred() ? -1 : made != core_fork_generation;
+}
+
+static PyObject *resource_forked(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	int forked = is_forked(self);
+
+	return forked < 0 ? NULL : PyBool_FromLong(forked);
+}
+
+/* Refuse a call, in the words of the class. */
+static void refuse(PyObject *self, PyObject *call, bool forked)
+{
+	PyObject *name = PyObject_GetAttr((PyObject *)Py_TYPE(self), name_name);
+	PyObject *again = name ? PyObject_GetAttr(self, name_again) : NULL;
+
+	if (again && forked)
+		PyErr_Format(core_error_forked,
+			     "%S: this %S belongs to the parent process; in a forked child %S",
+			     call, name, again);
+	else if (again)
+		PyErr_Format(core_error_closed, "%S: the %S is closed", call, name);
+	Py_XDECREF(again);
+	Py_XDECREF(name);
+}
+
+static PyObject *resource_check(PyObject *self, PyObject *call)
+{
+	int forked = is_forked(self), closed = forked ? 0 : is_closed(self);
+
+	if (!forked && !closed)
+		Py_RETURN_NONE;
+	if (forked > 0 || closed > 0)
+		refuse(self, call, forked > 0);
+	return NULL;
+}
+
+static PyObject *resource_close_once(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	int closed = is_closed(self);
+	PyObject *released;
+
+	if (closed)
+		return closed < 0 ? NULL : Py_NewRef(Py_None);
+	released = PyObject_CallMethodObjArgs(self, name_release, NULL);
+	if (released && PyObject_SetAttr(self, name_closed, Py_True))
+		Py_CLEAR(released);
+	return released;
+}
+
+static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	int closed = is_closed(self), forked = closed ? 0 : is_forked(self);
+	PyObject *mutex, *close_once, *result = NULL;
+
+	if (closed < 0 || forked < 0)
+		return NULL;
+	if (forked && PyObject_SetAttr(self, name_closed, Py_True))
+		return NULL;
+	if (closed || forked)
+		Py_RETURN_NONE;
+	mutex = PyObject_GetAttr(self, name_mutex);
+	close_once = mutex ? PyObject_GetAttr(self, name_close_once) : NULL;
+	if (close_once)
+		result = core_call_alone(mutex, close_once);
+	Py_XDECREF(close_once);
+	Py_XDECREF(mutex);
+	return result;
+}
+
+static PyObject *resource_get_closed(PyObject *self, void *Py_UNUSED(closure))
+{
+	return PyObject_GetAttr(self, name_closed);
+}
+
+static PyObject *resource_get_lock(PyObject *self, void *Py_UNUSED(closure))
+{
+	int forked = is_forked(self);
+
+	if (forked < 0)
+		return NULL;
+	return forked ? PyObject_CallNoArgs(make_lock) : PyObject_GetAttr(self, name_mutex);
+}
+
+static PyMethodDef resource_methods[] = {
+	{"_check", resource_check, METH_O,
+	 "_check(call, /)\n--\n\nRaise unless the object may be used here and now."},
+	{"_forked", resource_forked, METH_NOARGS,
+	 "_forked()\n--\n\nWhether this is a forked child of the process that made it."},
+	{"_close_once", resource_close_once, METH_NOARGS,
+	 "_close_once()\n--\n\nClose it, with the lock held."},
+	{"close", resource_close, METH_NOARGS,
+	 "close()\n--\n\n"
+	 "Give everything back. May be called again, and does nothing in a forked child."},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef resource_getset[] = {
+	{"closed", resource_get_closed, NULL, "Whether :meth:`close` has been called.", NULL},
+	{"_lock", resource_get_lock, NULL,
+	 "Held while it closes. In a forked child a free one: the thread that held the parent's "
+	 "may\n"
+	 "not be there.",
+	 NULL},
+	{NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot resource_slots[] = {
+	{Py_tp_doc, "Closes once, by its class's _release(), and is its process's own."},
+	{Py_tp_init, resource_init},
+	{Py_tp_methods, resource_methods},
+	{Py_tp_getset, resource_getset},
+	{0, NULL},
+};
+
+PyType_Spec core_resource_spec = {
+	.name = "gdrpy._core._mapping.Resource",
+	.basicsize = sizeof(PyObject),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+	.slots = resource_slots,
+};

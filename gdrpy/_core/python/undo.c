@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gdrpy._core._mapping.Undo: steps that give things back, the latest first.
+ *
+ * Python may run a signal's handler between any two bytecodes, so Python code loses what it made
+ * before it has noted how to give it back. Here both are one call, and steps that are C functions
+ * are run by one.
+ */
+#include "undo.h"
+
+struct undo {
+	PyObject_HEAD PyObject *steps; /* a list of (function, args, check); NULL for none */
+	PyObject *dropped;	       /* a list, or NULL */
+	unsigned int generation;
+};
+
+static PyObject *name_add_note, *name_close, *name_pop;
+
+bool core_undo_names(void)
+{
+	return core_name(&name_add_note, "add_note") && core_name(&name_close, "close") &&
+	       core_name(&name_pop, "pop");
+}
+
+/* The exception that is set, which is no more. */
+static PyObject *take_error(void)
+{
+	PyObject *type, *error, *traceback;
+
+	PyErr_Fetch(&type, &error, &traceback);
+	PyErr_NormalizeException(&type, &error, &traceback);
+	if (traceback)
+		PyException_SetTraceback(error, traceback);
+	Py_XDECREF(type);
+	Py_XDECREF(traceback);
+	return error;
+}
+
+/* Note the exception that is set in an earlier one. */
+static void note_error(PyObject *earlier)
+{
+	PyObject *error = take_error(), *type = PyType_GetName(Py_TYPE(error));
+	PyObject *note = PyUnicode_FromFormat("cleaning up: %S: %S", type, error), *done = NULL;
+
+	if (note)
+		done = PyObject_CallMethodObjArgs(earlier, name_add_note, note, NULL);
+	if (!done)
+		PyErr_WriteUnraisable(error);
+	Py_XDECREF(done);
+	Py_XDECREF(note);
+	Py_XDECREF(type);
+	Py_DECREF(error);
+}
+
+/* Add a step, whose parts are its own from here on; -1 with an exception set. */
+static int add(struct undo *self, PyObject *function, PyObject *args, PyObject *check)
+{
+	PyObject *step = function && args ? PyTuple_Pack(3, function, args, check) : NULL;
+	int error = -1;
+
+	if (!self->steps)
+		self->steps = PyList_New(0);
+	if (step && self->steps)
+		error = PyList_Append(self->steps, step);
+	Py_XDECREF(step);
+	Py_XDECREF(args);
+	Py_XDECREF(function);
+	return error;
+}
+
+/* Run a step, and have its answer checked; false with an exception set. */
+static bool run_step(PyObject *step)
+{
+	PyObject *check = PyTuple_GetItem(step, 2), *checked;
+	PyObject *answer = PyObject_CallObject(PyTuple_GetItem(step, 0), PyTuple_GetItem(step, 1));
+
+	if (!answer || check == Py_None) {
+		Py_XDECREF(answer);
+		return answer != NULL;
+	}
+	checked = PyObject_CallFunctionObjArgs(check, answer, NULL);
+	Py_DECREF(answer);
+	Py_XDECREF(checked);
+	return checked != NULL;
+}
+
+/* Run all steps; the first of `error`, NULL for none, and their failures. Takes `error`. */
+static PyObject *run(struct undo *self, PyObject *error)
+{
+	while (self->steps && PyList_Size(self->steps) > 0) {
+		PyObject *step = PyObject_CallMethodObjArgs(self->steps, name_pop, NULL);
+
+		if (step && run_step(step))
+			;
+		else if (error)
+			note_error(error);
+		else
+			error = take_error();
+		Py_XDECREF(step);
+	}
+	return error;
+}
+
+/* A new one that has the steps of this. */
+static struct undo *move(struct undo *self, PyObject *dropped)
+{
+	struct undo *moved = (struct undo *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
+
+	if (!moved)
+		return NULL;
+	moved->generation = core_fork_generation;
+	moved->dropped = Py_XNewRef(dropped);
+	moved->steps = self->steps;
+	self->steps = NULL;
+	return moved;
+}
+
+static PyObject *undo_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+	struct undo *self;
+
+	if (!PyArg_ParseTuple(args, ":Undo"))
+		return NULL;
+	self = (struct undo *)PyType_GenericAlloc(type, 0);
+	if (self)
+		self->generation = core_fork_generation;
+	return (PyObject *)self;
+}
+
+/* Whether the interpreter ends: the process gives everything back then, and CUDA may be gone. */
+static bool is_finalizing(void)
+{
+	PyObject *ask = PySys_GetObject("is_finalizing");
+	PyObject *answer = ask ? PyObject_CallNoArgs(ask) : NULL;
+	bool found = answer != Py_False;
+
+	PyErr_Clear();
+	Py_XDECREF(answer);
+	return found;
+}
+
+/* Put it on the list of what was dropped, or run it; -1 with an exception set. */
+static int drop(struct undo *self)
+{
+	PyObject *moved, *error;
+	int failed;
+
+	if (!self->dropped) {
+		error = run(self, NULL);
+		if (error)
+			PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+		Py_XDECREF(error);
+		return error ? -1 : 0;
+	}
+	moved = (PyObject *)move(self, self->dropped);
+	failed = moved ? PyList_Append(self->dropped, moved) : -1;
+	Py_XDECREF(moved);
+	return failed;
+}
+
+static void undo_finalize(PyObject *object)
+{
+	struct undo *self = (struct undo *)object;
+	PyObject *type, *error, *traceback;
+
+	PyErr_Fetch(&type, &error, &traceback);
+	if (self->steps && PyList_Size(self->steps) > 0 &&
+	    self->generation == core_fork_generation && !is_finalizing() && drop(self))
+		PyErr_WriteUnraisable(object);
+	PyErr_Restore(type, error, traceback);
+	Py_CLEAR(self->steps);
+	Py_CLEAR(self->dropped);
+}
+
+static int undo_traverse(struct undo *self, visitproc visit, void *arg)
+{
+	Py_VISIT(Py_TYPE((PyObject *)self));
+	Py_VISIT(self->steps);
+	Py_VISIT(self->dropped);
+	return 0;
+}
+
+static int undo_clear(struct undo *self)
+{
+	Py_CLEAR(self->steps);
+	Py_CLEAR(self->dropped);
+	return 0;
+}
+
+static PyObject *undo_callback(struct undo *self, PyObject *args)
+{
+	PyObject *function = PyTuple_GetItem(args, 0);
+
+	if (!function)
+		return NULL;
+	if (add(self, Py_NewRef(function), PyTuple_GetSlice(args, 1, PyTuple_Size(args)), Py_None))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *undo_checked(struct undo *self, PyObject *args)
+{
+	PyObject *check = PyTuple_GetItem(args, 0);
+	PyObject *function = check ? PyTuple_GetItem(args, 1) : NULL;
+
+	if (!function)
+		return NULL;
+	if (add(self, Py_NewRef(function), PyTuple_GetSlice(args, 2, PyTuple_Size(args)), check))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyObject *undo_keep(struct undo *self, PyObject *resource)
+{
+	if (add(self, PyObject_GetAttr(resource, name_close), PyTuple_New(0), Py_None))
+		return NULL;
+	return Py_NewRef(resource);
+}
+
+/*
+ * Whether a function says that it failed: by an error other than 0, the first of an answer of
+ * CUDA's, or by a pointer of the C core's that is null. -1 with an exception set.
+ */
+static int failed(PyObject *answer)
+{
+	PyObject *error;
+
+	if (!PyTuple_Check(answer))
+		return PyObject_Not(answer);
+	error = PyTuple_GetItem(answer, 0);
+	return error ? PyObject_IsTrue(error) : -1;
+}
+
+/* What it made, and `also`, as arguments of the function that gives it back. */
+static PyObject *made_of(PyObject *answer, PyObject *also)
+{
+	PyObject *made, *all;
+
+	made = PyTuple_Check(answer) ? PyTuple_GetSlice(answer, 1, PyTuple_Size(answer))
+				     : PyTuple_Pack(1, answer);
+	all = made ? PySequence_Concat(made, also) : NULL;
+	Py_XDECREF(made);
+	return all;
+}
+
+static PyObject *undo_made(struct undo *self, PyObject *args)
+{
+	PyObject *function, *arguments, *by, *also, *check, *answer;
+	int error;
+
+	if (!PyArg_ParseTuple(args, "OO!OO!O:made", &function, &PyTuple_Type, &arguments, &by,
+			      &PyTuple_Type, &also, &check))
+		return NULL;
+	answer = PyObject_CallObject(function, arguments);
+	error = answer ? failed(answer) : 0;
+	if (answer && !error)
+		error = add(self, Py_NewRef(by), made_of(answer, also), check);
+	if (error < 0)
+		Py_CLEAR(answer);
+	return answer;
+}
+
+static PyObject *undo_done(struct undo *self, PyObject *args)
+{
+	PyObject *function, *arguments, *by, *also, *check, *answer;
+	int error;
+
+	if (!PyArg_ParseTuple(args, "OO!OO!O:done", &function, &PyTuple_Type, &arguments, &by,
+			      &PyTuple_Type, &also, &check))
+		return NULL;
+	if (add(self, Py_NewRef(by), Py_NewRef(also), check))
+		return NULL;
+	answer = PyObject_CallObject(function, arguments);
+	error = answer ? failed(answer) : 0;
+	if (error > 0) /* the step is the last */
+		Py_XDECREF(PyObject_CallMethodObjArgs(self->steps, name_pop, NULL));
+	if (error < 0)
+		Py_CLEAR(answer);
+	return answer;
+}
+
+static PyObject *undo_pop_all(struct undo *self, PyObject *args)
+{
+	PyObject *dropped = NULL;
+
+	if (!PyArg_ParseTuple(args, "|O!:pop_all", &PyList_Type, &dropped))
+		return NULL;
+	return (PyObject *)move(self, dropped);
+}
+
+static PyObject *undo_forget(struct undo *self, PyObject *Py_UNUSED(unused))
+{
+	Py_CLEAR(self->steps);
+	Py_RETURN_NONE;
+}
+
+static PyObject *undo_close(struct undo *self, PyObject *Py_UNUSED(unused))
+{
+	PyObject *error = run(self, NULL);
+
+	if (!error)
+		Py_RETURN_NONE;
+	PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+	Py_DECREF(error);
+	return NULL;
+}
+
+static PyObject *undo_enter(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+	return Py_NewRef(self);
+}
+
+static PyObject *undo_exit(struct undo *self, PyObject *args)
+{
+	PyObject *error = PyTuple_GetItem(args, 1);
+
+	if (!error)
+		return NULL;
+	if (error == Py_None)
+		return undo_close(self, NULL);
+	Py_XDECREF(run(self, Py_NewRef(error)));
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef undo_methods[] = {
+	{"callback", (PyCFunction)undo_callback, METH_VARARGS,
+	 "callback(function, /, *args)\n--\n\nAdd a step."},
+	{"checked", (PyCFunction)undo_checked, METH_VARARGS,
+	 "checked(check, function, /, *args)\n--\n\n"
+	 "Add a step whose answer is passed to check(), which raises if it failed."},
+	{"keep", (PyCFunction)undo_keep, METH_O,
+	 "keep(resource, /)\n--\n\nAdd closing a resource as a step; returns the resource."},
+	{"made", (PyCFunction)undo_made, METH_VARARGS,
+	 "made(function, args, by, also, check, /)\n--\n\n"
+	 "Call a function that makes something; what it answers.\n\n"
+	 "It answers as CUDA's do, (error, made, ...), or a pointer, null where it failed. Unless "
+	 "it\n"
+	 "failed, a step calls by(made, ..., *also), and check() with what that answers."},
+	{"done", (PyCFunction)undo_done, METH_VARARGS,
+	 "done(function, args, by, also, check, /)\n--\n\n"
+	 "As made(), of a function of CUDA's that makes nothing but the change that by(*also) "
+	 "undoes.\n"
+	 "The step is there before the call, which an exception may end after the change."},
+	{"pop_all", (PyCFunction)undo_pop_all, METH_VARARGS,
+	 "pop_all(dropped=None, /)\n--\n\n"
+	 "Move the steps to a new Undo. When that is dropped with steps left, they are put on the\n"
+	 "list `dropped` as another one; without a list they are run."},
+	{"forget", (PyCFunction)undo_forget, METH_NOARGS,
+	 "forget()\n--\n\nDrop the steps: what they would give back has another owner now."},
+	{"close", (PyCFunction)undo_close, METH_NOARGS, "close()\n--\n\nRun the steps."},
+	{"__enter__", undo_enter, METH_NOARGS, NULL},
+	{"__exit__", (PyCFunction)undo_exit, METH_VARARGS, NULL},
+	{NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot undo_slots[] = {
+	{Py_tp_doc,
+	 "Undo()\n--\n\n"
+	 "Steps that give things back, latest first: contextlib.ExitStack with other rules.\n\n"
+	 "Every step is run. The first failure is raised, and has the later ones as notes, so that "
+	 "a\n"
+	 "failing step does not hide what went wrong. Steps that are left when nothing refers to "
+	 "it\n"
+	 "are run then, but for those of a forked child's parent."},
+	{Py_tp_new, undo_new},
+	{Py_tp_finalize, undo_finalize},
+	{Py_tp_traverse, undo_traverse},
+	{Py_tp_clear, undo_clear},
+	{Py_tp_methods, undo_methods},
+	{0, NULL},
+};
+
+PyType_Spec core_undo_spec = {
+	.name = "gdrpy._core._mapping.Undo",
+	.basicsize = sizeof(struct undo),
+	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+	.slots = undo_slots,
+};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import shlex
 import sys
@@ -60,6 +61,10 @@ GROUPS = {
 COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
 
 
+#: Commands have the shell's words. Whoever types the API's is told the command.
+WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm"}
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of ``gdrpy`` itself, which leaves a command's words to the command."""
     lines = []
@@ -75,10 +80,21 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
-    whole.add_argument(
-        "words", nargs=argparse.PARSER, choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS
-    )
+    whole.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return whole
+
+
+def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[str]]:
+    """The command of the words, and the words after it; ends the program if they have none."""
+    name, *rest = whole.parse_args(words).words or [""]
+    if not name:
+        whole.print_help(sys.stderr)
+        whole.exit(UNUSABLE)
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, *WORDS_OF_THE_API], 1)
+        meant = f"did you mean '{WORDS_OF_THE_API.get(near[0], near[0])}'? " if near else ""
+        whole.error(f"there is no command {name!r}: {meant}'gdrpy --help' lists them")
+    return name, rest
 
 
 class _Version(argparse.Action):
@@ -97,7 +113,7 @@ def command_parser(name: str) -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    name, *rest = parser().parse_args(words).words
+    name, rest = _named(parser(), words)
     args = command_parser(name).parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)

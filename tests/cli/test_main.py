@@ -71,8 +71,12 @@ class TestWrongUsage:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            ([], "the following arguments are required: COMMAND"),
-            (["juggle"], "invalid choice: 'juggle'"),
+            ([], "this machine and this process:\n  info "),
+            (["juggle"], "there is no command 'juggle': 'gdrpy --help' lists them"),
+            (["lst"], "there is no command 'lst': did you mean 'ls'? "),
+            (["list"], "there is no command 'list': did you mean 'ls'? "),
+            (["delet", "x"], "there is no command 'delet': did you mean 'rm'? "),
+            (["copy-bw"], "there is no command 'copy-bw': did you mean 'copybw'? "),
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
             (["validate", "--backend", "magic"], "invalid choice: 'magic'"),

@@ -120,36 +120,32 @@ class TestImpossibleName:
 #: A table of four regions, by the columns that there are.
 TABLES = {
     140: """
-┏━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┓
-┃ name           ┃ version ┃ size    ┃ on   ┃ rights           ┃ owner ┃ held by  ┃
-┡━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━┩
-│ a              │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ weights/layer  │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ 重み/重み/重み │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ [bold]         │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-└────────────────┴─────────┴─────────┴──────┴──────────────────┴───────┴──────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┓
+┃ name                        ┃ size    ┃ on   ┃ held by  ┃ rights           ┃ version ┃ owner ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━┩
+│ a                           │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
+│ models/weights/layer-17     │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
+│ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
+└─────────────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┴───────┘""",
     80: """
-┏━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━┳━━━━━━━━━━┓
-┃ name        ┃ version ┃ size    ┃ on   ┃ rights           ┃ owner ┃ held by  ┃
-┡━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━╇━━━━━━━━━━┩
-│ a           │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ weights/lay │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ er          │         │         │      │                  │       │          │
-│ 重み/重み/  │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-│ 重み        │         │         │      │                  │       │          │
-│ [bold]      │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │ root  │ 2 r, 1 w │
-└─────────────┴─────────┴─────────┴──────┴──────────────────┴───────┴──────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┓
+┃ name                ┃ size    ┃ on   ┃ held by  ┃ rights           ┃ version ┃
+┡━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━┩
+│ a                   │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
+│ models/we…/layer-17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
+│ 重み/重み…/重み/17  │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
+│ [bold]              │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
+└─────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┘""",
     60: """
-┏━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┓
-┃ name       ┃ version ┃ size    ┃ on   ┃ rights           ┃
-┡━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━┩
-│ a          │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
-│ weights/la │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
-│ yer        │         │         │      │                  │
-│ 重み/重み/ │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
-│ 重み       │         │         │      │                  │
-│ [bold]     │ 3       │ 4.9 KiB │ host │ rw-r----- sealed │
-└────────────┴─────────┴─────────┴──────┴──────────────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┓
+┃ name                        ┃ size    ┃ on   ┃ held by  ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━┩
+│ a                           │ 4.9 KiB │ host │ 2 r, 1 w │
+│ models/weights/layer-17     │ 4.9 KiB │ host │ 2 r, 1 w │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ host │ 2 r, 1 w │
+│ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │
+└─────────────────────────────┴─────────┴──────┴──────────┘""",
 }
 
 
@@ -181,7 +177,7 @@ class TestLs:
 
         some = {"size": 4096, "device": "cpu", "mode": 0o640, "uid": 0, "gid": 0, "version": 3}
         some |= {"sealed": True, "readers": 2, "writers": 1, "nbytes": 5000, "uuid": None}
-        names = ["a", "weights/layer", "\u91cd\u307f/\u91cd\u307f/\u91cd\u307f", "[bold]"]
+        names = ["a", "models/weights/layer-17", "\u91cd\u307f/" * 5 + "17", "[bold]"]
         monkeypatch.setattr(Output, "width", lambda _: columns)
         regions = [RegionInfo(region=1, name=name, **some) for name in names]
         assert "\n" + ls.drawn(regions, Output()) == table
@@ -189,7 +185,7 @@ class TestLs:
     def test_is_drawn_in_ascii_where_stdout_takes_no_more(self, put, gdrpy_command):
         put("table")
         done = gdrpy_command("ls", PYTHONIOENCODING="ascii")
-        assert done.stdout.startswith("+-------+---------+")
+        assert done.stdout.startswith("+-------+----------+")
 
     def test_is_as_wide_as_the_terminal_that_stdout_is(self, put):
         put("weights/" + "x" * 40)

@@ -1,6 +1,6 @@
-"""Lists the broker's regions by name, with version, size, place, permissions, owner, and
-how many clients hold them for reading and for writing. Regions that you may not read
-are not listed.
+"""Lists the broker's regions by name, with size, place, how many clients hold them for
+reading (r) and for writing (w), permissions, version, and owner. A narrow terminal
+shows fewer columns. Regions that you may not read are not listed.
 
 examples:
   gdrpy ls
@@ -15,7 +15,6 @@ exit status:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
 from gdrpy.broker.messages import RegionInfo
 from gdrpy.cli import broker
@@ -24,13 +23,14 @@ from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
-_COLUMNS = ("name", "version", "size", "on", "rights", "owner", "held by")
-_EMPTY = ("",) * (len(_COLUMNS) - 1)
+#: The first ones are shown in the narrowest terminal.
+_COLUMNS = ("name", "size", "on", "held by", "rights", "version", "owner")
 #: Cells that a name has at least, or columns are left out from the last.
-_NAME_CELLS = 8
-#: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom.
-_LINES = ("┏━┳┓", "┃", "┡━╇┩", "│", "└─┴┘")
-_ASCII_LINES = ("+-++", "|", "+-++", "|", "+-++")
+_NAME_CELLS = 16
+#: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom;
+#: and what stands for the middle of a name.
+_LINES = ("┏━┳┓", "┃", "┡━╇┩", "│", "└─┴┘", "…")
+_ASCII_LINES = ("+-++", "|", "+-++", "|", "+-++", "~")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -52,18 +52,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _row(region: RegionInfo) -> tuple[str, ...]:
     return (
         str(region.name),
-        str(region.version),
         approximate_size(region.nbytes),
         broker.device_words(region.device),
-        broker.mode_words(region.mode) + " sealed" * region.sealed,
-        broker.user_words(region.uid),
         f"{region.readers} r, {region.writers} w",
+        broker.mode_words(region.mode) + " sealed" * region.sealed,
+        str(region.version),
+        broker.user_words(region.uid),
     )
 
 
 def drawn(regions: list[RegionInfo], output: Output) -> str:
-    """A table with a line for each region that fits stdout's width: long names are folded, and in
-    a narrow terminal columns left out.
+    """A table with a line for each region that fits stdout's width: long names lose their middle,
+    and a narrow terminal gets fewer columns.
 
     rich would take seconds to lay thousands out, and tenths of one to be imported.
     """
@@ -73,24 +73,21 @@ def drawn(regions: list[RegionInfo], output: Output) -> str:
     while len(widths) > 1 and least + _besides_name(widths) > output.width():
         widths.pop()
     widths[0] = min(widths[0], max(least, output.width() - _besides_name(widths)))
-    top, title, middle, bar, bottom = _LINES if output.draws() else _ASCII_LINES
+    top, title, middle, bar, bottom, mark = _LINES if output.draws() else _ASCII_LINES
 
     def rule(left: str, line: str, between: str, right: str) -> str:
         return left + between.join(line * (width + 2) for width in widths) + right
 
-    def lines(row: tuple[str, ...], bar: str) -> Iterator[str]:
-        first, *rest = _folded(row[0], widths[0])
-        for line in ((first, *row[1:]), *((part, *_EMPTY) for part in rest)):
-            cells = (
-                f" {cell}{' ' * (width - _cells(cell))} "
-                for cell, width in zip(line, widths, strict=False)
-            )
-            yield bar + bar.join(cells) + bar
+    def line(row: tuple[str, ...], bar: str) -> str:
+        shown = (_shortened(row[0], widths[0], mark), *row[1:])
+        cells = (
+            f" {cell}{' ' * (width - _cells(cell))} "
+            for cell, width in zip(shown, widths, strict=False)
+        )
+        return bar + bar.join(cells) + bar
 
-    drawn = [rule(*top), *lines(rows[0], title), rule(*middle)]
-    for row in rows[1:]:
-        drawn += lines(row, bar)
-    return "\n".join([*drawn, rule(*bottom)])
+    drawn = [rule(*top), line(rows[0], title), rule(*middle)]
+    return "\n".join([*drawn, *(line(row, bar) for row in rows[1:]), rule(*bottom)])
 
 
 def _besides_name(widths: list[int]) -> int:
@@ -107,10 +104,12 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def _folded(text: str, width: int) -> list[str]:
-    """A text in lines of so many cells."""
+def _shortened(text: str, width: int, mark: str) -> str:
+    """A text in at most so many cells: a long name loses its middle, for the ends differ."""
     if _cells(text) <= width:
-        return [text]
-    from rich.cells import chop_cells
+        return text
+    from rich.cells import set_cell_size
 
-    return chop_cells(text, width)
+    end = width // 2
+    start = set_cell_size(text, width - 1 - end).rstrip()
+    return start + mark + set_cell_size(text[::-1], end)[::-1].lstrip()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -33,8 +33,6 @@ from gdrpy.memory import backends, fabric
 from gdrpy.memory.backends import Status
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
-#: Columns from which on a UUID has room in one line.
-_WIDE = 90
 #: Backends that only CUDA can tell usable from unusable.
 _THROUGH_CUDA = ("dmabuf", "sim")
 
@@ -60,11 +58,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
     output.line()
     if devices:
-        names = ("device", "name", "PCI, UUID", "memory", "BAR1", "compute")
-        whole = ("PCI, UUID",) if output.width() >= _WIDE else ()  # users copy UUIDs
-        output.show(table(names, map(_device_row, devices), "Devices", whole=whole))
-    headings = ("backend", "device", "usable", "why", "what would change it")
-    output.show(table(headings, map(_backend_row, states), "Backends"))
+        for line in [line for device in devices for line in _device_lines(device)]:
+            output.line(line)
+        output.line()
+    whole = ("backend", "device", "usable")
+    headings = (*whole, "why, and what would change it")
+    output.show(table(headings, map(_backend_row, states), "Backends", whole=whole))
     for direction in ("to", "from"):
         output.line(_routine_line(direction))
     handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
@@ -126,22 +125,28 @@ def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[
     }
 
 
-def _device_row(device: cuda.DeviceInfo) -> tuple[str, ...]:
-    return (
-        str(device.ordinal),
-        gpu_words(device.name, device.simulated),
-        f"{device.pci}\n{device.uuid}",
-        approximate_size(device.memory),
-        "unknown" if device.bar1 is None else approximate_size(device.bar1),
-        "{}.{}".format(*device.compute_capability),
-    )
+def _device_lines(device: cuda.DeviceInfo) -> list[str]:
+    """A GPU in lines, not in a table: users copy UUIDs, which need room."""
+    compute = "{}.{}".format(*device.compute_capability)
+    bar1 = "unknown" if device.bar1 is None else approximate_size(device.bar1)
+    lines = [
+        f"{gpu_words(device.name, device.simulated)}, compute capability {compute}",
+        f"{approximate_size(device.memory)} of memory, BAR1 {bar1}",
+        f"PCI {device.pci}",
+        device.uuid,
+    ]
+    return [
+        f"{name:16}{line}"
+        for name, line in zip_longest([f"GPU {device.ordinal}"], lines, fillvalue="")
+    ]
 
 
 def _backend_row(state: dict[str, Any]) -> tuple[str | Text, ...]:
     usable = f"yes{', chosen' * state['chosen']}" if state["usable"] else "no"
     device = "" if state["device"] is None else str(state["device"])
     style = "green" if state["usable"] else "red"
-    return state["backend"], device, Text(usable, style), state["reason"], state["remedy"]
+    why = state["reason"] + f"\n-> {state['remedy']}" * bool(state["remedy"])
+    return state["backend"], device, Text(usable, style), why
 
 
 def _words(status: Status) -> str:

@@ -20,6 +20,9 @@ _PLAIN_WIDTH = 140
 #: Lists with more entries print one entry per line of JSON.
 _LONG = 100
 
+#: Columns of a terminal that a cell of a table takes besides its text: two spaces and a line.
+CELL_EDGES = 3
+
 #: A table or another object of rich's. rich is imported when output begins: help needs none of it.
 Renderable = Any
 
@@ -48,18 +51,25 @@ def table(
     title: str | None = None,
     right: Collection[str] = (),
     whole: Collection[str] = (),
+    caption: str | None = None,
 ) -> Renderable:
     """A table; columns in ``right`` hold figures, and columns in ``whole`` are never folded."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left")
+    made = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in columns:
         justify: Any = "right" if name in right else "left"
         made.add_column(name, justify=justify, no_wrap=name in whole, overflow="fold")
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
+
+
+def table_width(columns: Mapping[str, Iterable[str]]) -> int:
+    """Columns of a terminal that a table takes, by its columns' titles and cells."""
+    cells = (max(map(len, (title, *column))) for title, column in columns.items())
+    return sum(width + CELL_EDGES for width in cells) + 1
 
 
 class Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise, product
 
 import numpy as np
@@ -24,7 +25,8 @@ class TestCopylat:
         assert "us a call, host memory cold" in done.stdout
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
         assert [row.split("│")[1].strip() for row in rows] == 2 * ["1 byte", "64 bytes", "4 KiB"]
-        assert done.stdout.count("┃ Mapping.write ┃ Mapping.readinto ┃ cuMemcpyHtoD ┃") == 2
+        titles = r"┃ +\.write ┃ +\.readinto ┃ +HtoD ┃ +DtoH ┃"
+        assert len(re.findall(titles, done.stdout)) == 2
 
     def test_measures_4_bytes_to_64_kib_unless_told_otherwise(self):
         assert (copylat.DEFAULT_SIZES[0], copylat.DEFAULT_SIZES[-1]) == (4, 64 << 10)

@@ -20,10 +20,10 @@ class TestPplat:
         assert "us a round trip, 20 rounds" in done.stdout
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
         assert [row.split("│")[1].strip() for row in rows] == [
-            "GPU memory -> pinned memory",
-            "pinned memory -> pinned memory",
-            "GPU memory -> GPU memory",
-            "pinned memory -> GPU memory",
+            "GPU -> pinned",
+            "pinned -> pinned",
+            "GPU -> GPU",
+            "pinned -> GPU",
         ]
 
     def test_json_holds_the_distribution_of_each_way_and_who_answered(self, json_of):

@@ -182,7 +182,12 @@ class TestTune:
         assert main(["tune", *QUICK]) == 0
         captured = capsys.readouterr()
         assert "\nsimulated GPU: these are speeds of host memory\n" in captured.out
-        for words in ("Microseconds a copy", "DMA from page-locked memory", "built in"):
+        for words in (
+            "Microseconds a write",
+            "Microseconds a read",
+            "DMA from page-locked memory",
+            "built in",
+        ):
             assert words in captured.out
         assert f"kept in {cache / SIMULATED_FILE}" in captured.out
         assert captured.err == ""

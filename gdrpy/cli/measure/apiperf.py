@@ -63,9 +63,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     results = {name: Samples(times) for name, times in rounds.times.items()}
     scale = Scale(results.values())
     title = f"us a call, {format_size(args.size)}, {args.count} rounds"
-    output.show(
-        bars_table(title, "call", results, scale, {"first": [format_us(ns) for ns in first]})
-    )
+    more = {"first": [format_us(ns) for ns in first]}
+    output.show(bars_table(title, "call", results, scale, output.width(), more))
     if absent:
         output.line(f"pins: not measured: {absent}")
     return report.finish(

@@ -24,14 +24,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from rich.text import Text
 
 import gdrpy
 from gdrpy import Region
 from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Noise, arrived, prepare
 from gdrpy.cli.measure import plot
-from gdrpy.cli.measure.report import Copies, measured_region, table_by_size
+from gdrpy.cli.measure.report import Cell, Copies, measured_region, show_by_size
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                     verify = not args.no_verify
                     results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
 
-    output.show(table_by_size("Bandwidth in GB/s", WAYS, results, _cell))
+    show_by_size(output, "Bandwidth in GB/s", {way: way for way in WAYS}, results, _cell)
     return report.finish(
         METHOD,
         lambda axes: _paint(axes, results),
@@ -128,10 +127,9 @@ def rates(result: Copies) -> dict[str, float]:
     return {name: result.nbytes / (time / 1e9) / 1e9 for name, time in times.items()}
 
 
-def _cell(result: Copies) -> Text:
+def _cell(result: Copies) -> Cell:
     rate = rates(result)
-    spread = f"({rate['lowest']:.3g}-{rate['highest']:.3g})"
-    return Text.assemble(f"{rate['median']:.3g} ", (spread, "dim"))
+    return f"{rate['median']:.3g}", f"({rate['lowest']:.3g}-{rate['highest']:.3g})"
 
 
 def _json(result: Copies) -> dict[str, Any]:

@@ -31,19 +31,20 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from rich.text import Text
-
 from gdrpy.cli import options
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.latency import WAYS, LatencyBench, evictor_bytes, host_bytes
-from gdrpy.cli.measure.report import COLD, WARM, Copies, measured_region, table_by_size
+from gdrpy.cli.measure.report import COLD, WARM, Cell, Copies, measured_region, show_by_size
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
 
 #: 4 bytes to 64 KiB, by powers of 2.
 DEFAULT_SIZES = [4 << step for step in range(15)]
+
+#: The ways as titles of narrow columns.
+TITLES = {way: way.replace(".", "\n.").replace("cuMemcpy", "cuMemcpy\n") for way in WAYS}
 
 METHOD = (
     "us a call, made from Python by one thread: the median of the samples, and (their minimum). "
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for cache in (WARM, COLD):
         shown = [one for one in results if one.cache == cache]
         title = f"us a call, host memory {cache}"
-        output.show(table_by_size(title, WAYS, shown, _cell))
+        show_by_size(output, title, TITLES, shown, _cell)
     return report.finish(
         METHOD,
         lambda axes: _paint(axes, results),
@@ -101,9 +102,8 @@ def _measure(bench: LatencyBench, args: argparse.Namespace, output: Output) -> l
     return results
 
 
-def _cell(one: Copies) -> Text:
-    least = f"({format_us(one.samples.minimum)})"
-    return Text.assemble(f"{format_us(one.samples.median)} ", (least, "dim"))
+def _cell(one: Copies) -> Cell:
+    return format_us(one.samples.median), f"({format_us(one.samples.minimum)})"
 
 
 def _json(one: Copies) -> dict[str, Any]:

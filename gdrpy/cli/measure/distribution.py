@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from gdrpy.cli.measure.timing import Samples
-from gdrpy.cli.output import Renderable, table
+from gdrpy.cli.output import CELL_EDGES, Renderable, table, table_width
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -78,19 +78,29 @@ def bars_table(
     what: str,
     shown: Mapping[str, Samples],
     scale: Scale,
+    width: int,
     more: Mapping[str, Sequence[str]] | None = None,
 ) -> Renderable:
-    """A row for each distribution, in us, by its name; ``more`` are further columns by title."""
+    """A row for each distribution, in us, by its name; ``more`` are further columns by title.
+
+    The bars are left out where ``width`` has no room for them beside the figures.
+    """
     columns = {
+        what: [*shown],
         "min": [format_us(one.minimum) for one in shown.values()],
         "median": [format_us(one.median) for one in shown.values()],
         "p99": [format_us(one.percentile(99)) for one in shown.values()],
         **(more or {}),
     }
-    bars = [Bars(shown.values(), one) for one in shown.values()]
-    rows = zip(shown, *columns.values(), bars, strict=True)
-    names = (what, *columns, f"{scale}, logarithmic")
-    return table(names, rows, title, right=columns, whole=columns)
+    figures = [name for name in columns if name != what]
+    if width - table_width(columns) >= _FEWEST_BINS + CELL_EDGES:
+        bars = {"distribution": [Bars(shown.values(), one) for one in shown.values()]}
+        caption = f"distribution: {scale}, logarithmic"
+    else:
+        bars, caption = {}, None
+    rows = zip(*columns.values(), *bars.values(), strict=True)
+    names = [*columns, *bars]
+    return table(names, rows, title, right=figures, whole=columns, caption=caption)
 
 
 def format_us(nanoseconds: float) -> str:

@@ -41,6 +41,7 @@ from gdrpy.cli.output import Output
 
 #: The places of the flag and of the reply, in the order in which they are shown.
 GPU, PINNED = "GPU memory", "pinned memory"
+_SHORT = {GPU: "GPU", PINNED: "pinned"}
 WAYS = ((GPU, PINNED), (PINNED, PINNED), (GPU, GPU), (PINNED, GPU))
 
 #: The most rounds of one responder: its time must not run out, even where two threads and other
@@ -85,7 +86,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     output.line(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
-    output.show(bars_table(f"us a round trip, {count} rounds", "flag -> reply", results, scale))
+    title = f"us a round trip, {count} rounds"
+    output.show(bars_table(title, "flag -> reply", results, scale, output.width()))
     return report.finish(
         METHOD,
         lambda axes: plot.distributions(axes, results, scale),
@@ -112,7 +114,7 @@ def _measure(
     runs = -(-count // _ROUNDS_A_RUN)
     with output.progress("pplat", len(WAYS) * runs) as begin:
         for flag, reply in WAYS:
-            label = f"{flag} -> {reply}"
+            label = f"{_SHORT[flag]} -> {_SHORT[reply]}"
             samples: list[int] = []
             while len(samples) < count:
                 begin(label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -19,7 +19,7 @@ from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.timing import Samples
-from gdrpy.cli.output import Output, Renderable, table
+from gdrpy.cli.output import CELL_EDGES, Output, table, table_width
 from gdrpy.cli.sizes import format_size
 
 WARM, COLD = "warm", "cold"
@@ -90,13 +90,37 @@ def measured_region(
         yield region, report
 
 
-def table_by_size(
-    title: str, ways: Iterable[str], results: Sequence[Copies], cell: Callable[[Copies], Text]
-) -> Renderable:
-    """A row for each size, and a column for each way."""
-    rows = []
-    for nbytes, row in groupby(results, lambda one: one.nbytes):
-        cells = (Text("WRONG DATA", "bold red") if one.difference else cell(one) for one in row)
-        rows.append([format_size(nbytes), *cells])
-    columns = ["size", *ways]
-    return table(columns, rows, title, right=columns, whole=["size"])
+#: What a table shows of copies: the figure, and its spread.
+Cell = tuple[str, str]
+
+
+def show_by_size(
+    output: Output,
+    title: str,
+    ways: Mapping[str, str],
+    results: Sequence[Copies],
+    cell: Callable[[Copies], Cell],
+) -> None:
+    """Show a row for each size, and a column for each of the ways, which have titles.
+
+    Where a spread has no room in one line, all are left out.
+    """
+    cells = {id(one): cell(one) for one in results}
+    sizes = table_width({"size": [format_size(one.nbytes) for one in results]})
+    room = (output.width() - sizes) // len(ways) - CELL_EDGES
+    spreads = all(len(spread) <= room for _, spread in cells.values())
+
+    def shown(one: Copies) -> Text:
+        if one.difference:
+            return Text("WRONG DATA", "bold red")
+        figure, spread = cells[id(one)]
+        return Text.assemble(f"{figure} ", (spread, "dim")) if spreads else Text(figure)
+
+    rows = [
+        [format_size(nbytes), *map(shown, row)]
+        for nbytes, row in groupby(results, lambda one: one.nbytes)
+    ]
+    columns = ["size", *ways.values()]
+    output.show(table(columns, rows, title, right=columns, whole=["size"]))
+    if not spreads:
+        output.line("a wider terminal, or --json, shows the spread as well")

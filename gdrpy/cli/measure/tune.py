@@ -33,6 +33,7 @@ from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.measure import crossovers
 from gdrpy.cli.measure.crossovers import KIB, ROOM, CopyTime, Meter, Way
+from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, Renderable, table
@@ -51,8 +52,9 @@ _STEADY = 1.5
 _REFERENCE = Way(True, 1), 64 * KIB
 
 METHOD = (
-    "Each time is the median of warm samples of calls from Python. A limit is the size from which "
-    "a way is taken, chosen so that the least time is lost over all sizes measured."
+    "Each time is the median of warm samples of calls from Python; x 2 is by two threads. A limit "
+    "is the size from which a way is taken, chosen so that the least time is lost over all sizes "
+    "measured."
 )
 
 _MEANING = {
@@ -141,7 +143,7 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
         limits, drift = _measure(meter, cpus, output)
         wrong = _wrong(meter)
 
-    output.show(_times_table(meter.figures))
+    _show_times(meter.figures, output)
     output.show(_limits_table({"measured": limits, "built in": BUILT_IN}))
     output.line(METHOD)
     steady = drift <= _STEADY
@@ -214,23 +216,31 @@ def _keep(
     return str(file)
 
 
-def _times_table(figures: list[CopyTime]) -> Renderable:
-    """Microseconds by size, for the ways that were measured at several sizes."""
+def _show_times(figures: list[CopyTime], output: Output) -> None:
+    """Show microseconds by size, for the ways that were measured at several sizes."""
     times: dict[Way, dict[int, float]] = {}
     for figure in figures:
         times.setdefault(figure.way, {})[figure.nbytes] = figure.seconds
-    ways = [way for way, by_size in times.items() if len(by_size) > 2]
-    powers_of_four = {1 << power for power in range(8, 40, 2)}
-    rows = [
-        [format_size(nbytes), *(_microseconds(times[way].get(nbytes)) for way in ways)]
-        for nbytes in sorted(powers_of_four & {figure.nbytes for figure in figures})
-    ]
-    columns = ["size", *map(str, ways)]
-    return table(columns, rows, "Microseconds a copy", right=columns, whole=["size"])
+    for title, writes in (("write", True), ("read", False)):
+        shown = [way for way, one in times.items() if way.writes == writes and len(one) > 2]
+        powers_of_four = {1 << power for power in range(8, 40, 2)}
+        rows = [
+            [format_size(nbytes), *(_microseconds(times[way].get(nbytes)) for way in shown)]
+            for nbytes in sorted(powers_of_four & {size for way in shown for size in times[way]})
+        ]
+        columns = ["size", *map(_column, shown)]
+        heading = f"Microseconds a {title}"
+        output.show(table(columns, rows, heading, right=columns, whole=["size"]))
+
+
+def _column(way: Way) -> str:
+    """The title of a narrow column."""
+    kind = "DMA" if way.by == "dma" else "CPU"
+    return f"{kind}\npage-\nlocked" if way.pinned else f"{kind}\nx {way.threads}"
 
 
 def _microseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e6:.3g}"
+    return "" if seconds is None else format_us(seconds * 1e9)
 
 
 def _limits_table(columns: dict[str, Limits]) -> Renderable:

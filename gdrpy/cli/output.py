@@ -135,6 +135,10 @@ class Output:
             return plain
         return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
 
+    def height(self) -> int | None:
+        """The lines of the terminal; None if stdout is not one."""
+        return self._out.height if self._out.is_terminal else None
+
     def record(self, record: Mapping[str, Any]) -> None:
         """Print one of several results as one line, where JSON is wanted."""
         if self.as_json:

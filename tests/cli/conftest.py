@@ -5,16 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gdrpy.cli import main
-from serving import broker_process, start_serving
+from serving import CHECKOUT, broker_process, start_serving
 from support import open_descriptors
 
 __all__ = ["broker_process", "start_serving"]
@@ -65,3 +69,70 @@ def no_descriptors_leak() -> Iterator[None]:
     yield
     gc.collect()
     assert open_descriptors() == before
+
+
+#: A command whose stdin is the terminal that it is controlled from, as in a shell.
+ON_A_TERMINAL = """
+import fcntl, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from gdrpy.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Terminal:
+    """A command on a terminal of 80 columns, and what it shows there."""
+
+    def __init__(self, words: Sequence[str], lines: int) -> None:
+        self._ours, self.theirs = pty.openpty()
+        termios.tcsetwinsize(self.theirs, (lines, 80))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", ON_A_TERMINAL, *words],
+            cwd=CHECKOUT,
+            env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+        self._shown = ""
+
+    def wait_for(self, text: str) -> str:
+        """The picture that shows a text, of those since what was waited for before."""
+        while True:
+            for picture in reversed(self._shown.split("\x1b[H")):
+                plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", picture)
+                if text in plain:
+                    self._shown = ""
+                    return plain
+            self._shown += os.read(self._ours, 1 << 16).decode(errors="ignore")
+
+    def press(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._ours, keys.encode())
+
+    def ending(self) -> tuple[int, str]:
+        """The exit status, and what is on stderr."""
+        _, stderr = self._process.communicate(timeout=30)
+        return self._process.returncode, stderr
+
+    def close(self) -> None:
+        """End the command."""
+        self._process.kill()
+        self._process.communicate()
+        os.close(self._ours)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    """Runs a command on a terminal of so many lines."""
+    with ExitStack() as undo:
+
+        def run(*words: str, lines: int = 24) -> Terminal:
+            started = Terminal(words, lines)
+            undo.callback(started.close)
+            return started
+
+        yield run

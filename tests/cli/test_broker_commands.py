@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import getpass
 import hashlib
 import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
@@ -19,7 +21,7 @@ import numpy as np
 import pytest
 
 import gdrpy
-from gdrpy.cli import main
+from gdrpy.cli import keys, main
 from serving import CHECKOUT, BrokerProcess
 
 DATA = bytes(range(256)) * 40
@@ -467,13 +469,28 @@ class TestWatch:
 
 
 class TestTop:
-    def test_shows_devices_users_and_regions(self, broker, put, capsys):
+    def test_shows_devices_users_processes_and_regions(self, broker, put, capsys):
         put("table")
+        with gdrpy.connect() as client, client.get("table", gpu=False):
+            assert main(["top", "--count", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{broker.socket}: 1 region, 1 lease, 2 sessions\n" in printed
+        lines = [" ".join(line.strip("│ ").split()) for line in printed.splitlines()]
+        bar = "─" * 40
+        assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
+        assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
+        assert f"{os.getpid()} 2.0 MiB in 1 region of {getpass.getuser()}, writes" in lines
+        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ GPU 0 │ 0 r, 1 w")]
+
+    def test_notes_the_regions_that_it_leaves_out(self, broker, capsys):
+        with gdrpy.connect() as client:
+            for number in range(23):
+                client.allocate(f"{number:02}", 1, "cpu").close()
         assert main(["top", "--count", "1"]) == 0
         printed = capsys.readouterr().out
-        assert f"{broker.socket}: 1 region, 0 leases, 1 session\n" in printed
-        for cell in ("GPU 0", "host", "table", "2.0 MiB", "16.0 GiB"):
-            assert f" {cell} " in printed
+        assert "│ 19 " in printed
+        assert "│ 20 " not in printed
+        assert printed.endswith("  and 3 more: 'gdrpy ls' lists all\n")
 
     def test_prints_json_lines(self, put, capsys):
         put("table")
@@ -485,11 +502,68 @@ class TestTop:
         assert [region["name"] for region in second["largest"]] == ["table"]
 
 
+class TestTopOnATerminal:
+    @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
+    def test_ends_in_peace(self, put, terminal, key):
+        put("table")
+        top = terminal("top", lines=24)
+        top.wait_for("│ table ")
+        top.press(key)
+        assert top.ending() == (0, "")
+
+    def test_leaves_the_terminal_as_it_was(self, put, terminal):
+        top = terminal("top", lines=24)
+        before = termios.tcgetattr(top.theirs)
+        top.wait_for("q quit")
+        assert termios.tcgetattr(top.theirs) != before
+        top.press("q")
+        top.ending()
+        assert termios.tcgetattr(top.theirs) == before
+
+    def test_sorts_and_filters_by_keys(self, put, terminal):
+        put("b/small")
+        put("a/small")
+        top = terminal("top", lines=24)
+        top.wait_for("s sort: size   / show: all")
+        top.press("s")
+        assert re.findall("./small", top.wait_for("s sort: name   / show: all")) == [
+            "a/small",
+            "b/small",
+        ]
+        top.press("/b/")
+        assert re.findall("./small", top.wait_for("/ show: b/_")) == ["b/small"]
+        top.press("\r")
+        top.wait_for("/ show: b/ ")
+        top.press("/\x1b")
+        assert len(re.findall("./small", top.wait_for("/ show: all"))) == 2
+
+    def test_fills_no_more_lines_than_there_are(self, broker, terminal):
+        with gdrpy.connect() as client:
+            for number in range(9):
+                client.allocate(f"{number}", 1, "cpu").close()
+        seen = terminal("top", lines=14).wait_for("q quit")
+        shown = re.findall(r"^│ (\d) ", seen, re.MULTILINE)
+        assert shown == ["0", "1", "2", "3", "4"]
+        assert "and 4 more: 'gdrpy ls' lists all" in seen
+
+
+class TestKeys:
+    def test_that_send_sequences_count_for_nothing(self):
+        reader, writer = os.pipe()
+        with os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as keyboard:
+            terminal = keys.Keys(reader)
+            keyboard.write(b"\x1b[A")
+            assert terminal.within(10) == ""
+            keyboard.write(b"s")
+            assert terminal.within(10) == "s"
+            assert terminal.within(0) == ""
+
+
 #: What takes long to import, and a list has no use for.
 HEAVY = "numpy cuda rich asyncio importlib.metadata gdrpy.cli.broker.stat gdrpy.cli.measure.copybw"
 IMPORTING = """
 import sys
-from gdrpy.cli import main
+from gdrpy.cli import keys, main
 assert main({0}) == 0
 heavy = sys.argv[1].split()
 print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))

@@ -1,5 +1,10 @@
 """Shows repeatedly what the broker holds: bytes on each device and for each user, the
-largest regions with how many clients hold them, and requests per second.
+processes that hold most, the regions with how many clients hold them, and requests per
+second. On a terminal it fills the screen, and these keys work:
+
+  q  quit, as Ctrl-C does
+  s  sort the regions by size, by name, or by how many clients hold them
+  /  show only the regions whose names contain what you type next; Enter ends, Esc shows all
 
 examples:
   gdrpy top
@@ -7,33 +12,53 @@ examples:
   gdrpy top --json --interval 10 | jq .used
 
 exit status:
-  0    --count samples were shown
+  0    --count samples were shown, or it was ended by q or Ctrl-C
   1    the broker went away
   2    wrong usage, or no broker: start one with 'gdrpy serve'
-  130  ended by Ctrl-C
+  130  ended by Ctrl-C before --count samples were shown
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.messages import Holder, RegionInfo
 from gdrpy.broker.protocol import CPU_DEVICE
-from gdrpy.cli import broker, options
+from gdrpy.cli import broker, keys, options
 from gdrpy.cli.broker import ls
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
-from gdrpy.cli.output import Output, Renderable, table
+from gdrpy.cli.output import Output, Renderable
 from gdrpy.cli.sizes import approximate_size, counted
+from gdrpy.errors import NotFound, PermissionDenied
 
-#: How many regions are shown, the largest first.
+#: How many regions are shown where stdout is not a terminal.
 _SHOWN = 20
+#: How many users and how many processes are shown, so that so many regions have room.
+_FEW, _FEWEST = (5, 2, 0), 4
+#: Of how many regions it is asked which processes hold them: the largest that are held.
+_ASKED = 32
+#: Lines around the regions: the frame and titles of their table, and below it what is not shown.
+_FRAME = 5
+_BAR = 40
+#: From these shares of a device on a bar has another colour.
+_COLOURS = ((0.9, "red"), (0.7, "yellow"), (0.0, "green"))
+
+#: How regions can be sorted.
+_ORDERS: dict[str, Callable[[RegionInfo], Any]] = {
+    "size": lambda region: -region.size,
+    "name": lambda region: region.name,
+    "holders": lambda region: -(region.readers + region.writers),
+}
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -44,17 +69,91 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    before = None
-    with broker.connect(args) as client, output.live() as show:
-        for number in itertools.count(1):
-            sample = Sample(client, before)
-            show(sample.picture(output))
-            output.record(sample.json())
-            if number == args.count:
-                break
-            time.sleep(args.interval)
-            before = sample
+    with broker.connect(args) as client:
+        if args.count is None:
+            with contextlib.suppress(KeyboardInterrupt):
+                _show_always(client, args.interval, output)
+            return OK
+        before = None
+        for number in range(args.count):
+            if number:
+                time.sleep(args.interval)
+            before = Sample(client, before)
+            output.show(before.picture(View(), output, None))
+            output.record(before.json())
     return OK
+
+
+def _show_always(client: Broker, interval: float, output: Output) -> None:
+    """Show samples until the user quits."""
+    sample, view = None, View()
+    with output.live() as show, keys.pressed() as terminal:
+        while True:
+            sample = Sample(client, sample)
+            output.record(sample.json())
+            show(sample.picture(view, output, output.height()))
+            end = time.monotonic() + interval
+            while (rest := end - time.monotonic()) > 0:
+                for key in terminal.within(rest):
+                    if not view.press(key):
+                        return
+                    show(sample.picture(view, output, output.height()))
+
+
+@dataclass
+class View:
+    """What the user chose to see."""
+
+    order: str = "size"
+    part: str = ""
+    typing: bool = False
+
+    def press(self, key: str) -> bool:
+        """Do what a key says; whether to go on."""
+        if self.typing:
+            self._type(key)
+        elif key in "qQ":
+            return False
+        elif key in "sS":
+            orders = [*_ORDERS]
+            self.order = orders[(orders.index(self.order) + 1) % len(orders)]
+        elif key in ("/", keys.ESCAPE):
+            self.typing, self.part = key == "/", ""
+        return True
+
+    def _type(self, key: str) -> None:
+        if key in "\r\n":
+            self.typing = False
+        elif key == keys.ESCAPE:
+            self.typing, self.part = False, ""
+        elif key in "\b\x7f":
+            self.part = self.part[:-1]
+        elif key.isprintable():
+            self.part += key
+
+    def of(self, regions: Sequence[RegionInfo]) -> list[RegionInfo]:
+        """The regions to see, in their order."""
+        seen = [region for region in regions if self.part in str(region.name)]
+        return sorted(seen, key=_ORDERS[self.order])
+
+    def __str__(self) -> str:
+        part = self.part + "_" * self.typing or "all"
+        return f"q quit   s sort: {self.order}   / show: {part}"
+
+
+@dataclass
+class _Process:
+    """A process that holds regions."""
+
+    uid: int
+    sizes: list[int] = field(default_factory=list)
+    writes: bool = False
+    gpu: bool = False
+
+    def add(self, holder: Holder, size: int) -> None:
+        self.sizes.append(size)
+        self.writes |= holder.writable
+        self.gpu |= holder.gpu
 
 
 class Sample:
@@ -64,9 +163,8 @@ class Sample:
         self.socket = client.socket
         self.status = client.status()
         self.when = time.monotonic()
-        regions = client.list()
-        #: The largest regions.
-        self.regions = sorted(regions, key=lambda region: region.size, reverse=True)[:_SHOWN]
+        self.regions = client.list()
+        self._processes = _processes(client, self.regions)
         #: Requests a second since the sample before; None for the first one.
         self.rate = None
         if before is not None:
@@ -80,36 +178,95 @@ class Sample:
         return {
             **self.status,
             "requests_a_second": self.rate,
-            "largest": [broker.listed(region) for region in self.regions],
+            "largest": [broker.listed(region) for region in View().of(self.regions)[:_SHOWN]],
         }
 
-    def picture(self, output: Output) -> Renderable:
-        """The sample as tables."""
-        regions = [Text(ls.drawn(self.regions, output))] if self.regions else []
+    def picture(self, view: View, output: Output, height: int | None) -> Renderable:
+        """The sample; in so many lines, with the keys below it, if it fills a terminal."""
+        keys_below = [] if height is None else [Text(str(view), "bold", no_wrap=True)]
+        rows = _SHOWN
+        for few in _FEW:
+            above = [
+                Text(self._head(), no_wrap=True),
+                *self._devices(output.width()),
+                *_list("users", self._users(), few),
+                *_list("processes", self._holding(), few),
+            ]
+            if height is None:
+                break
+            rows = height - len(above) - _FRAME - len(keys_below)
+            if rows >= _FEWEST:
+                break
+        rows = max(rows, 1)
+        seen = view.of(self.regions)
+        table = [Text(ls.drawn(seen[:rows], output))] if seen else []
+        note = _more(len(seen) - rows, ": 'gdrpy ls' lists all")
+        return Group(*above, *table, *note, *keys_below)
+
+    def _head(self) -> str:
         status = self.status
         rate = "" if self.rate is None else f", {counted(round(self.rate), 'request')} a second"
-        counts = ", ".join(
-            counted(status[f"{noun}s"], noun) for noun in ("region", "lease", "session")
-        )
-        first = Text(f"{self.socket}: {counts}{rate}")
-        return Group(first, self._devices(), self._users(), *regions)
+        nouns = ("region", "lease", "session")
+        counts = ", ".join(counted(status[f"{noun}s"], noun) for noun in nouns)
+        return f"{self.socket}: {counts}{rate}"
 
-    def _devices(self) -> Renderable:
-        rows = []
-        for device, limit in self.status["limits"].items():
-            used = self.status["used"][device]
-            share = f"{used / limit:.0%}" if limit else ""
-            rows.append((_device(device), approximate_size(used), approximate_size(limit), share))
-        figures = ("used", "of", "share")
-        return table(("device", *figures), rows, right=figures)
+    def _devices(self, width: int) -> list[Text]:
+        """A bar for each device."""
+        lines = []
+        for number, limit in self.status["limits"].items():
+            used = self.status["used"][number]
+            share = used / limit if limit else 0.0
+            name = f"{broker.device_words(_device(number)):7}"
+            words = f" {approximate_size(used):>9} of {approximate_size(limit):>9} {share:4.0%}"
+            room = max(min(width - len(name) - len(words), _BAR), 0)
+            full = min(round(share * room), room)
+            colour = next(colour for least, colour in _COLOURS if share >= least)
+            bar = ("━" * full, colour), ("─" * (room - full), "dim")
+            lines.append(Text.assemble(name, *bar, words, no_wrap=True))
+        return lines
 
-    def _users(self) -> Renderable:
-        rows = []
+    def _users(self) -> list[str]:
+        lines = []
         for key, used in sorted(self.status["users"].items(), key=lambda item: -item[1]):
-            device, _, uid = key.partition("/")
-            rows.append((broker.user_words(int(uid)), _device(device), approximate_size(used)))
-        return table(("user", "device", "used"), rows, right=("used",))
+            number, _, uid = key.partition("/")
+            where = broker.device_words(_device(number))
+            lines.append(f"{broker.user_words(int(uid)):12} {approximate_size(used):>9} on {where}")
+        return lines
+
+    def _holding(self) -> list[str]:
+        most = sorted(self._processes.items(), key=lambda item: -sum(item[1].sizes))
+        return [
+            f"{pid:<12} {approximate_size(sum(one.sizes)):>9} in "
+            f"{counted(len(one.sizes), 'region')} of {broker.user_words(one.uid)}"
+            f"{', writes' * one.writes}{', GPU view' * one.gpu}"
+            for pid, one in most
+        ]
 
 
-def _device(number: str) -> str:
-    return broker.device_words("cpu" if int(number) == CPU_DEVICE else int(number))
+def _processes(client: Broker, regions: Sequence[RegionInfo]) -> dict[int, _Process]:
+    """The processes that hold regions, by their numbers as the broker sees them."""
+    found: dict[int, _Process] = {}
+    held = [region for region in View().of(regions) if region.readers + region.writers]
+    for region in held[:_ASKED]:
+        with contextlib.suppress(NotFound, PermissionDenied):  # deleted meanwhile
+            for holder in client.stat(str(region.name)).holders or ():
+                process = found.setdefault(holder.pid, _Process(holder.uid))
+                process.add(holder, region.size)
+    return found
+
+
+def _list(title: str, lines: list[str], most: int) -> list[Text]:
+    """The first lines of a list, below its title."""
+    if not lines or not most:
+        return []
+    shown = [Text(f"  {line}", no_wrap=True) for line in lines[:most]]
+    return [Text(title, "bold"), *shown, *_more(len(lines) - most)]
+
+
+def _more(number: int, where: str = "") -> list[Text]:
+    """A note on lines that are left out."""
+    return [Text(f"  and {number} more{where}", "dim")] if number > 0 else []
+
+
+def _device(number: str) -> int | str:
+    return "cpu" if int(number) == CPU_DEVICE else int(number)

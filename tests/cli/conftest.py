@@ -112,6 +112,11 @@ class Terminal:
         """Press keys."""
         os.write(self._ours, keys.encode())
 
+    def error_line(self) -> str:
+        """The next line on stderr."""
+        assert self._process.stderr is not None
+        return self._process.stderr.readline()
+
     def ending(self) -> tuple[int, str]:
         """The exit status, and what is on stderr."""
         _, stderr = self._process.communicate(timeout=30)

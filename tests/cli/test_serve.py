@@ -62,8 +62,24 @@ class TestEnd:
         assert wait_for_ends(family) == []
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_by_a_signal_is_told_in_a_line(self, tmp_path: Path, number):
-        command = [sys.executable, "-m", "gdrpy", "serve", "--socket", str(tmp_path / "b.sock")]
+    @pytest.mark.parametrize(
+        ("sizes", "held", "said"),
+        [
+            ([], 0, "the broker has ended; it had no regions\n"),
+            ([4096, 8192], 0, "the broker has ended; it gave back 2 regions (12.0 KiB)\n"),
+            (
+                [4096, 8192],
+                1,
+                "the broker has ended; it gave back 1 region (8.0 KiB); processes keep 1 region "
+                "(4.0 KiB) until they close it\n",
+            ),
+        ],
+    )
+    def test_by_a_signal_says_what_becomes_of_the_regions(
+        self, tmp_path: Path, number, sizes, held, said
+    ):
+        path = str(tmp_path / "b.sock")
+        command = [sys.executable, "-m", "gdrpy", "serve", "--socket", path]
         environment = os.environ | {"GDRPY_SIM": "1"}
         with subprocess.Popen(
             command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True
@@ -71,11 +87,43 @@ class TestEnd:
             assert process.stdout is not None
             while not process.stdout.readline().startswith("serving at "):
                 assert process.poll() is None
-            process.send_signal(number)
-            assert process.stdout.read() == (
-                "the broker has ended; its names are gone, and memory goes with its last holder\n"
-            )
+            with gdrpy.connect(path) as client, contextlib.ExitStack() as holding:
+                for order, size in enumerate(sizes):
+                    region = client.allocate(str(order), size, "cpu")
+                    if order < held:
+                        holding.enter_context(region)
+                    else:
+                        region.close()
+                process.send_signal(number)
+                assert process.stdout.read() == said
         assert process.returncode == 0
+
+    def test_by_ctrl_c_on_a_terminal_is_asked_for_while_regions_are_held(
+        self, tmp_path: Path, terminal
+    ):
+        path = str(tmp_path / "b.sock")
+        serving = terminal("serve", "--socket", path, "--keeper", "none")
+        serving.wait_for("serving at ")
+        with gdrpy.connect(path) as client, client.allocate("kv", 4096, "cpu"):
+            serving.press("\x03")
+            question = serving.error_line()
+            assert question.startswith("processes hold 1 region (4.0 KiB): press Ctrl-C again ")
+            assert [region.name for region in client.list()] == ["kv"]
+            serving.press("\x03")
+            status, _ = serving.ending()
+        assert status == 0
+
+    def test_by_ctrl_c_on_a_terminal_comes_at_once_if_no_process_holds_a_region(
+        self, tmp_path: Path, terminal
+    ):
+        path = str(tmp_path / "b.sock")
+        serving = terminal("serve", "--socket", path, "--keeper", "none")
+        serving.wait_for("serving at ")
+        with gdrpy.connect(path) as client:
+            client.allocate("kv", 4096, "cpu").close()
+        serving.press("\x03")
+        assert serving.ending()[0] == 0
+        assert "it gave back 1 region (4.0 KiB)" in serving.wait_for("the broker has ended")
 
     def test_comes_though_another_thread_takes_the_signal(self, tmp_path: Path):
         # As a signal that comes after the last look for one, and before the wait.

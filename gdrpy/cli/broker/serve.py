@@ -1,7 +1,8 @@
 """Runs the broker: it owns regions of GPU and host memory, and hands them by name to the
 processes that may have them. A region outlives its makers, and it survives a crash of
 the broker: a small keeper process holds the memory until the next broker starts.
-SIGTERM and Ctrl-C end the broker for good and give the memory back.
+SIGTERM and Ctrl-C end the broker for good and give the memory back; on a terminal
+Ctrl-C must be pressed twice while processes hold regions.
 
 examples:
   gdrpy serve                                        for yourself
@@ -24,7 +25,9 @@ import grp
 import logging
 import math
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,13 +39,14 @@ from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.metrics import Metrics
 from gdrpy.broker.server.state import State
-from gdrpy.cli import options
+from gdrpy.broker.server.table import Region
+from gdrpy.cli import keys, options
 from gdrpy.cli.broker import announcement, units
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
 from gdrpy.cli.header import gdrpy_version
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import parse_size
+from gdrpy.cli.sizes import approximate_size, counted, parse_size
 from gdrpy.errors import Error
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +54,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 #: Seconds that the metrics wait for the serving thread.
 _PATIENCE = 2.0
+#: Seconds within which a second Ctrl-C ends a broker whose regions are in use.
+_ANSWER_WITHIN = 10.0
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -94,10 +100,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return OK
     _log_to_stderr(args.log_level)
     path = args.socket
+    served: list[State] = []
     try:
         settings = _settings(args)
         path = settings.path
-        ready = functools.partial(_ready, args, output, settings)
+
+        def ready(server: Server, state: State) -> None:
+            served.append(state)
+            signal.signal(signal.SIGINT, _Interrupt(server, state))
+            _ready(args, output, settings, server, state)
+
         daemon.serve(settings, f"gdrpy {gdrpy_version()}", ready)
     except KeyboardInterrupt:
         pass
@@ -113,10 +125,54 @@ def run(args: argparse.Namespace, output: Output) -> int:
         ) from error
     # Whoever read the lines may be gone: rich exits for that.
     with contextlib.suppress(CommandError, SystemExit):
-        output.line(
-            "the broker has ended; its names are gone, and memory goes with its last holder"
-        )
+        output.line(_ending(served, args.keeper == "systemd"))
     return OK
+
+
+class _Interrupt:
+    """What Ctrl-C does: it ends the broker, and on a terminal asks before if regions are in use."""
+
+    def __init__(self, server: Server, state: State) -> None:
+        self._server = server
+        self._state = state
+        self._asked = -math.inf
+
+    def __call__(self, *_: object) -> None:
+        """Handle the signal, in the thread that serves."""
+        held = [region for region in self._state.table.regions.values() if region.leases]
+        now = time.monotonic()
+        if not held or not keys.in_front() or now - self._asked < _ANSWER_WITHIN:
+            self._server.stop()
+            return
+        self._asked = now
+        question = (
+            f"processes hold {_told(held)}: press Ctrl-C again within {_ANSWER_WITHIN:g} s to end "
+            f"the broker; its names are then lost, and the regions that no process holds\n"
+        )
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            os.write(2, question.encode())  # not through stderr, which may be in the middle of it
+
+
+def _ending(served: list[State], restarts: bool) -> str:
+    """What became of the regions when the broker ended."""
+    regions = [region for state in served for region in state.table.regions.values()]
+    held = [region for region in regions if region.leases]
+    free = [region for region in regions if not region.leases]
+    if not regions:
+        return "the broker has ended; it had no regions"
+    if restarts:
+        return f"the broker has ended; systemd keeps {_told(regions)} if it restarts the service"
+    said = [f"it gave back {_told(free)}"] if free else []
+    if held:
+        said.append(
+            f"processes keep {_told(held)} until they close {'it' if len(held) == 1 else 'them'}"
+        )
+    return "; ".join(["the broker has ended", *said])
+
+
+def _told(regions: list[Region]) -> str:
+    size = approximate_size(sum(region.size for region in regions))
+    return f"{counted(len(regions), 'region')} ({size})"
 
 
 def _settings(args: argparse.Namespace) -> daemon.Options:

@@ -229,7 +229,7 @@ class TestAlloc:
         status, made = json_of("alloc", "kv", "3M", "--mode", "0640")
         assert status == 0
         assert (made["name"], made["nbytes"], made["size"]) == ("kv", 3 << 20, 4 << 20)
-        assert (made["device"], made["mode"], made["version"]) == (0, 0o640, 1)
+        assert (made["device"], made["mode"], made["version"]) == (0, "0640", 1)
         assert made["holders"] == []
 
     def test_finds_it_again(self, broker, capsys):
@@ -498,8 +498,15 @@ class TestTop:
         first, second = map(json.loads, capsys.readouterr().out.splitlines())
         assert first["requests_a_second"] is None
         assert second["requests_a_second"] > 0
-        assert second["used"]["0"] == 2 << 20
+        gpu, host = second["devices"]
+        uuid = second["largest"][0]["uuid"]
+        assert uuid.startswith("GPU-")
+        assert (gpu["device"], gpu["uuid"], gpu["used"]) == (0, uuid, 2 << 20)
+        assert (host["device"], host["uuid"], host["used"]) == ("cpu", None, 0)
+        user = {"uid": os.getuid(), "user": getpass.getuser(), "device": 0, "uuid": uuid}
+        assert second["users"] == [user | {"used": 2 << 20}]
         assert [region["name"] for region in second["largest"]] == ["table"]
+        assert second["largest"][0]["mode"] == "0600"
 
 
 class TestTopOnATerminal:

@@ -99,7 +99,7 @@ def published(region: RegionInfo) -> str:
 
 def listed(region: RegionInfo) -> dict[str, Any]:
     """A region in a list, for JSON."""
-    told = region.as_dict()
+    told = region.as_dict() | {"mode": f"{region.mode:04o}"}
     for name in ("metadata", "holders", "sha256", "linked"):
         del told[name]
     return told
@@ -107,7 +107,8 @@ def listed(region: RegionInfo) -> dict[str, Any]:
 
 def shown(region: RegionInfo) -> dict[str, Any]:
     """A region in full, for JSON. Metadata that JSON cannot hold becomes its ``repr``."""
-    told: dict[str, Any] = json.loads(json.dumps(_plain(region.as_dict()), default=repr))
+    plain = _plain(region.as_dict() | {"mode": f"{region.mode:04o}"})
+    told: dict[str, Any] = json.loads(json.dumps(plain, default=repr))
     return told
 
 

@@ -9,7 +9,7 @@ second. On a terminal it fills the screen, and these keys work:
 examples:
   gdrpy top
   gdrpy top --count 1                     once
-  gdrpy top --json --interval 10 | jq .used
+  gdrpy top --json --interval 10 | jq -c .devices
 
 exit status:
   0    --count samples were shown, or it was ended by q or Ctrl-C
@@ -174,12 +174,28 @@ class Sample:
         return sum(self.status["requests"].values())
 
     def json(self) -> dict[str, Any]:
-        """Plain values: bytes by device ("-1" is the host) and by "device/user"."""
+        """Plain values; devices and users are lists, not the maps of the status."""
+        status = self.status
+        devices = [
+            {**self._place(device), "used": status["used"][device], "limit": limit}
+            for device, limit in status["limits"].items()
+        ]
+        users = []
+        for key, used in status["users"].items():
+            device, _, uid = key.partition("/")
+            user = {"uid": int(uid), "user": broker.user_words(int(uid))}
+            users.append({**user, **self._place(device), "used": used})
         return {
-            **self.status,
+            **{name: status[name] for name in ("regions", "names", "sessions", "leases")},
+            "devices": devices,
+            "users": users,
+            "requests": status["requests"],
             "requests_a_second": self.rate,
             "largest": [broker.listed(region) for region in View().of(self.regions)[:_SHOWN]],
         }
+
+    def _place(self, number: str) -> dict[str, Any]:
+        return {"device": _device(number), "uuid": self.status["uuids"].get(number)}
 
     def picture(self, view: View, output: Output, height: int | None) -> Renderable:
         """The sample; in so many lines, with the keys below it, if it fills a terminal."""

@@ -296,8 +296,26 @@ class TestPutAndGet:
     def test_of_more_than_there_is_ends_with_1(self, put, tmp_path, capsys):
         put("table")
         assert main(["get", "table", str(tmp_path / "part"), "--offset", "11K"]) == 1
-        assert "table has 10240 bytes" in capsys.readouterr().err
+        assert capsys.readouterr().err == (
+            "error: table has 10240 bytes: --offset 11264 is not before its end\n"
+        )
         assert not (tmp_path / "part").exists()
+
+    def test_get_from_the_end_on_ends_with_1(self, put, tmp_path, capsys):
+        put("table")
+        assert main(["get", "table", str(tmp_path / "part"), "--offset", "10K"]) == 1
+        assert capsys.readouterr().err == (
+            "error: table has 10240 bytes: --offset 10240 is not before its end\n"
+        )
+        assert not (tmp_path / "part").exists()
+
+    def test_get_beyond_the_end_says_how_many_there_are(self, put, tmp_path, capsys):
+        put("table")
+        words = ["--offset", "9K", "--nbytes", "2K"]
+        assert main(["get", "table", str(tmp_path / "part"), *words]) == 1
+        assert capsys.readouterr().err == (
+            "error: table has 10240 bytes: 1024 from --offset 9216 on, not 2048\n"
+        )
 
     def test_go_through_pipes(self, broker):
         def gdrpy_command(*words: str, data: bytes) -> bytes:
@@ -434,6 +452,21 @@ class TestWatch:
             ["sealed", "table"],
             ["deleted", "table"],
         ]
+
+    def test_says_what_an_event_without_a_name_means(self, put, watching: Callable[..., Any]):
+        put("table")
+        watch = watching("--count", "2")
+        assert main(["rm", "table"]) == 0
+        assert watch().splitlines()[1] == (
+            "freed     the memory of a region that has neither a name nor a holder any more"
+        )
+
+    def test_of_a_prefix_passes_over_events_without_a_name(self, put, watching: Callable[..., Any]):
+        put("table")
+        watch = watching("model", "--count", "1")
+        assert main(["rm", "table"]) == 0
+        put("model")
+        assert watch().split()[:2] == ["published", "model"]
 
     def test_prints_json_lines(self, put, watching: Callable[..., Any]):
         watch = watching("b", "--count", "1", "--json")

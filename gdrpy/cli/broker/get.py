@@ -44,12 +44,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         client = undo.enter_context(broker.connect(args))
         region = undo.enter_context(client.get(args.name, gpu=False, readonly=True))
-        nbytes = region.nbytes - args.offset if args.nbytes is None else args.nbytes
-        if args.offset + nbytes > region.nbytes or nbytes < 0:
-            raise CommandError(
-                f"{args.name} has {region.nbytes} bytes: there are no {max(nbytes, 0)} from "
-                f"{args.offset} on"
-            )
+        there = region.nbytes - args.offset
+        nbytes = there if args.nbytes is None else args.nbytes
+        if not 0 < nbytes <= there:
+            what = f"--offset {args.offset} is not before its end"
+            if there > 0:
+                what = f"{there} from --offset {args.offset} on, not {nbytes}"
+            raise CommandError(f"{args.name} has {region.nbytes} bytes: {what}")
         write = output.raw if args.file == "-" else _writer(args.file, undo)
         with output.copying(args.name) as tell:
             for done in range(0, nbytes, broker.CHUNK):

@@ -1,11 +1,12 @@
 """Prints a line when a region that you may read is allocated, published, sealed or
-deleted, when memory was freed, and when events were lost because the broker
-restarted.
+deleted, when the memory of a deleted one is free again (which one is not told), and
+when events were lost, because the broker restarted or this command was too slow.
+With PREFIX only events of such names, and lost ones, are printed and counted.
 
 examples:
   gdrpy watch
   gdrpy watch models/ --count 1       until the first event of a name with this prefix
-  gdrpy watch --json | jq -r .name
+  gdrpy watch --json | jq -r 'select(.name).name'
 
 exit status:
   0    --count events came
@@ -25,6 +26,12 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
+#: What events without a name mean.
+_NAMELESS = {
+    "freed": "the memory of a region that has neither a name nor a holder any more",
+    "lost": "some events before this one: look at 'gdrpy ls'",
+}
+
 
 def add_arguments(parser: CommandParser) -> None:
     parser.json.help = "print each event as one line of JSON on stdout, and nothing else"
@@ -35,7 +42,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client, client.watch(args.prefix) as events:
-        for event in itertools.islice(events, args.count):
+        shown = (event for event in events if event.kind != "freed" or not args.prefix)
+        for event in itertools.islice(shown, args.count):
             output.line(_words(event))
             output.record(event.as_dict())
     return OK
@@ -43,5 +51,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 def _words(event: Event) -> str:
     if event.name is None:
-        return event.kind
-    return f"{event.kind:10}{event.name}  version {event.version}, region {event.region}"
+        about = _NAMELESS.get(event.kind, "")
+    else:
+        about = f"{event.name}  version {event.version}, region {event.region}"
+    return f"{event.kind:10}{about}"

@@ -56,6 +56,9 @@ GROUPS = {
         "broker.seal": "make a region immutable",
         "broker.rm": "delete regions",
     },
+    "your shell": {
+        "completion": "a script that completes commands, options and names of regions",
+    },
 }
 #: The module of each command.
 COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
@@ -70,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     lines = []
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
-        lines += [f"  {module.rpartition('.')[2]:10}{line}" for module, line in group.items()]
+        lines += [f"  {module.rpartition('.')[2]:11}{line}" for module, line in group.items()]
     whole = argparse.ArgumentParser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",

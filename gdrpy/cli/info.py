@@ -65,10 +65,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
     headings = (*whole, "why, and what would change it")
     output.show(table(headings, map(_backend_row, states), "Backends", whole=whole))
     for direction in ("to", "from"):
-        output.line(_routine_line(direction))
+        output.prose(_routine_line(direction))
     handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
     for status in handles.values():
-        output.line(f"fabric handles: {_words(status)}")
+        output.prose(f"fabric handles: {_words(status)}")
 
     output.finish(
         {

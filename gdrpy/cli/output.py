@@ -103,6 +103,12 @@ class Output:
             with self._writing():
                 self._out.print(text, style=style, markup=False, soft_wrap=True)
 
+    def prose(self, text: str) -> None:
+        """Print sentences, which a terminal gets in lines of whole words, unless JSON is wanted."""
+        if not self.as_json:
+            with self._writing():
+                self._out.print(text, markup=False, soft_wrap=not self._out.is_terminal)
+
     def show(self, renderable: Renderable) -> None:
         """Print a table or another object of rich's, unless JSON is wanted."""
         if not self.as_json:

@@ -38,6 +38,8 @@ from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size
 
 _SIZE = 1 << 20
+#: Columns for what a check shows, if the terminal has them.
+_SHOWS = 40
 _MARKS = {
     Verdict.PASSED: ("pass", "green"),
     Verdict.FAILED: ("FAIL", "bold red"),
@@ -111,12 +113,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Result]:
     results = []
     width = max(len(check.name) for check in chosen)
+    room = min(_SHOWS, output.width() - len(f"pass  {'':{width}}   {0:7.3f} s"))
     with output.progress("validate", len(chosen), tells_steps=True) as begin:
         for check in chosen:
             begin(check.name)
             result = checks.run(check, settings)
             mark, style = _MARKS[result.verdict]
-            line = f"{mark}  {result.name:{width}}  {result.shows:40} {result.seconds:7.3f} s"
+            shows = result.shows
+            if room < _SHOWS and len(shows) > room:
+                shows = f"{shows[: room - 3]}..."
+            line = f"{mark}  {result.name:{width}}  {shows:{room}} {result.seconds:7.3f} s"
             output.line(line, style=None if result.verdict is Verdict.PASSED else style)
             if result.message:
                 output.line(f"      {result.message}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.cli import checks, data, main
+from gdrpy.cli import checks, data, main, output
 from gdrpy.cli.checks import peer
 from gdrpy.cli.data import Mismatch, Noise, difference
 
@@ -46,6 +46,13 @@ class TestValidate:
         done = gdrpy_command("validate", "--device", device, GDRPY_SIM_DEVICES="2")
         assert done.returncode == 0
         assert "simulated GPU, device 1" in done.stdout
+
+    def test_shows_the_seconds_of_every_check_in_a_narrow_terminal(self, capsys, monkeypatch):
+        monkeypatch.setattr(output, "_PLAIN_WIDTH", 60)
+        assert main(["validate", "--check", "writes-anywhere", "--check", "flags-32"]) == 0
+        lines = capsys.readouterr().out.splitlines()[1:-1]
+        assert all(re.search(r" [0-9]\.[0-9]{3} s$", line) for line in lines)
+        assert [len(line) for line in lines] == [60, 60]
 
     def test_runs_chosen_checks_only(self, json_of):
         status, result = json_of("validate", "--check", "read-only", "--check", "flags-64")

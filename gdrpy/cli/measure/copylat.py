@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     most = max(args.sizes)
     with measured_region(args, output, most, host_bytes(most)) as (region, report):
         bench = LatencyBench(region, secrets.randbits(32))
-        output.line(
+        output.prose(
             f"an empty sample takes {bench.empty_sample:.0f} ns, which are subtracted; cold means "
             f"after a walk over {approximate_size(evictor_bytes())} of memory"
         )

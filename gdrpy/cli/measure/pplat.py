@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         except Mismatch as wrong:
             raise CommandError(str(wrong)) from wrong
 
-    output.line(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
+    output.prose(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
     title = f"us a round trip, {count} rounds"
     output.show(bars_table(title, "flag -> reply", results, scale, output.width()))

@@ -66,7 +66,7 @@ class Report:
         **fields: Any,
     ) -> int:
         """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
-        self._output.line(method)
+        self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
         for problem in wrong:
             self._output.error(problem)

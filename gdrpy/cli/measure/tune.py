@@ -145,7 +145,7 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
 
     _show_times(meter.figures, output)
     output.show(_limits_table({"measured": limits, "built in": BUILT_IN}))
-    output.line(METHOD)
+    output.prose(METHOD)
     steady = drift <= _STEADY
     for problem in wrong:
         output.error(problem)

@@ -24,9 +24,12 @@ def in_front() -> bool:
 
 
 @contextmanager
-def pressed() -> Iterator[Keys]:
-    """The keys of stdin one by one, not shown and without Enter, if it is this job's terminal."""
-    if not in_front():
+def pressed(wanted: bool) -> Iterator[Keys]:
+    """The keys of stdin one by one, not shown and without Enter, if it is this job's terminal.
+
+    None come if they are not ``wanted``: they are another program's then, a pager's say.
+    """
+    if not wanted or not in_front():
         yield Keys(None)
         return
     before = termios.tcgetattr(0)

@@ -142,8 +142,8 @@ class Output:
         return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
 
     def height(self) -> int | None:
-        """The lines of the terminal; None if stdout is not one."""
-        return self._out.height if self._out.is_terminal else None
+        """The lines of the terminal that :meth:`live` fills, if it does."""
+        return self._out.height if self.is_live() else None
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print one of several results as one line, where JSON is wanted."""
@@ -218,13 +218,17 @@ class Output:
         options |= {"transient": True, "disable": disable or not self._err.is_terminal}
         return Progress(words, BarColumn(), *figures, console=self._err, **options)
 
+    def is_live(self) -> bool:
+        """Whether :meth:`live` shows pictures in place."""
+        return not self.as_json and self._out.is_terminal
+
     @contextmanager
     def live(self) -> Iterator[Callable[[Renderable], None]]:
         """Yields a function that shows the next picture: in place on a terminal, else below.
 
         Nothing is shown where JSON is wanted.
         """
-        if self.as_json or not self._out.is_terminal:
+        if not self.is_live():
             yield self.show
             return
         from rich.live import Live

@@ -560,6 +560,12 @@ class TestTopOnATerminal:
         top.ending()
         assert termios.tcgetattr(top.theirs) == before
 
+    def test_leaves_the_keys_to_others_where_json_is_wanted(self, broker, terminal):
+        top = terminal("top", "--json")
+        before = termios.tcgetattr(top.theirs)
+        top.wait_for('"requests_a_second": null')
+        assert termios.tcgetattr(top.theirs) == before
+
     def test_sorts_and_filters_by_keys(self, put, terminal):
         put("b/small")
         put("a/small")
@@ -623,6 +629,14 @@ class TestListOfMany:
         assert len(lines) == 300 + 4
         for cell in ("0042", "1", "1 byte", "host", "rw-------", "0 r, 0 w"):
             assert f" {cell} " in lines[45]
+
+    def test_shortens_long_names_without_more_imports(self, broker):
+        with gdrpy.connect() as client:
+            client.allocate("x" * 100 + "y" * 100, 1, "cpu").close()
+        command = [sys.executable, "-c", IMPORTING.format(["ls"]), HEAVY]
+        done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+        assert "xxx…yyy" in done.stdout
+        assert done.stdout.splitlines()[-1] == "[]"
 
     def test_is_the_same_json(self) -> None:
         from gdrpy.cli import output

@@ -79,11 +79,11 @@ def drawn(regions: list[RegionInfo], output: Output) -> str:
         return left + between.join(line * (width + 2) for width in widths) + right
 
     def line(row: tuple[str, ...], bar: str) -> str:
-        shown = (_shortened(row[0], widths[0], mark), *row[1:])
-        cells = (
+        cells = [
             f" {cell}{' ' * (width - _cells(cell))} "
-            for cell, width in zip(shown, widths, strict=False)
-        )
+            for cell, width in zip(row[1:], widths[1:], strict=False)
+        ]
+        cells.insert(0, f" {_fitted(row[0], widths[0], mark)} ")
         return bar + bar.join(cells) + bar
 
     drawn = [rule(*top), line(rows[0], title), rule(*middle)]
@@ -104,12 +104,15 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def _shortened(text: str, width: int, mark: str) -> str:
-    """A text in at most so many cells: a long name loses its middle, for the ends differ."""
-    if _cells(text) <= width:
-        return text
+def _fitted(text: str, width: int, mark: str) -> str:
+    """A text in so many cells: a long name loses its middle, for the ends differ."""
+    if (cells := _cells(text)) <= width:
+        return text + " " * (width - cells)
+    end = width // 2
+    start = width - 1 - end
+    if text.isascii():
+        return text[:start] + mark + text[-end:]
     from rich.cells import set_cell_size
 
-    end = width // 2
-    start = set_cell_size(text, width - 1 - end).rstrip()
-    return start + mark + set_cell_size(text[::-1], end)[::-1].lstrip()
+    head, tail = set_cell_size(text, start), set_cell_size(text[::-1], end)[::-1]
+    return set_cell_size(head.rstrip() + mark + tail.lstrip(), width)

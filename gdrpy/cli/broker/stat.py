@@ -20,7 +20,7 @@ from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
-from gdrpy.cli.sizes import format_size
+from gdrpy.cli.sizes import counted, format_size
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -58,7 +58,8 @@ def _lines(region: RegionInfo) -> list[tuple[str, str]]:
         lines.append(("SHA-256", region.sha256))
     if region.metadata:
         lines.append(("metadata", broker.metadata_words(region.metadata)))
-    return [*lines, ("held by", f"{region.readers} readers, {region.writers} writers")]
+    holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
+    return [*lines, ("held by", holders)]
 
 
 def _holder(holder: Holder) -> tuple[str, ...]:

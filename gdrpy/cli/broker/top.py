@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _show_always(client: Broker, interval: float, output: Output) -> None:
     """Show samples until the user quits."""
     sample, view = None, View()
-    with output.live() as show, keys.pressed() as terminal:
+    with output.live() as show, keys.pressed(output.is_live()) as terminal:
         while True:
             sample = Sample(client, sample)
             output.record(sample.json())

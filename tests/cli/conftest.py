@@ -71,10 +71,12 @@ def no_descriptors_leak() -> Iterator[None]:
     assert open_descriptors() == before
 
 
-#: A command whose stdin is the terminal that it is controlled from, as in a shell.
+#: A command whose stdin is the terminal that it is controlled from, as in a shell: Ctrl-C counts,
+#: though it be ignored where the tests run.
 ON_A_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from gdrpy.cli import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -94,6 +94,7 @@ class TestEnd:
                         holding.enter_context(region)
                     else:
                         region.close()
+                assert client.status()["leases"] == held  # the broker knows of the closed ones
                 process.send_signal(number)
                 assert process.stdout.read() == said
         assert process.returncode == 0
@@ -121,6 +122,7 @@ class TestEnd:
         serving.wait_for("serving at ")
         with gdrpy.connect(path) as client:
             client.allocate("kv", 4096, "cpu").close()
+            assert client.status()["leases"] == 0
         serving.press("\x03")
         assert serving.ending()[0] == 0
         assert "it gave back 1 region (4.0 KiB)" in serving.wait_for("the broker has ended")

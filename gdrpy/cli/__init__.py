@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 
 from gdrpy import sim
-from gdrpy.cli import options
+from gdrpy.cli import helptext, options
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         usage="gdrpy [-h] [--version] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
         epilog="\n".join([*lines[1:], "", "For help on a command: gdrpy COMMAND --help"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=helptext.Formatter,
         allow_abbrev=False,
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from gdrpy import cuda
 from gdrpy.broker import unix as _unix
+from gdrpy.cli import helptext
 from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.output import Output
 from gdrpy.common.arguments import as_device
@@ -51,7 +52,7 @@ class CommandParser(argparse.ArgumentParser):
             prog=f"gdrpy {name}",
             description=description,
             epilog=heading + rest,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=helptext.Formatter,
             allow_abbrev=False,
         )
         self.json = self.add_argument(

@@ -58,6 +58,39 @@ class TestHelp:
         assert "exit status:\n  0  " in text
         assert "--json" in text
 
+    @pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
+    def test_fits_the_terminal_and_loses_no_word(self, capsys, monkeypatch, words):
+        def text(columns: int) -> str:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            with pytest.raises(SystemExit):
+                main([*words, "--help"])
+            return capsys.readouterr().out
+
+        wide = text(200)
+        for columns in (60, 80):
+            narrow = text(columns)
+            long = [line for line in narrow.splitlines() if len(line) > columns]
+            assert long == []
+            assert narrow.partition("\n\n")[2].split() == wide.partition("\n\n")[2].split()
+
+    def test_keeps_examples_and_columns_apart(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        with pytest.raises(SystemExit):
+            main(["load", "--help"])
+        assert capsys.readouterr().out.endswith("""
+examples:
+  gdrpy load weights.safetensors weights --seal
+  gdrpy load weights.safetensors weights --device 1 --mode
+      0644
+
+exit status:
+  0  the region is published
+  1  it is not, and nothing changed: memory or permission
+     is missing, or the file is not a safetensors file
+  2  wrong usage, or no broker: start one with 'gdrpy
+     serve'
+""")
+
 
 class TestVersion:
     def test_is_printed(self, capsys):

@@ -1,0 +1,57 @@
+"""The text of help, in lines that the terminal has room for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+
+#: Spaces at the beginning of a line, then the first column if the line has two, then the rest.
+_LINE = re.compile(r"( *)((?:\S| (?! ))+ {2,})?(.*)")
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Shows a text as it is written if it fits, else with its paragraphs and columns refolded."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if all(len(line) <= width for line in text.splitlines()):
+            return super()._fill_text(text, width, indent)
+        return "\n".join(
+            _folded(first, hanging, rest, width) for first, hanging, rest in _items(text)
+        )
+
+
+def _items(text: str) -> list[tuple[str, int, str]]:
+    """Paragraphs and entries: what the first line begins with, how far the others are indented, and
+    the words.
+    """
+    items: list[tuple[str, int, str]] = []
+    joins = -1  # lines indented so far go on with the last item
+    for line in text.splitlines():
+        found = _LINE.fullmatch(line)
+        assert found
+        spaces, column, rest = found[1], found[2] or "", found[3]
+        if rest and not column and len(spaces) == joins:
+            first, hanging, words = items.pop()
+            items.append((first, hanging, f"{words} {rest}"))
+            continue
+        first = spaces + column
+        example = spaces and not column
+        items.append((first, len(first) + 4 * bool(example), rest))
+        joins = -1 if example or not rest or rest.endswith(":") else len(first)
+    return items
+
+
+def _folded(first: str, hanging: int, words: str, width: int) -> str:
+    if hanging > width // 2:  # too narrow a column
+        words = first.lstrip() + words
+        first = first[: len(first) - len(first.lstrip())]
+        hanging = len(first) + 4
+    return textwrap.fill(
+        words,
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -42,7 +42,7 @@ int core_memory_add(struct core_memory *memory, const struct core_part *part,
 	return 0;
 }
 
-/* The part that a byte lies in; *offset becomes its offset there. */
+/* The part that holds a byte; *offset becomes the offset within it. */
 static const struct core_part *part_at(const struct core_memory *memory, uint64_t *offset)
 {
 	const struct core_part *part = memory->parts;
@@ -66,13 +66,13 @@ int core_memory_unmap(struct core_memory *memory, struct core_view *view, struct
 	return ret;
 }
 
-/* What of a range beginning at an offset of a part lies in that part. */
+/* How many bytes of a range that begins at an offset of a part lie in that part. */
 static size_t nbytes_in(const struct core_part *part, uint64_t offset, size_t nbytes)
 {
 	return nbytes < part->nbytes - offset ? nbytes : (size_t)(part->nbytes - offset);
 }
 
-/* Map what lies in one part, and go on over address space that is kept free where there is more. */
+/* Map a range part by part. If it covers several parts, reserve its address space first. */
 static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
 			 struct core_view *view, struct core_error *error)
 {
@@ -95,7 +95,7 @@ static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nby
 		stretch->part = part;
 		if (memory->functions->map(memory, part, offset, here, readonly, at, stretch,
 					   &view->kind, error)) {
-			/* First what nobody else can have taken meanwhile. */
+			/* Release the rest of the reservation. */
 			if (several)
 				munmap(at, (size_t)((char *)view->map.base + view->map.length -
 						    (char *)at));

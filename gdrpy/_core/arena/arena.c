@@ -255,6 +255,6 @@ void gdrpy_arena_free_for(int slot, void *block, void *stream)
 	if (driver.wait)
 		wait_for(&driver, stream);
 	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))
-		fprintf(stderr, "gdrpy: arena %d was given back %p, which is no block of it\n",
+		fprintf(stderr, "gdrpy: arena %d cannot free %p, which is not one of its blocks\n",
 			slot, block);
 }

@@ -26,7 +26,7 @@ gdr_t gdr_open(void)
 	core_log_read_environment();
 	session = core_session_open();
 	if (!session) {
-		core_log(CORE_LOG_ERROR, "gdr_open: this process has no memory left");
+		core_log(CORE_LOG_ERROR, "gdr_open: this process is out of memory");
 		return NULL;
 	}
 	if (core_choose(session))

@@ -48,7 +48,7 @@ class TestChoice:
         assert isinstance(caught.value, OSError)
         assert str(caught.value) == (
             "no backend can map this memory: gdrdrv: the simulated GPU's memory is not PCI memory, "
-            "which a kernel module could pin (run it in QEMU, with the simulated GPU on a PCI BAR)"
+            "so a kernel module cannot pin it (run it in QEMU, with the simulated GPU on a PCI BAR)"
         )
 
     def test_passes_over_one_that_cannot_serve(self, monkeypatch):
@@ -134,7 +134,7 @@ class TestKernelModule:
 
     def test_makes_revocable_pins_and_without_it_there_are_none(self):
         with gdrpy.alloc(4096) as region, gdrpy.open() as gdr:
-            with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins keep the memory"):
+            with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins cannot be revoked"):
                 gdr.pin(region, revocable=True)
             with pytest.raises(ValueError, match="sigbus=True says how"):
                 gdr.pin(region, sigbus=True)

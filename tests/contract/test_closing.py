@@ -274,9 +274,9 @@ class TestFlagOfAClosedRegion:
 
     def test_is_made_once(self, region):
         flag = region.flag()
-        with pytest.raises(TypeError, match="made once"):
+        with pytest.raises(TypeError, match="initialized once"):
             flag.__init__(region.cpu)
-        with pytest.raises(TypeError, match="made once"):
+        with pytest.raises(TypeError, match="initialized once"):
             region.cpu.__init__(1, 1, 1, False, lambda: None, "", None, None)
 
 

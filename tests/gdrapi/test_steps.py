@@ -257,7 +257,9 @@ class TestLog:
             FAKE_RM_VERSION="999.1.2",
         )
         (line,) = told
-        assert line.startswith("libgdrapi: NVIDIA driver 999.1.2 is none that")
+        assert line.startswith(
+            "libgdrapi: the nvrm backend was not compared with NVIDIA driver 999.1.2;"
+        )
 
 
 class TestEnd:

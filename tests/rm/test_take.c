@@ -111,7 +111,7 @@ static void a_block_offset_that_is_another_is_found_out(void)
 {
 	change(7, 8192);
 	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "self-check found other bytes");
+		      "self-check read other bytes");
 }
 
 static void an_offset_past_the_block_is_found_out(void)
@@ -193,9 +193,9 @@ static void what_was_found_out_is_remembered(void)
 	CUdeviceptr pointer = allocate(4096);
 
 	change(7, 8192);
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
 	doctored.cuIpcGetMemHandle = real.cuIpcGetMemHandle;
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
 }
 
 /* Not by the layout of handles, but for want of something that may be there next time. */
@@ -377,7 +377,7 @@ static void a_proof_in_a_context_is_of_its_handles_too(void)
 	OK(cuCtxGetCurrent(&context));
 	change(7, 8192);
 	CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, NULL, &error), 0);
-	check_unproven(context, "self-check found other bytes");
+	check_unproven(context, "self-check read other bytes");
 }
 
 static void a_proof_is_made_once(void)

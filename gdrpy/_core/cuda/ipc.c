@@ -22,10 +22,11 @@ static int implausible(const struct core_ipc_info *info, const struct core_point
 				 (unsigned long long)info->nbytes, nbytes);
 	if (info->block_offset > info->block_nbytes ||
 	    nbytes > info->block_nbytes - info->block_offset)
-		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				 "the IPC handle of %#llx puts %llu bytes at offset %llu of %llu",
-				 ptr, nbytes, (unsigned long long)info->block_offset,
-				 (unsigned long long)info->block_nbytes);
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+			"the IPC handle of %#llx puts %llu bytes at offset %llu of a block of %llu",
+			ptr, nbytes, (unsigned long long)info->block_offset,
+			(unsigned long long)info->block_nbytes);
 	return 0;
 }
 

@@ -302,9 +302,8 @@ static PyMethodDef mapping_methods[] = {
 	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
 	 "in a batch().\n\n"
 	 "A row has one index in the first dimension: it is an element of a one-dimensional\n"
-	 "array. Its bytes are those of its elements in C order. The array may have any strides. "
-	 "pitch\n"
-	 "is in bytes, at least a row's. Bytes between rows are not changed.\n\n"
+	 "array. Its bytes are those of its elements in C order. The array may have any strides.\n"
+	 "pitch is in bytes, at least a row's. Bytes between rows are not changed.\n\n"
 	 "Raises ValueError if the rows do not fit, and as write() does."},
 	{"readinto_strided", CORE_FASTCALL(core_mapping_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The part of the CUDA driver's binary interface that the simulated driver implements: types with
- * their sizes and offsets, constants, and the functions in functions.h. tests/sim/test_abi.py
+ * their sizes and offsets, constants, and the functions in functions.h. tests/sim/test_sim_abi.py
  * compares it with the headers that cuda.bindings was compiled against.
  */
 #ifndef GDRPY_SIM_CUDA_ABI_H

@@ -15,33 +15,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copyreg
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
+from gdrpy.broker.client.broker import reduce_region
 from gdrpy.broker.client.channel import (
+    Descriptors,
     Lost,
+    Packet,
     Silent,
     Sockets,
     failure,
     receive_packet,
     refused,
 )
+from gdrpy.broker.client.connection import Connection, Message
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching, deadline_of, heard
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Any, Self, TypeVar
-
-    from gdrpy.broker.client.channel import Descriptors, Packet
-    from gdrpy.broker.client.connection import Connection, Message
     from gdrpy.broker.messages import Event
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 #: Seconds between attempts to connect to a broker that has many to accept: nothing tells of room.
 _CONNECT_PAUSE = 0.005
@@ -178,6 +179,9 @@ class BrokerRegion(LeasedRegion):
     delete = region_calls.delete
     info = region_calls.info
     stale = property(region_calls.stale)
+
+
+copyreg.pickle(BrokerRegion, reduce_region)
 
 
 class Watch(Watching):

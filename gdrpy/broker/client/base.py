@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
-from gdrpy.broker.client.channel import Lost, Silent
-from gdrpy.broker.client.connection import Connection
+from gdrpy.broker.client.channel import Channel, Lost, Silent
+from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
 from gdrpy.broker.place import VARIABLE, connect_path
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gdrpy.broker.client.channel import Channel
-    from gdrpy.broker.client.connection import Lease, Message, Reply
-
-    #: Makes a channel that is not connected, for answers within so many seconds.
-    ChannelMaker = Callable[[float | None], Channel]
+#: Makes a channel that is not connected, for answers within so many seconds.
+ChannelMaker = Callable[[float | None], Channel]
 
 
 class BrokerBase(Resource):

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from gdrpy._core import _mapping
-from gdrpy.broker.client.channel import Lost, Silent, Unread
+from gdrpy.broker.client.channel import (
+    BlockingChannel,
+    Channel,
+    Descriptors,
+    Lost,
+    Packet,
+    Silent,
+    Unread,
+)
 from gdrpy.broker.client.replies import check, decode_reply, grants_of, welcome_fault
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -26,15 +35,9 @@ from gdrpy.errors import (
     Timeout,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from gdrpy.broker.client.channel import BlockingChannel, Channel, Descriptors, Packet
-
-    Message = dict[str, Any]
-    #: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
-    Reply = tuple[Message, Descriptors]
+Message = dict[str, Any]
+#: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
+Reply = tuple[Message, Descriptors]
 
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
@@ -63,13 +66,6 @@ class Lease(_mapping.Lease):
     def lost(self) -> bool:
         """Whether the broker knows it no more, or it was given back."""
         return self._entry is None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Memory that outlives its region travels by its lease, and arrives as a region."""
-        from gdrpy.broker.client.attach import Identity, attach
-
-        gpu = self._entry is not None and self._entry[2]
-        return attach, Identity.of(self, gpu, True, not self.writable).fields()
 
 
 class Connection:

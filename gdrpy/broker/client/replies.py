@@ -4,6 +4,9 @@ what :mod:`gdrpy.broker.messages` describes, which is imported when it is first 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from gdrpy.broker.protocol import (
     CPU_DEVICE,
     DEVICE_LIMIT,
@@ -13,14 +16,12 @@ from gdrpy.broker.protocol import (
 )
 from gdrpy.errors import ProtocolError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from gdrpy.broker.messages import Event
 
-    #: The first field of a message whose value cannot be, None where all can; KeyError for one
-    #: that is not there.
-    Fault = Callable[[dict[str, Any]], str | None]
+#: The first field of a message whose value cannot be, None where all can; KeyError for one that is
+#: not there.
+Fault = Callable[[dict[str, Any]], str | None]
 
 #: The largest number of the kernel's sizes and the broker's counts.
 _MOST = (1 << 63) - 1
@@ -108,6 +109,13 @@ def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
         if "error" in message:
             return message
         raise
+
+
+def decode_event(packet: bytes | None) -> Event:
+    """What a watcher is told; None stands for events that were lost. Raises ProtocolError."""
+    from gdrpy.broker import messages
+
+    return messages.LOST if packet is None else messages.decode_event(packet)
 
 
 def check(what: str, message: Any, fault: Fault) -> None:

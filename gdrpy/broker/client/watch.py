@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Self
 
 from gdrpy._core._mapping import run
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.channel import Lost
+from gdrpy.broker.client.connection import Connection
+from gdrpy.broker.client.replies import decode_event
 from gdrpy.common.resource import Resource
 from gdrpy.errors import ProtocolError, Timeout
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Self
-
-    from gdrpy.broker.client.connection import Connection
     from gdrpy.broker.messages import Event
 
 
@@ -45,8 +44,6 @@ class Watching(Resource):
 
         An event "lost" stands for one that came when an exception, as Ctrl-C, ended this call.
         """
-        from gdrpy.broker.messages import LOST, decode_event
-
         self._check("watch")
         channel = self._connection.channel
         try:
@@ -54,7 +51,7 @@ class Watching(Resource):
                 raise Lost
             if self._hearing:
                 self._hearing = False
-                return LOST
+                return decode_event(None)
             if not await channel.wait(deadline):
                 return None
             self._hearing = True
@@ -63,7 +60,7 @@ class Watching(Resource):
             channel.close()
             await self.begin()
             self._hearing = False
-            return LOST
+            return decode_event(None)
         try:
             event = decode_event(data)
         except ProtocolError:

@@ -329,7 +329,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write what was done")
     options = parser.parse_args()
-    report = {"command": " ".join(sys.argv[1:]), **run(options.interrupts, options.seed)}
+    report = run(options.interrupts, options.seed)
     text = json.dumps(report, indent=2)
     print(text)
     if options.json:

@@ -312,9 +312,9 @@ static PyObject *undo_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *undo_exit(struct undo *self, PyObject *args)
 {
-	PyObject *type, *error, *traceback;
+	PyObject *error = PyTuple_GetItem(args, 1);
 
-	if (!PyArg_ParseTuple(args, "OOO:__exit__", &type, &error, &traceback))
+	if (!error)
 		return NULL;
 	if (error == Py_None)
 		return undo_close(self, NULL);

@@ -16,7 +16,7 @@ from gdrpy.broker.client.channel import (
     Silent,
     Unread,
 )
-from gdrpy.broker.client.replies import check, decode_reply, grants_of, welcome_fault
+from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     FDS_LIMIT,
@@ -127,7 +127,7 @@ class Connection:
                     f"the broker at {self.path} speaks version {self.server['version']} of the "
                     f"protocol, this client version {VERSION}: use one gdrpy on both ends"
                 )
-            check("hello", self.server, welcome_fault)
+            check("hello", self.server, WELCOME)
             await self._resume(self.server["life"], self.server["session"])
         except BaseException:
             self._break_off()

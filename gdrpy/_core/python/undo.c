@@ -89,12 +89,11 @@ static PyObject *run(struct undo *self, PyObject *error)
 {
 	while (self->steps && PyList_Size(self->steps) > 0) {
 		PyObject *step = PyObject_CallMethodObjArgs(self->steps, name_pop, NULL);
+		bool done = step && run_step(step);
 
-		if (step && run_step(step))
-			;
-		else if (error)
+		if (!done && error)
 			note_error(error);
-		else
+		else if (!done)
 			error = take_error();
 		Py_XDECREF(step);
 	}

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
-from gdrpy.broker.client.channel import (
+from gdrpy.broker.client.connection import Connection, Message
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import (
     Descriptors,
     Lost,
     Packet,
@@ -35,8 +37,6 @@ from gdrpy.broker.client.channel import (
     receive_packet,
     refused,
 )
-from gdrpy.broker.client.connection import Connection, Message
-from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching, deadline_of, heard
 
 if TYPE_CHECKING:

@@ -859,7 +859,7 @@ class TestFork:
             _unix.set_timeout(sock, seconds)
 
         kept = []
-        monkeypatch.setattr("gdrpy.broker.client.channel.set_timeout", fork_and_set_timeout)
+        monkeypatch.setattr("gdrpy.broker.client.transport.set_timeout", fork_and_set_timeout)
         connect(fake(lambda peer: (peer.hello(), peer.until_closed()))).close()
         assert kept == [0]
 

@@ -16,7 +16,7 @@ import pytest
 
 from brokers import BROKER_UID, Broker, StartBroker, await_descriptors, await_end, descriptors
 from gdrpy.broker.server.connection import EVENTS_LIMIT
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS
 from rawclient import RawClient, allocation
 
 

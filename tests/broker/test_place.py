@@ -16,7 +16,7 @@ from brokers import Broker, StartBroker, Template, await_end
 from gdrpy.broker import place
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.daemon import Options, Place
-from gdrpy.broker.server.limits import Limits
+from gdrpy.broker.server.quotas import Limits
 from gdrpy.errors import PermissionDenied
 
 

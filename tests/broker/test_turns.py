@@ -12,7 +12,7 @@ import pytest
 from brokers import BROKER_UID, Broker, StartBroker
 from gdrpy.broker.server.connection import Connection, User
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Descriptors
+from gdrpy.broker.server.quotas import Descriptors
 from gdrpy.broker.server.rights import identity_of
 from gdrpy.broker.server.turns import Turns
 from rawclient import RawClient, acting_as, allocation

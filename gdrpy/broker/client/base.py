@@ -6,8 +6,8 @@ import math
 import os
 from collections.abc import Callable
 
-from gdrpy.broker.client.channel import Channel, Lost, Silent
 from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+from gdrpy.broker.client.transport import Channel, Lost, Silent
 from gdrpy.broker.place import VARIABLE, connect_path
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource

@@ -8,9 +8,9 @@ from typing import Any
 from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.channel import BlockingChannel, Descriptors, blocking
 from gdrpy.broker.client.connection import Lease, Message, Reply
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import BlockingChannel, Descriptors, blocking
 from gdrpy.broker.client.watch import Watch
 
 

@@ -1,7 +1,7 @@
 """Every call of a broker, said once: what is asked, and what becomes of the answer.
 
 They are coroutine functions, so that the asyncio client has them as they are; the blocking one runs
-them to their end (:func:`~gdrpy.broker.client.channel.blocking`).
+them to their end (:func:`~gdrpy.broker.client.transport.blocking`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     check_views,
 )
-from gdrpy.broker.client.channel import Descriptors
 from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,

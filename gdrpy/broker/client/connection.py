@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from gdrpy._core import _mapping
-from gdrpy.broker.client.channel import (
+from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
+from gdrpy.broker.client.transport import (
     BlockingChannel,
     Channel,
     Descriptors,
@@ -16,7 +17,6 @@ from gdrpy.broker.client.channel import (
     Silent,
     Unread,
 )
-from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     FDS_LIMIT,

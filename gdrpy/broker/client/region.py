@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 from gdrpy import safetensors
 from gdrpy.arrays.viewed import Array
 from gdrpy.broker.client.base import BrokerBase
-from gdrpy.broker.client.channel import Descriptors
 from gdrpy.broker.client.connection import Lease, Message
 from gdrpy.broker.client.layouts import ARRAY, stored_array
+from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.errors import MissingView, ReadOnly, Sealed
 from gdrpy.memory.view import Mapping

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 
 from gdrpy._core._mapping import run
 from gdrpy.broker.client.arguments import as_prefix
-from gdrpy.broker.client.channel import Lost
 from gdrpy.broker.client.connection import Connection
 from gdrpy.broker.client.replies import decode_event
+from gdrpy.broker.client.transport import Lost
 from gdrpy.common.resource import Resource
 from gdrpy.errors import ProtocolError, Timeout
 

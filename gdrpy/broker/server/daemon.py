@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.quotas import Limits
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import NoStore, Store, identity_of_file
 from gdrpy.broker.server.systemd import Notifier

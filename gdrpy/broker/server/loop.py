@@ -32,8 +32,8 @@ from gdrpy.broker.server.connection import (
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.orphans import Orphans
+from gdrpy.broker.server.quotas import Limits
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State

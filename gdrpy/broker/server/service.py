@@ -16,7 +16,7 @@ from msgspec import UNSET
 from gdrpy import errors
 from gdrpy.broker import protocol
 from gdrpy.broker.server import memory, records, requests, telling
-from gdrpy.broker.server.limits import Descriptors, Limits, device_words
+from gdrpy.broker.server.quotas import Descriptors, Limits, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Region, Session

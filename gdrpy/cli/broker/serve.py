@@ -32,9 +32,9 @@ from typing import Any
 from gdrpy.broker import place
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import daemon, store, systemd
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.metrics import Metrics
+from gdrpy.broker.server.quotas import Limits
 from gdrpy.broker.server.state import State
 from gdrpy.cli import options
 from gdrpy.cli.broker import announcement, units

@@ -48,8 +48,8 @@ T = TypeVar("T")
 _CONNECT_PAUSE = 0.005
 
 
-class _Channel(Sockets):
-    """A channel whose coroutines suspend until the event loop wakes them."""
+class _Transport(Sockets):
+    """A transport whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
@@ -277,4 +277,4 @@ async def connect(
     socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0
 ) -> Broker:
     """Connect to the running broker: parameters and errors as of :func:`gdrpy.connect`."""
-    return Broker(await reach(_Channel, socket, timeout, reconnect), _Channel)
+    return Broker(await reach(_Transport, socket, timeout, reconnect), _Transport)

@@ -891,7 +891,7 @@ class TestFork:
             peer.until_closed()
 
         broker = connect(fake(serve))
-        lock = broker._connection.channel.lock
+        lock = broker._connection.transport.lock
         lock.acquire()  # as by another thread
         child = os.fork()
         if not child:

@@ -331,7 +331,7 @@ class TestWaiting:
             assert [next(watch).name for _ in range(2)] == ["b", "a"]
 
     def test_for_memory_ends_when_it_is_freed(self, start_broker):
-        path = start_broker(limits={"device": 2 << 20}).path
+        path = start_broker(quotas={"device": 2 << 20}).path
         with gdrpy.connect(path) as first, gdrpy.connect(path) as second:
             region = first.allocate(None, 2 << 20, gpu=False)
             with pytest.raises(gdrpy.QuotaExceeded):
@@ -583,8 +583,8 @@ class TestLeaseThatABrokersDeathMadeUncertain:
         # As a client does that is interrupted, or whose broker dies, after it has asked.
         connection._granting, connection._settled = True, False
         request = {"op": "get", "name": "a", "readonly": False, "gpu": False, "id": 99}
-        connection.channel._sock.send(encode(request))
-        assert connection.channel._sock.recv(1 << 16)
+        connection.transport._sock.send(encode(request))
+        assert connection.transport._sock.recv(1 << 16)
         broker.restart()
         assert self.leases(broker, connected) == 0
 

@@ -389,7 +389,7 @@ class TestMemoryUsedUp:
         self, start_broker: StartBroker
     ) -> None:
         broker = start_broker(
-            uid=BROKER_UID, limits={"device": 1 << 20, "user": 8192, "regions": 3}
+            uid=BROKER_UID, quotas={"device": 1 << 20, "user": 8192, "regions": 3}
         )
         with broker.client() as client:
             client.allocate("big", (1 << 20) - 4096)

@@ -10,7 +10,7 @@ from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Message, Reply
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.client.transport import BlockingChannel, Descriptors, blocking
+from gdrpy.broker.client.transport import BlockingTransport, Descriptors, blocking
 from gdrpy.broker.client.watch import Watch
 
 
@@ -23,7 +23,7 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """
-    return Broker(run(reach, BlockingChannel, socket, timeout, reconnect), BlockingChannel)
+    return Broker(run(reach, BlockingTransport, socket, timeout, reconnect), BlockingTransport)
 
 
 class BrokerRegion(LeasedRegion):
@@ -102,11 +102,11 @@ class Broker(BrokerBase):
     def _shortcut(self, request: Message) -> Reply | None:
         """The reply to a request for one region without a coroutine; None where that cannot be."""
         connection = self._connection
-        channel = connection.channel
-        assert isinstance(channel, BlockingChannel)
-        if not channel.connected:  # as in a forked child, where the lock may never be free
+        transport = connection.transport
+        assert isinstance(transport, BlockingTransport)
+        if not transport.connected:  # as in a forked child, where the lock may never be free
             return None
-        reply = alone(channel.lock, connection.ask_now, request, channel)
+        reply = alone(transport.lock, connection.ask_now, request, transport)
         if connection.returned:
             connection.flush()
         return reply
@@ -129,7 +129,7 @@ class Broker(BrokerBase):
         return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
 
     def _release(self) -> None:
-        run(self._connection.channel.alone, self._disconnect)
+        run(self._connection.transport.alone, self._disconnect)
 
     async def _disconnect(self) -> None:
         self._connection.close()

@@ -1,6 +1,6 @@
-"""How a connection waits: a channel carries packets, and either blocks or suspends its caller.
+"""How a connection waits: a transport carries packets, and either blocks or suspends its caller.
 
-Everything above it is written once, as coroutines. Those of a :class:`BlockingChannel` never
+Everything above it is written once, as coroutines. Those of a :class:`BlockingTransport` never
 suspend, so that ``run`` runs them to their end without an event loop.
 
 A signal's handler may raise between any two bytecodes. So descriptors are objects from the first,
@@ -36,7 +36,7 @@ Descriptors = list[Descriptor | None]
 Packet = tuple[bytes, Descriptors | None]
 
 
-class Channel(Protocol):
+class Transport(Protocol):
     """A packet socket and a way to wait for it.
 
     Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
@@ -143,7 +143,7 @@ def refused(error: OSError, path: str) -> Exception:
 
 
 class Sockets:
-    """The sockets of a channel: the one that is connected, and those that were left."""
+    """The sockets of a transport: the one that is connected, and those that were left."""
 
     def __init__(self) -> None:
         self.connected = False
@@ -187,8 +187,8 @@ class Sockets:
         self.forget()
 
 
-class BlockingChannel(Sockets):
-    """A channel whose coroutines block instead of suspending."""
+class BlockingTransport(Sockets):
+    """A transport whose coroutines block instead of suspending."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
@@ -261,9 +261,9 @@ _begun: set[ref[Sockets]] = set()
 
 def _abandon_all() -> None:
     for known in list(_begun):
-        channel = known()
-        if channel is not None:
-            channel.abandon()
+        transport = known()
+        if transport is not None:
+            transport.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

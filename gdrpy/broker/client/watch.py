@@ -45,26 +45,26 @@ class Watching(Resource):
         An event "lost" stands for one that came when an exception, as Ctrl-C, ended this call.
         """
         self._check("watch")
-        channel = self._connection.channel
+        transport = self._connection.transport
         try:
             if not self._connection.ready:
                 raise Lost
             if self._hearing:
                 self._hearing = False
                 return decode_event(None)
-            if not await channel.wait(deadline):
+            if not await transport.wait(deadline):
                 return None
             self._hearing = True
-            data, _ = await channel.receive()
+            data, _ = await transport.receive()
         except Lost:
-            channel.close()
+            transport.close()
             await self.begin()
             self._hearing = False
             return decode_event(None)
         try:
             event = decode_event(data)
         except ProtocolError:
-            channel.close()
+            transport.close()
             raise
         self._hearing = False
         return event
@@ -72,7 +72,7 @@ class Watching(Resource):
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""
         self._check("watch")
-        return self._connection.channel.fileno()
+        return self._connection.transport.fileno()
 
     def _release(self) -> None:
         self._connection.close()

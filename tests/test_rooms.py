@@ -31,11 +31,13 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 #: What may be imported inside a function: other projects' libraries, which not all processes pay
-#: for; a broker's messages, since msgspec takes longer to import than a region to get; and what the
-#: command line loads for one of its commands.
-ELSEWHERE = {"cuda", "distributed", "matplotlib", "numpy", "ray"}
+#: for; a broker's messages, since msgspec takes longer to import than a region to get; names that
+#: two packages import when they are first asked for; and what the command line loads for one of
+#: its commands.
+ELSEWHERE = {"cuda", "distributed", "matplotlib", "ml_dtypes", "numpy", "ray"}
 MESSAGES = ("gdrpy/broker/client/replies.py", "gdrpy.broker.messages")
-LATER = {"gdrpy/__init__.py", "gdrpy/cli"}
+IMPORTERS = ("__import__", "import_module")
+LATER = {"gdrpy/__init__.py", "gdrpy/broker/__init__.py", "gdrpy/cli"}
 
 
 def modules() -> list[Path]:
@@ -60,6 +62,8 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 f"{node.module}.{alias.name}" if is_package(str(node.module)) else str(node.module)
                 for alias in node.names
             ]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(IMPORTERS):
+            names = [ast.unparse(node.args[0]).strip("'")]
         else:
             continue
         for name in names:

@@ -20,7 +20,8 @@ _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
 _SO_PEERGROUPS = 59
 _TIMEVAL = struct.Struct("ll")
-_TRUNCATED = socket.MSG_TRUNC | socket.MSG_CTRUNC
+#: As numbers: flags of the enum are slow.
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class BadPacket(ValueError):

@@ -89,7 +89,9 @@ class Transport(Protocol):
         """Close the sockets alone: they are the parent process's."""
 
 
-_TRUNCATED = socket.MSG_TRUNC | socket.MSG_CTRUNC
+#: As numbers: flags of the enum are slow.
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_DONT_WAIT = int(socket.MSG_DONTWAIT)
 _UNREAD = (errno.ECONNRESET, errno.EPIPE)
 
 
@@ -247,7 +249,7 @@ class BlockingTransport(Sockets):
         if self._sock is None:
             return False
         try:
-            self._sock.send(packet, socket.MSG_DONTWAIT)
+            self._sock.send(packet, _DONT_WAIT)
         except OSError:
             return False
         return True

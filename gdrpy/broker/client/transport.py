@@ -216,7 +216,7 @@ class BlockingTransport(Sockets):
         return try_alone(self.lock, do)
 
     def exchange_now(self, packet: bytes) -> Packet:
-        """As :meth:`exchange`, for who is no coroutine."""
+        """As :meth:`exchange`, for callers that are not coroutines."""
         assert self._sock is not None
         try:
             reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)

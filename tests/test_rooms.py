@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -113,3 +114,18 @@ class TestRooms:
             for path in modules()
         }
         tuple(TopologicalSorter(needs).static_order())  # raises CycleError
+
+
+class TestKernelModule:
+    def test_has_files_that_call_lower_ones_alone(self, checkout):
+        """Those that the header declares further up."""
+        header = (checkout / "driver/gdrdrv.h").read_text()
+        _, *parts = re.split(r"^/\* (\w+\.c) \*/$", header, flags=re.MULTILINE)
+        files, declarations = parts[::2], parts[1::2]
+        declared = [set(re.findall(r"\b(gdrdrv_\w+)[(;]", part)) for part in declarations]
+        assert {*files, "main.c", "trace.c"} == {
+            path.name for path in (checkout / "driver").glob("*.c")
+        }
+        for number, file in enumerate(files):
+            used = set(re.findall(r"\bgdrdrv_\w+", (checkout / "driver" / file).read_text()))
+            assert used.isdisjoint(set().union(*declared[number + 1 :])), file

@@ -183,6 +183,7 @@ def running(template: Template, folder: Path, **setup: Any) -> Iterator[Broker]:
 @contextmanager
 def _running(broker: Broker) -> Iterator[Broker]:
     broker.start()
+    await_one_journal(broker.pid)
     try:
         yield broker
         if broker.pid:
@@ -239,6 +240,14 @@ def await_descriptors(pid: int, wanted: list[str], seconds: float = 20.0) -> Non
     deadline = time.monotonic() + seconds
     while (found := _kinds(descriptors(pid))) != _kinds(wanted):
         assert time.monotonic() < deadline, found - _kinds(wanted)
+        time.sleep(0.002)
+
+
+def await_one_journal(pid: int, seconds: float = 20.0) -> None:
+    """Wait until a broker has closed the journal that its own replaced: it serves before that."""
+    deadline = time.monotonic() + seconds
+    while (found := sum("gdrpy-journal" in name for name in descriptors(pid))) > 2:  # it is mapped
+        assert time.monotonic() < deadline, f"{found} descriptors of journals"
         time.sleep(0.002)
 
 

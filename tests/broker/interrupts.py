@@ -129,7 +129,6 @@ class Client:
         for call in CALLS.values():
             call(self.broker)
         gc.collect()
-        gc.freeze()
         self.before = self.open()
         self.leases = self.observer.ok("status")["leases"]
         self.leaks: list[str] = []
@@ -165,7 +164,6 @@ class Client:
 
     def close(self) -> None:
         """End it."""
-        gc.unfreeze()
         self.held.close()
         self.broker.close()
         self.observer.close()
@@ -329,6 +327,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write what was done")
     options = parser.parse_args()
+    gc.freeze()
     report = run(options.interrupts, options.seed)
     text = json.dumps(report, indent=2)
     print(text)

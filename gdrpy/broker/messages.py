@@ -30,7 +30,7 @@ _NumberOrNone = Number | None
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Record(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True):
     """Fields that do not change, shown and compared by value."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -42,12 +42,12 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
+    if isinstance(value, Value):
         return value.as_dict()
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
-class Holder(Record, frozen=True):
+class Holder(Value, frozen=True):
     """A process that holds a region ``count`` times, at least once so if ``writable``, ``gpu``."""
 
     pid: Number
@@ -57,7 +57,7 @@ class Holder(Record, frozen=True):
     count: Number
 
 
-class RegionInfo(Record, frozen=True, omit_defaults=True):
+class RegionInfo(Value, frozen=True, omit_defaults=True):
     """A region as the broker tells of it.
 
     ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is the
@@ -87,7 +87,7 @@ class RegionInfo(Record, frozen=True, omit_defaults=True):
     linked: bool = True
 
 
-class Event(Record, frozen=True):
+class Event(Value, frozen=True):
     """Something that happened to a region, or to the watching of them.
 
     ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (its memory came back) or

@@ -7,15 +7,12 @@ A message is one packet: a msgpack map with string keys, with file descriptors b
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 
 from gdrpy import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 #: The version of the protocol; a hello of another one is refused.
 VERSION = 1

@@ -892,7 +892,7 @@ class TestFork:
             _unix.set_timeout(sock, seconds)
 
         kept = []
-        monkeypatch.setattr("gdrpy.broker.client.channel.set_timeout", fork_and_set_timeout)
+        monkeypatch.setattr("gdrpy.broker.client.transport.set_timeout", fork_and_set_timeout)
         connect(fake(lambda peer: (peer.hello(), peer.until_closed()))).close()
         assert kept == [0]
 
@@ -907,7 +907,7 @@ class TestFork:
             peer.until_closed()
 
         broker = connect(fake(serve))
-        lock = broker._connection.channel.lock
+        lock = broker._connection.transport.lock
         lock.acquire()  # as by another thread
         child = os.fork()
         if not child:

@@ -14,7 +14,7 @@ from typing import Any
 from gdrpy._core import _packet
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import Identity
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
 EVENTS_LIMIT = 256
@@ -34,31 +34,31 @@ class User:
     def __init__(self, uid: int) -> None:
         self.uid = uid
         #: In the order they came.
-        self.connections: dict[Connection, None] = {}
-        self.watchers: dict[Connection, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
+        self.watchers: dict[ServerConnection, None] = {}
         #: Bytes that are kept for these connections: what they have not read, what they asked for.
         self.owed = 0
         #: Whether those are being closed that leave most unread.
         self.relieved = False
         #: What its watchers are still to be told of.
-        self.events: deque[Event] = deque()
+        self.events: deque[Notification] = deque()
 
 
-class Event:
+class Notification:
     """Something that a user's watchers are told of, each in its turn."""
 
     __slots__ = ("left", "number", "packet", "region")
 
-    def __init__(self, number: int, packet: bytes | None, region: Region | None) -> None:
+    def __init__(self, number: int, packet: bytes | None, region: RegionEntry | None) -> None:
         self.number = number
         #: None: it stands for events that were dropped.
         self.packet = packet
         self.region = region
         #: Those that were not told yet; None before the first.
-        self.left: Iterator[Connection] | None = None
+        self.left: Iterator[ServerConnection] | None = None
 
 
-class Connection:
+class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
     __slots__ = (

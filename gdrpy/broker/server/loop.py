@@ -25,19 +25,19 @@ from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import (
     EVENTS_LIMIT,
     NONSENSE_LIMIT,
-    Connection,
-    Event,
+    Notification,
+    ServerConnection,
     User,
 )
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.orphans import Orphans
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import JOURNAL, Turns
 from gdrpy.memory.descriptors import duplicate
@@ -81,28 +81,28 @@ class Server:
         self,
         listener: socket.socket,
         state: State,
-        limits: Limits,
+        quotas: Quotas,
         server: str,
         strict: bool,
         resume_within: float,
     ) -> None:
         self._state = state
-        self.service = Service(state, limits, server, strict, self._announce)
+        self.service = Service(state, quotas, server, strict, self._announce)
         self._calls = self.service.calls()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
         #: Connections, and what else is to be done for a user.
-        self._turns: Turns[Connection | Callable[[], object]] = Turns()
+        self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
         self._event = 0
         self._flight = Flight()
         #: Those that may be sent no more descriptors before they or others of their user read.
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[ServerConnection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: tells others of it, and may close them, and no request shall lose its session half-way.
         self._ended: list[Session] = []
         #: By the session's number.
-        self._of_session: dict[int, Connection] = {}
+        self._of_session: dict[int, ServerConnection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
@@ -176,7 +176,7 @@ class Server:
             self._end_sessions()
 
     def _guarded_for(
-        self, connection: Connection, do: Callable[..., object], *args: object
+        self, connection: ServerConnection, do: Callable[..., object], *args: object
     ) -> None:
         """Do something for one client, which is closed where that fails."""
         try:
@@ -193,7 +193,7 @@ class Server:
         turns = self._turns
         while turns.circle:
             one = turns.next()
-            if isinstance(one, Connection):
+            if isinstance(one, ServerConnection):
                 one.queued = False
                 if one.open:
                     self._serve(one)
@@ -204,13 +204,13 @@ class Server:
             if time.monotonic() > end:
                 return
 
-    def _queue(self, connection: Connection) -> None:
+    def _queue(self, connection: ServerConnection) -> None:
         """Let a connection wait for its turn."""
         if not connection.queued:
             connection.queued = True
             self._turns.add(connection.uid, connection)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ServerConnection) -> None:
         """One turn of a connection: what it is still to be sent, else what is next of its request,
         or else a new one.
         """
@@ -377,14 +377,14 @@ class Server:
     def _let_in(self, sock: socket.socket, who: Identity) -> None:
         """Serve a new connection. Raises OSError."""
         user = self._users.get(who.uid) or User(who.uid)
-        connection = Connection(sock, who, self._flight, user)
+        connection = ServerConnection(sock, who, self._flight, user)
         self._epoll.register(connection.number, _IN)
         connection.mask = _IN
         self._users[who.uid] = user
         user.connections[connection] = None
         self._connections[connection.number] = connection
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ServerConnection) -> None:
         """The client is gone, or is to be: what it held is given back."""
         if not connection.open:
             return
@@ -404,7 +404,7 @@ class Server:
             del self._of_session[connection.session.number]
             self._ended.append(connection.session)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ServerConnection) -> None:
         """Send what was still to be sent, if there is anybody who could receive it."""
         if connection.ended:
             self._close(connection)
@@ -418,7 +418,7 @@ class Server:
         else:
             self._listen_to(connection)
 
-    def _listen_to(self, connection: Connection) -> None:
+    def _listen_to(self, connection: ServerConnection) -> None:
         """Take requests again where nothing is left to be sent or done."""
         if not connection.open:
             return
@@ -435,12 +435,12 @@ class Server:
         else:
             self._listen(connection, _IN)
 
-    def _listen(self, connection: Connection, mask: int) -> None:
+    def _listen(self, connection: ServerConnection, mask: int) -> None:
         if mask != connection.mask:
             connection.mask = mask
             self._epoll.modify(connection.number, mask)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ServerConnection) -> None:
         """Read a request, and do all of it that is no more than a turn's work."""
         try:
             size = connection.sock.recv_into(self._buffer)
@@ -477,7 +477,7 @@ class Server:
             if connection.work is not None:
                 connection.ask(size + _ASKED_BYTES * requests.count_of(request))
 
-    def _go_on(self, connection: Connection) -> None:
+    def _go_on(self, connection: ServerConnection) -> None:
         """Do a turn's worth of the request under way."""
         assert connection.work is not None
         if type(connection.request) is requests.GetMany:
@@ -496,7 +496,7 @@ class Server:
         connection.ask(0)
 
     def _serve_connection(
-        self, connection: Connection, session: Session | None, request: Any
+        self, connection: ServerConnection, session: Session | None, request: Any
     ) -> None:
         """Requests that are about the connection, or about what takes longer than a turn of it."""
         match request, session:
@@ -531,7 +531,7 @@ class Server:
                     yield from self.service.end(ended)
             yield made
 
-    def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
+    def _refuse(self, connection: ServerConnection, size: int, error: Exception) -> None:
         """Answer a packet that is no request; a client that sends only such is closed."""
         refusal: errors.Error
         packet = self._view[:size]
@@ -557,7 +557,7 @@ class Server:
         if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
-    def _close_read(self, connection: Connection) -> None:
+    def _close_read(self, connection: ServerConnection) -> None:
         """Close a connection that sends nonsense, once all was sent that it is told, and it has
         read the descriptors: until then these are on their way, and count.
         """
@@ -578,7 +578,9 @@ class Server:
                 pass
         self._close(connection)
 
-    def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
+    def _digest(
+        self, connection: ServerConnection, session: Session, request: requests.Digest
+    ) -> None:
         region = self.service.digestible(session, request)
         if region.digest is not None:
             self._reply(connection, request.id, {"sha256": region.digest}, [])
@@ -602,20 +604,20 @@ class Server:
             self._reply(job.connection, job.number, reply, [])
 
     def _reply(
-        self, connection: Connection, number: int, reply: dict[str, Any], fds: list[int]
+        self, connection: ServerConnection, number: int, reply: dict[str, Any], fds: list[int]
     ) -> None:
         reply["id"] = number
         if fds:
             reply["fds"] = len(fds)
         self._send(connection, _encode(reply), fds)
 
-    def _fail(self, connection: Connection, error: errors.Error) -> None:
+    def _fail(self, connection: ServerConnection, error: errors.Error) -> None:
         number = getattr(connection.request, "id", 0)  # a release has none
         connection.work = None
         connection.ask(0)
         self._reply(connection, number, protocol.error_message(error), [])
 
-    def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
+    def _send(self, connection: ServerConnection, packet: bytes, fds: list[int]) -> None:
         """Send now or when the client reads again; until then none of its requests is taken."""
         if not connection.open:
             return
@@ -625,7 +627,7 @@ class Server:
         except OSError:
             self._close(connection)
 
-    def _announce(self, event: str, region: Region | None) -> None:
+    def _announce(self, event: str, region: RegionEntry | None) -> None:
         """Have watchers told of a change, each user's when its turn comes."""
         self._event += 1
         packet = None
@@ -637,9 +639,9 @@ class Server:
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell, user))
             if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Event(self._event, packet, region))
+                user.events.append(Notification(self._event, packet, region))
             else:
-                user.events[-1] = Event(self._event, None, None)
+                user.events[-1] = Notification(self._event, None, None)
 
     def _tell(self, user: User) -> None:
         """Tell some of a user's watchers of what happened first."""
@@ -657,7 +659,7 @@ class Server:
         if user.owed > USER_BYTES:
             self._relieve(user)
 
-    def _tell_one(self, connection: Connection, event: Event) -> None:
+    def _tell_one(self, connection: ServerConnection, event: Notification) -> None:
         """Tell a watcher of what it may know of."""
         region = event.region
         if region is not None and not (
@@ -677,7 +679,7 @@ class Server:
             self._send(connection, event.packet, [])
 
 
-def _event_packet(event: str, region: Region | None) -> bytes:
+def _event_packet(event: str, region: RegionEntry | None) -> bytes:
     message: dict[str, Any] = {"event": event}
     if region is not None:
         message |= {"name": region.name, "region": region.number, "version": region.version}

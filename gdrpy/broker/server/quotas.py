@@ -24,7 +24,7 @@ USER_LEASES = 128 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class Quotas:
     """Bytes that regions may take on a device, in all and of each user, and how many a user has.
 
     By default a device's whole memory, and half of the host's.
@@ -100,7 +100,7 @@ def device_words(device: int) -> str:
     return "the host" if device == CPU_DEVICE else f"GPU {device}"
 
 
-class Descriptors:
+class DescriptorReserve:
     """Which of the broker's descriptors are for whom.
 
     The kernel gives the lowest number that is free, so the highest numbers are kept: for each

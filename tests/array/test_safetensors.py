@@ -229,7 +229,7 @@ class TestFileLayout:
     @pytest.mark.parametrize("data", [b"1", b"123"])
     def test_refuses_a_file_of_another_size(self, tmp_path, data):
         (tmp_path / "file").write_bytes(image({"a": entry()}, data))
-        with pytest.raises(ValueError, match="header tells of .* bytes, and the file has"):
+        with pytest.raises(ValueError, match="header describes .* bytes, and the file has"):
             images.file_layout(tmp_path / "file")
 
     @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, image(b"{}")[:-1]])
@@ -289,7 +289,7 @@ class TestForeignImage:
             ),
             (
                 {"a": entry(shape=[1 << 21], data_offsets=[0, 1 << 21])},
-                "tells of .* bytes, and the region has 1048576",
+                "describes .* bytes, and the region has 1048576",
             ),
         ],
     )

@@ -152,7 +152,8 @@ class TestPointerThatCannotBePinned:
             gdr.pin(pointer, nbytes)
 
     def test_object_that_is_no_array_is_refused(self, gdr):
-        with pytest.raises(TypeError, match=r"Gdr\.pin: str is no device pointer and no GPU array"):
+        expected = r"Gdr\.pin: str is neither a device pointer nor a GPU array"
+        with pytest.raises(TypeError, match=expected):
             gdr.pin("0x1000", 1)
         with pytest.raises(TypeError, match="needs nbytes"):
             gdr.pin(4096)

@@ -205,7 +205,7 @@ for how in ({"device": 1, "gpu": False}, {"device": "cpu"}, {"device": 1.5}, {"d
             "ValueError Region.from_fd: device must be a CUDA ordinal",
             "TypeError Region.from_fd: device must be a CUDA ordinal",
             "NotFound Region.from_fd: there is no CUDA device 7: this process sees 2, numbered "
-            "from 0: name one of them, or look at CUDA_VISIBLE_DEVICES, and at the GPUs given to "
+            "from 0: name one of them, or check CUDA_VISIBLE_DEVICES and the GPUs given to "
             "the container",
         ]
 

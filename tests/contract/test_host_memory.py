@@ -60,7 +60,7 @@ class TestHostRegion:
             with pytest.raises(gdrpy.MissingView, match="host memory has no GPU address"):
                 _ = region.ptr
             assert not hasattr(region, "__cuda_array_interface__")
-            with pytest.raises(gdrpy.MissingView, match="there is no GPU view of the word"):
+            with pytest.raises(gdrpy.MissingView, match="the word has no GPU view"):
                 _ = region.flag().ptr
 
     def test_without_its_cpu_view_is_refused(self, contract):
@@ -137,7 +137,7 @@ class TestHostDescriptor:
         fd = os.memfd_create("gdrpy-host", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
         os.ftruncate(fd, 2 << 20)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        with pytest.raises(gdrpy.InvalidHandle, match="can be resized or is of huge pages"):
+        with pytest.raises(gdrpy.InvalidHandle, match="can be resized or has huge pages"):
             (adopt if adopted else gdrpy.Region.from_fd)(fd)
         os.close(fd)
 

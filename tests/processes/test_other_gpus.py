@@ -156,7 +156,7 @@ with gdrpy.Region.from_fd(fd, device=0) as region:
 """
         assert run(code, GDRPY_SIM_PEERS="0", GDRPY_SIM_FABRIC="1") == [
             f"BackendUnavailable {call}: GPU 1 cannot reach the memory of GPU 0, where this memory "
-            "lies (cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the ways): open it "
+            "lies (cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the links): open it "
             "on GPU 0, or copy it",
             "left behind: 0 0",
             "0",
@@ -185,8 +185,7 @@ subprocess.run(
 """
         said = (
             "NotFound Region.from_fd: the memory lies on a GPU that this process does not see: "
-            "have it be one of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with "
-            "gpu=False"
+            "add it to CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
         )
         assert run(code) == [*[said, "left behind: 0 0"] * 2, "simulated GPU 1"]
 

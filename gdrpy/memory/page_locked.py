@@ -40,7 +40,7 @@ def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
 
 
 def _free(device: int, address: int) -> None:
-    # At interpreter exit the process gives everything back, and CUDA may be gone already.
+    # At interpreter exit the kernel frees everything, and CUDA may be gone already.
     if not sys.is_finalizing():
         with cuda.context(device):
             cuda.call("cuMemFreeHost", address)

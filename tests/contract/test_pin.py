@@ -197,7 +197,7 @@ class TestPinAsMemory:
     def test_names_its_own_calls_in_errors(self, pin):
         with pytest.raises(ValueError, match=r"Pin\.write: offset 99999 \+ 2 bytes lies outside"):
             pin.write(b"xy", 99_999)
-        with pytest.raises(ValueError, match=r"Pin\.fill: value must be a byte's"):
+        with pytest.raises(ValueError, match=r"Pin\.fill: value must be a byte"):
             pin.fill(256)
 
     def test_with_a_view_stays_open(self, pin):

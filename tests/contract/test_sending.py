@@ -18,7 +18,7 @@ from support import open_descriptors, settled_descriptors
 REMEDY = (
     r"a Region or Pin cannot be copied or pickled: send it by multiprocessing, through a Queue, a "
     r"Pipe or a Process's arguments; or send a file descriptor, from Region.export\(\), and open "
-    r"it there by Region.from_fd\(\); or take a region of a broker, which pickles"
+    r"it there by Region.from_fd\(\); or use a region of a broker, which pickles"
 )
 
 

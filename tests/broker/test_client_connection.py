@@ -158,7 +158,7 @@ class TestReplyThatCannotBe:
         def send(peer, request):
             peer.send_bytes(b"\x93\x01")
 
-        self.check(fake, send, "a packet of 2 bytes is no message")
+        self.check(fake, send, "a packet of 2 bytes is not a message")
 
     def test_that_is_longer_than_a_packet_may_be(self, fake):
         def send(peer, request):

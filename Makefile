@@ -24,6 +24,8 @@ BUILT_FROM := pyproject.toml setup.py gdrpy/_core/python/build_ffi.py \
 # where such a build is.
 TORCH ?= torch==2.13.0
 
+# One at a time: other tests install packages too, beside this.
+APT_GET := flock "$${TMPDIR:-/tmp}/gdrpy-apt.lock" apt-get -qq
 ARM64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 # A free-threaded Python, and where it gets what the tests need.
@@ -32,8 +34,11 @@ FREE_VENV := .venv-free
 FREE_TESTS := tests/test_threads.py tests/test_lifetime.py tests/arena tests/channel tests/contract \
 	tests/transfer tests/broker/test_client_calls.py tests/broker/test_client_with_broker.py
 
+# What tests/vm/check does, in parts.
+GUESTS := genuine inside kernels bed
+
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-threads test-vm bench \
-	docs dist clean install uninstall
+	docs dist clean install uninstall $(GUESTS:%=test-vm-%)
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -57,11 +62,12 @@ demo: build
 	@$(BIN)/gdrpy validate
 	@$(BIN)/gdrpy copybw
 
-# The last two take a core each, and what one says comes out whole. Both use the C programs.
-test: lint test-c test-arm64
+# The parts that take longest begin first, two at a time, and what one says comes out whole. Some use
+# the same C programs.
+test: lint
 	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
-	@echo "== Python tests, and beside them the kernel module in QEMU guests: minutes of silence"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-py test-vm
+	@echo "== C tests, Python tests, and the kernel module in QEMU guests: minutes of silence"
+	@$(MAKE) --no-print-directory -j2 --output-sync=target test-py $(GUESTS:%=test-vm-%) test-c test-arm64
 
 lint: tools
 	@echo "== lint"
@@ -84,8 +90,8 @@ test-c:
 test-arm64:
 	@echo "== C tests of the copy engine for arm64, under emulation"
 	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } > /dev/null || { [ "$$(id -u)" = 0 ] && \
-		echo "installing $(ARM64_PACKAGES) (Debian packages)" && apt-get -qq update && \
-		DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $(ARM64_PACKAGES) > /dev/null; } || true
+		echo "installing $(ARM64_PACKAGES) (Debian packages)" && $(APT_GET) update && \
+		DEBIAN_FRONTEND=noninteractive $(APT_GET) install -y $(ARM64_PACKAGES) > /dev/null; } || true
 	@$(MAKE) --no-print-directory -C tests/c check-arm64
 
 test-py: tools
@@ -109,6 +115,10 @@ test-threads:
 test-vm: tools
 	@echo "== the kernel module, in QEMU guests"
 	@tests/vm/check
+
+$(GUESTS:%=test-vm-%): test-vm-%: tools
+	@echo "== the kernel module, in QEMU guests: $*"
+	@tests/vm/check $*
 
 bench: tools
 	@$(BIN)/python benchmarks/run.py
@@ -136,6 +146,8 @@ $(VENV)/.built: $(BUILT_FROM)
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) "setuptools>=77" "cffi>=1.17"
 	@CFLAGS="$${CFLAGS:-} -Werror" $(PIP) $(EDITABLE) .
+	@# Else each process does it that may not write here, as all in guests.
+	@$(BIN)/python -m compileall -q gdrpy tests
 	@touch $@
 
 # What tests, lint and plots need besides.

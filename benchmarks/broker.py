@@ -40,6 +40,8 @@ CONNECT_AND_GET = "connect and get"
 _NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
 _FOLDER = Path(__file__).resolve().parent
 _NBYTES = 2 << 20
+#: Seconds within which the driver has given freed memory back.
+_FREED = 10
 _CLIENTS = 16
 _REGIONS = 1000
 _LISTED = 4000
@@ -207,8 +209,13 @@ def _allocations(session: Session, path: str) -> None:
 
     def settle() -> None:
         """Wait until memory is freed, which takes longer than allocating, so as not to time it."""
-        deadline = time.monotonic() + 1
-        while _free_memory() < free and time.monotonic() < deadline:
+        deadline = time.monotonic() + _FREED
+        while (left := _free_memory()) < free:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the GPU has {left} bytes free, and had {free} before the allocations that "
+                    f"were freed {_FREED} s ago: measure while no other process uses the GPU"
+                )
             time.sleep(0.001)
 
     with WireClient(path) as wire:

@@ -124,53 +124,23 @@ struct gdrdrv_pin_request {
 	bool zero_after;
 };
 
-/* main.c */
+static inline void gdrdrv_pin_put(struct gdrdrv_pin *pin)
+{
+	fput(pin->file);
+}
+
+/* Told only once no mapping shows the memory: who hears of the end stores into it no more. */
+static inline bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin)
+{
+	/* Pairs with gdrdrv_pin_zap(). */
+	return smp_load_acquire(&pin->zapped);
+}
+
+/* From here on from the ground up: a file calls those above it alone. */
+
+/* process.c */
+struct gdrdrv_process gdrdrv_current_process(void);
 bool gdrdrv_is_current(const struct gdrdrv_process *process);
-
-/* pin.c */
-struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
-				     const struct gdrdrv_pin_request *request);
-int gdrdrv_pin_publish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
-void gdrdrv_pin_abandon(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
-struct gdrdrv_pin *gdrdrv_pin_get(struct gdrdrv_file *gfile, u64 handle);
-void gdrdrv_pin_put(struct gdrdrv_pin *pin);
-int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle);
-void gdrdrv_unpin_all(struct gdrdrv_file *gfile);
-bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin);
-bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin);
-int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type);
-
-/* pages.c */
-int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **table,
-		     void (*free_callback)(void *data), void *data);
-int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_table *table);
-int gdrdrv_pages_count_runs(const struct gdrdrv_pages *pages);
-void gdrdrv_pages_fill_runs(struct gdrdrv_pages *pages);
-bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages);
-void gdrdrv_pages_release_type(const struct gdrdrv_pages *pages);
-unsigned long gdrdrv_pages_pfn(const struct gdrdrv_pages *pages, u64 offset);
-bool gdrdrv_force_pcie_supported(void);
-
-/* ioctl.c */
-extern bool gdrdrv_use_persistent_mapping;
-long gdrdrv_ioctl(struct file *filp, unsigned int cmd, unsigned long arg);
-
-/* mmap.c */
-int gdrdrv_map_by_handle(struct file *filp, struct vm_area_struct *vma);
-int gdrdrv_map_pin(struct gdrdrv_pin *pin, struct vm_area_struct *vma);
-
-/* event.c */
-void gdrdrv_events_init(struct gdrdrv_events *events);
-void gdrdrv_event_post(struct gdrdrv_events *events, u32 kind, u64 handle);
-ssize_t gdrdrv_events_read(struct file *filp, char __user *to, size_t size, loff_t *pos);
-__poll_t gdrdrv_events_poll(struct file *filp, poll_table *wait);
-
-/* share.c */
-int gdrdrv_share_fs_get(void);
-void gdrdrv_share_fs_put(void);
-struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin);
-int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
-		      struct file **share);
 
 /* quota.c */
 void gdrdrv_quota_init(void);
@@ -196,7 +166,50 @@ enum gdrdrv_counter {
 void gdrdrv_count(enum gdrdrv_counter counter);
 void gdrdrv_stats_add_pin(struct gdrdrv_pin *pin);
 void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin);
-int gdrdrv_stats_init(void);
+int gdrdrv_stats_init(bool *use_persistent_mapping);
 void gdrdrv_stats_exit(void);
+
+/* pages.c */
+int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **table,
+		     void (*free_callback)(void *data), void *data);
+int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_table *table);
+int gdrdrv_pages_count_runs(const struct gdrdrv_pages *pages);
+void gdrdrv_pages_fill_runs(struct gdrdrv_pages *pages);
+bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages);
+void gdrdrv_pages_release_type(const struct gdrdrv_pages *pages);
+unsigned long gdrdrv_pages_pfn(const struct gdrdrv_pages *pages, u64 offset);
+bool gdrdrv_force_pcie_supported(void);
+
+/* event.c */
+void gdrdrv_events_init(struct gdrdrv_events *events);
+void gdrdrv_event_post(struct gdrdrv_events *events, u32 kind, u64 handle);
+ssize_t gdrdrv_events_read(struct file *filp, char __user *to, size_t size, loff_t *pos);
+__poll_t gdrdrv_events_poll(struct file *filp, poll_table *wait);
+
+/* mmap.c */
+int gdrdrv_map_by_handle(struct gdrdrv_pin *pin, struct vm_area_struct *vma, struct file *node);
+int gdrdrv_map_pin(struct gdrdrv_pin *pin, struct vm_area_struct *vma);
+
+/* share.c */
+int gdrdrv_share_fs_get(void);
+void gdrdrv_share_fs_put(void);
+struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin);
+int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
+		      struct file **share);
+
+/* pin.c */
+struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
+				     const struct gdrdrv_pin_request *request);
+int gdrdrv_pin_publish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
+void gdrdrv_pin_abandon(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin);
+struct gdrdrv_pin *gdrdrv_pin_get(struct gdrdrv_file *gfile, u64 handle);
+int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle);
+void gdrdrv_unpin_all(struct gdrdrv_file *gfile);
+bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin);
+int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type);
+
+/* ioctl.c */
+extern bool gdrdrv_use_persistent_mapping;
+long gdrdrv_ioctl(struct file *filp, unsigned int cmd, unsigned long arg);
 
 #endif

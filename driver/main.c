@@ -2,7 +2,6 @@
 /* The node: who opens it owns what is pinned through it. */
 #include <linux/miscdevice.h>
 #include <linux/module.h>
-#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include "gdrdrv.h"
@@ -10,21 +9,6 @@
 static ushort mode = 0666;
 module_param(mode, ushort, 0444);
 MODULE_PARM_DESC(mode, "Permissions of /dev/gdrdrv (default 0666)");
-
-static struct gdrdrv_process gdrdrv_current_process(void)
-{
-	return (struct gdrdrv_process){
-		.tgid = task_tgid_nr(current),
-		.start = current->group_leader->start_boottime,
-	};
-}
-
-bool gdrdrv_is_current(const struct gdrdrv_process *process)
-{
-	struct gdrdrv_process now = gdrdrv_current_process();
-
-	return now.tgid == process->tgid && now.start == process->start;
-}
 
 static int gdrdrv_open(struct inode *inode, struct file *filp)
 {
@@ -62,12 +46,30 @@ static int gdrdrv_release(struct inode *inode, struct file *filp)
 	return 0;
 }
 
+/* At an offset that is the handle in pages. */
+static int gdrdrv_mmap(struct file *filp, struct vm_area_struct *vma)
+{
+	struct gdrdrv_file *gfile = filp->private_data;
+	struct gdrdrv_pin *pin;
+	int ret;
+
+	if (!gdrdrv_is_current(&gfile->owner))
+		return -EACCES;
+
+	pin = gdrdrv_pin_get(gfile, vma->vm_pgoff);
+	if (!pin)
+		return -EINVAL;
+	ret = gdrdrv_map_by_handle(pin, vma, filp);
+	gdrdrv_pin_put(pin);
+	return ret;
+}
+
 static const struct file_operations gdrdrv_fops = {
 	.owner = THIS_MODULE,
 	.open = gdrdrv_open,
 	.release = gdrdrv_release,
 	.unlocked_ioctl = gdrdrv_ioctl,
-	.mmap = gdrdrv_map_by_handle,
+	.mmap = gdrdrv_mmap,
 	.read = gdrdrv_events_read,
 	.poll = gdrdrv_events_poll,
 };
@@ -86,7 +88,7 @@ static int __init gdrdrv_init(void)
 		return -EINVAL;
 
 	gdrdrv_quota_init();
-	ret = gdrdrv_stats_init();
+	ret = gdrdrv_stats_init(&gdrdrv_use_persistent_mapping);
 	if (ret)
 		return ret;
 

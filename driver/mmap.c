@@ -233,26 +233,19 @@ free_view:
 }
 
 /*
- * The library's way: the whole pin or its beginning, once at a time, at an offset that is the
- * handle in pages. The area moves over to the pin's file, and so into the pin's address space.
+ * The library's way: the whole pin or its beginning, once at a time. The area moves over from the
+ * node to the pin's file, and so into the pin's address space.
  */
-int gdrdrv_map_by_handle(struct file *filp, struct vm_area_struct *vma)
+int gdrdrv_map_by_handle(struct gdrdrv_pin *pin, struct vm_area_struct *vma, struct file *node)
 {
-	struct gdrdrv_file *gfile = filp->private_data;
-	struct gdrdrv_pin *pin;
 	int ret;
 
-	if (!gdrdrv_is_current(&gfile->owner))
-		return -EACCES;
-
-	pin = gdrdrv_pin_get(gfile, vma->vm_pgoff);
-	if (!pin)
+	if (pin->offset)
 		return -EINVAL;
 
-	ret = pin->offset ? -EINVAL : gdrdrv_map(pin, vma, 0, filp);
+	ret = gdrdrv_map(pin, vma, 0, node);
 	if (!ret)
 		gdrdrv_vma_set_file(vma, pin->file);
-	gdrdrv_pin_put(pin);
 	return ret;
 }
 

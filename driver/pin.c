@@ -425,11 +425,6 @@ struct gdrdrv_pin *gdrdrv_pin_get(struct gdrdrv_file *gfile, u64 handle)
 	return pin;
 }
 
-void gdrdrv_pin_put(struct gdrdrv_pin *pin)
-{
-	fput(pin->file);
-}
-
 int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle)
 {
 	struct gdrdrv_pin *pin;
@@ -462,13 +457,6 @@ void gdrdrv_unpin_all(struct gdrdrv_file *gfile)
 		gdrdrv_unpin(gfile, handle);
 		cond_resched();
 	}
-}
-
-/* Told only once no mapping shows the memory: who hears of the end stores into it no more. */
-bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin)
-{
-	/* Pairs with gdrdrv_pin_zap(). */
-	return smp_load_acquire(&pin->zapped);
 }
 
 bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin)

@@ -62,10 +62,11 @@ static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 /* This and the next as NVIDIA's gdrdrv has them: its own tests read them. */
 static int gdrdrv_params_show(struct seq_file *seq, void *unused)
 {
+	const bool *use_persistent_mapping = seq->private;
+
 	seq_printf(seq, "Version: %u.%u\n", GDRDRV_ABI_VERSION >> 16, GDRDRV_ABI_VERSION & 0xffff);
 	seq_puts(seq, "Built for NVIDIA driver flavor: " GDRDRV_FLAVOR "\n");
-	seq_printf(seq, "Use persistent mapping: %s\n",
-		   gdrdrv_use_persistent_mapping ? "yes" : "no");
+	seq_printf(seq, "Use persistent mapping: %s\n", *use_persistent_mapping ? "yes" : "no");
 	seq_puts(seq, "dbg_enabled: 0\ninfo_enabled: 0\n");
 	return 0;
 }
@@ -110,7 +111,7 @@ static int gdrdrv_pins_show(struct seq_file *seq, void *unused)
 	return 0;
 }
 
-int gdrdrv_stats_init(void)
+int gdrdrv_stats_init(bool *use_persistent_mapping)
 {
 	struct proc_dir_entry *directory;
 
@@ -118,7 +119,8 @@ int gdrdrv_stats_init(void)
 	if (!directory)
 		return -ENOMEM;
 	if (!proc_create_single("stats", 0444, directory, gdrdrv_stats_show) ||
-	    !proc_create_single("params", 0444, directory, gdrdrv_params_show) ||
+	    !proc_create_single_data("params", 0444, directory, gdrdrv_params_show,
+				     use_persistent_mapping) ||
 	    !proc_create_single("nv_get_pages_refcount", 0440, directory, gdrdrv_refcount_show) ||
 	    !proc_create_single("pins", 0400, directory, gdrdrv_pins_show)) {
 		gdrdrv_stats_exit();

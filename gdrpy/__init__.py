@@ -49,7 +49,7 @@ _HOMES = {
     "Arena": "gdrpy.arena",
     "Array": "gdrpy.arrays.viewed",
     "Broker": "gdrpy.broker.client.broker",
-    "BrokerRegion": "gdrpy.broker.client.region",
+    "BrokerRegion": "gdrpy.broker.client.broker",
     "Channel": "gdrpy.channel",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
     from gdrpy.arrays.viewed import Array
-    from gdrpy.broker.client.broker import Broker, connect
-    from gdrpy.broker.client.region import BrokerRegion
+    from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
     from gdrpy.channel import Channel
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping

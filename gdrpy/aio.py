@@ -15,40 +15,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copyreg
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.channel import (
+from gdrpy.broker.client.broker import reduce_region
+from gdrpy.broker.client.connection import Connection, Message
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import (
+    Descriptors,
     Lost,
+    Packet,
     Silent,
     Sockets,
     failure,
     receive_packet,
     refused,
 )
-from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching, deadline_of, heard
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Any, Self, TypeVar
-
-    from gdrpy.broker.client.channel import Descriptors, Packet
-    from gdrpy.broker.client.connection import Connection, Message
     from gdrpy.broker.messages import Event
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
 #: Seconds between attempts to connect while the broker's backlog is full: no event reports room.
 _CONNECT_PAUSE = 0.005
 
 
-class _Channel(Sockets):
-    """A channel whose coroutines suspend until the event loop wakes them."""
+class _Transport(Sockets):
+    """A transport whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
@@ -180,6 +181,9 @@ class BrokerRegion(LeasedRegion):
     stale = property(region_calls.stale)
 
 
+copyreg.pickle(BrokerRegion, reduce_region)
+
+
 class Watch(Watching):
     """Events as they happen, by ``async for`` in one task: like the Watch of ``gdrpy.Broker``.
 
@@ -273,4 +277,4 @@ async def connect(
     socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0
 ) -> Broker:
     """Connect to the running broker. Parameters and errors are those of :func:`gdrpy.connect`."""
-    return Broker(await reach(_Channel, socket, timeout, reconnect), _Channel)
+    return Broker(await reach(_Transport, socket, timeout, reconnect), _Transport)

@@ -14,9 +14,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
@@ -278,8 +277,7 @@ def attribute(ordinal: int, name: str) -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
+class DeviceInfo(NamedTuple):
     """A device. ``memory`` and ``bar1`` are in bytes; ``bar1`` is None where it is unknown."""
 
     ordinal: int

@@ -87,11 +87,12 @@ class Region(Viewed):
     @classmethod
     def _of(cls, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool = False) -> Self:
         """A region of ``memory``, which is closed if this raises."""
-        with Undo() as undo:
-            undo.keep(memory)
-            region = cls(memory, nbytes, cpu=cpu, readonly=readonly)
-            undo.forget()
-            return region
+        try:
+            return cls(memory, nbytes, cpu=cpu, readonly=readonly)
+        except BaseException:
+            with Undo() as undo:
+                undo.keep(memory)
+                raise
 
     @classmethod
     def from_fd(

@@ -325,14 +325,16 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     def _release(self) -> None:
         mappings = self._idle_mappings()
         self._disarm()
-        with Undo() as undo:
-            undo.keep(self._memory)
-            try:
-                for mapping in mappings:
-                    mapping.close()
-            except BufferError:  # a view was made meanwhile: release nothing
-                undo.forget()
+        try:
+            for mapping in mappings:
+                mapping.close()
+        except BufferError:  # a view was made meanwhile: release nothing
+            raise
+        except BaseException:
+            with Undo() as undo:
+                undo.keep(self._memory)
                 raise
+        self._memory.close()
 
 
 class Array(Closing, _mapping.Buffer):

@@ -29,7 +29,7 @@ _NumberOrNone = Number | None
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Record(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True):
     """Immutable fields, shown and compared by value."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,12 +41,12 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
+    if isinstance(value, Value):
         return value.as_dict()
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
-class Holder(Record, frozen=True):
+class Holder(Value, frozen=True):
     """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``."""
 
     pid: Number
@@ -56,7 +56,7 @@ class Holder(Record, frozen=True):
     count: Number
 
 
-class RegionInfo(Record, frozen=True, omit_defaults=True):
+class RegionInfo(Value, frozen=True, omit_defaults=True):
     """A region as the broker describes it.
 
     ``nbytes`` is the size requested, ``size`` the bytes allocated. ``device`` is the broker's CUDA
@@ -86,7 +86,7 @@ class RegionInfo(Record, frozen=True, omit_defaults=True):
     linked: bool = True
 
 
-class Event(Record, frozen=True):
+class Event(Value, frozen=True):
     """A change of a region, or lost events.
 
     ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (memory is free again) or
@@ -157,6 +157,4 @@ def _decoded(call: str, decode: Callable[[bytes], _T], packet: bytes) -> _T:
     try:
         return decode(packet)
     except UNDECODABLE as error:
-        raise ProtocolError(
-            f"{call}: the broker's reply has what cannot be: {error!s:.160}"
-        ) from None
+        raise ProtocolError(f"{call}: the broker's reply is malformed: {error!s:.160}") from None

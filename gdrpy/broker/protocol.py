@@ -7,15 +7,12 @@ docs/broker-protocol.md is the specification.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 
 from gdrpy import errors
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 #: The version of the protocol; a hello with another version is refused.
 VERSION = 1

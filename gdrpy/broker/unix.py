@@ -1,22 +1,15 @@
-"""Unix sockets for packets with file descriptors.
-
-They use ``_socket``, since importing ``socket`` would take longer than opening a region.
-"""
+"""Unix sockets for packets with file descriptors."""
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
+import socket
 import stat
 import struct
+from collections.abc import Sequence
 
 from gdrpy._core import _packet
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
 
 #: Bytes of the kernel's sockaddr_un for a path and its final zero.
 PATH_ROOM = 108
@@ -27,19 +20,20 @@ _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
 _SO_PEERGROUPS = 59
 _TIMEVAL = struct.Struct("ll")
-_TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+#: As numbers: flags of the enum are slow.
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class BadPacket(ValueError):
     """A packet that is too long, or that lost descriptors."""
 
 
-def packet_socket() -> _socket.socket:
+def packet_socket() -> socket.socket:
     """A new socket, closed on exec, not connected."""
-    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
-def set_timeout(sock: _socket.socket, seconds: float | None) -> None:
+def set_timeout(sock: socket.socket, seconds: float | None) -> None:
     """Limit the time for each packet; after it, sending and receiving raise BlockingIOError.
 
     The kernel's timers do this: the socket stays blocking, as :func:`send` and :func:`receive`
@@ -47,16 +41,16 @@ def set_timeout(sock: _socket.socket, seconds: float | None) -> None:
     """
     whole, part = divmod(seconds or 0.0, 1.0)
     limit = _TIMEVAL.pack(int(whole), int(part * 1e6) or (part > 0))
-    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def send(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
+def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """Send one packet; the caller keeps the descriptors. Raises OSError."""
     _packet.send(sock.fileno(), data, fds)
 
 
-def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[int]]:
+def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[int]]:
     """One packet of up to ``limit`` bytes and its descriptors, which the caller closes.
 
     An empty packet without descriptors means that the peer closed. Raises BadPacket, after closing
@@ -67,7 +61,7 @@ def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list
         close_all(fds)
         raise BadPacket(
             f"a packet has more than {limit} bytes"
-            if flags & _socket.MSG_TRUNC
+            if flags & socket.MSG_TRUNC
             else "the descriptors beside a packet did not all arrive"
         )
     return data, fds
@@ -79,19 +73,19 @@ def close_all(fds: list[int]) -> None:
         os.close(fds.pop())
 
 
-def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:
+def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
     """Process, user and group of the peer when it connected, from the kernel."""
-    found = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(found)
     return pid, uid, gid
 
 
-def peer_groups(sock: _socket.socket) -> frozenset[int]:
+def peer_groups(sock: socket.socket) -> frozenset[int]:
     """The supplementary groups of the peer when it connected, from the kernel."""
     size = 1024
     while True:
         try:
-            found = sock.getsockopt(_socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+            found = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
         except OSError as error:
             if error.errno != errno.ERANGE or size > 1 << 20:
                 raise
@@ -105,8 +99,6 @@ def listen(path: str, mode: int, backlog: int, group: int | None = None) -> sock
 
     Raises FileExistsError, also if another file replaces it meanwhile, and OSError.
     """
-    import socket
-
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         os.fchmod(listener.fileno(), 0)  # the file inherits this mode: no access at first
@@ -156,7 +148,7 @@ def is_live(path: str) -> bool:
 
     A datagram socket probes it: the kernel refuses that either way, without the listener noticing.
     """
-    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
         return probe.connect_ex(path) != errno.ECONNREFUSED
     finally:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -17,8 +16,7 @@ from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """Whether a backend works here; if not, the reason and the remedy."""
 
     usable: bool

@@ -102,8 +102,7 @@ class GpuMemory(Memory):
             alone(fork_lock, alone, self._lock, self._take)
         view, later = ffi.new("struct core_view *"), ffi.new("struct core_error *")
         with Undo() as undo:
-            undo.callback(self.let_go, view)
-            undo.callback(self._mappings.discard, view)
+            undo.callback(self._end_mapping, view)
             self._mappings.add(view)
             self.hold(view)
             undo.checked(checker(later), lib.core_memory_unmap, self._core, view, later)
@@ -118,6 +117,10 @@ class GpuMemory(Memory):
                 None if self.ptr is None else self.ptr + offset,
                 self.device,
             )
+
+    def _end_mapping(self, view: object) -> None:
+        self._mappings.discard(view)
+        self.let_go(view)
 
     @property
     def users(self) -> int:

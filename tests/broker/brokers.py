@@ -34,10 +34,10 @@ _PR_SET_DUMPABLE = 4
 
 @dataclass
 class Setup:
-    """How to run a broker. ``limits`` and ``options`` are the fields of the server's own."""
+    """How to run a broker. ``quotas`` and ``options`` are the fields of the server's own."""
 
     path: str
-    limits: dict[str, Any] = field(default_factory=dict)
+    quotas: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     linger: float = 30.0
@@ -183,6 +183,7 @@ def running(template: Template, folder: Path, **setup: Any) -> Iterator[Broker]:
 @contextmanager
 def _running(broker: Broker) -> Iterator[Broker]:
     broker.start()
+    await_one_journal(broker.pid)
     try:
         yield broker
         if broker.pid:
@@ -242,6 +243,14 @@ def await_descriptors(pid: int, wanted: list[str], seconds: float = 20.0) -> Non
         time.sleep(0.002)
 
 
+def await_one_journal(pid: int, seconds: float = 20.0) -> None:
+    """Wait until a broker has closed the journal that its own replaced: it serves before that."""
+    deadline = time.monotonic() + seconds
+    while (found := sum("gdrpy-journal" in name for name in descriptors(pid))) > 2:  # it is mapped
+        assert time.monotonic() < deadline, f"{found} descriptors of journals"
+        time.sleep(0.002)
+
+
 def _kinds(names: list[str]) -> collections.Counter[str]:
     return collections.Counter(name.partition(":[")[0] for name in names)
 
@@ -283,9 +292,9 @@ def _serve(setup: Setup) -> None:
     if setup.turns is not None:
         _measure(daemon, setup.turns)
     _watch_garbage(daemon)
-    limits = daemon.Limits(**setup.limits)
+    quotas = daemon.Quotas(**setup.quotas)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
-    options = daemon.Options(setup.path, limits, kept, **setup.options)
+    options = daemon.Options(setup.path, quotas, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
 
 

@@ -129,7 +129,6 @@ class Client:
         for call in CALLS.values():
             call(self.broker)
         gc.collect()
-        gc.freeze()
         self.before = self.open()
         self.leases = self.observer.ok("status")["leases"]
         self.leaks: list[str] = []
@@ -144,7 +143,7 @@ class Client:
 
     def check(self, when: str) -> None:
         """All is as it was."""
-        if self.broker._connection.channel.lock.locked() or fork_lock._is_owned():  # type: ignore
+        if self.broker._connection.transport.lock.locked() or fork_lock._is_owned():  # type: ignore
             raise AssertionError(f"{when}: a lock is held")
         self.broker.stat("host")
         gc.collect()
@@ -165,7 +164,6 @@ class Client:
 
     def close(self) -> None:
         """End it."""
-        gc.unfreeze()
         self.held.close()
         self.broker.close()
         self.observer.close()
@@ -329,7 +327,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="where to write what was done")
     options = parser.parse_args()
-    report = {"command": " ".join(sys.argv[1:]), **run(options.interrupts, options.seed)}
+    gc.freeze()
+    report = run(options.interrupts, options.seed)
     text = json.dumps(report, indent=2)
     print(text)
     if options.json:

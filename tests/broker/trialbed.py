@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from brokers import await_descriptors, descriptors, resident
+from brokers import await_descriptors, await_one_journal, descriptors, resident
 from rawclient import RawClient, Reply, acting_as, become
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -90,6 +90,7 @@ class Watched:
         for _ in bed.until("the keeper has all memory"):
             if sum(one.startswith(_MEMORY) for one in descriptors(self.keeper)) == 4:
                 break
+        await_one_journal(self.process.pid, bed.patience)
         self._open = [descriptors(pid) for pid in (self.process.pid, self.keeper)]
 
     @property

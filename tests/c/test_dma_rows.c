@@ -10,7 +10,11 @@
 #include "cuda/driver.h"
 #include "dma/dma.h"
 
+#ifdef __SANITIZE_THREAD__ /* ten times as slow, and looking for races alone */
+#define ARRAYS 30
+#else
 #define ARRAYS 120
+#endif
 #define MOST_BYTES (5 << 20) /* of an array: its rows may be larger than the staging memory */
 #define MOST_GAP 3000
 #define MOST_COPIES 100000

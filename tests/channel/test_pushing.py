@@ -168,11 +168,14 @@ class TestFullRing:
         def interrupt(number: int, frame: object) -> None:
             raise Interrupted
 
+        def wait_with_alarm() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            full.push(record(8))
+
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
-                full.push(record(8))
+                wait_with_alarm()
         finally:
             signal.signal(signal.SIGALRM, before)
         assert full.pushed == 8

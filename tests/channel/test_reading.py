@@ -30,11 +30,14 @@ class TestPop:
         def interrupt(number: int, frame: object) -> None:
             raise Interrupted
 
+        def wait_with_alarm() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            reader.pop()
+
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
-                reader.pop()
+                wait_with_alarm()
         finally:
             signal.signal(signal.SIGALRM, before)
 

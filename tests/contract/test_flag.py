@@ -78,11 +78,14 @@ class TestOnTheCpu:
         def interrupt(number: int, frame: object) -> None:
             raise Interrupted
 
+        def wait_with_alarm() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            flag.wait(1)
+
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.01)
             with pytest.raises(Interrupted):
-                flag.wait(1)
+                wait_with_alarm()
         finally:
             signal.signal(signal.SIGALRM, before)
 

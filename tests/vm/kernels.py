@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from dataclasses import dataclass
@@ -73,11 +74,19 @@ class Kernel:
     def build(self, sources: Path, *variables: str, name: str = "") -> Path:
         """The folder, of the kernel's own, with the modules built from a folder of sources.
 
+        Another process may ask for the same at the same time.
+
         Raises:
             BuildError: they do not build, or not without a warning.
         """
         folder = BUILT / self.name / (name or sources.name)
         folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:  # until it is closed
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._build_in(folder, sources, variables)
+        return folder
+
+    def _build_in(self, folder: Path, sources: Path, variables: tuple[str, ...]) -> None:
         for link in folder.iterdir():
             if link.is_symlink():
                 link.unlink()
@@ -101,7 +110,6 @@ class Kernel:
             raise BuildError(
                 f"{sources} does not build for {self.release}:\n{made.stdout}{made.stderr}"
             )
-        return folder
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ FAULTS = HERE / "faults"
 KERNEL = Kernel("debian")
 #: Freed memory is overwritten, so that who still uses it does not find what was there.
 POISON = "slub_debug=P"
+#: A task that waits in the kernel for so many seconds ends it, long before the test gives up.
+HUNG = "sysctl.kernel.hung_task_timeout_secs=10 sysctl.kernel.hung_task_panic=1"
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(bed: Path, modules: Path, *faults: Fault) -> subprocess.CompletedProcess[str]:
+def run(bed: Path, modules: Path, append: str, *faults: Fault) -> subprocess.CompletedProcess[str]:
     words = [f"{fault.name}:{fault.program}:{fault.test}" for fault in faults]
-    options = ["--kernel", KERNEL.name, "--gdrdrv", "none", "--append", POISON, "--timeout", "400"]
+    options = ["--kernel", KERNEL.name, "--gdrdrv", "none", "--append", append, "--timeout", "400"]
     command = [bed, *options, "--", FAULTS / "in_guest", modules, *words]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -85,7 +87,7 @@ def run(bed: Path, modules: Path, *faults: Fault) -> subprocess.CompletedProcess
 @pytest.fixture(scope="session")
 def together(bed: Path, modules: Path) -> dict[str, str]:
     """What was printed for each of the faults that can follow each other."""
-    ended = run(bed, modules, *TOGETHER)
+    ended = run(bed, modules, POISON, *TOGETHER)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     parts = re.findall(r"(.*?)^== (\S+) \d+$", ended.stdout, re.DOTALL | re.MULTILINE)
     return {name: output for output, name in parts}
@@ -105,7 +107,7 @@ def test_fault_is_found(
         output = request.getfixturevalue("together")[fault.name]
         assert failed(fault, output), output
         return
-    ended = run(bed, modules, fault)
+    ended = run(bed, modules, f"{POISON} {HUNG}", fault)
     output = ended.stdout + ended.stderr
     assert ended.returncode != 0
     assert failed(fault, output) or "the kernel reported a fault" in ended.stderr, output

@@ -89,12 +89,11 @@ static PyObject *run(struct undo *self, PyObject *error)
 {
 	while (self->steps && PyList_Size(self->steps) > 0) {
 		PyObject *step = PyObject_CallMethodObjArgs(self->steps, name_pop, NULL);
+		bool done = step && run_step(step);
 
-		if (step && run_step(step))
-			;
-		else if (error)
+		if (!done && error)
 			note_error(error);
-		else
+		else if (!done)
 			error = take_error();
 		Py_XDECREF(step);
 	}
@@ -312,9 +311,9 @@ static PyObject *undo_enter(PyObject *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *undo_exit(struct undo *self, PyObject *args)
 {
-	PyObject *type, *error, *traceback;
+	PyObject *error = PyTuple_GetItem(args, 1);
 
-	if (!PyArg_ParseTuple(args, "OOO:__exit__", &type, &error, &traceback))
+	if (!error)
 		return NULL;
 	if (error == Py_None)
 		return undo_close(self, NULL);

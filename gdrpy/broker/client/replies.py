@@ -4,6 +4,9 @@ what :mod:`gdrpy.broker.messages` describes, which is imported when it is first 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gdrpy._core._mapping import misfit
 from gdrpy.broker.protocol import (
     CPU_DEVICE,
     DEVICE_LIMIT,
@@ -13,78 +16,49 @@ from gdrpy.broker.protocol import (
 )
 from gdrpy.errors import ProtocolError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from gdrpy.broker.messages import Event
 
-    #: The first field of a message whose value cannot be, None where all can; KeyError for one
-    #: that is not there.
-    Fault = Callable[[dict[str, Any]], str | None]
+#: Name, types, and bounds of the number or the length, if there are any.
+Field = tuple[str, tuple[type, ...], int | None, int | None]
 
 #: The largest number of the kernel's sizes and the broker's counts.
 _MOST = (1 << 63) - 1
 
 
-def _grant_fault(grant: dict[str, Any]) -> str | None:
-    # In line, since this is asked of every grant.
-    if type(value := grant["region"]) is not int or not 0 <= value <= _MOST:
-        return "region"
-    if (value := grant["name"]) is not None and type(value) is not str:
-        return "name"
-    if type(value := grant["nbytes"]) is not int or not 0 < value <= REGION_LIMIT:
-        return "nbytes"
-    if type(value := grant["size"]) is not int or not 0 < value <= _MOST:
-        return "size"
-    if type(value := grant["device"]) is not int or not CPU_DEVICE <= value < DEVICE_LIMIT:
-        return "device"
-    if type(value := grant["version"]) is not int or not 0 <= value <= _MOST:
-        return "version"
-    if type(grant["sealed"]) is not bool:
-        return "sealed"
-    if type(grant["readonly"]) is not bool:
-        return "readonly"
-    if type(grant["enforced"]) is not bool:
-        return "enforced"
-    if type(value := grant["metadata"]) is not bytes or len(value) > METADATA_LIMIT:
-        return "metadata"
-    return None
+def _number(name: str, low: int = 0, high: int = _MOST) -> Field:
+    return name, (int,), low, high
 
 
-def _fault(**fields: Callable[[Any], bool]) -> Fault:
-    """What finds the fault of a message, by whether a value may stand in each field."""
-
-    def fault(message: dict[str, Any]) -> str | None:
-        return next((name for name, fits in fields.items() if not fits(message[name])), None)
-
-    return fault
+def _flag(name: str) -> Field:
+    return name, (bool,), None, None
 
 
-def _number(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MOST
+_GRANT: tuple[Field, ...] = (
+    _number("region"),
+    ("name", (str, type(None)), None, None),
+    _number("nbytes", 1, REGION_LIMIT),
+    _number("size", 1),
+    _number("device", CPU_DEVICE, DEVICE_LIMIT - 1),
+    _number("version"),
+    _flag("sealed"),
+    _flag("readonly"),
+    _flag("enforced"),
+    ("metadata", (bytes,), 0, METADATA_LIMIT),
+)
+#: What a hello of the version that this client speaks tells besides.
+WELCOME: tuple[Field, ...] = (("life", (str,), 32, 32), _number("session"))
 
-
-def _numbers(value: Any) -> bool:
-    return type(value) is list and all(map(_number, value))
-
-
-def _is(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) is kind
-
-
-#: Of what a hello of the version that this client speaks tells besides.
-welcome_fault = _fault(life=lambda life: type(life) is str and len(life) == 32, session=_number)
-
-_FAULTS: dict[str, Fault] = {
-    "hello": _fault(version=_number),
-    "resume": _fault(lost=_numbers),
-    "allocate": _grant_fault,
-    "create": _grant_fault,
-    "get": _grant_fault,
-    "get_many": _fault(grants=_is(list), more=_is(bool)),
-    "rounded_size": _fault(size=lambda size: _number(size) and size > 0),
-    "publish": _fault(version=_number),
-    "digest": _fault(sha256=_is(str)),
+_REPLIES: dict[str, tuple[Field, ...]] = {
+    "hello": (_number("version"),),
+    "resume": (("lost", (list,), None, None),),
+    "allocate": _GRANT,
+    "create": _GRANT,
+    "get": _GRANT,
+    "get_many": (("grants", (list,), None, None), _flag("more")),
+    "rounded_size": (_number("size", 1),),
+    "publish": (_number("version"),),
+    "digest": (("sha256", (str,), None, None),),
 }
 
 
@@ -110,31 +84,39 @@ def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
         raise
 
 
-def check(what: str, message: Any, fault: Fault) -> None:
-    """Raise ProtocolError unless all fields are there, with values that they may have."""
+def decode_event(packet: bytes | None) -> Event:
+    """What a watcher is told; None stands for events that were lost. Raises ProtocolError."""
+    from gdrpy.broker import messages
+
+    return messages.LOST if packet is None else messages.decode_event(packet)
+
+
+def check(what: str, message: Any, fields: tuple[Field, ...]) -> None:
+    """Raise ProtocolError unless all of the fields are there, with values that they may have."""
     if type(message) is not dict:
         raise ProtocolError(f"{what}: the broker's reply has {message!r:.80} where fields belong")
-    try:
-        name = fault(message)
-    except KeyError as absent:
-        raise ProtocolError(f"{what}: the broker's reply has no {absent}") from None
-    if name is not None:
-        raise ProtocolError(
-            f"{what}: the broker's reply has a {name!r} that cannot be: {message[name]!r:.80}"
-        )
+    wrong = misfit(message, fields)
+    if wrong is None:
+        return
+    if wrong not in message:
+        raise ProtocolError(f"{what}: the broker's reply has no {wrong!r}")
+    raise ProtocolError(
+        f"{what}: the broker's reply has a {wrong!r} that cannot be: {message[wrong]!r:.80}"
+    )
 
 
 def grants_of(call: str, message: dict[str, Any]) -> list[dict[str, Any]]:
     """What a reply without error grants. Raises ProtocolError for one that is not as it must be."""
-    fault = _FAULTS.get(call)
-    if fault is None:
-        return []
-    check(call, message, fault)
-    if fault is _grant_fault:
+    fields = _REPLIES.get(call, ())
+    check(call, message, fields)
+    if fields is _GRANT:
         return [message]
+    if call == "resume":
+        for number in message["lost"]:
+            check(call, {"lost": number}, (_number("lost"),))
     if call != "get_many":
         return []
     granted = [one for one in message["grants"] if type(one) is not dict or "error" not in one]
     for one in granted:
-        check(call, one, _grant_fault)
+        check(call, one, _GRANT)
     return granted

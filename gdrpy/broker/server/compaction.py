@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gdrpy.broker.server import records
-from gdrpy.broker.server.table import Region, Session, Table
+from gdrpy.broker.server.table import RegionEntry, Session, Table
 
 
 class Compaction:
@@ -64,7 +64,7 @@ class Compaction:
         if session is not None:
             self._append(_record_of(session))
 
-    def _copy(self, region: Region) -> int:
+    def _copy(self, region: RegionEntry) -> int:
         """Copy a region, unless it is gone; returns the number of records."""
         if region.number not in self._table.regions:
             return 1
@@ -83,7 +83,7 @@ def _record_of(session: Session) -> records.Began:
     return records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
 
 
-def _records_of(region: Region) -> Iterator[records.Record]:
+def _records_of(region: RegionEntry) -> Iterator[records.Record]:
     number = region.number
     yield records.Made(
         number,

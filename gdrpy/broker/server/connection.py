@@ -14,7 +14,7 @@ from typing import Any
 from gdrpy._core import _packet
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import Identity
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
 EVENTS_LIMIT = 256
@@ -34,31 +34,31 @@ class User:
     def __init__(self, uid: int) -> None:
         self.uid = uid
         #: In order of arrival.
-        self.connections: dict[Connection, None] = {}
-        self.watchers: dict[Connection, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
+        self.watchers: dict[ServerConnection, None] = {}
         #: Bytes kept for these connections: unread packets and requests under way.
         self.owed = 0
         #: Whether the connections with the most unread bytes are being closed.
         self.relieved = False
         #: Events that its watchers have not all got yet.
-        self.events: deque[Event] = deque()
+        self.events: deque[Notification] = deque()
 
 
-class Event:
+class Notification:
     """An event for a user's watchers, which get it in turns."""
 
     __slots__ = ("left", "number", "packet", "region")
 
-    def __init__(self, number: int, packet: bytes | None, region: Region | None) -> None:
+    def __init__(self, number: int, packet: bytes | None, region: RegionEntry | None) -> None:
         self.number = number
         #: None stands for dropped events.
         self.packet = packet
         self.region = region
         #: The watchers that have not got it yet; None before the first.
-        self.left: Iterator[Connection] | None = None
+        self.left: Iterator[ServerConnection] | None = None
 
 
-class Connection:
+class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
     __slots__ = (

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import NoStore, Store, identity_of_file
 from gdrpy.broker.server.systemd import Notifier
@@ -46,7 +46,7 @@ class Options:
     """
 
     path: str
-    limits: Limits
+    quotas: Quotas
     store: Callable[[], Store] = NoStore
     listener: socket.socket | None = None
     mode: int = 0o600
@@ -64,14 +64,14 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     """
     _raise_descriptor_limit()
     with _own_signals(), Place(options) as place, _state(options) as state:
-        begin = threading.Thread(target=_begin_cuda, args=[options.limits], daemon=True)
+        begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
         if not state.recovered:  # no client waits for recovered regions: fail now if CUDA fails
             begin.join()
-            options.limits.devices  # noqa: B018
+            options.quotas.devices  # noqa: B018
         with place.listening() as listener:
             loop = Server(
-                listener, state, options.limits, server, options.strict, options.resume_within
+                listener, state, options.quotas, server, options.strict, options.resume_within
             )
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
@@ -128,10 +128,10 @@ def _state(options: Options) -> Iterator[State]:
     state.end()
 
 
-def _begin_cuda(limits: Limits) -> None:
+def _begin_cuda(quotas: Quotas) -> None:
     with contextlib.suppress(Exception):  # calls that need it raise again
-        limits.devices  # noqa: B018
-        limits.uuids  # noqa: B018
+        quotas.devices  # noqa: B018
+        quotas.uuids  # noqa: B018
 
 
 def _recognize(begin: threading.Thread, loop: Server) -> None:

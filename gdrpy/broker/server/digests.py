@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
 from gdrpy.broker.server import memory
-from gdrpy.broker.server.connection import Connection
-from gdrpy.broker.server.table import Region
+from gdrpy.broker.server.connection import ServerConnection
+from gdrpy.broker.server.table import RegionEntry
 from gdrpy.broker.server.turns import Turns
 from gdrpy.errors import Error, OutOfMemory
 
@@ -20,7 +20,9 @@ _CHUNK = 8 << 20
 class Job:
     """A digest that a client waits for, as the reply to its request ``number``."""
 
-    def __init__(self, connection: Connection, number: int, region: Region, fd: int) -> None:
+    def __init__(
+        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
+    ) -> None:
         self.connection = connection
         self.number = number
         self.region = region
@@ -43,7 +45,9 @@ class Digests:
         self._done: deque[tuple[Job, str | Error]] = deque()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, connection: Connection, number: int, region: Region, fd: int) -> None:
+    def submit(
+        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
+    ) -> None:
         """Queue a digest of a region, by a descriptor of its memory that is closed afterwards."""
         with self._submitted:
             self._turns.add(connection.uid, Job(connection, number, region, fd))

@@ -18,7 +18,7 @@ import msgspec
 from gdrpy import errors
 from gdrpy._core import _packet
 from gdrpy.broker import protocol
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Descriptors
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import DOOR, Turns
@@ -47,7 +47,7 @@ class Door:
         listener: socket.socket,
         poll: select.epoll,
         turns: Turns[Any],
-        descriptors: Descriptors,
+        descriptors: DescriptorReserve,
         let_in: Callable[[socket.socket, Identity], object],
     ) -> None:
         self._poll = poll

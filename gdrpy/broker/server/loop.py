@@ -25,19 +25,19 @@ from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import (
     EVENTS_LIMIT,
     NONSENSE_LIMIT,
-    Connection,
-    Event,
+    Notification,
+    ServerConnection,
     User,
 )
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.orphans import Orphans
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import JOURNAL, Turns
 from gdrpy.memory.descriptors import duplicate
@@ -79,28 +79,28 @@ class Server:
         self,
         listener: socket.socket,
         state: State,
-        limits: Limits,
+        quotas: Quotas,
         server: str,
         strict: bool,
         resume_within: float,
     ) -> None:
         self._state = state
-        self.service = Service(state, limits, server, strict, self._announce)
+        self.service = Service(state, quotas, server, strict, self._announce)
         self._calls = self.service.calls()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
         #: Connections, and other work for a user.
-        self._turns: Turns[Connection | Callable[[], object]] = Turns()
+        self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
         self._event = 0
         self._flight = Flight()
         #: Connections that get no more descriptors until they or others of their user read.
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[ServerConnection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
         #: sends events, which may close other connections, and a request must keep its session.
         self._ended: list[Session] = []
         #: Connections by their session's number.
-        self._of_session: dict[int, Connection] = {}
+        self._of_session: dict[int, ServerConnection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
@@ -174,7 +174,7 @@ class Server:
             self._end_sessions()
 
     def _guarded_for(
-        self, connection: Connection, do: Callable[..., object], *args: object
+        self, connection: ServerConnection, do: Callable[..., object], *args: object
     ) -> None:
         """Call a function for one client; log an exception and close the client."""
         try:
@@ -191,7 +191,7 @@ class Server:
         turns = self._turns
         while turns.circle:
             one = turns.next()
-            if isinstance(one, Connection):
+            if isinstance(one, ServerConnection):
                 one.queued = False
                 if one.open:
                     self._serve(one)
@@ -202,13 +202,13 @@ class Server:
             if time.monotonic() > end:
                 return
 
-    def _queue(self, connection: Connection) -> None:
+    def _queue(self, connection: ServerConnection) -> None:
         """Let a connection wait for its turn."""
         if not connection.queued:
             connection.queued = True
             self._turns.add(connection.uid, connection)
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ServerConnection) -> None:
         """One turn of a connection: send its outbox, else go on with its request, else read one."""
         try:
             try:
@@ -371,14 +371,14 @@ class Server:
     def _let_in(self, sock: socket.socket, who: Identity) -> None:
         """Serve a new connection. Raises OSError."""
         user = self._users.get(who.uid) or User(who.uid)
-        connection = Connection(sock, who, self._flight, user)
+        connection = ServerConnection(sock, who, self._flight, user)
         self._epoll.register(connection.number, _IN)
         connection.mask = _IN
         self._users[who.uid] = user
         user.connections[connection] = None
         self._connections[connection.number] = connection
 
-    def _close(self, connection: Connection) -> None:
+    def _close(self, connection: ServerConnection) -> None:
         """Close a connection and release its leases."""
         if not connection.open:
             return
@@ -398,7 +398,7 @@ class Server:
             del self._of_session[connection.session.number]
             self._ended.append(connection.session)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ServerConnection) -> None:
         """Send the outbox, unless the client is gone."""
         if connection.ended:
             self._close(connection)
@@ -412,7 +412,7 @@ class Server:
         else:
             self._listen_to(connection)
 
-    def _listen_to(self, connection: Connection) -> None:
+    def _listen_to(self, connection: ServerConnection) -> None:
         """Listen for requests if nothing is left to send or do."""
         if not connection.open:
             return
@@ -429,12 +429,12 @@ class Server:
         else:
             self._listen(connection, _IN)
 
-    def _listen(self, connection: Connection, mask: int) -> None:
+    def _listen(self, connection: ServerConnection, mask: int) -> None:
         if mask != connection.mask:
             connection.mask = mask
             self._epoll.modify(connection.number, mask)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ServerConnection) -> None:
         """Read a request, and do as much of it as fits a turn."""
         try:
             size = connection.sock.recv_into(self._buffer)
@@ -471,7 +471,7 @@ class Server:
             if connection.work is not None:
                 connection.ask(size + _ASKED_BYTES * requests.count_of(request))
 
-    def _go_on(self, connection: Connection) -> None:
+    def _go_on(self, connection: ServerConnection) -> None:
         """Do one turn of the request under way."""
         assert connection.work is not None
         if type(connection.request) is requests.GetMany:
@@ -490,7 +490,7 @@ class Server:
         connection.ask(0)
 
     def _serve_connection(
-        self, connection: Connection, session: Session | None, request: Any
+        self, connection: ServerConnection, session: Session | None, request: Any
     ) -> None:
         """Handle requests about the connection, and requests that take longer than a turn."""
         match request, session:
@@ -525,7 +525,7 @@ class Server:
                     yield from self.service.end(ended)
             yield made
 
-    def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
+    def _refuse(self, connection: ServerConnection, size: int, error: Exception) -> None:
         """Reply to a packet that is not a request; close a client that sends only such packets."""
         refusal: errors.Error
         packet = self._view[:size]
@@ -551,7 +551,7 @@ class Server:
         if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
-    def _close_read(self, connection: Connection) -> None:
+    def _close_read(self, connection: ServerConnection) -> None:
         """Close a connection that sends nonsense, once its outbox was sent and it has read the
         descriptors, which count as in flight until then.
         """
@@ -572,7 +572,9 @@ class Server:
                 pass
         self._close(connection)
 
-    def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
+    def _digest(
+        self, connection: ServerConnection, session: Session, request: requests.Digest
+    ) -> None:
         region = self.service.digestible(session, request)
         if region.digest is not None:
             self._reply(connection, request.id, {"sha256": region.digest}, [])
@@ -596,20 +598,20 @@ class Server:
             self._reply(job.connection, job.number, reply, [])
 
     def _reply(
-        self, connection: Connection, number: int, reply: dict[str, Any], fds: list[int]
+        self, connection: ServerConnection, number: int, reply: dict[str, Any], fds: list[int]
     ) -> None:
         reply["id"] = number
         if fds:
             reply["fds"] = len(fds)
         self._send(connection, _encode(reply), fds)
 
-    def _fail(self, connection: Connection, error: errors.Error) -> None:
+    def _fail(self, connection: ServerConnection, error: errors.Error) -> None:
         number = getattr(connection.request, "id", 0)  # a release has none
         connection.work = None
         connection.ask(0)
         self._reply(connection, number, protocol.error_message(error), [])
 
-    def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
+    def _send(self, connection: ServerConnection, packet: bytes, fds: list[int]) -> None:
         """Send now, or when the client reads again; until then its requests wait."""
         if not connection.open:
             return
@@ -619,7 +621,7 @@ class Server:
         except OSError:
             self._close(connection)
 
-    def _announce(self, event: str, region: Region | None) -> None:
+    def _announce(self, event: str, region: RegionEntry | None) -> None:
         """Queue an event for all watchers, in their users' turns."""
         self._event += 1
         packet = None
@@ -631,9 +633,9 @@ class Server:
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell, user))
             if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Event(self._event, packet, region))
+                user.events.append(Notification(self._event, packet, region))
             else:
-                user.events[-1] = Event(self._event, None, None)
+                user.events[-1] = Notification(self._event, None, None)
 
     def _tell(self, user: User) -> None:
         """Send a user's oldest event to some of its watchers."""
@@ -651,7 +653,7 @@ class Server:
         if user.owed > USER_BYTES:
             self._relieve(user)
 
-    def _tell_one(self, connection: Connection, event: Event) -> None:
+    def _tell_one(self, connection: ServerConnection, event: Notification) -> None:
         """Send an event to a watcher, if it may know of it."""
         region = event.region
         if region is not None and not (
@@ -671,7 +673,7 @@ class Server:
             self._send(connection, event.packet, [])
 
 
-def _event_packet(event: str, region: Region | None) -> bytes:
+def _event_packet(event: str, region: RegionEntry | None) -> bytes:
     message: dict[str, Any] = {"event": event}
     if region is not None:
         message |= {"name": region.name, "region": region.number, "version": region.version}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class Identity:
         object.__setattr__(self, "privileged", self.uid in (0, os.geteuid()))
 
 
-def identity_of(sock: _socket.socket) -> Identity:
+def identity_of(sock: socket.socket) -> Identity:
     """The process at the other end of a connection."""
     pid, uid, gid = _unix.peer_credentials(sock)
     return Identity(pid, start_time(pid), uid, gid, _unix.peer_groups(sock))

@@ -16,10 +16,10 @@ from msgspec import UNSET
 from gdrpy import errors
 from gdrpy.broker import protocol
 from gdrpy.broker.server import memory, records, requests, telling
-from gdrpy.broker.server.limits import Descriptors, Limits, device_words
+from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 
 Message = dict[str, Any]
 #: A reply, and the descriptors beside it.
@@ -38,11 +38,11 @@ class Service:
     """The requests, on one state. ``announce`` is called for every change that watchers see."""
 
     state: State
-    limits: Limits
+    quotas: Quotas
     server: str
     #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
-    announce: Callable[[str, Region | None], None]
+    announce: Callable[[str, RegionEntry | None], None]
     counts: Counter[type] = field(default_factory=Counter)
     #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
@@ -51,12 +51,12 @@ class Service:
 
     def __post_init__(self) -> None:
         self.table = self.state.table
-        self.descriptors = Descriptors()
+        self.descriptors = DescriptorReserve()
 
     def recognize(self) -> None:
         """Give an earlier broker's regions this broker's GPU numbers. Raises Error."""
         if not self.recognized:
-            self.table.renumber(self.limits.uuids)
+            self.table.renumber(self.quotas.uuids)
             self.recognized = True
 
     def _number(self, call: str, device: int | str) -> int:
@@ -64,7 +64,7 @@ class Service:
         if isinstance(device, int):
             return device
         self.recognize()
-        return self.limits.number(call, device)
+        return self.quotas.number(call, device)
 
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
         """A session for a connection that says hello. Raises ProtocolError."""
@@ -175,7 +175,7 @@ class Service:
         if number not in session.regions:
             if found.draft or not allowed(session.identity, found, wanted):
                 return False
-            self.limits.require_lease("resume", self.table, session.identity)
+            self.quotas.require_lease("resume", self.table, session.identity)
         self.table.grant(session, found, writable, gpu)
         return True
 
@@ -208,7 +208,7 @@ class Service:
     def _rounded_size(self, session: Session, request: requests.RoundedSize) -> Reply:
         del session
         device = self._number("rounded_size", request.device)
-        self.limits.require_device("rounded_size", device)
+        self.quotas.require_device("rounded_size", device)
         return {"size": memory.rounded(request.nbytes, device)}, []
 
     def _create(self, session: Session, request: requests.Create) -> Reply:
@@ -219,15 +219,15 @@ class Service:
 
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
-    ) -> Region:
+    ) -> RegionEntry:
         """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
-        self.limits.require_device(call, device)
+        self.quotas.require_device(call, device)
         if not self.recognized:
             self.recognize()
         size = memory.rounded(request.nbytes, device)
-        self.limits.require_room(call, self.table, who, size, device)
-        self.limits.require_lease(call, self.table, who)
+        self.quotas.require_room(call, self.table, who, size, device)
+        self.quotas.require_lease(call, self.table, who)
         number = self.table.number()
         try:
             fd = memory.make(size, device)
@@ -248,7 +248,7 @@ class Service:
             who.gid,
             request.mode,
             request.metadata,
-            uuid=self.limits.uuids.get(device, ""),
+            uuid=self.quotas.uuids.get(device, ""),
         )
         try:
             return self.state.add(made, fd)
@@ -290,7 +290,7 @@ class Service:
             region = self._find_copy(session, request.life, request.region)
         return self._get_region(session, region, request.readonly, request.gpu)
 
-    def _find_copy(self, session: Session, life: str, number: int | None) -> Region:
+    def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
         """This user's copy of another broker's region. Other users' copies are not trusted."""
         uid = session.identity.uid
         region = None if number is None else self.table.copy_of(life, number, uid)
@@ -301,7 +301,9 @@ class Service:
             f"it by name"
         )
 
-    def _get_region(self, session: Session, region: Region, readonly: bool, gpu: bool) -> Reply:
+    def _get_region(
+        self, session: Session, region: RegionEntry, readonly: bool, gpu: bool
+    ) -> Reply:
         who = session.identity
         if readonly or region.sealed or not allowed(who, region, READ | WRITE):
             require(who, region, READ, "get")
@@ -334,7 +336,7 @@ class Service:
                 break
         return {"grants": grants}, fds, done + len(grants)
 
-    def _grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> Reply:
+    def _grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> Reply:
         """Grant a lease; the reply has the fields that open the memory."""
         fd: int | None = region.fd
         enforced = False
@@ -349,7 +351,7 @@ class Service:
                 + ("" if gpu else ", which helps only for host memory"),
             )
         if region.number not in session.regions:
-            self.limits.require_lease("get", self.table, session.identity)
+            self.quotas.require_lease("get", self.table, session.identity)
         self.table.grant(session, region, writable, gpu)
         return {
             "region": region.number,
@@ -364,7 +366,7 @@ class Service:
             "metadata": region.metadata,
         }, [region.fd if fd is None else fd]
 
-    def _readonly_fd(self, region: Region) -> int | None:
+    def _readonly_fd(self, region: RegionEntry) -> int | None:
         """The region's read-only descriptor, made on first use."""
         if region.readonly_fd is None:
             fd = memory.readonly(region.fd)
@@ -385,7 +387,7 @@ class Service:
                 self.announce("sealed", region)
         return {}, []
 
-    def digestible(self, session: Session, request: requests.Digest) -> Region:
+    def digestible(self, session: Session, request: requests.Digest) -> RegionEntry:
         """The region of a digest request, which takes too long for this thread. Raises Error."""
         region = self._find("digest", session, None, request.region)
         require(session.identity, region, READ, "digest")
@@ -395,7 +397,7 @@ class Service:
             )
         return region
 
-    def digested(self, region: Region, sha256: str) -> None:
+    def digested(self, region: RegionEntry, sha256: str) -> None:
         """Remember a digest."""
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
@@ -452,14 +454,16 @@ class Service:
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
             "leases": self.table.leases,
-            "used": {str(device): self.table.used[device] for device in self.limits.devices},
-            "limits": {str(device): limit for device, limit in self.limits.devices.items()},
-            "uuids": {str(device): uuid for device, uuid in self.limits.uuids.items()},
+            "used": {str(device): self.table.used[device] for device in self.quotas.devices},
+            "limits": {str(device): limit for device, limit in self.quotas.devices.items()},
+            "uuids": {str(device): uuid for device, uuid in self.quotas.uuids.items()},
             "users": users,
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }
 
-    def _find(self, call: str, session: Session, name: str | None, number: int | None) -> Region:
+    def _find(
+        self, call: str, session: Session, name: str | None, number: int | None
+    ) -> RegionEntry:
         """A region by its name, or by its number if the session may know of it."""
         if (name is None) == (number is None):
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
@@ -474,14 +478,14 @@ class Service:
             raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
         return region
 
-    def _held(self, call: str, session: Session, number: int) -> Region:
+    def _held(self, call: str, session: Session, number: int) -> RegionEntry:
         region = session.regions.get(number)
         if region is None:
             raise errors.Gone(f"{call}: this connection does not hold region {number}")
         return region
 
 
-def _may_know_of(session: Session, region: Region) -> bool:
+def _may_know_of(session: Session, region: RegionEntry) -> bool:
     """Whether a session may know that a region exists; only its holders know of a draft."""
     if region.number in session.regions:
         return True

@@ -13,7 +13,7 @@ from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
-from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.errors import OutOfMemory
 
@@ -102,7 +102,7 @@ class State:
             self._closing.put(fd)
         found.clear()
 
-    def _lose(self, region: Region) -> None:
+    def _lose(self, region: RegionEntry) -> None:
         for session in list(region.leases):
             self.table.commit(records.Released(session, region.number))
         if region.linked:
@@ -155,7 +155,7 @@ class State:
             self._next[0].close()
             self._next = None
 
-    def add(self, made: records.Made, fd: int) -> Region:
+    def add(self, made: records.Made, fd: int) -> RegionEntry:
         """Take a new region's memory over. Raises OSError; the caller keeps ``fd`` then."""
         self._hold(f"r{made.region}", fd)
         self.table.commit(made)
@@ -163,7 +163,7 @@ class State:
         region.fd = fd
         return region
 
-    def _free(self, region: Region) -> None:
+    def _free(self, region: RegionEntry) -> None:
         self.freed = True
         if region.fd < 0:  # while an earlier broker's journal is read
             return
@@ -220,5 +220,5 @@ class State:
             self._next[0].close()
 
 
-def _key(region: Region) -> str:
+def _key(region: RegionEntry) -> str:
     return f"r{region.number}"

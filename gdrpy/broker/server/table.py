@@ -17,7 +17,7 @@ from gdrpy.broker.server.rights import Identity
 _K = TypeVar("_K")
 
 
-class Lease:
+class LeaseEntry:
     """A session's lease of a region: the number of grants, and whether any is writable, or for GPU.
 
     After a restart each lease has one grant, until its holder resumes the others.
@@ -31,7 +31,7 @@ class Lease:
         self.gpu = False
 
 
-class Region:
+class RegionEntry:
     """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``."""
 
     __slots__ = (
@@ -75,7 +75,7 @@ class Region:
         #: The life and the number of another broker's region that it is a copy of.
         self.copy_of: tuple[str, int] | None = None
         self.digest: str | None = None
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, LeaseEntry] = {}
         #: The number of writable leases.
         self.writers = 0
         self.fd = -1
@@ -99,7 +99,7 @@ class Session:
         self.number = number
         self.identity = identity
         #: The regions that it has leases of.
-        self.regions: dict[int, Region] = {}
+        self.regions: dict[int, RegionEntry] = {}
 
 
 class Table:
@@ -108,11 +108,11 @@ class Table:
     """
 
     def __init__(
-        self, journal: Callable[[records.Record], object], freed: Callable[[Region], object]
+        self, journal: Callable[[records.Record], object], freed: Callable[[RegionEntry], object]
     ) -> None:
         self.life = ""
-        self.regions: dict[int, Region] = {}
-        self.names: dict[str, Region] = {}
+        self.regions: dict[int, RegionEntry] = {}
+        self.names: dict[str, RegionEntry] = {}
         self.sessions: dict[int, Session] = {}
         #: Bytes of each device that regions use, and each user's part of them.
         self.used: dict[int, int] = defaultdict(int)
@@ -125,7 +125,7 @@ class Table:
         #: All names, in order.
         self.sorted_names: list[str] = []
         #: Copies of other brokers' regions, by the original's life and number, and the owner.
-        self._copies: dict[tuple[str, int, int], dict[int, Region]] = defaultdict(dict)
+        self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -157,7 +157,7 @@ class Table:
                 region.device = numbers.setdefault(region.uuid, len(numbers))
                 self._use(region, region.size)
 
-    def _use(self, region: Region, nbytes: int) -> None:
+    def _use(self, region: RegionEntry, nbytes: int) -> None:
         """Add to the bytes used on a region's device; negative ``nbytes`` subtract."""
         self.used[region.device] += nbytes
         _count(self.used_by, (region.device, region.uid), nbytes)
@@ -167,7 +167,7 @@ class Table:
         self._next = max(self._next, record.next_number)
 
     def _make(self, record: records.Made) -> None:
-        region = Region(record)
+        region = RegionEntry(record)
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
         self._use(region, region.size)
@@ -221,7 +221,7 @@ class Table:
         for region in session.regions.values():
             self._drop(session, region)
 
-    def grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> None:
+    def grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
         """Add a grant. The journal records only the first grant of each kind."""
         lease = region.leases.get(session.number)
         if lease is None or lease.writable < writable or lease.gpu < gpu:
@@ -233,7 +233,7 @@ class Table:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
-            lease = region.leases[record.session] = Lease()
+            lease = region.leases[record.session] = LeaseEntry()
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
@@ -244,7 +244,7 @@ class Table:
         lease.writable |= record.writable
         lease.gpu |= record.gpu
 
-    def release(self, session: Session, region: Region) -> None:
+    def release(self, session: Session, region: RegionEntry) -> None:
         """Remove a grant; the last one ends the lease."""
         lease = region.leases[session.number]
         if lease.count > 1:
@@ -256,14 +256,14 @@ class Table:
         session = self.sessions[record.session]
         self._drop(session, session.regions.pop(record.region))
 
-    def _drop(self, session: Session, region: Region) -> None:
+    def _drop(self, session: Session, region: RegionEntry) -> None:
         """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         self.leases -= 1
         _count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 
-    def _forget_unheld(self, region: Region) -> None:
+    def _forget_unheld(self, region: RegionEntry) -> None:
         if region.linked or region.leases:
             return
         del self.regions[region.number]
@@ -276,7 +276,7 @@ class Table:
                 del self._copies[origin]
         self._freed(region)
 
-    def copy_of(self, life: str, number: int, uid: int) -> Region | None:
+    def copy_of(self, life: str, number: int, uid: int) -> RegionEntry | None:
         """A user's first copy of another broker's region."""
         return next(iter(self._copies.get((life, number, uid), {}).values()), None)
 

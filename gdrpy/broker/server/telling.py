@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from gdrpy.broker import protocol
 from gdrpy.broker.messages import Holder, RegionInfo
 from gdrpy.broker.server.rights import READ, Identity, allowed
-from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 
 Message = dict[str, Any]
 
@@ -21,7 +21,7 @@ _ENTRY_BYTES = 250
 _HIDDEN_BYTES = 16
 
 
-def entry(region: Region) -> RegionInfo:
+def entry(region: RegionEntry) -> RegionInfo:
     """A region in a list."""
     return RegionInfo(
         region=region.number,
@@ -62,7 +62,7 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
     return {"regions": found, "next": None}
 
 
-def all_about(table: Table, region: Region) -> Message:
+def all_about(table: Table, region: RegionEntry) -> Message:
     """A region's entry, metadata, digest and holders."""
     holders = [
         Holder(

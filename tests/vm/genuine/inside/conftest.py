@@ -16,7 +16,7 @@ sys.path.append(str(VM.parent / "rm"))
 
 from kernels import Genuine  # noqa: E402
 
-from machine import RELEASE, Machine, copy_checkout, done, install, install_kernel  # noqa: E402
+from machine import RELEASE, Machine, copy_checkout, install, install_kernel  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +39,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 @pytest.fixture
 def driver(machine: Machine) -> Machine:
     """With NVIDIA's module loaded alone."""
-    done(machine.insmod("--unload"))
+    machine.unload_gdrdrv()
     machine.load_driver()
     return machine
 

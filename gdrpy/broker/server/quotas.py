@@ -24,7 +24,7 @@ USER_LEASES = 128 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class Quotas:
     """Bytes of regions on a device, in total and for each user, and the count of a user's regions.
 
     By default regions may use a device's whole memory, and half of the host's.
@@ -100,7 +100,7 @@ def device_words(device: int) -> str:
     return "the host" if device == CPU_DEVICE else f"GPU {device}"
 
 
-class Descriptors:
+class DescriptorReserve:
     """Reserves some of the broker's descriptors.
 
     The kernel gives the lowest free number, so the highest numbers are reserved: for each user's

@@ -2,8 +2,8 @@
 
 ``alloc`` makes a region whose bytes the GPU sees at ``region.ptr`` and the CPU through
 ``region.cpu``, ``region.numpy()``, ``region.write()``; ``Region.from_fd`` opens it in another
-process; ``open().pin()`` maps memory that somebody else allocated. Importing the package touches no
-GPU, and what it offers is imported when it is first used.
+process; ``pin`` maps memory that another library allocated. Importing the package does not touch
+the GPU; each name is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ from gdrpy.errors import (
     UntestedDriver,
 )
 
-#: Where the rest is: imported when it is first asked for.
+#: The modules of the other names, imported on first use.
 _HOMES = {
     "Arena": "gdrpy.arena",
     "Array": "gdrpy.arrays.viewed",
@@ -65,7 +65,7 @@ _HOMES = {
     "rounded_size": "gdrpy.memory.vmm",
 }
 
-#: Modules that users name: imported when they are first asked for.
+#: Public modules, imported on first use.
 _MODULES = ("aio", "broker", "channel", "cupy", "pins", "rmm", "safetensors", "torch")
 
 if TYPE_CHECKING:

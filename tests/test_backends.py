@@ -136,7 +136,7 @@ class TestKernelModule:
         with gdrpy.alloc(4096) as region, gdrpy.open() as gdr:
             with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins cannot be revoked"):
                 gdr.pin(region, revocable=True)
-            with pytest.raises(ValueError, match="sigbus=True says how"):
+            with pytest.raises(ValueError, match="sigbus=True needs revocable=True"):
                 gdr.pin(region, sigbus=True)
             with gdr.pin(region) as pin:
                 assert not pin.revoked

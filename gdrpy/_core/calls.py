@@ -25,7 +25,7 @@ lib = _ffi.lib
 
 
 def text(characters: Any) -> str:
-    """A C string."""
+    """The text of a C string."""
     return str(ffi.string(characters).decode(errors="replace"))
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's kernel driver: its version, and whether the nvrm backend was compared with it."""
+"""NVIDIA's kernel driver: its version, and whether the nvrm backend was checked against it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from gdrpy._core.calls import ffi, lib, text
 from gdrpy.errors import UntestedDriver
 
-#: Oldest and newest driver whose interface was compared with the one that nvrm uses.
+#: The oldest and newest driver whose interface was checked against the one that nvrm uses.
 TESTED_DRIVERS = (text(lib.CORE_RM_TESTED_MIN), text(lib.CORE_RM_TESTED_MAX))
 
 
@@ -36,7 +36,7 @@ def warn_if_untested() -> None:
     if version is None or is_tested(version):
         return
     warnings.warn(
-        f"NVIDIA driver {version} is outside the range that the nvrm backend was compared with "
+        f"NVIDIA driver {version} is outside the range that the nvrm backend was checked against "
         f"({TESTED_DRIVERS[0]} to {TESTED_DRIVERS[1]}); going on, since a changed interface is "
         f"refused, not misread",
         UntestedDriver,

@@ -194,7 +194,7 @@ class TestMetadata:
     def test_of_a_sealed_region_stays(self, connected):
         with connected.allocate("a", 3, "cpu", metadata={"step": 1}) as region:
             region.seal()
-            with pytest.raises(gdrpy.Sealed, match="and its metadata with it"):
+            with pytest.raises(gdrpy.Sealed, match="and so is its metadata"):
                 region.set_metadata({"step": 2})
             assert region.metadata == {"step": 1}
 
@@ -221,7 +221,7 @@ class TestSealing:
             copy._seal_copy("ab" * 16, 7)
             with attach(*original) as found:
                 assert (found.id, found.readonly) == (copy.id, True)
-        with pytest.raises(gdrpy.Gone, match="region 7 is of another broker"):
+        with pytest.raises(gdrpy.Gone, match="region 7 belongs to another broker"):
             attach(*original)
 
     def test_by_name_seals_what_the_name_means(self, connected):

@@ -1,4 +1,4 @@
-"""What the broker does for each request. Replies are maps; descriptors go beside them."""
+"""The broker's requests. Replies are maps, with descriptors beside them."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ Message = dict[str, Any]
 Reply = tuple[Message, list[int]]
 #: Grants of a get_many, the descriptors beside them, and how many of its names are done.
 Grants = tuple[Message, list[int], int]
-#: What is done of a long request in its turns: None, or a reply where one is to be sent.
+#: The turns of a long request: each gives None, or a reply to send.
 Work = Iterator[Reply | None]
 
-#: Names, leases and regions that one turn is about.
+#: Names, leases and regions that one turn handles.
 SLICE = 64
 
 
 @dataclass
 class Service:
-    """The calls, on one state. ``announce`` is told of every change that a watcher may see."""
+    """The requests, on one state. ``announce`` is called for every change that watchers see."""
 
     state: State
     quotas: Quotas
     server: str
-    #: Whether memory is kept from readers where the kernel cannot keep them from writing it.
+    #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
     announce: Callable[[str, RegionEntry | None], None]
     counts: Counter[type] = field(default_factory=Counter)
-    #: Grants that the next packet of a get_many may have: as many descriptors can be sent.
+    #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
-    #: Whether the GPUs of an earlier broker's regions have the numbers that they have here.
+    #: Whether an earlier broker's regions have this broker's GPU numbers.
     recognized: bool = False
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Service:
         self.descriptors = DescriptorReserve()
 
     def recognize(self) -> None:
-        """Have an earlier broker's regions be on the GPUs that they lie on. Raises Error."""
+        """Give an earlier broker's regions this broker's GPU numbers. Raises Error."""
         if not self.recognized:
             self.table.renumber(self.quotas.uuids)
             self.recognized = True
@@ -82,7 +82,7 @@ class Service:
         return self.table.sessions[number], reply
 
     def end(self, session: Session) -> Work:
-        """The session's connection or process is gone; nothing to do once it was resumed."""
+        """End a session whose connection or process is gone, unless it was resumed."""
         table = self.table
         while len(session.regions) > SLICE and session.number in table.sessions:
             for region in list(itertools.islice(session.regions, SLICE)):
@@ -94,8 +94,8 @@ class Service:
             self._tell_of_room()
 
     def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work | None]]:
-        """What gives the reply to a request, by its type, or raises Error; None where all is done
-        that has no reply.
+        """The function for each type of request: it gives a reply, or None without one, or raises
+        Error.
         """
         return {
             requests.Allocate: self._allocate,
@@ -119,7 +119,7 @@ class Service:
             self.announce("freed", None)
 
     def _release(self, session: Session, request: requests.Release) -> Work | None:
-        """Give leases back; those that the session does not have are nothing to it."""
+        """Release leases, and ignore regions without one."""
         if len(request.regions) > SLICE:
             return self._release_in_turns(session, request.regions)
         self._release_some(session, request.regions)
@@ -151,7 +151,7 @@ class Service:
         yield {"lost": lost}, []
 
     def _before(self, session: Session, number: int) -> Session | None:
-        """The session to resume, if it is still there. Raises InvalidRequest."""
+        """The session to resume, if it still exists. Raises InvalidRequest."""
         before = self.table.sessions.get(number)
         if before is not None and (before is session or before.identity != session.identity):
             raise errors.InvalidRequest(
@@ -162,7 +162,7 @@ class Service:
     def _resume_lease(
         self, session: Session, before: Session | None, number: int, writable: bool, gpu: bool
     ) -> bool:
-        """Grant a lease that a session had before, or that its process may have; whether it was."""
+        """Grant a lease that the earlier session had or the process may have; returns whether."""
         if before is not None and number in before.regions:
             region = before.regions[number]
             lease = region.leases[before.number]
@@ -196,7 +196,7 @@ class Service:
             device = self._number("allocate", request.device)
             if (region.nbytes, region.device) != (request.nbytes, device):
                 raise errors.SizeMismatch(
-                    f"allocate: {region} is there with {region.nbytes} bytes on "
+                    f"allocate: {region} exists with {region.nbytes} bytes on "
                     f"{device_words(region.device)}, and {request.nbytes} bytes on "
                     f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
@@ -220,7 +220,7 @@ class Service:
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
     ) -> RegionEntry:
-        """A new region's memory, which a lease or a name must keep at once."""
+        """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
         if not self.recognized:
@@ -263,7 +263,7 @@ class Service:
         if not region.draft and not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
-                f"name has been deleted or means another one since: make a new draft by create()"
+                f"name was deleted or refers to another region: make a new draft by create()"
             )
         replaced = None
         if region.draft:
@@ -278,7 +278,7 @@ class Service:
         return {"version": region.version, "replaced": replaced}, []
 
     def _require_replaceable(self, call: str, session: Session, name: str) -> None:
-        """A name belongs to who may write the region that it means."""
+        """Require write permission on the region that the name refers to, if any."""
         current = self.table.names.get(name)
         if current is not None:
             require(session.identity, current, WRITE, call)
@@ -291,14 +291,14 @@ class Service:
         return self._get_region(session, region, request.readonly, request.gpu)
 
     def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
-        """This user's copy of another broker's region: what others call a copy is not believed."""
+        """This user's copy of another broker's region. Other users' copies are not trusted."""
         uid = session.identity.uid
         region = None if number is None else self.table.copy_of(life, number, uid)
         if region is not None:
             return region
         raise errors.Gone(
-            f"get: region {number} is of another broker, or one whose state was lost: get it by "
-            f"name"
+            f"get: region {number} belongs to another broker, or to one that lost its state: get "
+            f"it by name"
         )
 
     def _get_region(
@@ -318,7 +318,7 @@ class Service:
             yield reply, fds
 
     def _get_some(self, session: Session, request: requests.GetMany, done: int) -> Grants:
-        """A packet of grants, when so many names were done, and how many are then."""
+        """The next packet of grants after ``done`` names, and how many names are done then."""
         grants: list[Message] = []
         fds: list[int] = []
         room = _GRANTS_BYTES
@@ -337,7 +337,7 @@ class Service:
         return {"grants": grants}, fds, done + len(grants)
 
     def _grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> Reply:
-        """A lease, and what the client needs to open the memory."""
+        """Grant a lease; the reply has the fields that open the memory."""
         fd: int | None = region.fd
         enforced = False
         if not writable and (not gpu or region.device == protocol.CPU_DEVICE):
@@ -346,9 +346,9 @@ class Service:
         if self.strict and not (writable or enforced or session.identity.privileged):
             raise errors.PermissionDenied(
                 errno.EACCES,
-                f"get: {region} is read-only for you, and CUDA lets who opens it write: this "
-                f"broker is strict and does not hand it out so; ask with gpu=False"
-                + ("" if gpu else ", which helps on memory of the host alone"),
+                f"get: {region} is read-only for you, and CUDA would let you write: this broker is "
+                f"strict and refuses it; ask with gpu=False"
+                + ("" if gpu else ", which helps only for host memory"),
             )
         if region.number not in session.regions:
             self.quotas.require_lease("get", self.table, session.identity)
@@ -367,7 +367,7 @@ class Service:
         }, [region.fd if fd is None else fd]
 
     def _readonly_fd(self, region: RegionEntry) -> int | None:
-        """The region's descriptor that cannot be written through, made when first asked for."""
+        """The region's read-only descriptor, made on first use."""
         if region.readonly_fd is None:
             fd = memory.readonly(region.fd)
             if fd is not None:
@@ -380,7 +380,7 @@ class Service:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if request.copy_of is not None:
-            require_owner(session.identity, region, "seal")  # it is said to all of its owner's
+            require_owner(session.identity, region, "seal")  # all processes of its owner trust it
         if not region.sealed:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
@@ -393,7 +393,7 @@ class Service:
         require(session.identity, region, READ, "digest")
         if not region.sealed:
             raise errors.InvalidRequest(
-                f"digest: {region} is not sealed, so its content may change: seal it first"
+                f"digest: {region} is not sealed, so its contents may change: seal it first"
             )
         return region
 
@@ -406,7 +406,7 @@ class Service:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
-                f"delete: {request.name!r} does not mean region {request.region} any more"
+                f"delete: {request.name!r} no longer refers to region {request.region}"
             )
         require(session.identity, region, WRITE, "delete")
         self.table.commit(records.Unlinked(region.number))
@@ -419,7 +419,7 @@ class Service:
 
     def _stat(self, session: Session, request: requests.Stat) -> Reply:
         region = self._find("stat", session, request.name, request.region)
-        if not owns(session.identity, region):  # who may chmod it also where nobody may read it
+        if not owns(session.identity, region):  # the owner may chmod even an unreadable region
             require(session.identity, region, READ, "stat")
         return telling.all_about(self.table, region), []
 
@@ -432,7 +432,7 @@ class Service:
         if request.metadata is not UNSET:
             require(session.identity, region, WRITE, "change")
             if region.sealed:
-                raise errors.Sealed(f"change: {region} is sealed, and its metadata with it")
+                raise errors.Sealed(f"change: {region} is sealed, and so is its metadata")
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
         return {}, []
@@ -442,7 +442,7 @@ class Service:
         return self.numbers(session.identity), []
 
     def numbers(self, who: Identity | None) -> Message:
-        """What there is and was done; of users' bytes those that ``who`` may know, None: all."""
+        """The counts of the status reply; ``users`` has only users that ``who`` may see, or all."""
         self.recognize()
         users = {
             f"{device}/{uid}": used
@@ -470,7 +470,7 @@ class Service:
         if number is not None:
             region = self.table.regions.get(number)
             if region is None or not _may_know_of(session, region):
-                raise errors.Gone(f"{call}: there is no region {number} any more")
+                raise errors.Gone(f"{call}: region {number} no longer exists")
             return region
         assert name is not None
         region = self.table.names.get(name)
@@ -481,12 +481,12 @@ class Service:
     def _held(self, call: str, session: Session, number: int) -> RegionEntry:
         region = session.regions.get(number)
         if region is None:
-            raise errors.Gone(f"{call}: this connection holds no region {number}")
+            raise errors.Gone(f"{call}: this connection does not hold region {number}")
         return region
 
 
 def _may_know_of(session: Session, region: RegionEntry) -> bool:
-    """Whether a session is told that a region of some number is there: drafts are their makers'."""
+    """Whether a session may know that a region exists; only its holders know of a draft."""
     if region.number in session.regions:
         return True
     who = session.identity
@@ -496,7 +496,7 @@ def _may_know_of(session: Session, region: RegionEntry) -> bool:
 
 
 def other_version(version: int) -> str:
-    """What a client of another version is told."""
+    """The error for a client of another version."""
     return (
         f"hello: the client speaks version {version} of the protocol and this broker version "
         f"{protocol.VERSION}: install the same gdrpy on both sides"
@@ -511,12 +511,12 @@ def _check_name(call: str, name: str) -> None:
         or _INVISIBLE.search(name)
     ):
         raise errors.InvalidRequest(
-            f"{call}: a name has visible characters, with spaces between them alone, "
-            f"{protocol.NAME_LIMIT} bytes of them in UTF-8 at most, and not {name!a}"
+            f"{call}: a name must have visible characters, with spaces only between them, and at "
+            f"most {protocol.NAME_LIMIT} bytes in UTF-8, and is {name!a}"
         )
 
 
-#: Characters that are printable, and that nobody sees: fillers, joiners, variation selectors.
+#: Printable but invisible characters: fillers, joiners, variation selectors.
 #: Source: Default_Ignorable_Code_Point of Unicode; and the Braille blank.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -526,5 +526,5 @@ _INVISIBLE = re.compile(
 
 #: Bytes that a grant takes besides its name and metadata, at most.
 _GRANT_BYTES = 160
-#: Bytes of grants after which a get_many goes on in another packet.
+#: Bytes of grants after which a get_many continues in another packet.
 _GRANTS_BYTES = 16 * 1024

@@ -1,7 +1,7 @@
-"""The broker's state: regions, names, sessions and leases. No I/O but the records that it gives.
+"""The broker's state: regions, names, sessions and leases. Its only output is records.
 
-Every change is a record, and :meth:`Table.apply` alone makes changes: what a broker does and what
-the next one reads from its journal is the same code.
+Every change is a record, and only :meth:`Table.apply` makes changes, so that a broker and the next
+one, which reads the journal, run the same code.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _K = TypeVar("_K")
 
 
 class LeaseEntry:
-    """A session's hold on a region: how many grants, and of which kind any of them was.
+    """A session's lease of a region: the number of grants, and whether any is writable, or for GPU.
 
-    After a restart there is one grant of each lease, until its holder says how many it has.
+    After a restart each lease has one grant, until its holder resumes the others.
     """
 
     __slots__ = ("count", "gpu", "writable")
@@ -32,7 +32,7 @@ class LeaseEntry:
 
 
 class RegionEntry:
-    """A region as the broker knows it. ``fd`` and what is made from it are the server's."""
+    """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``."""
 
     __slots__ = (
         "copy_of",
@@ -67,23 +67,23 @@ class RegionEntry:
         self.gid = made.gid
         self.mode = made.mode
         self.metadata = made.metadata
-        #: Of the name; 0 for drafts and regions without one.
+        #: The name's version; 0 for drafts and regions without a name.
         self.version = made.version
-        #: Whether the name means this region.
+        #: Whether the name refers to this region.
         self.linked = False
         self.sealed = False
         #: The life and the number of another broker's region that it is a copy of.
         self.copy_of: tuple[str, int] | None = None
         self.digest: str | None = None
         self.leases: dict[int, LeaseEntry] = {}
-        #: How many of them are writable.
+        #: The number of writable leases.
         self.writers = 0
         self.fd = -1
         self.readonly_fd: int | None = None
 
     @property
     def draft(self) -> bool:
-        """Whether it waits to be published."""
+        """Whether it has a name but is not published yet."""
         return self.name is not None and self.version == 0
 
     def __str__(self) -> str:
@@ -91,20 +91,20 @@ class RegionEntry:
 
 
 class Session:
-    """A client's connection, or what was one of an earlier broker's until its process ends."""
+    """A client's session: of a connection, or of an earlier broker's until its process ends."""
 
     __slots__ = ("identity", "number", "regions")
 
     def __init__(self, number: int, identity: Identity) -> None:
         self.number = number
         self.identity = identity
-        #: Those that it has leases of.
+        #: The regions that it has leases of.
         self.regions: dict[int, RegionEntry] = {}
 
 
 class Table:
-    """All state. ``journal`` gets every record before it is applied; ``freed`` every region that
-    neither a name nor a lease keeps any longer.
+    """All state. ``journal`` gets every record before it is applied; ``freed`` gets every region
+    that no name and no lease keeps any longer.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class Table:
         self.regions: dict[int, RegionEntry] = {}
         self.names: dict[str, RegionEntry] = {}
         self.sessions: dict[int, Session] = {}
-        #: Bytes of each device's memory that regions take, and each user's share of it.
+        #: Bytes of each device that regions use, and each user's part of them.
         self.used: dict[int, int] = defaultdict(int)
         self.used_by: dict[tuple[int, int], int] = {}
-        #: How many regions each user has, and how many leases.
+        #: The number of each user's regions, and of each user's leases.
         self.counted: dict[int, int] = {}
         self.leased: dict[int, int] = {}
-        #: How many leases there are.
+        #: The number of all leases.
         self.leases = 0
         #: All names, in order.
         self.sorted_names: list[str] = []
-        #: Copies of another broker's region: by its life and number, and whose they are.
+        #: Copies of other brokers' regions, by the original's life and number, and the owner.
         self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
         self._next = 1
         self._journal = journal
@@ -137,18 +137,18 @@ class Table:
         return found
 
     def commit(self, record: records.Record) -> None:
-        """Make a change, and have it remembered."""
+        """Record a change in the journal, and apply it."""
         self._journal(record)
         _APPLY[type(record)](self, record)
 
     def apply(self, record: Any) -> None:
-        """Make the change that a record tells of."""
+        """Make the change of a record."""
         _APPLY[type(record)](self, record)
 
     def renumber(self, uuids: dict[int, str]) -> None:
-        """Give the GPUs of an earlier broker's regions the numbers that they have here.
+        """Give the GPUs of an earlier broker's regions this broker's numbers.
 
-        One that is not here gets a number that none has.
+        A GPU that this broker does not see gets an unused number.
         """
         numbers = {uuid: number for number, uuid in uuids.items()}
         for region in self.regions.values():
@@ -158,7 +158,7 @@ class Table:
                 self._use(region, region.size)
 
     def _use(self, region: RegionEntry, nbytes: int) -> None:
-        """Count bytes more, or less, on a region's device."""
+        """Add to the bytes used on a region's device; negative ``nbytes`` subtract."""
         self.used[region.device] += nbytes
         _count(self.used_by, (region.device, region.uid), nbytes)
 
@@ -222,7 +222,7 @@ class Table:
             self._drop(session, region)
 
     def grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
-        """One grant more. The journal tells that there is one of a kind, not how many there are."""
+        """Add a grant. The journal records only the first grant of each kind."""
         lease = region.leases.get(session.number)
         if lease is None or lease.writable < writable or lease.gpu < gpu:
             self.commit(records.Granted(session.number, region.number, writable, gpu))
@@ -245,7 +245,7 @@ class Table:
         lease.gpu |= record.gpu
 
     def release(self, session: Session, region: RegionEntry) -> None:
-        """One grant less, of those that there are."""
+        """Remove a grant; the last one ends the lease."""
         lease = region.leases[session.number]
         if lease.count > 1:
             lease.count -= 1
@@ -257,7 +257,7 @@ class Table:
         self._drop(session, session.regions.pop(record.region))
 
     def _drop(self, session: Session, region: RegionEntry) -> None:
-        """A session's lease is no more."""
+        """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         self.leases -= 1
         _count(self.leased, session.identity.uid, -1)
@@ -281,17 +281,17 @@ class Table:
         return next(iter(self._copies.get((life, number, uid), {}).values()), None)
 
     def discard_unheld(self) -> None:
-        """Forget regions that were made by a broker which died before anybody got them."""
+        """Forget regions whose broker died before a client got them."""
         for region in list(self.regions.values()):
             self._forget_unheld(region)
 
     def beginning(self) -> records.Life:
-        """The first record of those that make this state."""
+        """The first of the records that make this state."""
         return records.Life(self.life, self._next)
 
 
 def _count(counts: dict[_K, int], key: _K, more: int) -> None:
-    """Count more of a key, or less; what there is none of is not kept."""
+    """Add ``more``, which may be negative, to a key's count; remove the key at 0."""
     count = counts.get(key, 0) + more
     if count:
         counts[key] = count

@@ -1,4 +1,4 @@
-"""What the broker tells of its regions: entries, pages of them, and all about one."""
+"""The broker's descriptions of regions: entries, pages of a list, and the reply to a stat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
-#: What an entry that the asker may not see counts for: a page is one turn's work.
+#: Bytes counted for an entry that the client may not see, since a page must fit one turn.
 _HIDDEN_BYTES = 16
 
 
@@ -41,7 +41,7 @@ def entry(region: RegionEntry) -> RegionInfo:
 
 
 def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
-    """Named regions that somebody may read, by name, after a name; and after which to go on."""
+    """Named regions that ``who`` may read, in order, after a name; and the name to go on after."""
     names = table.sorted_names
     start = bisect.bisect_left(names, prefix)
     if after:

@@ -16,6 +16,7 @@ import pytest
 import gdrpy
 from gdrpy import cuda
 from gdrpy.memory import gpu
+from support import Watched
 
 MIB = 1 << 20
 
@@ -162,20 +163,10 @@ class TestMappingThatEndsInAnotherThread:
             seen.names.append(name)
             return answer
 
-        class Watched:
-            """Functions, of which those that give back are watched."""
-
-            def __init__(self, functions: Any) -> None:
-                self._functions = functions
-
-            def __getattr__(self, name: str) -> Any:
-                function = getattr(self._functions, name)
-                ends = name in TestMappingThatEndsInAnotherThread.ENDS
-                return partial(call, name, function) if ends else function
-
         driver = cuda.driver
-        monkeypatch.setattr(gpu, "lib", Watched(gpu.lib))
-        monkeypatch.setattr(cuda, "driver", lambda: Watched(driver()))
+        ends = "|".join(self.ENDS)
+        monkeypatch.setattr(gpu, "lib", Watched(gpu.lib, ends, call))
+        monkeypatch.setattr(cuda, "driver", lambda: Watched(driver(), ends, call))
         return seen
 
     ENDS = "core_memory_unmap", "core_memory_release", "cuMemUnmap", "cuMemRelease"

@@ -1,4 +1,4 @@
-"""Calls of the C core through cffi: their results, and their errors as exceptions."""
+"""The C core's calls for GPU memory, with their errors as exceptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text(characters: Any) -> str:
 
 
 def call(function: Any, *args: Any) -> int:
-    """Call a function whose last argument is an error to fill in; raise if it returns -1."""
+    """Call a function whose last argument is an error to fill in; raises if it returns -1."""
     error = ffi.new("struct core_error *")
     answer: int = function(*args, error)
     if answer < 0:
@@ -39,9 +39,9 @@ def call(function: Any, *args: Any) -> int:
 
 
 def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
-    """Like :func:`call`, for a function that returns a pointer; ``undo`` calls ``by`` with it.
+    """Call such a function for a pointer that ``undo`` will pass to another one, ``by``.
 
-    Raises if the pointer is NULL. No signal handler runs between the call and its registration.
+    Raises if it is NULL. No signal handler runs between the call and its entry in ``undo``.
     """
     error, later = ffi.new("struct core_error *"), ffi.new("struct core_error *")
     answer = undo.made(function, (*args, error), by, (later,), checker(later))
@@ -51,7 +51,7 @@ def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
 
 
 def checker(error: Any) -> Callable[[int], None]:
-    """A function that raises for a result of -1 of a call that fills in ``error``."""
+    """A check that raises if a call that fills in ``error`` returns -1."""
     return functools.partial(_check, error)
 
 
@@ -61,7 +61,7 @@ def _check(error: Any, answer: int) -> None:
 
 
 def call_failure(number: int, message: str) -> Error:
-    """The exception for a call that failed with an errno, whose meaning it adds."""
+    """The exception for a call that failed with an errno, with the errno's meaning."""
     error = ffi.new("struct core_error *")
     lib.core_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
     return failure(error)

@@ -12,7 +12,7 @@ TESTED_DRIVERS = (text(lib.CORE_RM_TESTED_MIN), text(lib.CORE_RM_TESTED_MAX))
 
 
 def driver_version() -> str | None:
-    """The version of the NVIDIA kernel driver, None if it is not loaded."""
+    """The version of the NVIDIA kernel driver, or None if it is not loaded."""
     version = ffi.new("char[32]")
     lib.core_driver_version(version)
     return text(version) or None
@@ -27,7 +27,7 @@ _told = False
 
 
 def warn_if_untested() -> None:
-    """Warn, once a process, of a driver outside the tested range. nvrm uses it anyway."""
+    """Warn once per process about a driver outside the tested range, which nvrm still uses."""
     global _told
     if _told:
         return

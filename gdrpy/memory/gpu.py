@@ -7,7 +7,7 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo, alone
-from gdrpy._core.calls import call, checker, ffi, lib, made, text
+from gdrpy._core.calls import call, checker, failure, ffi, lib, made, text
 from gdrpy._core.driver import warn_if_untested
 from gdrpy.common.resource import Hold
 from gdrpy.errors import Error, MissingView
@@ -100,23 +100,28 @@ class GpuMemory(Memory):
         if self._core is None:
             # In this order: a thread with the first lock may end a mapping, which takes the second.
             alone(fork_lock, alone, self._lock, self._take)
-        view, later = ffi.new("struct core_view *"), ffi.new("struct core_error *")
-        with Undo() as undo:
-            undo.callback(self._end_mapping, view)
-            self._mappings.add(view)
+        view, error = ffi.new("struct core_view *"), ffi.new("struct core_error *")
+        undo = Undo()
+        undo.callback(self._end_mapping, view)
+        self._mappings.add(view)
+        try:
             self.hold(view)
-            undo.checked(checker(later), lib.core_memory_unmap, self._core, view, later)
-            call(lib.core_memory_map, self._core, offset, nbytes, readonly, view)
+            undo.checked(checker(error), lib.core_memory_unmap, self._core, view, error)
+            if lib.core_memory_map(self._core, offset, nbytes, readonly, view, error) < 0:
+                raise failure(error)
             return Mapping(
                 int(ffi.cast("uintptr_t", view.map.address)),
                 nbytes,
                 view.kind,
                 readonly,
-                undo.pop_all().close,
+                undo.close,
                 self.backend,
                 None if self.ptr is None else self.ptr + offset,
                 self.device,
             )
+        except BaseException:
+            with undo:
+                raise
 
     def _end_mapping(self, view: object) -> None:
         self._mappings.discard(view)

@@ -117,9 +117,9 @@ class TestArrayByDlpack:
     def test_capsule_is_taken_once(self, region):
         capsule = region.__dlpack__()
         _mapping.take_dlpack(capsule)
-        with pytest.raises(TypeError, match="no DLPack capsule that nobody has consumed"):
+        with pytest.raises(TypeError, match="not an unconsumed DLPack capsule"):
             _mapping.take_dlpack(capsule)
-        with pytest.raises(TypeError, match="no DLPack capsule"):
+        with pytest.raises(TypeError, match="not an unconsumed DLPack capsule"):
             _mapping.take_dlpack("capsule")
 
 

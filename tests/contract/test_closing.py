@@ -154,21 +154,28 @@ class TestMappingThatEndsInAnotherThread:
         ``ending`` is called in each of those first.
         """
         seen = SimpleNamespace(names=[], ending=lambda: None)
-        core_call, cuda_call = gpu.call, cuda.call
 
-        def call_core(function: Any, *args: Any) -> int:
-            if function.__name__ == "core_memory_unmap":
+        def call(name: str, function: Any, *args: Any) -> Any:
+            if name == "core_memory_unmap":
                 seen.ending()
-            answer = core_call(function, *args)
-            seen.names.append(function.__name__)
+            answer = function(*args)
+            seen.names.append(name)
             return answer
 
-        def call_cuda(name: str, *args: Any) -> Any:
-            seen.names.append(name)
-            return cuda_call(name, *args)
+        class Watched:
+            """Functions, of which those that give back are watched."""
 
-        monkeypatch.setattr(gpu, "call", call_core)
-        monkeypatch.setattr(cuda, "call", call_cuda)
+            def __init__(self, functions: Any) -> None:
+                self._functions = functions
+
+            def __getattr__(self, name: str) -> Any:
+                function = getattr(self._functions, name)
+                ends = name in TestMappingThatEndsInAnotherThread.ENDS
+                return partial(call, name, function) if ends else function
+
+        driver = cuda.driver
+        monkeypatch.setattr(gpu, "lib", Watched(gpu.lib))
+        monkeypatch.setattr(cuda, "driver", lambda: Watched(driver()))
         return seen
 
     ENDS = "core_memory_unmap", "core_memory_release", "cuMemUnmap", "cuMemRelease"
@@ -189,11 +196,11 @@ class TestMappingThatEndsInAnotherThread:
         ending.wait()
         region.close()
         assert region.closed
-        ends = [name for name in steps.names if name in self.ENDS]
+        ends = list(steps.names)
         closed.set()
         dropping.join()
         assert ends == []
-        assert tuple(name for name in steps.names if name in self.ENDS) == self.ENDS
+        assert tuple(steps.names) == self.ENDS
 
     def test_ends_before_the_memory_by_chance_too(self, steps):
         for _ in range(100):
@@ -201,8 +208,7 @@ class TestMappingThatEndsInAnotherThread:
             mappings = [[region.map()] for _ in range(3)]
             steps.names.clear()
             assert at_once(region.close, *(one.clear for one in mappings)) == []
-            ends = [name for name in steps.names if name in self.ENDS]
-            assert ends == ["core_memory_unmap"] * 4 + list(self.ENDS[1:])
+            assert steps.names == ["core_memory_unmap"] * 4 + list(self.ENDS[1:])
 
 
 class TestCopyByDma:
@@ -274,9 +280,9 @@ class TestFlagOfAClosedRegion:
 
     def test_is_made_once(self, region):
         flag = region.flag()
-        with pytest.raises(TypeError, match="made once"):
+        with pytest.raises(TypeError, match="initialized once"):
             flag.__init__(region.cpu)
-        with pytest.raises(TypeError, match="made once"):
+        with pytest.raises(TypeError, match="initialized once"):
             region.cpu.__init__(1, 1, 1, False, lambda: None, "", None, None)
 
 

@@ -167,9 +167,7 @@ class TestArrayOfPythonObjects:
         ],
     )
     def test_is_refused(self, large, array, call):
-        with pytest.raises(
-            TypeError, match=r"holds Python objects, and not bytes: give it a dtype"
-        ):
+        with pytest.raises(TypeError, match=r"holds Python objects, not bytes: give it a dtype"):
             call(large, array)
 
     def test_is_told_from_one_whose_fields_are_named_so(self, large):

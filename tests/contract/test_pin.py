@@ -135,7 +135,7 @@ class TestPointerThatCannotBePinned:
 
     def test_host_memory_is_refused(self, gdr):
         host = np.zeros(100, np.uint8)
-        with pytest.raises(gdrpy.InvalidHandle, match="no memory that CUDA knows"):
+        with pytest.raises(gdrpy.InvalidHandle, match="not memory that CUDA knows"):
             gdr.pin(host.ctypes.data, 100)
 
     def test_pinned_host_memory_is_refused(self, gdr, driver):

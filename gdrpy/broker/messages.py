@@ -157,4 +157,6 @@ def _decoded(call: str, decode: Callable[[bytes], _T], packet: bytes) -> _T:
     try:
         return decode(packet)
     except UNDECODABLE as error:
-        raise ProtocolError(f"{call}: the broker's reply is malformed: {error!s:.160}") from None
+        raise ProtocolError(
+            f"{call}: the broker's reply has a malformed value: {error!s:.160}"
+        ) from None

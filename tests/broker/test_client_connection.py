@@ -403,7 +403,7 @@ class TestMalformedReply:
         if op == "list":
             fields = {"regions": [ENTRY, changed(ENTRY, field, value)], "next": None}
         message = self.check(fake, op, **fields)
-        assert message.startswith(f"{op}: the broker's reply is malformed: ")
+        assert message.startswith(f"{op}: the broker's reply has a malformed value: ")
         assert f"{field}`" in message
 
     @pytest.mark.parametrize("field", ["pid", "uid", "writable", "gpu", "count"])
@@ -412,7 +412,7 @@ class TestMalformedReply:
         holder = {"pid": 1, "uid": 0, "writable": True, "gpu": True, "count": 1}
         holders = [holder, changed(holder, field, value)]
         message = self.check(fake, "stat", **{**GOOD["stat"], "holders": holders})
-        assert message.startswith("stat: the broker's reply is malformed: ")
+        assert message.startswith("stat: the broker's reply has a malformed value: ")
         assert f"{field}`" in message
 
     @pytest.mark.parametrize("value", [value for value in ODD if value != ABSENT])

@@ -194,7 +194,7 @@ class TestErrors:
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith(
-            "error: no backend can map this memory: gdrdrv: the simulated GPU's memory is no PCI"
+            "error: no backend can map this memory: gdrdrv: the simulated GPU's memory is not PCI"
         )
 
     def test_of_too_large_a_size_end_with_2(self, capsys):

@@ -29,6 +29,7 @@ class Terminal:
         self.shell = subprocess.Popen(
             ["bash"],
             cwd=folder,
+            env=os.environ | {"PIP_QUIET": "2"},  # where this machine's pip looks is its own affair
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * What differs between kernels 5.10 to 7.x, between architectures, and where the usual call would
- * need a GPL-only symbol, which nvidia.ko's proprietary flavour denies us.
+ * Differences between kernels 5.10 to 7.x and between architectures, and replacements for calls
+ * that need GPL-only symbols, which the module must not use beside the proprietary nvidia.ko.
  */
 #ifndef GDRDRV_COMPAT_H
 #define GDRDRV_COMPAT_H
@@ -21,8 +21,8 @@
 #define GDRDRV_KERNEL_BEFORE(major, minor) (LINUX_VERSION_CODE < KERNEL_VERSION(major, minor, 0))
 
 /*
- * Only for a VMA that ->mmap was handed: nobody else sees it yet, so its flags change without the
- * lock that vm_flags_set() takes through a GPL-only symbol.
+ * Only for a VMA passed to ->mmap: it is not visible elsewhere yet, so its flags may change without
+ * the lock that vm_flags_set() takes through a GPL-only symbol.
  */
 static inline void gdrdrv_vma_change_flags(struct vm_area_struct *vma, unsigned long clear,
 					   unsigned long set)
@@ -67,7 +67,7 @@ static inline void gdrdrv_pmd_populate(struct mm_struct *mm, pmd_t *pmd, pgtable
 #endif
 }
 
-/* What the ABI tells in time stamp counts: 0 where there are none, or only GPL-only ones. */
+/* Time stamp counts for the ABI: 0 if there are none, or only through GPL-only symbols. */
 static inline u64 gdrdrv_cycles(void)
 {
 #ifdef CONFIG_X86
@@ -88,7 +88,7 @@ static inline u32 gdrdrv_cycles_khz(void)
 
 #ifdef CONFIG_X86
 
-/* pgprot_writecombine() is GPL-only there. */
+/* pgprot_writecombine() is GPL-only on x86. */
 static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
 {
 	return __pgprot((pgprot_val(prot) & ~_PAGE_CACHE_MASK) |
@@ -96,8 +96,8 @@ static inline pgprot_t gdrdrv_pgprot_wc(pgprot_t prot)
 }
 
 /*
- * Whether the kernel maps a page write-combined, by the entry of a mapping of its own: what asks
- * for that type gets uncached, without an error, where another driver has the range on record so.
+ * Whether the kernel maps a page write-combined, read from the entry of a test mapping. If another
+ * driver has recorded the range as uncached, a request for write-combined silently gets uncached.
  */
 static inline bool gdrdrv_is_wc(phys_addr_t phys)
 {
@@ -108,7 +108,7 @@ static inline bool gdrdrv_is_wc(phys_addr_t phys)
 
 	if (!probe)
 		return false;
-	/* Any process's tables show the kernel's part; init_mm is not exported. */
+	/* Every process's tables contain the kernel's part; init_mm is not exported. */
 	pmd = pmd_offset(pud_offset(p4d_offset(pgd_offset(current->mm, addr), addr), addr), addr);
 	pte = *pte_offset_kernel(pmd, addr);
 	iounmap(probe);
@@ -149,8 +149,8 @@ static inline pgprot_t gdrdrv_pgprot_device(pgprot_t prot)
 }
 
 /*
- * Memory that the kernel has a cached mapping of; page_is_ram() is GPL-only. pfn_valid() is true
- * for whole sections from 5.14 on, in which a BAR may lie too.
+ * Whether the kernel has a cached mapping of the page; page_is_ram() is GPL-only. From 5.14 on,
+ * pfn_valid() is true for whole sections, which may contain a BAR.
  */
 static inline bool gdrdrv_is_ram(unsigned long pfn)
 {
@@ -161,7 +161,7 @@ static inline bool gdrdrv_is_ram(unsigned long pfn)
 #endif
 }
 
-/* On a host with BlueField-3's root complex a write-combined mapping of a GPU does not work. */
+/* Write-combined mappings of a GPU do not work on a host with BlueField-3's root complex. */
 static inline bool gdrdrv_must_use_device_type(void)
 {
 	static const u16 root_complexes[] = {0xa2da, 0xa2db};

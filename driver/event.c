@@ -30,7 +30,8 @@ void gdrdrv_event_post(struct gdrdrv_events *events, u32 kind, u64 handle)
 			.kind = kind,
 		};
 	} else {
-		/* Once one is lost all are, until the reader has been told: order is kept. */
+		/* After a loss all are lost until the reader gets the OVERFLOW, to keep the order.
+		 */
 		events->lost++;
 		gdrdrv_count(GDRDRV_COUNT_EVENTS_LOST);
 	}
@@ -38,7 +39,7 @@ void gdrdrv_event_post(struct gdrdrv_events *events, u32 kind, u64 handle)
 	wake_up_interruptible_poll(&events->wait, EPOLLIN | EPOLLRDNORM);
 }
 
-/* The next event, which stays; those lost follow the ones that had room. */
+/* The next event, which stays queued; the OVERFLOW follows the queued ones. */
 static bool gdrdrv_event_peek(struct gdrdrv_events *events, struct gdrdrv_event *event)
 {
 	bool found = true;
@@ -58,7 +59,7 @@ static bool gdrdrv_event_peek(struct gdrdrv_events *events, struct gdrdrv_event 
 	return found;
 }
 
-/* Takes the event that was peeked; more may have been lost since, and are told next. */
+/* Takes the event that was peeked. Events lost since then are reported next. */
 static void gdrdrv_event_take(struct gdrdrv_events *events, const struct gdrdrv_event *event)
 {
 	spin_lock(&events->lock);
@@ -79,7 +80,7 @@ static bool gdrdrv_events_pending(struct gdrdrv_events *events)
 	return pending;
 }
 
-/* As many whole events as there are and fit. */
+/* Copies as many whole events as are pending and fit. */
 static ssize_t gdrdrv_events_copy(struct gdrdrv_events *events, char __user *to, size_t size)
 {
 	struct gdrdrv_event event;

@@ -19,29 +19,27 @@
 #include "nv_p2p.h"
 #include "uapi/gdrdrv.h"
 
-/* More than a machine has; and a bound on what nvidia.ko allocates before it looks at an address.
- */
+/* More than any machine has. It bounds what nvidia.ko allocates before it checks an address. */
 #define GDRDRV_MAX_PIN_BYTES (1ull << 40)
-/* Of a pin: all GPU calls wait while the free callback zaps them. */
+/* For one pin: all GPU calls wait while the free callback zaps its mappings. */
 #define GDRDRV_MAX_MAPPINGS 16384
 
 /* A power of two; the ring is part of the open file. */
 #define GDRDRV_EVENT_ROOM 128
 
 struct gdrdrv_events {
-	spinlock_t lock; /* everything below but the reader */
+	spinlock_t lock; /* everything below except the reader */
 	wait_queue_head_t wait;
 	u64 sequence;
 	u32 lost;
 	unsigned int head, tail; /* counting up; head is where the next event goes */
 	struct gdrdrv_event ring[GDRDRV_EVENT_ROOM];
-	struct mutex reader; /* one at a time, so that a failed copy loses nothing */
+	struct mutex reader; /* one reader at a time, so that a failed copy loses nothing */
 };
 
 /*
- * A thread group. Its number may be used again after it ends, and a reference to its struct pid
- * can be given back only through a GPL-only symbol; together with the moment when its leader
- * started the number is unique.
+ * A thread group. Its number may be reused after it ends, and a reference to its struct pid can be
+ * dropped only through a GPL-only symbol. The number and its leader's start time are unique.
  */
 struct gdrdrv_process {
 	pid_t tgid;
@@ -85,32 +83,32 @@ enum gdrdrv_pin_state {
 struct gdrdrv_user;
 
 /*
- * A pin lives as long as its file, an anonymous one that is also its read-write share fd. The file
- * brings the address space that all mappings of the pin are in, and nothing else. Its registration
- * at nvidia.ko holds a reference: the free callback may come after the pin has ended.
+ * A pin lives as long as its file, an anonymous one that is also its read-write share fd. The
+ * file's address space contains the pin's mappings and nothing else. The registration at nvidia.ko
+ * holds a reference, because the free callback may come after the pin has ended.
  */
 struct gdrdrv_pin {
 	struct file *file;
 	u32 handle;
-	u32 offset; /* of the address asked for, in the first GPU page */
+	u32 offset; /* of the requested address, in the first GPU page */
 	bool zero_after;
 	struct gdrdrv_process owner;
 	struct gdrdrv_user *user; /* charged while registered */
 	kuid_t uid;
-	u64 cycles; /* that nvidia.ko took */
+	u64 cycles; /* spent in nvidia.ko */
 	struct gdrdrv_pages pages;
 	struct list_head live;
 	wait_queue_head_t wait;
-	bool zapped; /* no mapping shows the memory any more, nor will */
+	bool zapped; /* no mapping shows the memory, now or later */
 
 	/*
-	 * Taken by the free callback, under nvidia.ko's own lock, for which all GPU calls wait: so
-	 * it is held neither across a call into nvidia.ko nor while memory is allocated.
+	 * The free callback takes it under nvidia.ko's lock, for which all GPU calls wait. So it is
+	 * never held during a call into nvidia.ko or an allocation.
 	 */
 	struct mutex lock;
 	enum gdrdrv_pin_state state;
-	unsigned long registration; /* at nvidia.ko, 0: none; pages.table and .held go with it */
-	struct gdrdrv_file *gfile;  /* who hears of a revocation: NULL from unpin on */
+	unsigned long registration; /* at nvidia.ko, 0: none; pages.table and .held end with it */
+	struct gdrdrv_file *gfile;  /* gets the event of a revocation; NULL after unpin */
 	u32 type;		    /* enum gdrdrv_mapping_type */
 	unsigned int mappings;
 	bool mapped_by_handle;
@@ -129,14 +127,14 @@ static inline void gdrdrv_pin_put(struct gdrdrv_pin *pin)
 	fput(pin->file);
 }
 
-/* Told only once no mapping shows the memory: who hears of the end stores into it no more. */
+/* True only once no mapping shows the memory: after that, no store reaches it. */
 static inline bool gdrdrv_pin_has_ended(struct gdrdrv_pin *pin)
 {
 	/* Pairs with gdrdrv_pin_zap(). */
 	return smp_load_acquire(&pin->zapped);
 }
 
-/* From here on from the ground up: a file calls those above it alone. */
+/* From the lowest layer up: a file calls only those above it in this list. */
 
 /* process.c */
 struct gdrdrv_process gdrdrv_current_process(void);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Structures from and to user space. */
+/* The ioctls: structures from and to user space. */
 #include <linux/err.h>
 #include <linux/moduleparam.h>
 #include <linux/uaccess.h>
@@ -11,7 +11,7 @@ module_param_named(use_persistent_mapping, gdrdrv_use_persistent_mapping, bool, 
 MODULE_PARM_DESC(use_persistent_mapping,
 		 "Pins outlive the freeing of the GPU memory unless asked otherwise (default Y)");
 
-/* The pin cannot be found before its handle has reached user space. */
+/* Publishes the pin only after its handle has reached user space. */
 static int gdrdrv_pin_for_user(struct gdrdrv_file *gfile, const struct gdrdrv_pin_request *request,
 			       u64 __user *handle)
 {
@@ -39,7 +39,7 @@ static int gdrdrv_ioctl_pin(struct gdrdrv_file *gfile, struct gdrdrv_pin_buffer 
 
 	if (copy_from_user(&args, arg, sizeof(args)))
 		return -EFAULT;
-	/* By token nvidia.ko would free a table again that went with the free callback. */
+	/* With a token, nvidia.ko would free a table again after the free callback. */
 	if (args.p2p_token || args.va_space)
 		return -EINVAL;
 
@@ -246,7 +246,7 @@ static int gdrdrv_ioctl_features(struct gdrdrv_features __user *arg)
 	return copy_to_user(arg, &args, sizeof(args)) ? -EFAULT : 0;
 }
 
-/* The descriptor leads nowhere until its number has reached user space. */
+/* Installs the descriptor only after its number has reached user space. */
 static int gdrdrv_ioctl_share(struct file *filp, struct gdrdrv_share __user *arg)
 {
 	struct gdrdrv_share args;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The node: who opens it owns what is pinned through it. */
+/* The node. The process that opens it owns the pins made through it. */
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/slab.h>
@@ -34,7 +34,7 @@ free_file:
 	return ret;
 }
 
-/* By whichever process closes it last, not only the owner. */
+/* Called by the process that closes the file last, which may not be the owner. */
 static int gdrdrv_release(struct inode *inode, struct file *filp)
 {
 	struct gdrdrv_file *gfile = filp->private_data;
@@ -46,7 +46,7 @@ static int gdrdrv_release(struct inode *inode, struct file *filp)
 	return 0;
 }
 
-/* At an offset that is the handle in pages. */
+/* The offset, in pages, is the handle. */
 static int gdrdrv_mmap(struct file *filp, struct vm_area_struct *vma)
 {
 	struct gdrdrv_file *gfile = filp->private_data;
@@ -117,6 +117,6 @@ MODULE_DESCRIPTION("CPU mappings of GPU memory");
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_VERSION("2.6");
 #ifdef GDRDRV_NVIDIA_DRIVER
-/* Whoever loads it builds it anew for another one. */
+/* insmod.sh rebuilds the module for another driver. */
 MODULE_INFO(nvidia, GDRDRV_NVIDIA_DRIVER);
 #endif

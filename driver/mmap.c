@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Mappings. Pages appear only by faults, which look at the pin's state under its lock first; so
- * whoever marks a pin as ended and then zaps its address space leaves nothing behind, however that
- * races with mmap, mremap or faults.
+ * Mappings. Only faults insert pages, and they check the pin's state under its lock first. So
+ * marking a pin as ended and then zapping its address space leaves no page behind, whatever races
+ * with mmap, mremap or faults.
  */
 #include <linux/refcount.h>
 #include <linux/sizes.h>
@@ -11,7 +11,7 @@
 #include "gdrdrv.h"
 #include "trace.h"
 
-/* So much is filled in by one fault. */
+/* The size that one fault fills in. */
 #define GDRDRV_FAULT_BLOCK SZ_2M
 
 /* One mmap() and the copies that mremap makes of it. */
@@ -19,7 +19,7 @@ struct gdrdrv_view {
 	refcount_t areas;
 	struct gdrdrv_pin *pin;
 	struct file *opener; /* the node, when mapped by handle: its close ends the pin */
-	struct page *zero;   /* what the view shows after its pin, if that asked for it */
+	struct page *zero;   /* shown after the pin has ended, if zero_after */
 };
 
 static void gdrdrv_vma_open(struct vm_area_struct *vma)
@@ -50,13 +50,13 @@ static void gdrdrv_vma_close(struct vm_area_struct *vma)
 	kfree(view);
 }
 
-/* A part unmapped or protected alone would leave handles whose mapping nobody can describe. */
+/* Unmapping or protecting a part would leave a mapping that cannot be described by its handle. */
 static int gdrdrv_vma_may_split(struct vm_area_struct *vma, unsigned long addr)
 {
 	return -EINVAL;
 }
 
-/* Ordinary memory: not the caching of the area, which was chosen for the GPU's. */
+/* Ordinary memory must not have the area's caching, which was chosen for GPU memory. */
 static vm_fault_t gdrdrv_fault_after_end(struct vm_fault *vmf, const struct gdrdrv_view *view)
 {
 	struct vm_area_struct *vma = vmf->vma;
@@ -76,7 +76,7 @@ static vm_fault_t gdrdrv_insert(struct vm_area_struct *vma, const struct gdrdrv_
 				   vma->vm_page_prot);
 }
 
-/* The page asked for, and as a favour those around it. */
+/* Inserts the faulting page, and others around it if possible. */
 static vm_fault_t gdrdrv_fault_live(struct vm_fault *vmf, const struct gdrdrv_pin *pin)
 {
 	struct vm_area_struct *vma = vmf->vma;
@@ -97,8 +97,8 @@ static vm_fault_t gdrdrv_fault_live(struct vm_fault *vmf, const struct gdrdrv_pi
 }
 
 /*
- * The page table that the kernel has allocated for this fault is put in here: vmf_insert_pfn_prot()
- * would allocate another one, under the pin's lock.
+ * Installs the page table that the kernel has allocated for this fault: otherwise
+ * vmf_insert_pfn_prot() would allocate another one under the pin's lock.
  */
 static void gdrdrv_fault_use_page_table(struct vm_fault *vmf)
 {
@@ -110,7 +110,7 @@ static void gdrdrv_fault_use_page_table(struct vm_fault *vmf)
 	lock = pmd_lock(mm, vmf->pmd);
 	if (pmd_none(*vmf->pmd)) {
 		mm_inc_nr_ptes(mm);
-		/* The table is seen empty by a processor that sees it at all. */
+		/* A processor that sees the table must see it empty. */
 		smp_wmb();
 		gdrdrv_pmd_populate(mm, vmf->pmd, vmf->prealloc_pte);
 		vmf->prealloc_pte = NULL;
@@ -162,7 +162,7 @@ static bool gdrdrv_range_fits(const struct gdrdrv_pin *pin, struct vm_area_struc
 	return first < pages && vma_pages(vma) <= pages - first;
 }
 
-/* Counts a mapping of a pin that is live; the caching is settled from here on. */
+/* Counts a mapping of a live pin, whose caching cannot change after this. */
 static int gdrdrv_pin_enter_mapping(struct gdrdrv_pin *pin, bool by_handle, u32 *type)
 {
 	int ret = 0;
@@ -233,8 +233,8 @@ free_view:
 }
 
 /*
- * The library's way: the whole pin or its beginning, once at a time. The area moves over from the
- * node to the pin's file, and so into the pin's address space.
+ * The library's way: maps the whole pin or its beginning, one mapping at a time. The area moves
+ * from the node to the pin's file, and thus into the pin's address space.
  */
 int gdrdrv_map_by_handle(struct gdrdrv_pin *pin, struct vm_area_struct *vma, struct file *node)
 {

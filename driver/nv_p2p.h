@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * The peer-to-peer interface that nvidia.ko exports, as far as this module uses it. Building
- * against a driver's own nv-p2p.h (NVIDIA_SRC) takes that header instead.
+ * The part of nvidia.ko's peer-to-peer interface that this module uses. A build with a driver's
+ * nv-p2p.h (NVIDIA_SRC) uses that header instead.
  */
 #ifndef GDRDRV_NV_P2P_H
 #define GDRDRV_NV_P2P_H
@@ -14,7 +14,7 @@
 
 #include <linux/types.h>
 
-/* Major versions of the page table; a minor one only adds at the end. */
+/* Versions of the page table. Minor versions only add members at the end. */
 #define NVIDIA_P2P_PAGE_TABLE_VERSION_1_2 0x00010002 /* up to driver 575: no flags */
 #define NVIDIA_P2P_PAGE_TABLE_VERSION_2_0 0x00020000 /* from driver 580.65.06 */
 
@@ -54,7 +54,7 @@ int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *page_table);
 
 #endif /* GDRDRV_NVIDIA_HEADER */
 
-/* Spelled out here because drivers before 570 and 580 do not declare them. */
+/* Defined here because drivers before 570 and 580 do not declare them. */
 #define GDRDRV_P2P_GET_PAGES_FORCE_BAR1 1u
 #define GDRDRV_P2P_PAGE_TABLE_CPU_CACHEABLE 1u
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* The memory behind a pin: had from nvidia.ko, and recorded as write-combined. */
+/* The memory behind a pin: obtained from nvidia.ko, and recorded as write-combined. */
 #include <linux/delay.h>
 #include <linux/err.h>
 #include <linux/io.h>
 
 #include "gdrdrv.h"
 
-/* nvidia.ko's own "not supported", which no user space knows. */
+/* nvidia.ko's "not supported", which is not an errno of user space. */
 #define NVIDIA_ENOTSUPP 524
 
 #define PUT_ATTEMPTS 50
@@ -22,8 +22,8 @@ bool gdrdrv_force_pcie_supported(void)
 }
 
 /*
- * The table has a variable of the caller's own: nvidia.ko writes to it before it succeeds, and also
- * where it fails.
+ * *table is a separate variable of the caller, because nvidia.ko writes to it before it succeeds,
+ * and even if it fails.
  */
 int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **table,
 		     void (*free_callback)(void *data), void *data)
@@ -39,7 +39,7 @@ int gdrdrv_pages_get(struct gdrdrv_pages *pages, struct nvidia_p2p_page_table **
 	return ret == -NVIDIA_ENOTSUPP ? -EOPNOTSUPP : ret;
 }
 
-/* It may have no memory to begin with; for a while the call is made again. */
+/* nvidia.ko may lack the memory to start, so the call is repeated for a while. */
 int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_table *table)
 {
 	int attempt, ret = -ENOMEM;
@@ -56,9 +56,9 @@ int gdrdrv_pages_put(const struct gdrdrv_pages *pages, struct nvidia_p2p_page_ta
 }
 
 /*
- * Tables of version 1.2 do not tell; NVIDIA's gdrdrv believes those from 1.3 on, drivers go
- * from 1.2 to 2.0. Coherent memory, as Grace has, is RAM to the kernel then, and cached in its own
- * mapping, beside which no other type may be.
+ * Tables of version 1.2 have no flags. NVIDIA's gdrdrv trusts them from 1.3 on; drivers went
+ * from 1.2 to 2.0. Without flags, coherent memory such as Grace's is RAM to the kernel, which has a
+ * cached mapping of it, and no other type may coexist with that.
  */
 static bool gdrdrv_table_is_cacheable(const struct nvidia_p2p_page_table *table)
 {
@@ -69,7 +69,7 @@ static bool gdrdrv_table_is_cacheable(const struct nvidia_p2p_page_table *table)
 	return gdrdrv_is_ram(table->pages[0]->physical_address >> PAGE_SHIFT);
 }
 
-/* How many bytes each entry stands for; 0 for a table that this module does not understand. */
+/* Bytes per entry; 0 for a table that this module does not understand. */
 static u64 gdrdrv_table_entry_size(const struct nvidia_p2p_page_table *table)
 {
 	static const u32 sizes[] = {
@@ -87,8 +87,9 @@ static u64 gdrdrv_table_entry_size(const struct nvidia_p2p_page_table *table)
 }
 
 /*
- * How many physical runs the table tells of. This and filling them in: for a revocable pin, only
- * while its free callback cannot finish, for the table goes with it.
+ * How many physical runs the table contains. For a revocable pin, call this and
+ * gdrdrv_pages_fill_runs() only while its free callback cannot finish: the table is freed after
+ * that.
  */
 int gdrdrv_pages_count_runs(const struct gdrdrv_pages *pages)
 {
@@ -153,9 +154,9 @@ static bool gdrdrv_run_hold_wc(const struct gdrdrv_run *run)
 }
 
 /*
- * Without this the kernel takes for each page the type that is recorded for it, and nothing
- * recorded means uncached, whatever protection the mapping asks for. A refusal (another driver has
- * a range on record otherwise) costs speed only: then all runs are mapped uncached.
+ * Records the memory as write-combined. The kernel uses the recorded type of each page, or uncached
+ * without a record, whatever protection the mapping requests. A refusal (another driver has
+ * recorded a range differently) only costs speed: all runs are then mapped uncached.
  */
 bool gdrdrv_pages_hold_type(const struct gdrdrv_pages *pages)
 {

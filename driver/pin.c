@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Pins: made, found, revoked, ended. */
+/* Pins: creation, lookup, revocation, end. */
 #include <linux/capability.h>
 #include <linux/err.h>
 #include <linux/module.h>
@@ -12,17 +12,18 @@
 #include "trace.h"
 
 /*
- * Gets and puts run one at a time. A put finds its pages by the address of their table alone, which
- * is another pin's soon after the free callback: no pin of this module may get pages between the
- * check for that callback and the put. And nvidia.ko allocates by the length asked for, without
- * charging the user, before it looks at the address: there is one such allocation at a time.
+ * Gets and puts run one at a time. A put finds its pages only by the address of their table, which
+ * another pin may have soon after the free callback: no pin of this module may get pages between
+ * the check for that callback and the put. Also, nvidia.ko allocates for the requested length,
+ * without charging the user, before it checks the address: only one such allocation exists at a
+ * time.
  */
 static DEFINE_MUTEX(gdrdrv_p2p_lock);
 
 /*
- * The pins that nvidia.ko has registered, by numbers that are never used again. nvidia.ko knows a
- * pin by its number alone: a process can have it answer a put with success and call back later all
- * the same, by leaving the GPU memory's list of processes before the put.
+ * The pins registered at nvidia.ko, by numbers that are never reused. nvidia.ko identifies a pin
+ * only by its number: if a process leaves the GPU memory's list of processes before a put, the put
+ * returns success, but the callback still comes later.
  */
 static DEFINE_XARRAY(gdrdrv_registrations);
 static unsigned long gdrdrv_last_registration;
@@ -40,7 +41,7 @@ static struct gdrdrv_pin *gdrdrv_registration_get(unsigned long number)
 	return pin;
 }
 
-/* Only once the state says that the fault handler must refuse. */
+/* Call only after the state makes the fault handler refuse. */
 static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 {
 	unmap_mapping_range(pin->file->f_mapping, 0, 0, 1);
@@ -49,7 +50,7 @@ static void gdrdrv_pin_zap(struct gdrdrv_pin *pin)
 	wake_up_interruptible_poll(&pin->wait, EPOLLHUP | EPOLLERR);
 }
 
-/* After the zap, and before nvidia.ko has the memory back. */
+/* Call after the zap, and before nvidia.ko gets the memory back. */
 static void gdrdrv_pin_release_type(struct gdrdrv_pin *pin)
 {
 	mutex_lock(&pin->lock);
@@ -76,7 +77,7 @@ static void gdrdrv_pin_unregister(struct gdrdrv_pin *pin)
 	gdrdrv_pin_put(pin);
 }
 
-/* The event comes last: its reader finds the mappings gone, and the user's limit free. */
+/* The event comes last: its reader finds the mappings gone and the quota uncharged. */
 static void gdrdrv_pin_tell_revocation(struct gdrdrv_pin *pin)
 {
 	gdrdrv_count(GDRDRV_COUNT_REVOCATIONS);
@@ -88,9 +89,9 @@ static void gdrdrv_pin_tell_revocation(struct gdrdrv_pin *pin)
 }
 
 /*
- * Called by nvidia.ko, with its lock held, before it takes the memory away and frees the table. The
- * zap is outside our lock, since it calls MMU notifiers, nvidia-uvm's among them; and it is done
- * even if an unpin is under way, which may not have come to its own yet.
+ * nvidia.ko calls this with its lock held, before it frees the memory and the table. The zap is
+ * outside our lock, because it calls MMU notifiers, including nvidia-uvm's. It is done even during
+ * an unpin, which may not have reached its own zap yet.
  */
 static void gdrdrv_pin_memory_freed(void *data)
 {
@@ -143,7 +144,7 @@ static int gdrdrv_pin_register(struct gdrdrv_pin *pin)
 	}
 
 	mutex_lock(&pin->lock);
-	/* The callback may have been made, and the table be gone. */
+	/* The callback may have come already, and the table may be gone. */
 	if (pin->registration)
 		pin->pages.table = table;
 	mutex_unlock(&pin->lock);
@@ -154,8 +155,8 @@ unlock:
 }
 
 /*
- * A callback that comes although the pages were put needs this module's code. A process that may
- * unload modules is trusted not to bring that about.
+ * A callback after a put needs this module's code. A process that may unload modules is trusted not
+ * to cause one.
  */
 static void gdrdrv_stay_loaded(void)
 {
@@ -168,9 +169,9 @@ static void gdrdrv_stay_loaded(void)
 }
 
 /*
- * A put of revocable pages by another process than the one that pinned them, which may be the last
- * to close the node, is answered with success and does nothing. Then, and where a put fails, the
- * registration stays until the callback ends it.
+ * A put of revocable pages by a process that did not pin them, such as the last one to close the
+ * node, returns success without effect. Then, and if a put fails, the registration stays until the
+ * callback ends it.
  */
 static bool gdrdrv_pin_try_put(struct gdrdrv_pin *pin)
 {
@@ -193,7 +194,7 @@ static bool gdrdrv_pin_try_put(struct gdrdrv_pin *pin)
 	return !ret;
 }
 
-/* Ends a pin that has its pages, and gives up the caller's reference. */
+/* Ends a pin that has its pages, and drops the caller's reference. */
 static void gdrdrv_pin_end(struct gdrdrv_pin *pin)
 {
 	mutex_lock(&pin->lock);
@@ -273,7 +274,7 @@ static u32 gdrdrv_pin_default_type(const struct gdrdrv_pin *pin)
 	return pin->pages.held ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_DEVICE;
 }
 
-/* How many runs the pin's memory has; an error also if it was freed. */
+/* How many runs the pin's memory has; an error if it was freed. */
 static int gdrdrv_pin_count_runs(struct gdrdrv_pin *pin)
 {
 	int ret = -EINVAL;
@@ -299,8 +300,8 @@ static int gdrdrv_pin_fill_runs(struct gdrdrv_pin *pin)
 }
 
 /*
- * Records the memory as write-combined, if that can be, unless it was freed. From here on a
- * revocation is told.
+ * Records the memory as write-combined if possible, unless it was freed. From here on, a revocation
+ * is reported.
  */
 static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin, struct gdrdrv_file *gfile)
 {
@@ -321,7 +322,7 @@ static int gdrdrv_pin_settle_type(struct gdrdrv_pin *pin, struct gdrdrv_file *gf
 	return ret;
 }
 
-/* Counts, allocates, then fills in: under the lock that keeps the table, nothing is allocated. */
+/* Counts, allocates, then fills in: nothing is allocated under the lock that keeps the table. */
 static int gdrdrv_pin_decode(struct gdrdrv_pin *pin, struct gdrdrv_file *gfile)
 {
 	int nr_runs, ret;
@@ -338,7 +339,7 @@ static int gdrdrv_pin_decode(struct gdrdrv_pin *pin, struct gdrdrv_file *gfile)
 	return ret ? ret : gdrdrv_pin_settle_type(pin, gfile);
 }
 
-/* The pin has its handle, but nobody finds it until it is published; else it is to be abandoned. */
+/* The pin has a handle, but cannot be found by it. The caller must publish or abandon the pin. */
 struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 				     const struct gdrdrv_pin_request *request)
 {
@@ -357,7 +358,7 @@ struct gdrdrv_pin *gdrdrv_pin_create(struct gdrdrv_file *gfile,
 		goto put_pin;
 	}
 
-	/* Cyclic: a handle kept too long means no other pin for as long as can be. */
+	/* Cyclic, so that a stale handle does not name another pin for as long as possible. */
 	ret = xa_alloc_cyclic(&gfile->pins, &pin->handle, NULL, xa_limit_32b, &gfile->last_handle,
 			      GFP_KERNEL_ACCOUNT);
 	if (ret < 0)
@@ -385,7 +386,7 @@ put_pin:
 	return ERR_PTR(ret);
 }
 
-/* Afterwards the pin is the table's: another thread may unpin it at once. */
+/* The table then owns the pin: another thread may unpin it at once. */
 int gdrdrv_pin_publish(struct gdrdrv_file *gfile, struct gdrdrv_pin *pin)
 {
 	int ret;
@@ -432,7 +433,7 @@ int gdrdrv_unpin(struct gdrdrv_file *gfile, u64 handle)
 	if (handle > U32_MAX)
 		return -EINVAL;
 
-	/* Loaded first: erasing would also take the place of a pin that is being made. */
+	/* Loaded first: erasing would also free the handle of a pin that is being made. */
 	xa_lock(&gfile->pins);
 	pin = xa_load(&gfile->pins, handle);
 	if (pin)
@@ -464,7 +465,7 @@ bool gdrdrv_pin_was_revoked(struct gdrdrv_pin *pin)
 	return gdrdrv_pin_has_ended(pin) && READ_ONCE(pin->state) == GDRDRV_PIN_REVOKED;
 }
 
-/* Memory that is cached elsewhere too is mapped cached or not at all, and the other way round. */
+/* Memory that is also cached elsewhere can only be mapped cached, and other memory cannot. */
 static bool gdrdrv_pin_may_be(const struct gdrdrv_pin *pin, u32 type)
 {
 	if (type == GDRDRV_MAPPING_DEVICE && !pin->pages.cacheable && GDRDRV_HAS_DEVICE_TYPE)
@@ -480,7 +481,7 @@ int gdrdrv_pin_set_type(struct gdrdrv_pin *pin, u32 type)
 		return -EINVAL;
 
 	mutex_lock(&pin->lock);
-	/* So gdr_map() of a libgdrapi that knows types asks for none in particular. */
+	/* gdr_map() of a libgdrapi with mapping types requests NONE for the default. */
 	if (type == GDRDRV_MAPPING_NONE)
 		type = gdrdrv_pin_default_type(pin);
 	if (pin->state != GDRDRV_PIN_LIVE)

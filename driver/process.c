@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* Which process calls. */
+/* The identity of the calling process. */
 #include <linux/sched/signal.h>
 
 #include "gdrdrv.h"

@@ -10,11 +10,11 @@
 
 #include "gdrdrv.h"
 
-/* What nvidia.ko and this module keep in the machine's memory for a pinned page of 64 KiB. */
+/* System memory that nvidia.ko and this module use for a pinned page of 64 KiB. */
 #define BYTES_FOR_A_PAGE 128
-/* A pin counts as that many bytes at least: it takes as much of the memory as their pages. */
+/* The minimum charge for a pin, which uses as much system memory as the pages of this size. */
 #define LEAST_CHARGE SZ_1M
-/* The default limit is that of pages which keep this part of the memory. */
+/* At the default limit, a user's pages use 1/32 of the system memory. */
 #define SHARE_OF_MEMORY 32
 #define DEFAULT_LIMIT ULONG_MAX
 
@@ -31,7 +31,7 @@ struct gdrdrv_user {
 };
 
 static LIST_HEAD(gdrdrv_users);
-/* Taken by the free callback, as a pin's: nothing is allocated under it. */
+/* The free callback takes it, like a pin's lock: nothing is allocated under it. */
 static DEFINE_MUTEX(gdrdrv_users_lock);
 
 void gdrdrv_quota_init(void)
@@ -42,7 +42,7 @@ void gdrdrv_quota_init(void)
 		max_pinned_mib = mib * (GDRDRV_GPU_PAGE_SIZE / BYTES_FOR_A_PAGE) / SHARE_OF_MEMORY;
 }
 
-/* The one on the list that has the new one's number, or the new one itself, put there. */
+/* Finds the user with the new one's uid on the list, or else adds the new one. */
 static struct gdrdrv_user *gdrdrv_user_find_or_add(struct gdrdrv_user *new)
 {
 	struct gdrdrv_user *user;
@@ -100,7 +100,7 @@ struct gdrdrv_user *gdrdrv_quota_charge(u64 length)
 	u64 bytes = max_t(u64, length, LEAST_CHARGE);
 	struct gdrdrv_user *user = gdrdrv_quota_try(bytes, true);
 
-	/* Asked outside the lock: a security module may allocate to log a refusal. */
+	/* Checked outside the lock: a security module may allocate to log a refusal. */
 	if (user == ERR_PTR(-EDQUOT) && capable(CAP_SYS_RESOURCE))
 		user = gdrdrv_quota_try(bytes, false);
 	return user;
@@ -115,7 +115,7 @@ void gdrdrv_quota_uncharge(struct gdrdrv_user *user, u64 length)
 	mutex_unlock(&gdrdrv_users_lock);
 }
 
-/* Of all users, or of one. */
+/* Shows all users, or one. */
 void gdrdrv_quota_show(struct seq_file *seq, const kuid_t *only)
 {
 	struct gdrdrv_user *user;

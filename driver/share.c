@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Files bound to one pin. Each pin has an inode of its own, on a file system that nobody sees, so
- * that its mappings have an address space of their own. The kernel's anonymous inodes would not do:
- * they are all one, and their functions GPL-only.
+ * Files bound to one pin. Each pin has a separate inode, on an invisible file system, so that its
+ * mappings have a separate address space. The kernel's anonymous inode is unsuitable: it is shared
+ * by all its files, and its functions are GPL-only.
  */
 #include <linux/err.h>
 #include <linux/module.h>
@@ -27,7 +27,7 @@ static struct file_system_type gdrdrv_fs = {
 static struct vfsmount *gdrdrv_mount;
 static int gdrdrv_mount_users;
 
-/* Mounted while somebody has the node open: a mount holds the module. */
+/* Mounted only while the node is open, because a mount holds the module. */
 int gdrdrv_share_fs_get(void)
 {
 	return simple_pin_fs(&gdrdrv_fs, &gdrdrv_mount, &gdrdrv_mount_users);
@@ -51,7 +51,7 @@ static __poll_t gdrdrv_share_poll(struct file *filp, poll_table *wait)
 	return gdrdrv_pin_has_ended(pin) ? EPOLLHUP | EPOLLERR : 0;
 }
 
-/* The last reference is gone: neither a table nor nvidia.ko, no share fd and no mapping has one. */
+/* The last reference is gone: tables, nvidia.ko, share fds and mappings have none left. */
 static int gdrdrv_pin_release(struct inode *inode, struct file *filp)
 {
 	struct gdrdrv_pin *pin = filp->private_data;
@@ -81,13 +81,13 @@ static const struct file_operations gdrdrv_read_only_fops = {
 	.poll = gdrdrv_share_poll,
 };
 
-/* Takes over the reference to the inode, even on failure. */
+/* Consumes the reference to the inode, even on failure. */
 static struct file *gdrdrv_share_file(struct inode *inode, int flags,
 				      const struct file_operations *fops, struct gdrdrv_pin *pin)
 {
 	struct file *file;
 
-	/* The file gives it back when it is released. */
+	/* The file drops it when it is released. */
 	__module_get(THIS_MODULE);
 	file = alloc_file_pseudo(inode, gdrdrv_mount, "gdrdrv", flags, fops);
 	if (IS_ERR(file)) {
@@ -111,8 +111,8 @@ struct file *gdrdrv_share_new_file(struct gdrdrv_pin *pin)
 }
 
 /*
- * The read-write share is the pin's own file. A read-only one is another file on the same inode,
- * not open for writing, so the memory management lets none of its mappings become writable.
+ * The read-write share is the pin's file. A read-only share is another file on the same inode that
+ * is not open for writing, so the kernel lets none of its mappings become writable.
  */
 int gdrdrv_share_open(struct file *filp, struct gdrdrv_pin *pin, bool read_only,
 		      struct file **share)

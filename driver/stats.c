@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
-/* /proc/driver/gdrdrv: counters since the module was loaded, and the pins that live now. */
+/* /proc/driver/gdrdrv: counters since the module was loaded, and the live pins. */
 #include <linux/atomic.h>
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -42,7 +42,7 @@ void gdrdrv_stats_remove_pin(struct gdrdrv_pin *pin)
 	mutex_unlock(&gdrdrv_live_pins_lock);
 }
 
-/* The user who opened the file is shown what is theirs; root, everything. */
+/* Users who open the file see their own line; root sees everything. */
 static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 {
 	const kuid_t *opener = &seq->file->f_cred->uid;
@@ -59,7 +59,7 @@ static int gdrdrv_stats_show(struct seq_file *seq, void *unused)
 	return 0;
 }
 
-/* This and the next as NVIDIA's gdrdrv has them: its own tests read them. */
+/* This and the next have the format of NVIDIA's gdrdrv, whose tests read them. */
 static int gdrdrv_params_show(struct seq_file *seq, void *unused)
 {
 	const bool *use_persistent_mapping = seq->private;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Tracepoints, built in by TRACEPOINTS=1 only: registering them takes GPL-only symbols, and beside
- * the proprietary nvidia.ko a module may use none. Else the calls are empty.
+ * Tracepoints, built only with TRACEPOINTS=1: their registration needs GPL-only symbols, which a
+ * module must not use beside the proprietary nvidia.ko. Otherwise the calls are empty.
  */
 #ifdef GDRDRV_TRACEPOINTS
 

@@ -2,8 +2,8 @@
 
 ``alloc`` makes a region whose bytes the GPU sees at ``region.ptr`` and the CPU through
 ``region.cpu``, ``region.numpy()``, ``region.write()``; ``Region.from_fd`` opens it in another
-process; ``open().pin()`` maps memory that somebody else allocated. Importing the package touches no
-GPU, and what it offers is imported when it is first used.
+process; ``pin`` maps memory that another library allocated. Importing the package does not touch
+the GPU; each name is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -44,12 +44,12 @@ from gdrpy.errors import (
     UntestedDriver,
 )
 
-#: Where the rest is: imported when it is first asked for.
+#: The modules of the other names, imported on first use.
 _HOMES = {
     "Arena": "gdrpy.arena",
     "Array": "gdrpy.arrays.viewed",
     "Broker": "gdrpy.broker.client.broker",
-    "BrokerRegion": "gdrpy.broker.client.region",
+    "BrokerRegion": "gdrpy.broker.client.broker",
     "Channel": "gdrpy.channel",
     "Flag": "gdrpy.memory.view",
     "Gdr": "gdrpy.pins",
@@ -65,7 +65,7 @@ _HOMES = {
     "rounded_size": "gdrpy.memory.vmm",
 }
 
-#: Modules that users name: imported when they are first asked for.
+#: Public modules, imported on first use.
 _MODULES = ("aio", "broker", "channel", "cupy", "pins", "rmm", "safetensors", "torch")
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
     from gdrpy.arrays.viewed import Array
-    from gdrpy.broker.client.broker import Broker, connect
-    from gdrpy.broker.client.region import BrokerRegion
+    from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
     from gdrpy.channel import Channel
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping

@@ -7,48 +7,49 @@
         async for event in broker.watch():
             ...
 
-What is asked of the broker suspends; what is done with the memory (mapping it, ``region.write``)
-does not. An object belongs to the event loop that it was made in.
+Calls to the broker suspend; calls that use the memory (mapping it, ``region.write``) do not. An
+object belongs to the event loop that it was made in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copyreg
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.channel import (
+from gdrpy.broker.client.broker import reduce_region
+from gdrpy.broker.client.connection import Connection, Message
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import (
+    Descriptors,
     Lost,
+    Packet,
     Silent,
     Sockets,
     failure,
     receive_packet,
     refused,
 )
-from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching, deadline_of, heard
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from types import TracebackType
-    from typing import Any, Self, TypeVar
-
-    from gdrpy.broker.client.channel import Descriptors, Packet
-    from gdrpy.broker.client.connection import Connection, Message
     from gdrpy.broker.messages import Event
 
-    T = TypeVar("T")
+T = TypeVar("T")
 
-#: Seconds between attempts to connect to a broker that has many to accept: nothing tells of room.
+#: Seconds between attempts to connect while the broker's backlog is full: no event reports room.
 _CONNECT_PAUSE = 0.005
 
 
-class _Channel(Sockets):
-    """A channel whose coroutines suspend until the event loop wakes them."""
+class _Transport(Sockets):
+    """A transport whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class _Channel(Sockets):
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turn = asyncio.Lock()
-        #: What is waited for: the socket closes under it in :meth:`close` only.
+        #: The pending wait: only :meth:`close` closes the socket during one.
         self._waiting: asyncio.Future[None] | None = None
 
     async def connect(self, path: str) -> None:
@@ -85,7 +86,7 @@ class _Channel(Sockets):
             return await do(*args)
 
     def try_alone(self, do: Callable[[], bool]) -> bool:
-        # Nothing else can begin meanwhile: whoever does runs in this thread.
+        # Nothing else can begin meanwhile: all calls run in this thread.
         return threading.get_ident() == self._thread and not self._turn.locked() and do()
 
     async def exchange(self, packet: bytes) -> Packet:
@@ -136,7 +137,7 @@ class _Channel(Sockets):
         while True:
             await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline)
             assert self._sock is not None
-            with contextlib.suppress(Silent):  # woken for nothing
+            with contextlib.suppress(Silent):  # a spurious wake-up
                 return receive_packet(self._sock)
 
     async def _ready(
@@ -145,7 +146,7 @@ class _Channel(Sockets):
         ignore: Callable[[int], object],
         deadline: float | None,
     ) -> None:
-        """Suspend until the socket is ready. Raises Silent after the deadline, Lost by close()."""
+        """Suspend until the socket is ready. Raises Silent after the deadline, Lost on close()."""
         number = self.fileno()
         waiting = self._waiting = self._loop.create_future()
         watch(number, _wake, waiting)
@@ -155,7 +156,7 @@ class _Channel(Sockets):
         except TimeoutError:
             raise Silent from None
         finally:
-            if self._waiting is waiting:  # else the number may be another socket's by now
+            if self._waiting is waiting:  # otherwise another socket may have the number now
                 self._waiting = None
                 ignore(number)
 
@@ -166,9 +167,9 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 
 
 class BrokerRegion(LeasedRegion):
-    """As :class:`gdrpy.BrokerRegion`; its calls to the broker are coroutines.
+    """Like :class:`gdrpy.BrokerRegion`, but its calls to the broker are coroutines.
 
-    So is its property ``stale``: ``await region.stale``.
+    The property ``stale`` is awaited too: ``await region.stale``.
     """
 
     publish = region_calls.publish
@@ -180,10 +181,13 @@ class BrokerRegion(LeasedRegion):
     stale = property(region_calls.stale)
 
 
-class Watch(Watching):
-    """Events as they happen: ``async for``, in one task. As the Watch of ``gdrpy.Broker`` else.
+copyreg.pickle(BrokerRegion, reduce_region)
 
-    It begins with the first event waited for, or on entering ``async with``.
+
+class Watch(Watching):
+    """Events as they happen, by ``async for`` in one task: like the Watch of ``gdrpy.Broker``.
+
+    Watching begins on entering ``async with``, or when the first event is awaited.
     """
 
     def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
@@ -218,10 +222,10 @@ class Watch(Watching):
 
 
 class Broker(BrokerBase):
-    """A running broker: as :class:`gdrpy.Broker`, with coroutines. Made by :func:`connect`.
+    """A running broker: like :class:`gdrpy.Broker`, with coroutines. Made by :func:`connect`.
 
-    Tasks may share it: one call is made at a time. A call that is cancelled while it waits for the
-    answer drops the connection; the next one connects again.
+    Tasks may share it; calls run one at a time. A call that is cancelled while it waits for the
+    reply drops the connection; the next call connects again.
     """
 
     allocate = calls.allocate
@@ -272,5 +276,5 @@ class Broker(BrokerBase):
 async def connect(
     socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0
 ) -> Broker:
-    """Connect to the running broker: parameters and errors as of :func:`gdrpy.connect`."""
-    return Broker(await reach(_Channel, socket, timeout, reconnect), _Channel)
+    """Connect to the running broker. Parameters and errors are those of :func:`gdrpy.connect`."""
+    return Broker(await reach(_Transport, socket, timeout, reconnect), _Transport)

@@ -17,16 +17,16 @@ from gdrpy.common.resource import Hold, Resource
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory.memory import settle
 
-#: Of every block, in bytes: its address and its size are multiples.
+#: Addresses and sizes of blocks are multiples of this many bytes.
 ALIGNMENT = 512
 
 
 class Functions(NamedTuple):
-    """Where C code finds an arena: a shared library, and its functions for it by name.
+    """An arena for C code: a shared library, and the names of this arena's functions in it.
 
-    ``void *allocate(ssize_t nbytes, int device, cudaStream_t stream)`` answers NULL where there is
-    no room, ``void free(void *block, ssize_t nbytes, int device, cudaStream_t stream)`` waits for
-    the stream first.
+    ``void *allocate(ssize_t nbytes, int device, cudaStream_t stream)`` returns NULL if there is no
+    room, ``void free(void *block, ssize_t nbytes, int device, cudaStream_t stream)`` waits for the
+    stream first.
     """
 
     library: str
@@ -35,19 +35,19 @@ class Functions(NamedTuple):
 
 
 class Arena(Resource):
-    """Blocks of a region's memory from byte ``offset`` on, ``nbytes`` (None: all the rest) in all.
+    """Blocks in ``nbytes`` bytes (None: all the rest) of a region, from byte ``offset`` on.
 
-    ``Arena(region)`` needs the region's GPU view. A block is found by first fit, begins at a
-    multiple of 512 bytes and takes a multiple of them; neighbours that are freed become one piece.
-    No CUDA call is made, and the memory is not touched. Threads may share an arena, which others
-    may use at the same time through :attr:`functions`. A process has at most 64.
+    ``Arena(region)`` needs the region's GPU view. Blocks are found by first fit; their addresses
+    and sizes are multiples of 512 bytes, and freed neighbours are merged. Allocating makes no CUDA
+    call and does not touch the memory. Threads may share an arena, and C code may use it at the
+    same time through :attr:`functions`. A process has at most 64 arenas.
 
     The region stays open as long as its arena; :meth:`close` raises BufferError while there are
-    blocks. One that is dropped instead keeps the memory until its last block is freed; it is found
-    out when the region is closed, or the next arena made.
+    blocks. A dropped arena keeps the memory until its last block is freed. This is noticed when a
+    region is closed or the next arena is made.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
-    where the region may not be written, OutOfMemory (all 64 are open).
+    if the region may not be written, OutOfMemory if 64 arenas are open.
     """
 
     _again = "make another one, of a region that it opened itself"
@@ -65,7 +65,7 @@ class Arena(Resource):
         slot = library.gdrpy_arena_open(ptr, size, region.device, driver)
         if slot < 0:
             raise OutOfMemory(
-                "Arena: this process has as many arenas as it may, 64: close one that is not used"
+                "Arena: this process already has 64 arenas, the limit: close an unused one"
             )
         self.region = region
         self.offset = start
@@ -80,9 +80,9 @@ class Arena(Resource):
         return memory if isinstance(memory, Arena) else cls(memory)
 
     def allocate(self, nbytes: int) -> int:
-        """The GPU address of a new block of ``nbytes`` bytes, which hold any values at first.
+        """The GPU address of a new block of ``nbytes`` bytes, whose contents are undefined.
 
-        Raises OutOfMemory where no free piece is large enough, ValueError, Closed.
+        Raises OutOfMemory if no free piece is large enough, ValueError, Closed.
         """
         call = "Arena.allocate"
         size = as_size(call, nbytes)
@@ -98,7 +98,7 @@ class Arena(Resource):
         return address
 
     def require_current(self, call: str) -> None:
-        """Raise ValueError unless the region's device is the current one, as libraries expect."""
+        """Raise ValueError unless the region's device is current, as libraries expect."""
         current = int(cuda.call("cuCtxGetDevice"))
         if current != self.region.device:
             raise ValueError(
@@ -107,10 +107,10 @@ class Arena(Resource):
             )
 
     def free(self, ptr: int, stream: Any = None) -> None:
-        """Give back the block at a GPU address. The next one there may be handed out at once.
+        """Free the block at a GPU address, which may be reused at once.
 
-        Work on the GPU that uses it is waited for where it is on ``stream``, as in
-        :meth:`Flag.stream_wait`, if one is given. Raises ValueError for what is no block, Closed.
+        With a ``stream``, as in :meth:`Flag.stream_wait`, the call waits first for the work queued
+        on it. Raises ValueError if no block begins at ``ptr``, Closed.
         """
         call = "Arena.free"
         address = as_int(call, "ptr", ptr)
@@ -139,7 +139,7 @@ class Arena(Resource):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return int(self._usage().blocks)
 
     def _usage(self) -> _Usage:
@@ -182,12 +182,12 @@ class _Usage(ctypes.Structure):
 
 _PATH = Path(__file__).parent / "lib" / "libgdrpy_arena.so"
 
-#: Slots of arenas that were dropped with blocks in them, and their holds of the memory.
+#: Slots of arenas that were dropped with blocks in use, and their holds on the memory.
 _abandoned: list[tuple[int, Hold]] = []
 
 
 def _give_back(slot: int, hold: Hold) -> bool:
-    """Whether the slot has no blocks, and is free again."""
+    """Free the slot unless it has blocks; returns whether it was freed."""
     if _library().gdrpy_arena_close(slot) == -errno.EBUSY:
         return False
     hold.end()
@@ -195,8 +195,8 @@ def _give_back(slot: int, hold: Hold) -> bool:
 
 
 def release_abandoned() -> None:
-    """Close what was dropped with blocks in it, and has none any more."""
-    # Taken out first: two threads may do so at once.
+    """Close dropped arenas whose last block has been freed."""
+    # Each is taken out first: two threads may run this at once.
     for _ in range(len(_abandoned)):
         try:
             one = _abandoned.pop(0)

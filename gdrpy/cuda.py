@@ -1,7 +1,7 @@
-"""The one door to CUDA: ``cuda.bindings`` on a real driver, or on the simulated one.
+"""All calls to CUDA: ``cuda.bindings`` on the real driver or on the simulated one.
 
-``GDRPY_SIM=1`` takes the simulated driver, ``GDRPY_SIM=0`` insists on a real one; by default the
-real one is taken where a GPU and its ``libcuda.so.1`` are found.
+``GDRPY_SIM=1`` selects the simulated driver, ``GDRPY_SIM=0`` the real one. By default the real one
+is used if the NVIDIA kernel driver and its ``libcuda.so.1`` are found.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
@@ -35,7 +34,7 @@ def simulated() -> bool:
 
 @functools.cache
 def location(ordinal: int) -> str:
-    """On which GPU memory lies, in words: its PCI address, or the simulated GPU's number."""
+    """A GPU in words: its PCI address, or the simulated GPU's number."""
     return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
 
 
@@ -62,14 +61,14 @@ def _want_simulated() -> bool:
     return False
 
 
-#: Where to look when cuInit fails: its own words, "unknown error" among them, do not tell.
+#: Advice for errors of cuInit, whose own text ("unknown error") does not help.
 _ADVICE = {
-    "CUDA_ERROR_UNKNOWN": "the driver is there, but starts no GPU: look at nvidia-smi, at the "
-    "lines with NVRM in dmesg, and whether /dev/nvidia-uvm exists (sudo nvidia-modprobe -u)",
-    "CUDA_ERROR_NO_DEVICE": "look at CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU",
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda.so.1 and the NVIDIA kernel driver are of "
-    "different releases: reboot after an upgrade; in a container, take the host's libcuda",
-    "CUDA_ERROR_SYSTEM_NOT_READY": "look whether nvidia-fabricmanager runs",
+    "CUDA_ERROR_UNKNOWN": "the driver is loaded but starts no GPU: check nvidia-smi, the lines "
+    "with NVRM in dmesg, and whether /dev/nvidia-uvm exists (sudo nvidia-modprobe -u)",
+    "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda.so.1 and the NVIDIA kernel driver belong to "
+    "different releases: reboot after an upgrade; in a container, use the host's libcuda",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "check whether nvidia-fabricmanager is running",
 }
 
 
@@ -97,12 +96,12 @@ def _load() -> Any:
 
 _lock = threading.Lock()
 _driver: Any = None
-#: Of the process that began to initialize CUDA; None before.
+#: The fork generation of the process that initialized CUDA; None before.
 _generation: int | None = None
 
 
 def _renew_lock() -> None:
-    """In a forked child: the thread that held the lock may not be there."""
+    """Renew the lock in a forked child: the thread that held it may be gone."""
     global _lock
     _lock = threading.Lock()
 
@@ -144,7 +143,7 @@ def _explain(driver: Any, result: Any) -> str:
 
 
 def call(name: str, *args: Any) -> Any:
-    """Call a driver function; its outputs (None, one, or a tuple), or the error it answered.
+    """Call a driver function and return its outputs: None, one, or a tuple.
 
     Raises OutOfMemory or CudaError.
     """
@@ -157,17 +156,17 @@ def call(name: str, *args: Any) -> Any:
 
 
 def made(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...] = ()) -> Any:
-    """As :func:`call`; ``undo`` calls ``by`` with what was made, and ``also`` after that.
+    """Like :func:`call`; ``undo`` later calls ``by`` with the output and then ``also``.
 
-    No signal's handler comes between the two.
+    No signal handler runs between the call and its registration.
     """
     return _made(undo.made, name, args, by, also)
 
 
 def done(undo: Undo, name: str, *args: Any, by: str, also: tuple[Any, ...]) -> None:
-    """As :func:`made`, of a function that answers nothing but whether it failed.
+    """Like :func:`made`, for a function without output.
 
-    cuda.bindings runs Python code after such a call, where a signal's handler may raise.
+    cuda.bindings runs Python code after such a call, where a signal handler may raise.
     """
     _made(undo.done, name, args, by, also)
 
@@ -182,7 +181,7 @@ def _made(make: Any, name: str, args: tuple[Any, ...], by: str, also: tuple[Any,
 
 @functools.cache
 def _checks(name: str) -> Callable[[tuple[Any, ...]], None]:
-    """What raises for an answer of a driver function, unless it is success."""
+    """A function that raises unless the answer of driver function ``name`` is success."""
     return functools.partial(_check_answer, name)
 
 
@@ -192,7 +191,7 @@ def _check_answer(name: str, answer: tuple[Any, ...]) -> None:
 
 
 def check(name: str, result: int) -> None:
-    """Raise for what a driver function answered, OutOfMemory or CudaError, unless it is success."""
+    """Raise OutOfMemory or CudaError unless the result of a driver function is success."""
     module = driver()
     answer = module.CUresult(result)
     if answer == module.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
@@ -204,7 +203,7 @@ def check(name: str, result: int) -> None:
 
 
 def device_count() -> int:
-    """How many CUDA devices there are."""
+    """The number of CUDA devices."""
     return int(call("cuDeviceGetCount"))
 
 
@@ -217,18 +216,18 @@ def device(ordinal: int) -> Any:
 
 @functools.cache
 def _require(call: str, ordinal: int) -> None:
-    """Raise NotFound for an ordinal that is no device's, but not again for one that is."""
+    """Raise NotFound if no device has the ordinal. Success is cached."""
     count = device_count()
     if not 0 <= ordinal < count:
         raise NotFound(
             f"{call}: there is no CUDA device {ordinal}: this process sees {count}, numbered from "
-            f"0: name one of them, or look at CUDA_VISIBLE_DEVICES, and at the GPUs given to the "
+            f"0: name one of them, or check CUDA_VISIBLE_DEVICES and the GPUs given to the "
             f"container"
         )
 
 
 def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
-    """The ordinal of the GPU that a caller names: by it, by UUID or by PCI address.
+    """The ordinal of a GPU that the caller names by ordinal, UUID or PCI address.
 
     ``or_cpu`` as for as_device(). Raises TypeError, ValueError, NotFound.
     """
@@ -242,13 +241,13 @@ def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
             return number
     known = "; ".join(f"{number}: {' at '.join(names)}" for number, names in enumerate(seen))
     raise NotFound(
-        f"{call}: there is no GPU {named} among those that this process sees ({known}): look at "
-        f"CUDA_VISIBLE_DEVICES, and at the GPUs given to the container"
+        f"{call}: there is no GPU {named} among those that this process sees ({known}): check "
+        f"CUDA_VISIBLE_DEVICES and the GPUs given to the container"
     )
 
 
 def viewer(call: str, device: Any, gpu: bool) -> int | None:
-    """The ordinal of the GPU that is to view memory; None for the one that the memory lies on.
+    """The ordinal of the GPU for a GPU view; None for the GPU that the memory lies on.
 
     Raises TypeError, ValueError, NotFound.
     """
@@ -278,9 +277,8 @@ def attribute(ordinal: int, name: str) -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class DeviceInfo:
-    """What a device is. ``memory`` in bytes, ``bar1`` too, None where it cannot be known."""
+class DeviceInfo(NamedTuple):
+    """A device. ``memory`` and ``bar1`` are in bytes; ``bar1`` is None where it is unknown."""
 
     ordinal: int
     name: str
@@ -302,10 +300,10 @@ def pci_address(ordinal: int) -> tuple[int, int, int]:
 
 
 def bar1_size(pci: str) -> int | None:
-    """Bytes of the BAR through which the CPU reaches GPU memory, as the kernel's sysfs tells it.
+    """Bytes of the BAR that maps GPU memory, from sysfs; None if sysfs does not show it.
 
-    It is the device's second region. Its line is not always the second one: a 64-bit BAR before it
-    takes two.
+    It is the device's second region, but not always on the second line: a 64-bit BAR before it
+    takes two lines.
     """
     try:
         lines = Path(f"/sys/bus/pci/devices/{pci}/resource").read_text().splitlines()
@@ -338,12 +336,12 @@ def device_info(ordinal: int) -> DeviceInfo:
 
 @functools.cache
 def primary_context(ordinal: int) -> Any:
-    """The device's primary context, retained until the process ends: others share it."""
+    """The device's primary context, shared with other libraries; retained until exit."""
     return call("cuDevicePrimaryCtxRetain", device(ordinal))
 
 
 def has_context(ordinal: int) -> bool:
-    """Whether the device's primary context is there, be it another library's."""
+    """Whether the device's primary context exists, whichever library made it."""
     _, active = call("cuDevicePrimaryCtxGetState", device(ordinal))
     return bool(active)
 
@@ -371,9 +369,9 @@ def _memory_of(ordinal: int) -> Any:
 
 
 def only_reads(ordinal: int, address: int) -> bool:
-    """Whether a device's page tables let it read at an address, and not write.
+    """Whether a device's page tables let it read but not write at an address.
 
-    CUDA tells it of VMM memory alone, and no other can be mapped so.
+    CUDA reports this for VMM memory only; other memory cannot be mapped read-only.
     """
     result, found = driver().cuMemGetAccess(_memory_of(ordinal), address)
     rights = driver().CUmemAccess_flags
@@ -399,4 +397,4 @@ def stream_handle(stream: Any) -> Any:
     try:
         return driver().CUstream(operator.index(handle))
     except TypeError:
-        raise TypeError(f"{stream!r} is no CUDA stream: pass its handle as an int") from None
+        raise TypeError(f"{stream!r} is not a CUDA stream: pass its handle as an int") from None

@@ -1,4 +1,4 @@
-"""cupy's arrays in regions."""
+"""cupy arrays in regions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["allocator"]
 
 
 def allocator(memory: Viewed | Arena) -> Callable[[int], Any]:
-    """An allocator of cupy's that carves arrays out of a region, or of an arena of one.
+    """A cupy allocator that carves arrays out of a region or an arena.
 
-    For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, as it is or behind a pool:
-    ``cupy.cuda.MemoryPool(allocator(region)).malloc``. As it is, freeing an array waits for the
-    stream that was current when it was made; a pool of cupy's frees nothing until its
-    ``free_all_blocks()``. An array keeps the region open. Where there is no room cupy raises its
-    own out-of-memory error.
+    For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, directly or behind a pool:
+    ``cupy.cuda.MemoryPool(allocator(region)).malloc``. Without a pool, freeing an array waits for
+    the stream that was current when it was made; a cupy pool frees nothing until its
+    ``free_all_blocks()``. Arrays keep the region open. If there is no room, cupy raises its own
+    out-of-memory error.
 
-    Raises as :class:`Arena`; the allocator ValueError where another device is current.
+    Raises as :class:`Arena`; the allocator raises ValueError if another device is current.
     """
     arena = Arena.of(memory)
     device = arena.region.device
@@ -51,7 +51,7 @@ class _Block:
         try:
             self.ptr = arena.allocate(max(nbytes, 1))
         except OutOfMemory as error:
-            # A pool of cupy's frees what it keeps, and tries again, for this error alone.
+            # Only this error makes a cupy pool free its unused blocks and try again.
             raise cupy.cuda.runtime.CUDARuntimeError(_OUT_OF_MEMORY) from error
         self._stream = stream
 

@@ -1,8 +1,8 @@
-"""What can go wrong, one class for each thing that a caller can act on.
+"""gdrpy's exceptions: one class for each failure that a caller can act on.
 
-Every class is a :class:`Error` and also the builtin exception that fits, so that code which already
-catches ``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong arguments raise plain
-``ValueError`` or ``TypeError`` before anything is touched.
+Every class is an :class:`Error` and also the builtin exception that fits, so that code that catches
+``OSError``, ``MemoryError`` or ``ValueError`` keeps working. Wrong arguments raise plain
+``ValueError`` or ``TypeError`` before the call has any effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Error(Exception):
-    """Base of every error that gdrpy raises on its own account."""
+    """The base class of gdrpy's errors."""
 
 
 class _OneErrno(Error, OSError):
@@ -31,7 +31,7 @@ class _OneErrno(Error, OSError):
 
 
 class BackendUnavailable(_OneErrno):
-    """No backend can do what was asked; the message gives each one's reason and the remedy."""
+    """No backend can serve the call; the message gives each backend's reason and remedy."""
 
     _errno = ENODEV
 
@@ -51,7 +51,7 @@ class Forked(Error, RuntimeError):
 
 
 class CudaError(Error, RuntimeError):
-    """A CUDA driver call failed. ``name`` is the CUresult's, ``call`` the function's."""
+    """A CUDA driver call failed. ``name`` is the CUresult's name, ``call`` the function's."""
 
     def __init__(self, call: str, name: str, explanation: str) -> None:
         super().__init__(f"{call}: {name}: {explanation}")
@@ -64,7 +64,7 @@ class CudaError(Error, RuntimeError):
 
 
 class DriverError(Error, OSError):
-    """The kernel driver refused a call. ``status`` is its own code, 0 if it gave none."""
+    """The kernel driver refused a call. ``status`` is the driver's status code, 0 without one."""
 
     def __init__(self, errno: int, message: str, status: int = 0) -> None:
         super().__init__(errno, message)
@@ -75,9 +75,9 @@ class DriverError(Error, OSError):
 
 
 class InvalidHandle(Error, ValueError):
-    """The file descriptor or pointer is not GPU memory that can be taken in.
+    """The file descriptor or pointer is not GPU memory that gdrpy can use.
 
-    ``result`` names what CUDA answered, "" where it was not asked.
+    ``result`` is the name of CUDA's result, "" if CUDA was not called.
     """
 
     def __init__(self, message: str, result: str = "") -> None:
@@ -97,30 +97,30 @@ class MissingView(Error, ValueError):
 
 
 class NotFound(Error, KeyError):
-    """There is no such device, this process does not see it, or no region has this name."""
+    """The device does not exist, this process does not see it, or no region has this name."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class Gone(NotFound):
-    """What a pickle stands for is no more: the region, its broker's state, or the sender."""
+    """The pickled region, its broker's state or its sender no longer exists."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """GPU memory, or the BAR that maps it, is used up."""
+    """GPU memory, the BAR that maps it, or host memory is used up."""
 
 
 class QuotaExceeded(OutOfMemory):
-    """A limit that the broker sets for a user or a device leaves no room."""
+    """The broker's limit for a user or a device leaves no room."""
 
 
 class PermissionDenied(Error, PermissionError):
-    """The process may not open the device, or its user not use the region so."""
+    """The process may not open the device, or its user may not use the region this way."""
 
 
 class ProtocolError(_OneErrno, ConnectionError):
-    """The other end of the connection does not speak the broker's protocol, or another version."""
+    """The peer does not speak the broker's protocol, or speaks another version of it."""
 
     _errno = EPROTO
 
@@ -130,13 +130,13 @@ class ReadOnly(Error, TypeError):
 
 
 class Revoked(_OneErrno):
-    """The GPU memory behind a pin was freed by its owner."""
+    """The owner freed the GPU memory behind a pin."""
 
     _errno = ENXIO
 
 
 class Sealed(_OneErrno, PermissionError):
-    """The region was sealed: nothing writes it any more."""
+    """The region is sealed: it can no longer be written."""
 
     _errno = EPERM
 
@@ -146,8 +146,8 @@ class SizeMismatch(Error, ValueError):
 
 
 class Timeout(Error, TimeoutError):
-    """What was waited for did not happen in time."""
+    """The call did not finish in time."""
 
 
 class UntestedDriver(UserWarning):
-    """The NVIDIA driver's version lies outside the range that gdrpy was compared with."""
+    """The NVIDIA driver's version is outside the range that gdrpy was checked against."""

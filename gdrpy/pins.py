@@ -22,13 +22,13 @@ from gdrpy.memory.sending import map_part, travel
 from gdrpy.memory.view import Mapping, MappingType
 from gdrpy.region import region_of
 
-#: What gdrpy itself does not offer.
+#: The names that gdrpy itself does not offer.
 __all__ = ["Attributes", "PinInfo", "Revocation"]
 
 
 @dataclass(frozen=True)
 class PinInfo:
-    """What is pinned: ``va`` and ``mapped_size`` are the range rounded out to ``page_size`` bytes.
+    """A pinned range: ``va`` and ``mapped_size`` are rounded out to pages of ``page_size`` bytes.
 
     ``mapping_type`` is None while nothing is mapped.
     """
@@ -42,7 +42,7 @@ class PinInfo:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What pins of a backend promise.
+    """Properties of a backend's pins.
 
     ``persistent``: freeing the GPU memory does not revoke its pins, which keep it alive.
     """
@@ -54,7 +54,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Revocation:
-    """The GPU memory behind a pin was freed by its owner. ``pin`` is to be closed."""
+    """The owner freed the GPU memory behind ``pin``, which should be closed."""
 
     pin: Pin
 
@@ -71,18 +71,18 @@ def pin(
 
     ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
     inside an allocation) with ``nbytes``, or a contiguous GPU array of any library. ``backend``
-    forces the way to it; by default it is the best that there is.
+    forces a backend; by default the best available one is used.
 
-    The pin keeps the memory when its owner frees it. A ``revocable`` one, which only the gdrdrv
-    backend makes, loses it: :meth:`Gdr.events` tells of the pins of :func:`gdrpy.open`, mappings
-    raise Revoked once it is known, and views find zeros; or with ``sigbus``, as from NVIDIA's
-    module, the process gets a SIGBUS.
+    The pin keeps the memory when its owner frees it. A ``revocable`` pin, which only the gdrdrv
+    backend makes, loses it: mappings raise Revoked once the revocation is known, and views read
+    zeros; with ``sigbus``, as with NVIDIA's module, an access raises SIGBUS instead.
+    :meth:`Gdr.events` reports revocations of the pins of :func:`gdrpy.open`.
 
-    On a stock driver this gives every process on the machine that guesses two 32-bit handles the
-    means to map a cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
+    On a stock driver, a pin lets any process on the machine that guesses two 32-bit handles map a
+    cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
 
-    A pin of an array that its library shares for reading only, and of memory that the GPU may only
-    read, is read-only: ``pin.readonly``.
+    A pin is read-only (``pin.readonly``) if its array's library shares the array for reading only,
+    or if the GPU may only read the memory.
 
     Raises InvalidHandle, SizeMismatch, ValueError, BackendUnavailable.
     """
@@ -103,20 +103,20 @@ def _pin(
         array = packed_array(call, pointer)
         if array is None:
             raise TypeError(
-                f"{call}: {type(pointer).__name__} is no device pointer and no GPU array by "
-                f"__dlpack__ or __cuda_array_interface__: pass an int address with nbytes, or "
-                f"a contiguous CUDA array"
+                f"{call}: {type(pointer).__name__} is neither a device pointer nor a GPU array "
+                f"with __dlpack__ or __cuda_array_interface__: pass an int address with nbytes, "
+                f"or a contiguous CUDA array"
             )
     elif nbytes is None:
         raise TypeError(f"{call}: an address needs nbytes")
     address = int(pointer) if array is None else array.address
     if sigbus and not revocable:
-        raise ValueError(f"{call}: sigbus=True says how a pin ends with revocable=True only")
+        raise ValueError(f"{call}: sigbus=True needs revocable=True")
     size = as_size(call, array.nbytes if nbytes is None and array is not None else nbytes)
     if array is not None and size > array.nbytes:
         raise SizeMismatch(f"{call}: {size} bytes were asked for, and the array has {array.nbytes}")
     if address <= 0 or address + size >= 1 << 64:
-        raise ValueError(f"{call}: {size} bytes at {address:#x} is no range of addresses")
+        raise ValueError(f"{call}: {size} bytes at {address:#x} is not a range of addresses")
     memory = gpu.pin_range(
         address,
         size,
@@ -129,21 +129,21 @@ def _pin(
 
 
 def from_tensor(tensor: Any, *, backend: str | None = None) -> Array:
-    """A contiguous GPU array of torch, cupy, numba, jax or any other library, as the CPU sees it.
+    """The CPU view of a contiguous GPU array of torch, cupy, numba, jax or any other library.
 
-    Where it lies in a region of this process that has a CPU view, that view is used; else it is
-    pinned, as by :func:`gdrpy.pin`: ``backend`` forces the way. What its library has queued on it
-    is waited for. The tensor is kept until the Array is closed.
+    If the array lies in a region of this process with a CPU view, that view is used; otherwise the
+    array is pinned as by :func:`gdrpy.pin`, with ``backend``. The call waits for the work that the
+    library has queued on the array. The Array keeps the tensor until it is closed.
 
-    Raises TypeError for what is no GPU array, ValueError where it has no elements or they are not
-    packed, InvalidHandle and BackendUnavailable with the reason where its memory is of a kind that
-    cannot be mapped (managed, of a cudaMallocAsync pool, not exportable).
+    Raises TypeError for anything but a GPU array, ValueError if it has no elements or they are not
+    packed, InvalidHandle and BackendUnavailable, with the reason, if its kind of memory cannot be
+    mapped (managed, of a cudaMallocAsync pool, not exportable).
     """
     call = "from_tensor"
     array = packed_array(call, tensor)
     if array is None:
         raise TypeError(
-            f"{call}: this {type(tensor).__name__} is no array in GPU memory: what lies on the "
+            f"{call}: this {type(tensor).__name__} is not an array in GPU memory: an array on the "
             f"host needs no mapping"
         )
     if not array.nbytes:
@@ -160,21 +160,21 @@ def from_tensor(tensor: Any, *, backend: str | None = None) -> Array:
         undo.keep(memory)
         memory.source = array.owner
         pinned = Pin(memory, array.readonly)
-        _ = pinned.cpu  # what keeps it from being mapped is said now
+        _ = pinned.cpu  # map now, so that this call raises if it cannot be mapped
         mapped = Array.of_tensor(pinned, array, 0, owned=True)
         undo.forget()
         return mapped
 
 
 def open(backend: str | None = None) -> Gdr:
-    """Open the gdrcopy API. ``backend`` forces one; by default each pin takes the best there is."""
+    """Open the gdrcopy API. ``backend`` forces one; by default each pin uses the best available."""
     if backend is not None and backend not in ALL:
         raise ValueError(f"there is no backend {backend!r}: choose one of {', '.join(ALL)}")
     return Gdr(backend)
 
 
 class Gdr(Resource):
-    """Pins GPU memory, and tells when some is revoked. Made by :func:`gdrpy.open`.
+    """Pins GPU memory, and reports revocations. Made by :func:`gdrpy.open`.
 
     Closing it closes its pins.
     """
@@ -203,16 +203,16 @@ class Gdr(Resource):
         return made
 
     def fileno(self) -> int:
-        """A descriptor that polls readable while a revocation waits: the kernel module's node.
+        """The kernel module's node, as a descriptor that polls readable while an event waits.
 
-        Raises BackendUnavailable where gdrpy's module is not loaded.
+        Raises BackendUnavailable if gdrpy's module is not loaded.
         """
         return self._events_node("Gdr.fileno").fd
 
     def events(self) -> list[Revocation]:
-        """The revocations since the last call, each once; empty if there are none. Never waits.
+        """The revocations of open pins since the last call, each reported once. Never waits.
 
-        Only of pins that are open, and revocable. Raises BackendUnavailable as :meth:`fileno`.
+        Only revocable pins are revoked. Raises BackendUnavailable as :meth:`fileno`.
         """
         node = self._events_node("Gdr.events")
         with self._lock:
@@ -260,21 +260,21 @@ class Gdr(Resource):
 class Pin(Viewed):
     """A pinned range of GPU memory. Made by :func:`gdrpy.pin` and :meth:`Gdr.pin`.
 
-    Byte 0 of a pin and of its mappings is at the pointer that was pinned, aligned or not. A pin is
-    written and read as a region is, through :attr:`cpu`, which is mapped when it is first used.
-    Only the pins that :func:`gdrpy.from_tensor` makes use DMA: they keep their tensor.
+    Byte 0 of a pin is at the pointer that was pinned, aligned or not. A pin is written and read
+    like a region, through :attr:`cpu`, which is mapped on first use. Only the pins that
+    :func:`gdrpy.from_tensor` makes use DMA, since they keep their tensor.
     """
 
     _is_sent = False
     _memory: GpuMemory
 
     def __init__(self, memory: GpuMemory, readonly: bool) -> None:
-        """``readonly`` is its library's wish; what the GPU may only read is read-only anyway."""
+        """``readonly`` as the array's library asks; memory that the GPU only reads always is."""
         assert memory.ptr is not None
         readonly = readonly or (
             memory.device is not None and cuda.only_reads(memory.device, memory.ptr)
         )
-        # The address of memory that its owner may free can be another's before the pin ends.
+        # The owner may free the memory, and its address may be reused before the pin ends.
         ptr = None if memory.source is None or memory.device is None else memory.ptr
         super().__init__(memory, memory.size, ptr, readonly)
         self._pin = True
@@ -288,13 +288,13 @@ class Pin(Viewed):
 
     @property
     def backend(self) -> str:
-        """The way in which it is pinned."""
+        """The name of the backend that made the pin."""
         assert self._memory.backend is not None
         return self._memory.backend
 
     @property
     def cpu(self) -> Mapping:
-        """The mapping of the whole pin, made when it is first asked for."""
+        """The mapping of the whole pin, made on first use."""
         self._check("Pin.cpu")
         with self._lock:
             if self._cpu is None:
@@ -318,11 +318,11 @@ class Pin(Viewed):
             raise ReadOnly(f"{call}: the pin is read-only, as its array or the GPU's view of it is")
 
     def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
-        # What it shares begins with the pin's first page.
+        # The memory that arrives begins with the pin's first page.
         return travel(None, self._memory, self.ptr % self._memory.page_size + start)
 
     def _note_revocation(self) -> bool:
-        """Whether it is revoked, and this is the first time that somebody asks so."""
+        """Whether the pin is revoked and has not been reported yet; marks it as reported."""
         with self._lock:
             if self.closed or self._told or not self.revoked:
                 return False
@@ -332,20 +332,19 @@ class Pin(Viewed):
     def export(self, *, readonly: bool = False) -> int:
         """A new file descriptor by which any process may map the pinned GPU pages.
 
-        Open it by ``Region.from_fd(fd, gpu=False)``; with ``readonly``, and of a pin that is
-        read-only itself, the kernel lets nobody write through it. It shows whole GPU pages: byte 0
-        of the pin is at ``pin.ptr - pin.info.va``, and what else lies in the first and the last
-        page is shared with it. It ends with the pin: then whoever maps it finds zeros, and
-        region.revoked tells.
+        Open it by ``Region.from_fd(fd, gpu=False)``. With ``readonly``, or if the pin is read-only,
+        the kernel refuses writes through it. It shows whole GPU pages: byte 0 of the pin is at
+        ``pin.ptr - pin.info.va``, and other data in the first and the last page is shared too.
+        When the pin ends, mappings of it read zeros, and ``region.revoked`` is true.
 
-        Raises BackendUnavailable where gdrpy's kernel module is not loaded.
+        Raises BackendUnavailable if gdrpy's kernel module is not loaded.
         """
         self._check("Pin.export")
         return self._memory.share(bool(readonly) or self.readonly)
 
     @property
     def attributes(self) -> Attributes:
-        """What this pin's backend promises."""
+        """Properties of this pin's backend."""
         return Attributes(self.backend, self._memory.persistent, self._memory.page_size)
 
     @property

@@ -21,8 +21,8 @@ from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
 from gdrpy.memory.view import Mapping
 
-#: The regions of this process that have a GPU view, by number, so that each can be taken out when
-#: it is gone. Dicts need no lock for that.
+#: The regions of this process that have a GPU view, by id(), so that each can be removed when it is
+#: gone. Dicts need no lock for that.
 _known: dict[int, ref[Region]] = {}
 
 
@@ -41,12 +41,12 @@ def alloc(
     ("GPU-...") or by its PCI address ("0000:3b:00.0").
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
-    CPU view. ``backend`` forces the way in which the CPU view is made. ``fabric`` gives it a handle
-    for other nodes, :meth:`Region.export_fabric`. The memory taken is ``nbytes`` rounded up to the
-    granularity; do not rely on what it holds at first.
+    CPU view. ``backend`` forces the backend of the CPU view. ``fabric`` gives the region a handle
+    for other nodes, :meth:`Region.export_fabric`. The allocation is ``nbytes`` rounded up to the
+    granularity; its initial contents are undefined.
 
-    Host memory has the CPU view alone, whatever ``gpu`` and ``backend`` say, so that one program
-    can use either kind; it is rounded up to whole pages.
+    Host memory has only the CPU view and ignores ``gpu`` and ``backend``, so that one program can
+    use either kind; it is rounded up to whole pages.
 
     Raises ValueError, NotFound (no such device), OutOfMemory, BackendUnavailable, CudaError.
     """
@@ -56,9 +56,7 @@ def alloc(
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         if not cpu:
-            raise ValueError(
-                "alloc: host memory has no other view than the CPU's, and cpu is False"
-            )
+            raise ValueError("alloc: host memory has only the CPU view, and cpu is False")
         memory = MemoryFile.create(size)
     else:
         _check_views("alloc", gpu, cpu)
@@ -68,16 +66,15 @@ def alloc(
 
 
 class Region(Viewed):
-    """GPU memory as a user holds it. Made by :func:`alloc` and :meth:`from_fd`.
+    """Memory with a GPU view, a CPU view, or both. Made by :func:`alloc` and :meth:`from_fd`.
 
-    ``nbytes`` bytes, addressed by byte offsets, are seen by the GPU at :attr:`ptr` and by the CPU
-    through :attr:`cpu`. ``device`` is the CUDA ordinal of the GPU that views it, None in a process
-    without the GPU view and for host memory; ``location`` says in words where the memory lies.
-    Threads may share a region.
+    The GPU sees its ``nbytes`` bytes at :attr:`ptr`, the CPU sees them through :attr:`cpu`.
+    ``device`` is the CUDA ordinal of the GPU with the GPU view, None without a GPU view;
+    ``location`` says in words where the memory lies. Threads may share a region.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
-    its memory alive when only the Region object is dropped, and dropped GPU memory stays until the
-    work that was queued by then is done.
+    its memory alive when only the Region object is dropped. Dropped GPU memory stays until the work
+    queued by then is done.
     """
 
     def __init__(self, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool) -> None:
@@ -89,7 +86,7 @@ class Region(Viewed):
 
     @classmethod
     def _of(cls, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool = False) -> Self:
-        """A region of memory, which is closed where the region cannot be made."""
+        """A region of ``memory``, which is closed if this raises."""
         try:
             return cls(memory, nbytes, cpu=cpu, readonly=readonly)
         except BaseException:
@@ -109,23 +106,23 @@ class Region(Viewed):
         backend: str | None = None,
         device: int | str | None = None,
     ) -> Self:
-        """Open a region that :meth:`export` gave a descriptor of, in this or another process.
+        """Open a region by a descriptor from :meth:`export` in this or another process.
 
-        ``fd`` stays the caller's. ``nbytes`` is what to show of it, by default the whole
-        allocation. With ``gpu=False`` neither CUDA nor a context is needed. Host memory has no GPU
-        view, whatever ``gpu`` says.
+        The caller keeps ``fd``. ``nbytes`` is the region's size, by default that of the whole
+        allocation. With ``gpu=False`` CUDA is not needed. Host memory has no GPU view and ignores
+        ``gpu``.
 
-        ``readonly`` makes both views read-only, in the page tables of the CPU and of the GPU. That
-        keeps this process from mistakes, and not from opening the descriptor again to write. CUDA's
-        copies to such a GPU view fail; a kernel that stores to it ends its context.
+        ``readonly`` makes both views read-only, in the page tables of the CPU and of the GPU. It
+        prevents mistakes, but the process can open the descriptor again to write. CUDA copies to
+        such a GPU view fail; a kernel that stores to it ends its context.
 
-        The GPU view is of the GPU that the memory lies on, or of another ``device``, named as for
-        :func:`gdrpy.alloc`, that reaches it, as over NVLink: its copies and kernels use the memory
-        there. Both GPUs may use the address.
+        The GPU view belongs to the GPU that the memory lies on, or to another ``device``, named as
+        for :func:`gdrpy.alloc`, that reaches the memory, as over NVLink. Both GPUs may use the
+        address.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
         NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
-        reach it).
+        reach the memory).
         """
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
@@ -144,11 +141,11 @@ class Region(Viewed):
 
     @classmethod
     def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
-        """Open ``nbytes`` bytes of a region of which :meth:`export_fabric` gave the handle.
+        """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
-        It may be of another node of the NVLink network, or of another GPU of this one. It has a GPU
-        view, of a ``device`` of this process, and no CPU view, nor a descriptor; :meth:`write` and
-        :meth:`read` go by DMA. Its owner is to keep it until it has been opened.
+        The memory may lie on another node of the NVLink network, or on another GPU of this node.
+        The region has a GPU view, on ``device`` of this process, but no CPU view and no descriptor;
+        :meth:`write` and :meth:`read` use DMA. The owner must keep its region until this returns.
 
         Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.
         """
@@ -175,10 +172,9 @@ class Region(Viewed):
         source: object = None,
         viewer: int | None = None,
     ) -> Self:
-        """As :meth:`from_fd`, where a broker told what the memory is: see own_export().
+        """Like :meth:`from_fd`, for memory that a broker describes: see own_export().
 
-        ``descriptor`` is the region's from here on, also where this raises. The memory keeps
-        ``source``.
+        The call takes ``descriptor`` over, even if it raises. The memory keeps ``source``.
         """
         call = f"opening a {cls.__name__}"
         memory = own_export(
@@ -189,7 +185,7 @@ class Region(Viewed):
 
     @property
     def ptr(self) -> int:
-        """The GPU address of the first byte. Raises MissingView in a process without it."""
+        """The GPU address of the first byte. Raises MissingView without the GPU view."""
         self._check("Region.ptr")
         if self._ptr is None:
             if self.location == HOST_LOCATION:
@@ -199,23 +195,23 @@ class Region(Viewed):
 
     @property
     def cpu(self) -> Mapping:
-        """The CPU view of the whole region. Raises MissingView if it was opened without."""
+        """The CPU view of the whole region. Raises MissingView if it was opened without one."""
         self._check("Region.cpu")
         if self._cpu is None:
-            _ = self._memory.fd  # there is no way to it by a fabric handle, and this says so
+            _ = self._memory.fd  # raises if the memory came by a fabric handle
             raise MissingView("this region was opened without a CPU view: open it with cpu=True")
         return self._cpu
 
     @property
     def allocation_size(self) -> int:
-        """Bytes of GPU memory held: ``nbytes`` rounded up to the granularity."""
+        """The bytes of memory held: ``nbytes`` rounded up to the granularity."""
         return self._memory.size
 
     def export(self) -> int:
-        """A new file descriptor of the memory: hand it to another process, and close it.
+        """A new file descriptor of the memory: pass it to another process, and close it.
 
-        Whoever holds it can open the region, read and write, as long as it is open; it keeps the
-        memory alive. It is not inherited over exec.
+        A process with the descriptor can open the region to read and write. The descriptor keeps
+        the memory alive until it is closed. It is closed on exec.
 
         Raises MissingView for a region that was opened by a fabric handle.
         """
@@ -223,7 +219,7 @@ class Region(Viewed):
         return self._memory.export()
 
     def export_fabric(self) -> bytes:
-        """The 64 bytes by which another node opens it: :meth:`from_fabric`.
+        """The 64-byte handle by which another node opens the region: :meth:`from_fabric`.
 
         Raises MissingView unless it was made by ``alloc(..., fabric=True)``, or opened by a handle.
         """
@@ -255,13 +251,13 @@ class Region(Viewed):
 
 
 def remember(region: Region) -> None:
-    """Have a region found by the addresses of its GPU view, as long as it is there."""
+    """Have :func:`region_of` find a region until it is gone."""
     number = id(region)
     _known[number] = ref(region, lambda _: _known.pop(number, None))
 
 
 def region_of(address: int, nbytes: int) -> tuple[Region, int] | None:
-    """The open region whose GPU view holds all of a range, and the range's offset in it."""
+    """The open region whose GPU view contains a range, and the range's offset in it."""
     for one in list(_known.values()):
         region = one()
         if region is None or region.closed or region._forked() or region._ptr is None:
@@ -273,7 +269,7 @@ def region_of(address: int, nbytes: int) -> tuple[Region, int] | None:
 
 
 def _receive(arrived: Any, nbytes: int, gpu: bool, cpu: bool, readonly: bool) -> Region:
-    """A region that was sent, with the views that it had."""
+    """Open a region that was sent, with the views that the sender had."""
     memory = open_export(RECEIVING, received(arrived).fd, gpu=gpu, readonly=readonly)
     return Region._of(memory, nbytes, cpu=cpu, readonly=readonly)
 

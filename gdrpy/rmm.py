@@ -1,4 +1,4 @@
-"""RAPIDS' memory in regions."""
+"""rmm (RAPIDS Memory Manager) buffers in regions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["resource"]
 
 
 def resource(memory: Viewed | Arena) -> Any:
-    """A memory resource of rmm's that carves buffers out of a region, or of an arena of one.
+    """An rmm memory resource that carves buffers out of a region or an arena.
 
-    For ``rmm.mr.set_current_device_resource``, as it is or under rmm's own pools. Freeing a buffer
-    waits for its stream. Where there is no room MemoryError is raised. Every allocation calls
-    Python, which takes microseconds: use a pool above it for many small ones.
+    For ``rmm.mr.set_current_device_resource``, directly or under an rmm pool. Freeing a buffer
+    waits for its stream. Allocating raises MemoryError if there is no room. Every allocation calls
+    Python, which takes microseconds: put a pool above it for many small ones.
 
-    Raises as :class:`Arena`; allocating raises ValueError where another device is current.
+    Raises as :class:`Arena`; allocating raises ValueError if another device is current.
     """
     arena = Arena.of(memory)
 

@@ -1,7 +1,7 @@
-"""Tensors by name in a region, laid out as a safetensors file is.
+"""Named tensors in a region, laid out like a safetensors file.
 
-The image begins at the region's first byte, and its data at a multiple of 256 bytes. A region may
-be larger than its image.
+The image begins at the region's first byte, its data at a multiple of 256 bytes. A region may be
+larger than its image.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
     "tensors",
 ]
 
-#: Bytes of a file that are read at once.
+#: Bytes of a file that are read at a time.
 _CHUNK = 16 << 20
 
 
 class Plan(NamedTuple):
-    """What :func:`store` would write: length and header, the names in order of their data, size.
+    """The image that :func:`store` would write: its header with length, its names in data order.
 
-    ``nbytes`` is what the region needs at least.
+    The region needs at least ``nbytes`` bytes.
     """
 
     header: bytes
@@ -52,11 +52,11 @@ class Plan(NamedTuple):
 
 
 def plan(tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None) -> Plan:
-    """Lay arrays out without holes, so that all are aligned: to their elements at least, and to 256
-    bytes where their sizes divide by that.
+    """Lay arrays out without holes, all aligned to their elements, and to 256 bytes if their sizes
+    are multiples of 256.
 
-    They are of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. ``metadata`` is
-    free text by name. Raises TypeError for element types that the format lacks,
+    The arrays may be of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
+    ``metadata`` is free text by name. Raises TypeError for element types that the format lacks,
     ValueError for names that it refuses.
     """
     found = _lay_out(_arrays(tensors), metadata)
@@ -68,7 +68,7 @@ def store(
 ) -> None:
     """Write arrays into a region as :func:`plan` lays them out, the header last.
 
-    Raises SizeMismatch if the region is too small, and what :func:`plan` raises.
+    Raises SizeMismatch if the region is too small, and the errors of :func:`plan`.
     """
     arrays = _arrays(tensors)
     found = _lay_out(arrays, metadata)
@@ -79,11 +79,11 @@ def store(
 
 
 def layout(region: Viewed) -> Layout:
-    """What the header in a region says. Raises ValueError if it holds no valid image."""
+    """The parsed header in a region. Raises ValueError if it holds no valid image."""
     found = image.parse(image.read_header(region.nbytes, region.read))
     if found.nbytes > region.nbytes:
         raise ValueError(
-            f"safetensors: the header tells of {found.nbytes} bytes, and the region has "
+            f"safetensors: the header describes {found.nbytes} bytes, and the region has "
             f"{region.nbytes}"
         )
     return found
@@ -95,7 +95,7 @@ def tensors(region: Viewed) -> dict[str, Array]:
 
 
 def file_layout(path: str | os.PathLike[str]) -> Layout:
-    """What the header of a file says. Raises ValueError if it is invalid, OSError."""
+    """The parsed header of a file. Raises ValueError if it is invalid, OSError."""
     with _open(path) as file:
         return _file_header(file)[1]
 
@@ -159,7 +159,7 @@ def _tensors(region: Viewed, found: Layout) -> dict[str, Array]:
 
 
 def _begin(call: str, region: Viewed, nbytes: int) -> None:
-    """Whoever reads the region before the new header is written finds none."""
+    """Check the size and clear the old header: no reader sees it over the new data."""
     if nbytes > region.nbytes:
         raise SizeMismatch(
             f"safetensors.{call}: the tensors and their header take {nbytes} bytes, and the region "
@@ -173,20 +173,20 @@ def _open(path: str | os.PathLike[str]) -> FileIO:
 
 
 def _file_header(file: FileIO) -> tuple[bytes, Layout]:
-    """The header of a file that has all of its data and no more, and what it says."""
+    """The raw and the parsed header of a file, which must end where its data ends."""
     fd = file.fileno()
     size = os.fstat(fd).st_size
     header = image.read_header(size, lambda nbytes, offset: os.pread(fd, nbytes, offset))
     found = image.parse(header)
     if found.nbytes != size:
         raise ValueError(
-            f"safetensors: the header tells of {found.nbytes} bytes, and the file has {size}"
+            f"safetensors: the header describes {found.nbytes} bytes, and the file has {size}"
         )
     return header, found
 
 
 def _padded(header: bytes, found: Layout) -> tuple[bytes, Layout]:
-    """A file's length and header as they are put into a region, and what they say there."""
+    """A file's header as a region holds it, with its length and padding; raw and parsed."""
     padded = image.pad(header)
     nbytes = len(padded) + found.nbytes - found.data_start
     return padded, found._replace(data_start=len(padded), nbytes=nbytes)

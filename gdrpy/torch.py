@@ -1,4 +1,4 @@
-"""torch's tensors in regions: born there, or shared by name with other processes."""
+"""torch tensors in regions: allocated there, or shared by name with other processes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["Pool", "attach", "share"]
 
 
 class Pool(Resource):
-    """A pool of torch's for tensors in a region, or in an arena of one.
+    """A torch memory pool for tensors in a region or an arena.
 
-    What is made inside ``with pool.use():`` lies in the region, as its GPU view has it: parameters,
-    buffers, caches, results. torch takes memory in segments, of 2 MiB for what is smaller than
-    1 MiB, of 20 MiB for what is smaller than 10 MiB, else rounded up to 2 MiB, and raises
-    torch.OutOfMemoryError where the region has no room for one.
+    Tensors made inside ``with pool.use():`` lie in the region: parameters, buffers, caches,
+    results. torch takes memory in segments: of 2 MiB for tensors under 1 MiB, of 20 MiB for tensors
+    under 10 MiB, otherwise the size rounded up to 2 MiB. It raises torch.OutOfMemoryError if the
+    region has no room for a segment.
 
-    A tensor keeps the memory, also when the pool is dropped. :meth:`close` raises BufferError while
-    there are tensors of it; an arena of the caller's is left open, with them. Threads may share a
-    pool.
+    Tensors keep the memory, even when the pool is dropped. :meth:`close` raises BufferError while
+    there are tensors of the pool; it leaves an arena that the caller passed open, with its tensors.
+    Threads may share a pool.
 
-    Raises BackendUnavailable where torch has no CUDA, and on the simulated GPU.
+    Raises BackendUnavailable if torch has no CUDA, and on the simulated GPU.
     """
 
     _again = "make another one, of a region that it opened itself"
@@ -45,8 +45,8 @@ class Pool(Resource):
     def __init__(self, memory: Viewed | Arena) -> None:
         if cuda.simulated() or not torch.cuda.is_available():
             raise BackendUnavailable(
-                "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, have it "
-                "take tensors of a region one by one, by torch.from_dlpack(region.array(...))"
+                "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, make "
+                "tensors of a region one by one, by torch.from_dlpack(region.array(...))"
             )
         with Undo() as undo:
             self.arena = Arena.of(memory)
@@ -65,7 +65,7 @@ class Pool(Resource):
 
     @property
     def mem_pool(self) -> Any:
-        """torch's own object, a torch.cuda.MemPool, for what else takes one."""
+        """The torch.cuda.MemPool, for other functions that take one."""
         with self._lock:
             self._check("Pool.mem_pool")
             if self._pool is None:
@@ -74,15 +74,15 @@ class Pool(Resource):
 
     @contextmanager
     def use(self) -> Iterator[Pool]:
-        """Inside the block this thread's tensors on the region's device are made in the region."""
+        """Inside the block, this thread's tensors on the region's device are made in the region."""
         with torch.cuda.use_mem_pool(self.mem_pool, device=self.region.device):
             yield self
 
     def array(self, tensor: torch.Tensor) -> Array:
-        """The same elements as an :class:`Array` of the region, with the CPU view and the offset.
+        """A tensor's elements as an :class:`Array` of the region, with CPU view and offset.
 
-        It keeps the region, not the tensor. Raises ValueError for a tensor that does not lie in the
-        region, or is not contiguous.
+        The Array keeps the region, not the tensor. Raises ValueError for a tensor that does not lie
+        in the region or is not contiguous.
         """
         call = "Pool.array"
         self._check(call)
@@ -96,8 +96,8 @@ class Pool(Resource):
         return self.region.array(found.shape, found.dtype, offset)
 
     def _release(self) -> None:
-        # torch gives the segments without tensors back when nobody has its pool any more, and those
-        # whose tensors died later when it empties its cache.
+        # torch frees empty segments when the last reference to its pool goes, and those that become
+        # empty later when it empties its cache.
         self._pool = None
         torch.cuda.empty_cache()
         if self._own:
@@ -109,7 +109,7 @@ class Pool(Resource):
 
 @functools.cache
 def _allocator(functions: Functions) -> Any:
-    """What torch calls the functions by; kept, since torch does not keep it for its segments."""
+    """torch's allocator object, kept here because torch does not keep it for its segments."""
     return torch.cuda.memory.CUDAPluggableAllocator(*functions).allocator()
 
 
@@ -120,22 +120,22 @@ def share(
     device: int | str | None = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
-    """Publish a copy of a module's state, or of tensors by name, and give back the shared tensors.
+    """Publish a copy of a module's state, or of named tensors, and return the shared tensors.
 
-    They lie in one region of the broker, laid out as a safetensors file, by default on the GPU that
-    the first of them that is on one is on; ``options`` are those of ``Broker.put_tensors``. What
-    :func:`attach` gives any process, and what this gives back, are the same bytes:
-    ``module.load_state_dict(share(broker, name, module), assign=True)`` has this process use the
+    They lie in one region of the broker, laid out like a safetensors file, by default on the GPU of
+    the first tensor that is on one, else on GPU 0; ``options`` are those of ``Broker.put_tensors``.
+    :func:`attach` gives any process the same memory.
+    ``module.load_state_dict(share(broker, name, module), assign=True)`` makes this process use the
     shared copy and free its own.
 
-    Raises TypeError for what is no tensor and for element types that the safetensors format lacks,
-    and what put_tensors raises.
+    Raises TypeError for values that are not tensors and for element types that the safetensors
+    format lacks, and the errors of put_tensors.
     """
     state = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
     for key, tensor in state.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
-                f"share: {key!r} is no tensor but a {type(tensor).__name__}: leave it out"
+                f"share: {key!r} is a {type(tensor).__name__}, not a tensor: leave it out"
             )
     packed = {key: tensor.detach().contiguous() for key, tensor in state.items()}
     if device is None:
@@ -147,13 +147,13 @@ def share(
 def attach(
     broker: Broker, name: str, *, gpu: bool = True, wait: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """The tensors by name in the region that :func:`share`, or ``put_tensors``, published.
+    """The named tensors in a region that :func:`share` or ``put_tensors`` published.
 
-    No byte is copied: ``module.load_state_dict(attach(broker, name), assign=True)`` has a module
+    No byte is copied: ``module.load_state_dict(attach(broker, name), assign=True)`` makes a module
     use the shared memory, on the GPU, or with ``gpu=False`` through the CPU view. The tensors keep
-    the region. A new version of the name is found by attaching again.
+    the region. Attach again to get a new version of the name.
 
-    Raises NotFound, ValueError if the region holds no tensors, and what ``Broker.get`` raises.
+    Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """
     return _tensors(broker.get(name, gpu=gpu, cpu=True, wait=wait))
 

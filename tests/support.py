@@ -1,12 +1,32 @@
 """What several tests need and no fixture gives."""
 
 import ctypes
+import functools
 import gc
 import os
+import re
+from collections.abc import Callable
 from multiprocessing import resource_sharer
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+class Watched:
+    """The functions of a module; calls whose name ``pattern`` matches are made by ``call``.
+
+    ``call(name, function, *args)`` returns what the function would.
+    """
+
+    def __init__(self, functions: Any, pattern: str, call: Callable[..., Any]) -> None:
+        self._functions, self._pattern, self._call = functions, pattern, call
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._functions, name)
+        if not re.fullmatch(self._pattern, name):
+            return found
+        return functools.partial(self._call, name, found)
 
 
 def open_descriptors() -> dict[str, str]:

@@ -47,8 +47,8 @@ class TestChoice:
             gdrpy.alloc(4096, backend="gdrdrv")
         assert isinstance(caught.value, OSError)
         assert str(caught.value) == (
-            "no backend can map this memory: gdrdrv: the simulated GPU's memory is no PCI memory, "
-            "which a kernel module could pin (run it in QEMU, with the simulated GPU on a PCI BAR)"
+            "no backend can map this memory: gdrdrv: the simulated GPU's memory is not PCI memory, "
+            "so a kernel module cannot pin it (run it in QEMU, with the simulated GPU on a PCI BAR)"
         )
 
     def test_passes_over_one_that_cannot_serve(self, monkeypatch):
@@ -107,7 +107,7 @@ class TestKernelModule:
     def test_cannot_pin_simulated_memory_that_is_no_pci_memory(self):
         assert ALL["gdrdrv"].status(0) == Status(
             False,
-            "the simulated GPU's memory is no PCI memory, which a kernel module could pin",
+            "the simulated GPU's memory is not PCI memory, so a kernel module cannot pin it",
             "run it in QEMU, with the simulated GPU on a PCI BAR",
         )
 
@@ -123,7 +123,7 @@ class TestKernelModule:
         with pytest.raises(gdrpy.BackendUnavailable) as caught:
             node.Node()
         assert str(caught.value) == (
-            "/dev/gdrdrv speaks another ABI than gdrdrv 2: load the kernel module gdrdrv"
+            "/dev/gdrdrv has a different ABI than gdrdrv 2: load the kernel module gdrdrv"
         )
 
     def test_gives_events_and_without_it_there_are_none(self):
@@ -134,9 +134,9 @@ class TestKernelModule:
 
     def test_makes_revocable_pins_and_without_it_there_are_none(self):
         with gdrpy.alloc(4096) as region, gdrpy.open() as gdr:
-            with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins keep the memory"):
+            with pytest.raises(gdrpy.BackendUnavailable, match="sim: its pins cannot be revoked"):
                 gdr.pin(region, revocable=True)
-            with pytest.raises(ValueError, match="sigbus=True says how"):
+            with pytest.raises(ValueError, match="sigbus=True needs revocable=True"):
                 gdr.pin(region, sigbus=True)
             with gdr.pin(region) as pin:
                 assert not pin.revoked
@@ -146,7 +146,7 @@ class TestKernelModule:
             gdrpy.alloc(4096) as region,
             gdrpy.open() as gdr,
             gdr.pin(region) as pin,
-            pytest.raises(gdrpy.BackendUnavailable, match="^sim cannot share a pin of its own"),
+            pytest.raises(gdrpy.BackendUnavailable, match="^sim cannot share a pin"),
         ):
             pin.export()
 

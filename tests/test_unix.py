@@ -81,7 +81,7 @@ class TestListeningSocket:
                 os.link(other, path)
 
         after_bind(replace)
-        with pytest.raises(FileExistsError, match="something else was put there"):
+        with pytest.raises(FileExistsError, match="another file was put there"):
             _unix.listen(str(path), 0o600, 1, group=os.getegid() + 1)
         assert mode_and_group(other) == before
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ABI of /dev/gdrdrv: the one description of it, for the module, the package and C users.
+ * The ABI of /dev/gdrdrv, for the module, the package and C users.
  *
- * Command numbers and layouts are those of NVIDIA's gdrdrv 2.6, so that libgdrapi and what is built
- * on it talk to either module. Some commands were declared there with a pointer where the structure
- * was meant: the size in their number is a pointer's, and they are marked so. A handle times the
- * CPU's page size is the offset to mmap; libgdrapi keeps handles in 32 bits.
+ * Command numbers and layouts are those of NVIDIA's gdrdrv 2.6, so that libgdrapi and programs
+ * built on it work with either module. NVIDIA declared some commands with a pointer instead of the
+ * structure, so the size in their numbers is a pointer's: these have void * below. The offset to
+ * mmap is a handle times the CPU's page size; libgdrapi keeps handles in 32 bits.
  */
 #ifndef GDRDRV_UAPI_H
 #define GDRDRV_UAPI_H
@@ -20,7 +20,7 @@
 #define GDRDRV_ABI_VERSION GDRDRV_VERSION(2, 6)
 #define GDRDRV_MINIMUM_API_VERSION GDRDRV_VERSION(2, 0)
 
-/* Pins are rounded out to pages of the GPU. */
+/* Pins are rounded out to GPU pages. */
 #define GDRDRV_GPU_PAGE_SIZE 65536
 
 enum gdrdrv_mapping_type {
@@ -104,11 +104,11 @@ struct gdrdrv_get_version {
 };
 
 /*
- * What follows, up to the command numbers, exists in this module alone: ask FEATURES. Each
- * structure begins with its own size and with flags; a size or a flag that is not known is EINVAL.
+ * Everything from here to the command numbers exists only in this module: FEATURES reports it. Each
+ * structure begins with its size and flags; unknown sizes and flags are EINVAL.
  */
 
-/* Answers of FEATURES. */
+/* Bits of features. */
 #define GDRDRV_FEATURE_PIN_V3 (1ull << 0)
 #define GDRDRV_FEATURE_SHARE (1ull << 1)
 #define GDRDRV_FEATURE_EVENTS (1ull << 2)
@@ -122,11 +122,11 @@ struct gdrdrv_features {
 };
 
 /*
- * Flags of PIN_V3. Without PERSISTENT or REVOCABLE the module's own default holds; both are EINVAL.
- * A persistent pin keeps the GPU memory until it is unpinned, even if its owner frees it before. A
- * revocable one ends when the memory is freed: an event tells, and the next access is SIGBUS. With
- * ZERO_AFTER the access finds one private page instead, zero at first, at every page of the
- * mapping.
+ * Flags of PIN_V3. Without PERSISTENT or REVOCABLE the module's default applies; both together are
+ * EINVAL. A persistent pin keeps the GPU memory until it is unpinned, even if its owner frees it
+ * earlier. A revocable pin ends when the memory is freed: an event reports it, and the next access
+ * raises SIGBUS. With ZERO_AFTER, every page of the mapping instead shows one private page, which
+ * is initially zero.
  */
 #define GDRDRV_PIN_V3_PERSISTENT (1u << 0)
 #define GDRDRV_PIN_V3_REVOCABLE (1u << 1)
@@ -142,12 +142,12 @@ struct gdrdrv_pin_v3 {
 };
 
 /*
- * A share fd: whoever holds it may map the pin, any range of whole CPU pages, and as often as it
- * likes, up to 16384 mappings of the pin in all (then ENOSPC). The offset to mmap is in bytes from
- * info's va, so a range includes whatever else lies in the pin's first and last GPU page. It polls
- * as POLLHUP once the pin has ended: the GPU memory was freed, the pin unpinned, or the file that
- * made it closed. RDONLY: not even mprotect makes it writable. fstat() tells the pin's size in
- * bytes; fstatfs() the magic number, as f_type.
+ * The holder of a share fd may map any range of whole CPU pages of the pin, any number of times, up
+ * to 16384 mappings of the pin in total (then ENOSPC). The offset to mmap is in bytes from info's
+ * va, so a range may include other memory in the pin's first and last GPU page. The fd polls as
+ * POLLHUP once the pin has ended: the GPU memory was freed, the pin unpinned, or the file that made
+ * it closed. With RDONLY, not even mprotect makes a mapping writable. fstat() reports the pin's
+ * size in bytes, fstatfs() the magic number in f_type.
  */
 #define GDRDRV_SHARE_RDONLY (1u << 0)
 #define GDRDRV_SHARE_MAGIC 0x67647264 /* "gdrd" */
@@ -161,9 +161,9 @@ struct gdrdrv_share {
 };
 
 /*
- * What read() on the node delivers, whole events only. Sequence numbers count the events of one
- * open file from 1, those lost to a full queue included; how many were lost there is told by an
- * OVERFLOW event as soon as there is room, in place of the first of them.
+ * read() on the node delivers whole events. Sequence numbers count the events of one open file from
+ * 1, including those lost to a full queue. An OVERFLOW event after the queued ones reports how many
+ * were lost, with the sequence number of the first.
  */
 enum gdrdrv_event_kind {
 	GDRDRV_EVENT_REVOKED = 1,

@@ -1,1 +1,1 @@
-"""The C core: the Mapping and Flag types, and (through cffi) the backends' system calls."""
+"""The C core: extension types such as Mapping and Flag and, through cffi, the backends."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer as _Buffer
 
-# numpy's own stubs call arrays buffers from Python 3.12 on only.
+# numpy's stubs declare arrays to be buffers only from Python 3.12 on.
 _Bytes: TypeAlias = _Buffer | NDArray[Any]
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""The C core's calls for GPU memory: what they answer, and their errors as exceptions."""
+"""The C core's calls for GPU memory, with their errors as exceptions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ lib = _ffi.lib
 
 
 def text(characters: Any) -> str:
-    """A C string."""
+    """The text of a C string."""
     return str(ffi.string(characters).decode(errors="replace"))
 
 
 def call(function: Any, *args: Any) -> int:
-    """What a call that fills in an error as its last argument answers; where it is -1, raises."""
+    """Call a function whose last argument is an error to fill in; raises if it returns -1."""
     error = ffi.new("struct core_error *")
     answer: int = function(*args, error)
     if answer < 0:
@@ -39,9 +39,9 @@ def call(function: Any, *args: Any) -> int:
 
 
 def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
-    """The pointer that such a call answers, which ``undo`` passes to such a call, ``by``.
+    """Call such a function for a pointer that ``undo`` will pass to another one, ``by``.
 
-    Raises where it is NULL. No signal's handler comes between the two.
+    Raises if it is NULL. No signal handler runs between the call and its entry in ``undo``.
     """
     error, later = ffi.new("struct core_error *"), ffi.new("struct core_error *")
     answer = undo.made(function, (*args, error), by, (later,), checker(later))
@@ -51,7 +51,7 @@ def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
 
 
 def checker(error: Any) -> Callable[[int], None]:
-    """What raises for an answer of -1 of a call that fills in ``error``."""
+    """A check that raises if a call that fills in ``error`` returns -1."""
     return functools.partial(_check, error)
 
 
@@ -61,7 +61,7 @@ def _check(error: Any, answer: int) -> None:
 
 
 def call_failure(number: int, message: str) -> Error:
-    """The exception for a call that failed with an errno; it says what that means."""
+    """The exception for a call that failed with an errno, with the errno's meaning."""
     error = ffi.new("struct core_error *")
     lib.core_fail_call(error, number, 0, b"%s", ffi.new("char[]", message.encode()))
     return failure(error)

@@ -1,4 +1,4 @@
-"""NVIDIA's kernel driver: its version, and whether the nvrm backend was compared with it."""
+"""NVIDIA's kernel driver: its version, and whether the nvrm backend was checked against it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import warnings
 from gdrpy._core.calls import ffi, lib, text
 from gdrpy.errors import UntestedDriver
 
-#: Oldest and newest driver whose interface was compared with the one that nvrm uses.
+#: The oldest and newest driver whose interface was checked against the one that nvrm uses.
 TESTED_DRIVERS = (text(lib.CORE_RM_TESTED_MIN), text(lib.CORE_RM_TESTED_MAX))
 
 
 def driver_version() -> str | None:
-    """The version of the NVIDIA kernel driver, None where none is loaded."""
+    """The version of the NVIDIA kernel driver, or None if it is not loaded."""
     version = ffi.new("char[32]")
     lib.core_driver_version(version)
     return text(version) or None
@@ -27,7 +27,7 @@ _told = False
 
 
 def warn_if_untested() -> None:
-    """Warn, once a process, of a driver outside the tested range, which nvrm uses all the same."""
+    """Warn once per process about a driver outside the tested range, which nvrm still uses."""
     global _told
     if _told:
         return
@@ -36,7 +36,7 @@ def warn_if_untested() -> None:
     if version is None or is_tested(version):
         return
     warnings.warn(
-        f"NVIDIA driver {version} is outside the range that the nvrm backend was compared with "
+        f"NVIDIA driver {version} is outside the range that the nvrm backend was checked against "
         f"({TESTED_DRIVERS[0]} to {TESTED_DRIVERS[1]}); going on, since a changed interface is "
         f"refused, not misread",
         UntestedDriver,

@@ -1,1 +1,1 @@
-"""Arrays in memory that has views, and arrays of other libraries."""
+"""Arrays in regions and pins, and arrays of other libraries."""

@@ -1,4 +1,4 @@
-"""Arrays of any library, to be copied into a region."""
+"""Elements of any library's arrays, for copies into a region."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Elements(NamedTuple):
     """An array's elements: packed in GPU memory, or a numpy array of any strides.
 
-    Of a numpy array ``dtype`` is numpy's; another library's bytes are in one without a type.
+    For a numpy array ``dtype`` is numpy's. Another library's host array is shown as raw bytes.
     """
 
     dtype: DType | np.dtype[Any]
@@ -23,10 +23,10 @@ class Elements(NamedTuple):
 
 
 def elements_of(call: str, array: Any) -> Elements:
-    """What an array of any library, or what numpy makes one of, consists of.
+    """The elements of any library's array, or of any object that numpy can make an array of.
 
-    What its library has queued on it is waited for. Raises TypeError for element types without a
-    name here, ValueError for GPU arrays that are not packed in C order.
+    Waits for the work that the library has queued on the array. Raises TypeError for unknown
+    element types, ValueError for GPU arrays that are not packed in C order.
     """
     import numpy as np
 
@@ -42,14 +42,14 @@ def elements_of(call: str, array: Any) -> Elements:
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The bytes of an array in C order, without a copy where they lie so."""
+    """The bytes of an array in C order, without a copy if they already lie in C order."""
     import numpy as np
 
     return np.asarray(array, order="C").reshape(-1).view(np.uint8)
 
 
 class _Shown:
-    """Memory as numpy takes it, whatever its elements mean."""
+    """An array for numpy, with elements of raw bytes."""
 
     def __init__(self, array: DeviceArray) -> None:
         self._owner = array.owner

@@ -1,4 +1,4 @@
-"""Other libraries' GPU arrays: where their memory lies, and what keeps it."""
+"""Other libraries' arrays: their addresses, and the objects that keep their memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from gdrpy._core._mapping import take_dlpack
 from gdrpy.common.dtypes import DType, as_typestr, of_dlpack
 from gdrpy.errors import CudaError, Forked
 
-#: DLPack's numbers of kinds of devices: host memory, page-locked host memory, a CUDA device's, and
-#: managed memory.
+#: DLPack's device types: host memory, a CUDA device's, page-locked host memory, managed memory.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _VERSION = (1, 1)
 
 
 class DeviceArray(NamedTuple):
-    """An array in GPU memory; ``owner`` keeps it, and the work queued on it has been waited for.
+    """An array in GPU memory, kept by ``owner``; the work queued on it is done.
 
-    ``strides`` are in bytes, None where the elements lie packed in C order. ``device`` is the CUDA
-    ordinal. ``readonly`` is the wish of its library, whether or not the GPU enforces it.
+    ``strides`` are in bytes, None if the elements are packed in C order. ``device`` is the CUDA
+    ordinal. ``readonly`` is set by the array's library, whether or not the GPU enforces it.
     """
 
     address: int
@@ -37,27 +36,26 @@ class DeviceArray(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """The size of the elements in bytes."""
         return math.prod(self.shape) * self.dtype.nbytes
 
 
 def device_array(call: str, obj: Any) -> DeviceArray | None:
-    """The GPU array behind an object of any library; None if it is no array, or in host memory.
+    """The GPU array behind an object of any library; None for host arrays and other objects.
 
-    It is asked by ``__dlpack__``, else by ``__cuda_array_interface__``. What its library has queued
-    on it is waited for; unrelated GPU work is not.
+    It is found by ``__dlpack__``, else by ``__cuda_array_interface__``. The call waits for the work
+    that the library has queued on the array, but not for unrelated GPU work.
 
-    On the simulated GPU, whose memory the host's libraries can use, an array of theirs that lies in
-    it is a GPU array.
+    An array of a host library that lies in the simulated GPU's memory is a GPU array.
 
-    Raises TypeError for other devices and for element types that gdrpy has no name for, and what
-    the object's own library raises.
+    Raises TypeError for other devices and for unknown element types, and the errors of the object's
+    library.
     """
     found = None
-    # Numpy's arrays are host memory, and it has no capsules of some.
+    # Numpy arrays are host memory, and some have no capsules.
     if hasattr(obj, "__dlpack__") and not _is_of(obj, "numpy", "ndarray"):
         found = _by_dlpack(call, obj)
-        # Its arrays never change, and its capsules do not say so.
+        # jax's arrays never change, but its capsules do not say so.
         if found is not None and _is_of(obj, "jax", "Array"):
             found = found._replace(readonly=True)
     if found is None and hasattr(obj, "__cuda_array_interface__"):
@@ -66,7 +64,7 @@ def device_array(call: str, obj: Any) -> DeviceArray | None:
 
 
 def packed_array(call: str, obj: Any) -> DeviceArray | None:
-    """As :func:`device_array`; raises ValueError for elements that are not packed in C order."""
+    """Like :func:`device_array`; raises ValueError for elements that are not packed in C order."""
     found = device_array(call, obj)
     if found is not None and found.strides is not None:
         raise ValueError(
@@ -77,9 +75,9 @@ def packed_array(call: str, obj: Any) -> DeviceArray | None:
 
 
 def host_array(call: str, obj: Any) -> DeviceArray | None:
-    """The array in host memory behind an object that speaks DLPack; None if it is no such.
+    """The host array behind an object with ``__dlpack__``; None for any other object.
 
-    Its ``device`` means nothing. Raises TypeError for element types that gdrpy has no name for.
+    Its ``device`` means nothing. Raises TypeError for unknown element types.
     """
     if not hasattr(obj, "__dlpack__") or int(obj.__dlpack_device__()[0]) not in (_CPU, _CUDA_HOST):
         return None
@@ -87,7 +85,7 @@ def host_array(call: str, obj: Any) -> DeviceArray | None:
 
 
 def _is_of(obj: object, module: str, name: str) -> bool:
-    """Whether it is of a class of a module, which is not imported for that."""
+    """Whether it is an instance of a module's class. Does not import the module."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(obj, kind)
 
@@ -103,23 +101,23 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
         return None if where is None else found._replace(device=where)
     if kind not in (_CUDA, _CUDA_MANAGED):
         raise TypeError(
-            f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}, and this "
-            f"takes memory of CUDA devices (2)"
+            f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}; pass "
+            f"memory of a CUDA device (2)"
         )
     with _waited_for(device) as stream:
         return _consume(call, _capsule(obj, stream=stream))._replace(device=device)
 
 
 def _capsule(obj: Any, **wishes: Any) -> object:
-    """A capsule that can say that it is read-only, if the library makes such."""
+    """An object's capsule, of DLPack 1, which can say that it is read-only, if possible."""
     if _is_of(obj, "torch", "Tensor") and obj.is_neg():
         raise BufferError(
-            "the tensor is a negated view of its memory, which torch's capsules do not say: pass "
+            "the tensor is a negated view of its memory, which DLPack cannot express: pass "
             "tensor.resolve_neg()"
         )
     try:
         return obj.__dlpack__(max_version=_VERSION, **wishes)
-    except TypeError:  # a library of before DLPack 1.0
+    except TypeError:  # a library from before DLPack 1.0
         return obj.__dlpack__(**wishes)
 
 
@@ -133,7 +131,7 @@ def _consume(call: str, capsule: object) -> DeviceArray:
 
 
 def _simulated_device(array: DeviceArray) -> int | None:
-    """The simulated GPU that the memory belongs to; None for other memory of the host."""
+    """The simulated GPU that the memory belongs to; None for other host memory."""
     try:
         driver = cuda.driver()
         attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
@@ -141,7 +139,7 @@ def _simulated_device(array: DeviceArray) -> int | None:
         if int(kind) != int(driver.CUmemorytype.CU_MEMORYTYPE_DEVICE):
             return None
         return _device_of(array.address)
-    except (CudaError, Forked):  # a forked child has no GPU memory of its own
+    except (CudaError, Forked):  # a forked child has no GPU memory
         return None
 
 
@@ -165,7 +163,7 @@ def _by_interface(call: str, interface: dict[str, Any], obj: object) -> DeviceAr
 
 @contextmanager
 def _waited_for(device: int) -> Iterator[int]:
-    """A stream for a producer to order its work before; it is waited for at the block's end."""
+    """A stream that a producer makes wait for its work; the block's end waits for the stream."""
     with cuda.context(device):
         stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
         try:
@@ -178,7 +176,7 @@ def _waited_for(device: int) -> Iterator[int]:
 def _unless_packed(
     shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
 ) -> tuple[int, ...] | None:
-    """The strides, or None where they are those of packed elements in C order."""
+    """The strides, or None if the elements are packed in C order."""
     if strides is None or 0 in shape:
         return None
     expected = itemsize

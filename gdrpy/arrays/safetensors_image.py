@@ -1,7 +1,7 @@
-"""The safetensors header: bytes to what they say, and back.
+"""The safetensors header: parsing and encoding.
 
 An image is a 64-bit little-endian length, a JSON header of that many bytes, then the data, which
-the tensors fill without gaps. Headers come from strangers: everything in them is checked.
+the tensors fill without gaps. Headers are untrusted: everything in them is checked.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gdrpy.common.dtypes import DTYPES, DType
 
 #: The bytes of the length in front of the header.
 LENGTH_SIZE = 8
-#: No header is longer, in bytes.
+#: The longest header, in bytes.
 HEADER_MAX = 100_000_000
-#: In images of gdrpy the data begins at a multiple of this.
+#: The data of gdrpy's images begins at a multiple of this.
 ALIGNMENT = 256
 _METADATA = "__metadata__"
 _FIELDS = {"dtype", "shape", "data_offsets"}
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a header says: tensors by name in the order of their data, and free text.
+    """A parsed header: tensors by name in the order of their data, and free text.
 
     The data begins at byte ``data_start`` of the image, which has ``nbytes`` bytes.
     """
@@ -48,22 +48,22 @@ class Layout(NamedTuple):
 
 
 def read_header(size: int, read: Callable[[int, int], bytes]) -> bytes:
-    """The header of an image in ``size`` bytes, of which ``read`` gives (nbytes, offset)."""
+    """The header of an image in ``size`` bytes; ``read(nbytes, offset)`` returns some of them."""
     if size < LENGTH_SIZE:
         raise _error(f"{size} bytes hold no image")
     length = int.from_bytes(read(LENGTH_SIZE, 0), "little")
     if length > min(HEADER_MAX, size - LENGTH_SIZE):
         raise _error(
-            f"there is no image: its header would have {length} bytes, of at most {HEADER_MAX} and "
-            f"the {size} there are"
+            f"there is no image: its header would have {length} bytes, more than the {size} there "
+            f"are or the limit of {HEADER_MAX}"
         )
     return read(length, LENGTH_SIZE)
 
 
 def parse(header: bytes) -> Layout:
-    """What a header says, of an image that has it as it is.
+    """Parse a header.
 
-    Raises ValueError, which names the tensor and what is wrong.
+    Raises ValueError, which names the tensor and the fault.
     """
     items = _parse_json(header)
     metadata = check_metadata(items.pop(_METADATA, {}))
@@ -82,10 +82,10 @@ def parse(header: bytes) -> Layout:
 def lay_out(
     kinds: abc.Mapping[str, tuple[DType, tuple[int, ...]]], metadata: abc.Mapping[str, str]
 ) -> Layout:
-    """Place tensors, without holes: sizes that divide by most first, then by name.
+    """Place tensors without holes: sizes with the largest power-of-two divisor first, then by name.
 
-    So each begins at a multiple of the largest power of two, up to 256, that divides its size: all
-    are aligned to their elements, and the matrices of a model as GPU code wants them.
+    Each tensor begins at a multiple of the largest power of two, up to 256, that divides its size.
+    So all are aligned to their elements, and a model's matrices suit GPU code.
 
     Raises ValueError for names that the format refuses, and for too many of them.
     """
@@ -109,7 +109,7 @@ def _divisor(nbytes: int) -> int:
 
 
 def encode(layout: Layout) -> bytes:
-    """The header that says it."""
+    """The header of a layout."""
     items: dict[str, Any] = {_METADATA: layout.metadata} if layout.metadata else {}
     for name, entry in layout.entries.items():
         items[name] = {
@@ -121,7 +121,7 @@ def encode(layout: Layout) -> bytes:
 
 
 def pad(header: bytes) -> bytes:
-    """Length and header, with as many spaces behind it as data needs that is to be aligned."""
+    """Length and header, padded with spaces so that the data behind it is aligned."""
     header = header.rstrip(b" ")
     header += b" " * (-(LENGTH_SIZE + len(header)) % ALIGNMENT)
     if len(header) > HEADER_MAX:
@@ -134,7 +134,7 @@ def check_metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, abc.Mapping) or not all(
         _is_text(text) for item in value.items() for text in item
     ):
-        raise _error(f"{_METADATA} must give text for names, and is {reprlib.repr(value)}")
+        raise _error(f"{_METADATA} must map names to text, and is {reprlib.repr(value)}")
     return dict(value)
 
 
@@ -146,7 +146,7 @@ def _parse_json(header: bytes) -> dict[str, Any]:
             header.decode(), object_pairs_hook=_unique, parse_constant=_refuse
         )
     except (ValueError, RecursionError) as error:
-        raise _error(f"the header is not the JSON that it must be: {error}") from None
+        raise _error(f"the header is not valid JSON: {error}") from None
     return items
 
 
@@ -160,21 +160,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _entry(name: str, value: Any) -> Entry:
     if not isinstance(value, dict) or set(value) != _FIELDS:
-        raise _error(f"needs {', '.join(sorted(_FIELDS))} alone: {reprlib.repr(value)}", name)
+        raise _error(f"must have only {', '.join(sorted(_FIELDS))}: {reprlib.repr(value)}", name)
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise _error(f"dtype {reprlib.repr(kind)} is none of {', '.join(DTYPES)}", name)
+        raise _error(f"dtype {reprlib.repr(kind)} is not one of {', '.join(DTYPES)}", name)
     if not _are_lengths(shape) or len(shape) > _DIMENSIONS_MAX:
         raise _error(
-            f"shape {reprlib.repr(shape)} is no list of up to {_DIMENSIONS_MAX} lengths", name
+            f"shape {reprlib.repr(shape)} is not a list of up to {_DIMENSIONS_MAX} lengths", name
         )
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _error(f"data_offsets {reprlib.repr(offsets)} are no begin and end", name)
+        raise _error(f"data_offsets {reprlib.repr(offsets)} are not begin and end", name)
     nbytes = math.prod(shape) * DTYPES[kind].nbytes
     if offsets[1] - offsets[0] != nbytes:
         raise _error(

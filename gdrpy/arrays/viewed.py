@@ -1,4 +1,4 @@
-"""Memory with views, and arrays in it."""
+"""Viewed, the base of regions and pins, and arrays in them."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-#: Neither numpy nor DLPack's consumers take more.
+#: The limit of numpy and of DLPack consumers.
 MAX_DIMENSIONS = 64
-#: From this size in bytes on a fill is quicker by the GPU, which has to be asked.
+#: From this size in bytes on, a fill by the GPU is quicker, despite its launch cost.
 _DMA_FILL_MIN = 64 * 1024
 #: Bytes that a fill through the mapping stores at a time.
 _FILL_CHUNK = 256 * 1024
-#: Bytes that go through the host at once where they cannot go from GPU to GPU.
+#: Bytes copied through the host at a time, between GPUs that do not reach each other.
 _COPY_CHUNK = 16 << 20
 
 
 class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
-    """``nbytes`` bytes of memory, with the views that this process has of them.
+    """``nbytes`` bytes of memory, with this process's views of them.
 
     The CPU sees them through :attr:`cpu` and other mappings, GPU ``device`` at :attr:`ptr`. Copies
-    take the faster view; each is done when the call returns, and waits for no kernel. Threads may
-    share it.
+    use the faster view. A copy is complete when its call returns, and waits for no kernel. Threads
+    may share it.
     """
 
-    #: Whether a pickle of it, by multiprocessing, arrives as one like it.
+    #: Whether an object pickled by multiprocessing arrives with the same class.
     _is_sent = True
-    #: The mapping of all of it, and other mappings that were made.
+    #: The mapping of all bytes, and the other mappings.
     _cpu: Mapping | None = None
     _mappings: WeakSet[Mapping] | None = None
 
     def __init__(self, memory: Memory, nbytes: int, ptr: int | None, readonly: bool) -> None:
-        """``ptr`` is the GPU address that copies and other libraries may use, None for none.
+        """``ptr`` is the GPU address that copies and other libraries may use, or None.
 
-        The memory is its own from here on. ``readonly`` has each of its views be read-only.
+        The object takes the memory over. ``readonly`` makes each of its views read-only.
         """
         super().__init__()
         self.nbytes = nbytes
@@ -80,14 +80,14 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     @property
     @abstractmethod
     def cpu(self) -> Mapping:
-        """The CPU view of all of it."""
+        """The CPU view of all bytes."""
 
     @abstractmethod
     def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
-        """How a mapping from byte ``start`` on is pickled."""
+        """A function that pickles a mapping from byte ``start`` on."""
 
     def _map(self, start: int, size: int, readonly: bool) -> Mapping:
-        """A mapping of a range that lies inside; called with the lock held."""
+        """A mapping of a range inside; called with the lock held."""
         mapping = self._memory.map(start, size, readonly)
         mapping._travel = self._travel(start)
         return mapping
@@ -95,9 +95,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
         """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
 
-        What is itself read-only is always mapped so.
+        Read-only memory is always mapped read-only.
 
-        Raises ValueError outside the memory, OutOfMemory when the BAR is full.
+        Raises ValueError outside the memory, OutOfMemory if the BAR is full.
         """
         call = f"{type(self).__name__}.map"
         start, size = as_range(call, offset, nbytes, self.nbytes)
@@ -112,16 +112,16 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return mapping
 
     def _mapped(self) -> list[Mapping]:
-        """Its mappings, open or closed."""
+        """All mappings, open or closed."""
         own = () if self._cpu is None else (self._cpu,)
         return [*own, *(self._mappings or ())]
 
     @property
     def revoked(self) -> bool:
-        """Whether the GPU memory was freed under it by its owner, which costs a system call.
+        """Whether the owner of the GPU memory freed it. Costs a system call.
 
-        Its mappings raise Revoked from then on; views made before find what the pin was asked to
-        show. Only memory that the gdrdrv backend maps can be revoked.
+        If so, the mappings raise Revoked from then on; existing views read zeros or raise SIGBUS,
+        as :func:`gdrpy.pin` was told. Only memory that the gdrdrv backend maps can be revoked.
         """
         self._check(f"{type(self).__name__}.revoked")
         with self._lock:
@@ -142,14 +142,14 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return self._cpu is not None
 
     def _check_writable(self, call: str) -> None:
-        """Raise where nothing may be written."""
+        """Raise ReadOnly if nothing may be written."""
         self._check(call)
         if self.readonly:
             what = type(self).__name__.lower()
             raise ReadOnly(f"{call}: the {what} is read-only; open it with readonly=False")
 
     def _prepare(self, call: str, writing: bool) -> None:
-        """Arm the copies, or raise what keeps one from being made."""
+        """Set up the C core's copies, or raise if a copy is not possible."""
         with self._lock:
             self._check(call)
             if writing:
@@ -162,13 +162,13 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, limits(device))
 
     def _check_gpu_may_write(self, call: str) -> None:
-        """Raise where nothing may be written.
+        """Raise ReadOnly if nothing may be written.
 
-        No store made before arrives after what the GPU writes from now on.
+        Earlier stores of the CPU arrive before what the GPU writes from now on.
         """
         self._check_writable(call)
         if self._cpu is not None:
-            self._cpu.flush()  # also those of a batch()
+            self._cpu.flush()  # also flushes the stores of a batch()
 
     def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
         """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
@@ -178,7 +178,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         call = f"{type(self).__name__}.fill"
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
-            raise ValueError(f"{call}: value must be a byte's, 0 to 255, and is {byte}")
+            raise ValueError(f"{call}: value must be a byte, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
@@ -192,7 +192,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             self.cpu.write(chunk[: size - done], start + done)
 
     def _put(self, call: str, elements: Elements, offset: int) -> None:
-        """Copy an array's elements, packed in C order. It is done on return.
+        """Copy an array's elements to ``offset``, packed in C order. Complete on return.
 
         Raises ReadOnly, Closed.
         """
@@ -235,7 +235,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return Array(self, shape, dtype, offset)
 
     def _as_array(self) -> Array:
-        """All of it as bytes."""
+        """All bytes as an Array."""
         return self.array(self.nbytes, "U8")
 
     def _buffer(self) -> memoryview:
@@ -253,7 +253,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return self._as_array().__cuda_array_interface__
 
     def __dlpack__(self, **wishes: Any) -> object:
-        """All of it as bytes: see :meth:`Array.__dlpack__`."""
+        """All bytes: see :meth:`Array.__dlpack__`."""
         return self._as_array().__dlpack__(**wishes)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -268,11 +268,11 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     ) -> AbstractContextManager[np.ndarray[Any, Any]]:
         """A writable array in host memory, whose bytes go into the region at the block's end.
 
-        ``load`` copies the region's bytes in first; else the array begins with any values: fill all
-        of it. It begins at byte 0; ``shape`` None is the whole region. Its memory is page-locked if
-        the region has a GPU view; when the last array of it is gone it serves the next mirror, or
-        is freed beyond 256 MiB. Nothing is copied back when the block raises. Over a read-only
-        region the array is read-only.
+        ``load`` copies the region's bytes in first; otherwise the initial values are undefined:
+        fill the whole array. It begins at byte 0; ``shape`` None is the whole region. Its memory is
+        page-locked if the region has a GPU view. When its last array is gone, the memory is kept
+        for the next mirror, or freed beyond 256 MiB. Nothing is copied back if the block raises. A
+        read-only region has a read-only mirror.
         """
         call = f"{type(self).__name__}.mirror"
         self._check(call)
@@ -296,10 +296,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             self.write(memory)
 
     def _host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Bytes of host memory, page-locked if there is a GPU view; any values at first.
+        """Host memory with undefined contents, page-locked if there is a GPU view.
 
-        It is free for the next one when the last array of it is gone. Raises OutOfMemory,
-        CudaError.
+        Page-locked memory is reused when its last array is gone. Raises OutOfMemory, CudaError.
         """
         import numpy as np
 
@@ -309,7 +308,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return borrow(nbytes, self.device)
 
     def _idle_mappings(self) -> list[Mapping]:
-        """Its mappings. Raises BufferError while somebody could still use the memory."""
+        """The mappings. Raises BufferError while the memory is in use."""
         for one in settle:
             one()
         users = self._running + self._memory.users
@@ -329,7 +328,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         try:
             for mapping in mappings:
                 mapping.close()
-        except BufferError:  # a view made since: nothing is given back under it
+        except BufferError:  # a view was made meanwhile: release nothing
             raise
         except BaseException:
             with Undo() as undo:
@@ -340,19 +339,19 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
 
 class Array(Closing, _mapping.Buffer):
     """Elements in C order from byte ``offset`` of a region on. Made by :meth:`Region.array`, and by
-    :func:`from_tensor` of another library's.
+    :func:`from_tensor` for another library's array.
 
     ``dtype`` is the safetensors name of the element type ("F32", "BF16"), ``shape`` a tuple of
-    lengths, ``nbytes`` the size in bytes, ``readonly`` whether it may be read only. It keeps its
-    ``region``, which is a Pin where it lies in one. Threads may share it.
+    lengths, ``nbytes`` the size in bytes. It keeps its ``region``, which may be a Pin. Threads may
+    share it.
 
-    Other libraries take it without a copy: the GPU view by ``from_dlpack`` and by
-    ``__cuda_array_interface__``, the CPU view as a buffer (``numpy.asarray``, ``memoryview``). What
-    they make of it keeps the memory, and the region's ``close()`` raises BufferError while it is
-    alive; but for users of ``__cuda_array_interface__``, which keep the Array and are not counted.
+    Other libraries use it without a copy: the GPU view by ``from_dlpack`` and by
+    ``__cuda_array_interface__``, the CPU view as a buffer (``numpy.asarray``, ``memoryview``).
+    Their arrays keep the memory, and the region's ``close()`` raises BufferError while they live.
+    Users of ``__cuda_array_interface__`` keep the Array instead and are not counted.
     """
 
-    #: What from_tensor() has it keep until it is closed: the tensor, and a Pin to be closed with.
+    #: Kept for from_tensor() until it is closed: the tensor, and the Pin, which is closed too.
     _tensor: object = None
     _pin: Viewed | None = None
 
@@ -371,7 +370,7 @@ class Array(Closing, _mapping.Buffer):
 
     @classmethod
     def of_tensor(cls, region: Viewed, tensor: DeviceArray, offset: int, owned: bool) -> Self:
-        """Another library's array that lies in a region, or in a Pin, then ``owned``."""
+        """Another library's array that lies in a region, or in a Pin, which is ``owned``."""
         array = cls(region, tensor.shape, tensor.dtype, offset, tensor.readonly)
         array._tensor = tensor.owner
         array._pin = region if owned else None
@@ -379,7 +378,7 @@ class Array(Closing, _mapping.Buffer):
 
     @property
     def readonly(self) -> bool:
-        """Whether it may be read only: as its region, or by its library's wish."""
+        """Whether it is read-only, because its region or its library's array is."""
         return self._readonly or self.region.readonly
 
     def _check(self, call: str) -> None:
@@ -396,7 +395,7 @@ class Array(Closing, _mapping.Buffer):
         """An array over the CPU view, without a copy.
 
         Raises MissingView without the CPU view, ValueError if it is not aligned to its
-        elements, TypeError where numpy lacks the element type and ml_dtypes is not installed.
+        elements, TypeError if numpy lacks the element type and ml_dtypes is not installed.
         """
         self._check("Array.numpy")
         array = self.region.cpu.numpy(self._kind.numpy("Array.numpy"), self.shape, self.offset)
@@ -407,7 +406,7 @@ class Array(Closing, _mapping.Buffer):
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
         """One aligned word of ``width`` (4 or 8) bytes at byte ``offset`` of the array.
 
-        Of a read-only array it is read-only.
+        A read-only array has read-only flags.
         """
         call = "Array.flag"
         self._check(call)
@@ -418,11 +417,11 @@ class Array(Closing, _mapping.Buffer):
         return self.region.flag(self.offset + start, width)
 
     def write(self, array: Any) -> None:
-        """Copy an array of the same shape and element type into the region, the fast way.
+        """Copy an array of the same shape and element type into the region, by the fastest path.
 
-        It may be of any library that speaks DLPack or ``__cuda_array_interface__``, or what numpy
-        makes an array of. From the GPU that the region is on it is copied by that GPU, after what
-        its library has queued on it. The copy is done on return.
+        The array may be of any library with DLPack or ``__cuda_array_interface__``, or any object
+        that numpy can make an array of. An array on the region's GPU is copied by that GPU, after
+        the work that its library has queued on it. The copy is complete on return.
 
         Raises TypeError for another element type, ValueError for another shape and for GPU arrays
         that are not packed in C order, ReadOnly, Closed.
@@ -430,7 +429,7 @@ class Array(Closing, _mapping.Buffer):
         call = "Array.write"
         self._check(call)
         if self._readonly:
-            raise ReadOnly(f"{call}: the library that made the array has it read-only")
+            raise ReadOnly(f"{call}: the library that made the array made it read-only")
         source = elements_of(call, array)
         kind = as_dtype(call, source.dtype)
         if kind != self._kind:
@@ -444,7 +443,7 @@ class Array(Closing, _mapping.Buffer):
         self.region._put(call, source, self.offset)
 
     def read(self) -> np.ndarray[Any, Any]:
-        """A new array of a copy of the elements, made the fast way. Raises as :meth:`numpy`."""
+        """A copy of the elements in a new array, by the fastest path. Raises as :meth:`numpy`."""
         import numpy as np
 
         self._check("Array.read")
@@ -455,7 +454,7 @@ class Array(Closing, _mapping.Buffer):
     def _buffer(self) -> memoryview:
         """The CPU view, for ``memoryview(array)`` and ``numpy.asarray(array)``.
 
-        Raises BufferError for element types that buffers have no letter for, and as :meth:`numpy`.
+        Raises BufferError for element types without a buffer format, and as :meth:`numpy`.
         """
         if not self._kind.native:
             raise BufferError(self._unspoken("a buffer"))
@@ -465,7 +464,7 @@ class Array(Closing, _mapping.Buffer):
     def __array_interface__(self) -> dict[str, Any]:
         """The CPU view (version 3), for numpy and others; its ``data`` keeps the memory.
 
-        Raises TypeError for element types that have no type string, and as :meth:`numpy`.
+        Raises TypeError for element types without a type string, and as :meth:`numpy`.
         """
         if not self._kind.native:
             raise TypeError(self._unspoken("__array_interface__"))
@@ -480,10 +479,10 @@ class Array(Closing, _mapping.Buffer):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The GPU view (version 3), for cupy, numba, torch and others.
 
-        gdrpy queues no GPU work on it, so its ``stream`` is None: there is nothing to wait for.
+        gdrpy queues no GPU work on it, so ``stream`` is None: consumers need not wait.
 
-        Absent without the GPU view, on the simulated GPU, and for element types that have no type
-        string there.
+        Absent without the GPU view, on the simulated GPU, and for element types without a type
+        string.
         """
         name = "__cuda_array_interface__"
         if not self._kind.native:
@@ -494,8 +493,8 @@ class Array(Closing, _mapping.Buffer):
             raise AttributeError(f"{name}: {error}") from None
         if cuda.simulated():
             raise AttributeError(
-                f"{name}: a simulated GPU's memory is the host's, where no CUDA library finds it: "
-                f"use from_dlpack"
+                f"{name}: a simulated GPU's memory is host memory, which CUDA libraries cannot "
+                f"use: use from_dlpack"
             )
         if not self._aligned:
             raise AttributeError(f"{name}: {self._misplaced()}")
@@ -524,16 +523,16 @@ class Array(Closing, _mapping.Buffer):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A DLPack capsule of the GPU view, or of the CPU view where the region has no other.
+        """A DLPack capsule of the GPU view, or of the CPU view if the region has no GPU view.
 
-        A simulated GPU's memory is the host's, and its GPU view is given as that. ``dl_device=(1,
-        0)`` asks for host memory: on a real GPU that is the CPU view.
+        A simulated GPU's memory is host memory, and so is its GPU view. ``dl_device=(1, 0)`` asks
+        for host memory: on a real GPU the CPU view.
 
-        gdrpy queues no GPU work, so nothing is waited for on ``stream``. With ``copy=True``, and
-        where ``dl_device`` does not see the memory unless ``copy`` is False, it is a copy: on a GPU
-        made after what is queued on ``stream``, and in either case done on return.
+        gdrpy queues no GPU work, so ``stream`` need not wait. The capsule holds a copy with
+        ``copy=True``, and if ``dl_device`` does not see the memory, unless ``copy`` is False. A
+        copy on a GPU is made after the work queued on ``stream``. Copies are complete on return.
 
-        Raises BufferError for what cannot be had, ValueError for an impossible stream.
+        Raises BufferError if the request cannot be met, ValueError for an invalid stream.
         """
         return dlpack.export(
             "Array.__dlpack__",
@@ -601,9 +600,9 @@ class Array(Closing, _mapping.Buffer):
         return self._closed
 
     def close(self) -> None:
-        """Let go of what it keeps; the region stays open. May be called again.
+        """Drop the tensor; the region stays open. May be called again.
 
-        What :func:`from_tensor` pinned is unpinned: raises BufferError while there are views of it.
+        A pin that :func:`from_tensor` made is closed: raises BufferError while it has views.
         """
         if self._pin is not None:
             self._pin.close()
@@ -615,7 +614,7 @@ class Array(Closing, _mapping.Buffer):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled. Nothing of the region is used: one that came by Dask may be away."""
+        """The state to pickle. Does not use the region, which may be absent after Dask moved it."""
         self._check("sending an Array")
         if not type(self.region)._is_sent:
             raise TypeError(

@@ -1,4 +1,4 @@
-"""A broker of one's own for as long as a block runs: for tests, notebooks and examples."""
+"""A temporary broker, for tests, notebooks and examples."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gdrpy.errors import BrokerUnavailable
 
 @contextmanager
 def temporary(*options: str) -> Iterator[str]:
-    """Run ``gdrpy serve`` with these options, on a socket whose path the block gets.
+    """Run ``gdrpy serve`` with these options during the block, which gets the socket's path.
 
-    The broker and all of its regions end with the block. Raises BrokerUnavailable when it does not
-    start; it has said on stderr why.
+    The broker and all of its regions end with the block. Raises BrokerUnavailable if it does not
+    start; its stderr has the reason.
     """
     with tempfile.TemporaryDirectory(prefix="gdrpy-broker-") as folder:
         path = f"{folder}/broker.sock"

@@ -1,7 +1,7 @@
-"""What the broker tells of regions: each message described once, for the end that encodes it and
-for the one that decodes and checks it.
+"""The broker's messages about regions, each described once for both encoding and decoding.
 
-A client imports this with the first of them: msgspec takes longer to import than a region to get.
+A client imports this with the first such message: importing msgspec takes longer than getting a
+region.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ _Size = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
 _Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=1 << 16)] | Literal["cpu"]
 _NumberOrNone = Number | None
 
-#: What decoding a packet that is no such message raises; the latter two for invalid UTF-8 and
-#: nesting.
+#: The errors of decoding a malformed packet; the latter two are for invalid UTF-8 and nesting.
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class Record(msgspec.Struct, frozen=True):
-    """Fields that do not change, shown and compared by value."""
+class Value(msgspec.Struct, frozen=True):
+    """Immutable fields, shown and compared by value."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, those of records in them too: ready for JSON."""
+        """The fields by name, with nested records as dicts: ready for JSON."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
     def __hash__(self) -> int:
@@ -42,13 +41,13 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Record):
+    if isinstance(value, Value):
         return value.as_dict()
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
-class Holder(Record, frozen=True):
-    """A process that holds a region ``count`` times, at least once so if ``writable``, ``gpu``."""
+class Holder(Value, frozen=True):
+    """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``."""
 
     pid: Number
     uid: Number
@@ -57,15 +56,15 @@ class Holder(Record, frozen=True):
     count: Number
 
 
-class RegionInfo(Record, frozen=True, omit_defaults=True):
-    """A region as the broker tells of it.
+class RegionInfo(Value, frozen=True, omit_defaults=True):
+    """A region as the broker describes it.
 
-    ``nbytes`` is what was asked for and ``size`` the bytes that it takes. ``device`` is the
-    broker's CUDA ordinal of a GPU, which other processes may number otherwise, or "cpu"; ``uuid``
-    is the GPU's everywhere, None for the host. ``version`` is 0 until it is published. ``readers``
-    and ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256``
-    until it was asked for.
-    ``linked`` says whether its name means it: not that of a draft, nor one replaced or deleted.
+    ``nbytes`` is the size requested, ``size`` the bytes allocated. ``device`` is the broker's CUDA
+    ordinal of a GPU, which may differ from other processes' ordinals, or "cpu"; ``uuid`` is the
+    GPU's UUID, None for the host. ``version`` is 0 until the region is published. ``readers`` and
+    ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256`` until
+    a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's name, or
+    one that was replaced or deleted.
     """
 
     region: Number
@@ -87,12 +86,12 @@ class RegionInfo(Record, frozen=True, omit_defaults=True):
     linked: bool = True
 
 
-class Event(Record, frozen=True):
-    """Something that happened to a region, or to the watching of them.
+class Event(Value, frozen=True):
+    """A change of a region, or lost events.
 
-    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (its memory came back) or
-    "lost": events are missing before this one, because nobody read them or the broker was
-    restarted. ``name``, ``region`` and ``version`` are None where there is none.
+    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (memory is free again) or
+    "lost": events before this one are missing, because the watcher read too late or the broker was
+    restarted. ``name``, ``region`` and ``version`` are None for events without one.
     """
 
     kind: str = msgspec.field(name="event")
@@ -101,12 +100,12 @@ class Event(Record, frozen=True):
     version: _NumberOrNone = None
 
 
-#: What a watch that went on with a restarted broker tells first.
+#: The first event of a watch that continues with a restarted broker.
 LOST = Event("lost")
 
 
 class _Page(msgspec.Struct):
-    """The reply to a ``list``, and what every reply has: its number, descriptors beside it."""
+    """The reply to a ``list``, with every reply's fields: its number and count of descriptors."""
 
     regions: list[RegionInfo]
     next: str | None
@@ -131,8 +130,9 @@ _event = msgspec.msgpack.Decoder(Event).decode
 
 
 def decode_told(call: str, packet: bytes) -> dict[str, Any]:
-    """The reply to a ``list`` or ``stat``: with a :class:`RegionInfo` for each entry, or as its
-    ``info``. Raises ProtocolError.
+    """The reply to a ``list``, or to a ``stat`` with a :class:`RegionInfo` as its ``info``.
+
+    Raises ProtocolError.
     """
     if call == "list":
         page = _decoded(call, _page, packet)
@@ -149,7 +149,7 @@ def decode_told(call: str, packet: bytes) -> dict[str, Any]:
 
 
 def decode_event(packet: bytes) -> Event:
-    """What a watcher is told. Raises ProtocolError."""
+    """The event of a packet to a watcher. Raises ProtocolError."""
     return _decoded("watch", _event, packet)
 
 
@@ -158,5 +158,5 @@ def _decoded(call: str, decode: Callable[[bytes], _T], packet: bytes) -> _T:
         return decode(packet)
     except UNDECODABLE as error:
         raise ProtocolError(
-            f"{call}: the broker's reply has what cannot be: {error!s:.160}"
+            f"{call}: the broker's reply has a malformed value: {error!s:.160}"
         ) from None

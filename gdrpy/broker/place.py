@@ -1,4 +1,4 @@
-"""Where the broker's socket is, if nobody says so."""
+"""The default path of the broker's socket."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SYSTEM = "/run/gdrpy/broker.sock"
 
 
 def serve_path() -> str:
-    """Where a broker listens: ``$GDRPY_SOCKET``, root's in ``/run``, a user's in their folder.
+    """The path for a broker: ``$GDRPY_SOCKET``, in ``/run`` for root, in the folder of a user.
 
-    Raises PermissionError where somebody else made that folder first.
+    Raises PermissionError if another user made that folder first.
     """
     path = os.environ.get(VARIABLE)
     if path:
@@ -26,9 +26,9 @@ def serve_path() -> str:
 
 
 def connect_path() -> str:
-    """Where a client looks: as :func:`serve_path`, and at the system's where the user has none.
+    """The path for a client: as :func:`serve_path`, but root's if the user has no socket.
 
-    Raises PermissionDenied where there is neither, since somebody else made the user's folder.
+    Raises PermissionDenied if there is neither, since another user made this user's folder.
     """
     path = os.environ.get(VARIABLE)
     if path:
@@ -47,7 +47,7 @@ def connect_path() -> str:
 
 
 def _is_there(path: str) -> bool:
-    """Whether something is at a path, also where this user may not look."""
+    """Whether a path exists; True if this user may not look."""
     try:
         os.stat(path)
     except PermissionError:

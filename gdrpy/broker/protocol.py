@@ -1,27 +1,24 @@
-"""The broker's protocol: messages to bytes and back. Never sees a socket.
+"""The broker's protocol: encoding and decoding of messages, without I/O.
 
-A message is one packet: a msgpack map with string keys, with file descriptors beside it where its
-``fds`` says so. docs/broker-protocol.md is the specification.
+A message is one packet: a msgpack map with string keys, and file descriptors if it has ``fds``.
+docs/broker-protocol.md is the specification.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import Any
 
 import msgpack
 
 from gdrpy import errors
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-#: The version of the protocol; a hello of another one is refused.
+#: The version of the protocol; a hello with another version is refused.
 VERSION = 1
 #: Bytes of one packet, in either direction.
 PACKET_LIMIT = 64 * 1024
-#: Descriptors beside one packet: what the kernel takes.
+#: Descriptors beside one packet: the kernel's limit.
 FDS_LIMIT = 253
 #: Bytes of a region's name in UTF-8.
 NAME_LIMIT = 255
@@ -29,18 +26,18 @@ NAME_LIMIT = 255
 METADATA_LIMIT = 4096
 #: Names in one ``get_many``, and regions in one ``release`` or ``resume``.
 BATCH_LIMIT = 4096
-#: Bytes of names or entries after which a list goes on in another packet.
+#: Bytes of names or entries after which a list continues in another packet.
 PAGE_BYTES = 32 * 1024
-#: Holders that a ``stat`` tells of.
+#: Holders in the reply to a ``stat``.
 HOLDERS_LIMIT = 256
 #: Bytes of one region, before rounding.
 REGION_LIMIT = 1 << 61
-#: No CUDA ordinal is as large.
+#: CUDA ordinals are smaller.
 DEVICE_LIMIT = 1 << 16
-#: The number that stands for host memory where a device is told.
+#: The device number of host memory.
 CPU_DEVICE = -1
 
-#: Errors that travel: by the name of their class in :mod:`gdrpy.errors`.
+#: Errors in replies, by the name of their class in :mod:`gdrpy.errors`.
 ERRORS: tuple[type[errors.Error], ...] = (
     errors.BackendUnavailable,
     errors.Gone,
@@ -59,9 +56,9 @@ _BY_NAME = {kind.__name__: kind for kind in ERRORS}
 def encode(
     message: dict[str, Any], pack: Callable[[dict[str, Any]], bytes] = msgpack.packb
 ) -> bytes:
-    """A message's packet. Raises InvalidRequest for one that is longer than a packet may be.
+    """A message's packet. Raises InvalidRequest if it is longer than PACKET_LIMIT.
 
-    ``pack`` may be what :func:`packer` gives.
+    ``pack`` may be a :func:`packer`.
     """
     packet = pack(message)
     if len(packet) > PACKET_LIMIT:
@@ -73,7 +70,7 @@ def encode(
 
 
 def packer() -> Callable[[dict[str, Any]], bytes]:
-    """What encodes for one user at a time, in half the time."""
+    """An encoder for one thread at a time, which takes half the time."""
     pack: Callable[[dict[str, Any]], bytes] = msgpack.Packer().pack
     return pack
 
@@ -83,14 +80,14 @@ def decode(packet: bytes) -> dict[str, Any]:
     try:
         message = msgpack.unpackb(packet)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is no message") from error
+        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is not a message") from error
     if type(message) is not dict:
-        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is no message")
+        raise errors.ProtocolError(f"a packet of {len(packet)} bytes is not a message")
     return message
 
 
 def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
-    """A region's metadata as it travels. Raises TypeError, and ValueError for too much of it."""
+    """A region's metadata, encoded. Raises TypeError, and ValueError if it is too large."""
     if not metadata:
         return b""
     if not isinstance(metadata, dict):
@@ -98,7 +95,7 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
     try:
         packed: bytes = msgpack.packb(metadata)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{call}: metadata holds what msgpack does not pack: {error}") from error
+        raise TypeError(f"{call}: msgpack cannot encode the metadata: {error}") from error
     if len(packed) > METADATA_LIMIT:
         raise ValueError(
             f"{call}: metadata takes {len(packed)} bytes, and a region has room for "
@@ -108,7 +105,7 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
 
 
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
-    """What :func:`pack_metadata` packed; what another client put there is told as ``bytes``."""
+    """The reverse of :func:`pack_metadata`. Other content is returned as ``bytes``."""
     try:
         return decode(packed) if packed else {}
     except errors.ProtocolError:
@@ -116,15 +113,15 @@ def unpack_metadata(packed: bytes) -> dict[str, Any]:
 
 
 def error_message(error: errors.Error) -> dict[str, Any]:
-    """The fields of a reply that stand for an error."""
+    """The fields of a reply for an error."""
     kinds = (kind for kind in type(error).__mro__ if kind in ERRORS)
-    kind = next(kinds, errors.BackendUnavailable)  # what the driver said, in its own words
+    kind = next(kinds, errors.BackendUnavailable)  # with the driver's message
     message = error.strerror if isinstance(error, OSError) else str(error)
     return {"error": kind.__name__, "message": message}
 
 
 def error_of(reply: dict[str, Any]) -> errors.Error:
-    """The error that a reply stands for that has one."""
+    """The error of a reply that has one."""
     name = reply["error"]
     kind = _BY_NAME.get(str(name), errors.ProtocolError)
     message = str(reply.get("message", name))

@@ -1,97 +1,91 @@
-"""Unix sockets that keep packets apart, with file descriptors beside the bytes.
-
-Of ``_socket`` rather than ``socket``, whose import would take longer than opening a region.
-"""
+"""Unix sockets for packets with file descriptors."""
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
+import socket
 import stat
 import struct
+from collections.abc import Sequence
 
 from gdrpy._core import _packet
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
-
-#: Bytes that the kernel's sockaddr_un has for a path, and its final zero.
+#: Bytes of the kernel's sockaddr_un for a path and its final zero.
 PATH_ROOM = 108
-#: Descriptors that the kernel takes in one message. Source: SCM_MAX_FD, unix(7).
+#: Descriptors in one message, at most. Source: SCM_MAX_FD, unix(7).
 MAX_FDS = 253
 
 _CREDENTIALS = struct.Struct("3i")
 #: Source: socket(7), Linux 4.13. Python has no name for it.
 _SO_PEERGROUPS = 59
 _TIMEVAL = struct.Struct("ll")
-_TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+#: As numbers: flags of the enum are slow.
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class BadPacket(ValueError):
-    """A packet that is longer than it may be, or whose descriptors did not all arrive."""
+    """A packet that is too long, or that lost descriptors."""
 
 
-def packet_socket() -> _socket.socket:
+def packet_socket() -> socket.socket:
     """A new socket, closed on exec, not connected."""
-    return _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
-def set_timeout(sock: _socket.socket, seconds: float | None) -> None:
-    """How long each packet may take; then sending and receiving raise BlockingIOError.
+def set_timeout(sock: socket.socket, seconds: float | None) -> None:
+    """Limit the time for each packet; after it, sending and receiving raise BlockingIOError.
 
-    By the kernel's timers: the socket stays a blocking one, as :func:`send` and :func:`receive`
-    want it, and no call looks first whether it may.
+    The kernel's timers do this: the socket stays blocking, as :func:`send` and :func:`receive`
+    need, and no call polls first.
     """
     whole, part = divmod(seconds or 0.0, 1.0)
     limit = _TIMEVAL.pack(int(whole), int(part * 1e6) or (part > 0))
-    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def send(sock: _socket.socket, data: bytes, fds: Sequence[int]) -> None:
-    """Send one packet; the descriptors stay the caller's. Raises OSError."""
+def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one packet; the caller keeps the descriptors. Raises OSError."""
     _packet.send(sock.fileno(), data, fds)
 
 
-def receive(sock: _socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[int]]:
-    """One packet of up to ``limit`` bytes and its descriptors, which are the caller's to close.
+def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[int]]:
+    """One packet of up to ``limit`` bytes and its descriptors, which the caller closes.
 
-    An empty packet without descriptors is the peer's end. Raises BadPacket, with no descriptor left
-    open, and OSError.
+    An empty packet without descriptors means that the peer closed. Raises BadPacket, after closing
+    the descriptors, and OSError.
     """
     data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
     if flags & _TRUNCATED:
         close_all(fds)
         raise BadPacket(
             f"a packet has more than {limit} bytes"
-            if flags & _socket.MSG_TRUNC
+            if flags & socket.MSG_TRUNC
             else "the descriptors beside a packet did not all arrive"
         )
     return data, fds
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors, and forget them."""
+    """Close descriptors and empty the list."""
     while fds:
         os.close(fds.pop())
 
 
-def peer_credentials(sock: _socket.socket) -> tuple[int, int, int]:
-    """Process, user and group of the peer as it connected, by the kernel's word."""
-    found = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS.size)
+def peer_credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group of the peer when it connected, from the kernel."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(found)
     return pid, uid, gid
 
 
-def peer_groups(sock: _socket.socket) -> frozenset[int]:
-    """The supplementary groups of the peer as it connected, by the kernel's word."""
+def peer_groups(sock: socket.socket) -> frozenset[int]:
+    """The supplementary groups of the peer when it connected, from the kernel."""
     size = 1024
     while True:
         try:
-            found = sock.getsockopt(_socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+            found = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
         except OSError as error:
             if error.errno != errno.ERANGE or size > 1 << 20:
                 raise
@@ -101,15 +95,13 @@ def peer_groups(sock: _socket.socket) -> frozenset[int]:
 
 
 def listen(path: str, mode: int, backlog: int, group: int | None = None) -> socket.socket:
-    """A listening socket at a path that nothing lies at, with its mode before anybody can connect.
+    """A listening socket at a new path. It has its mode before a client can connect.
 
-    Raises FileExistsError, also where another file takes its place meanwhile, and OSError.
+    Raises FileExistsError, also if another file replaces it meanwhile, and OSError.
     """
-    import socket
-
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        os.fchmod(listener.fileno(), 0)  # which the file takes over: it is nobody's at first
+        os.fchmod(listener.fileno(), 0)  # the file inherits this mode: no access at first
         listener.bind(path)
         _open_up(path, mode, group)
         listener.listen(backlog)
@@ -120,12 +112,12 @@ def listen(path: str, mode: int, backlog: int, group: int | None = None) -> sock
 
 
 def _open_up(path: str, mode: int, group: int | None) -> None:
-    """Give the socket file just bound its group and mode, and no other file at its path."""
+    """Set group and mode of the socket file just bound, but of no other file at its path."""
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
         if found.st_mode != stat.S_IFSOCK or found.st_uid != os.geteuid():
-            raise FileExistsError(errno.EEXIST, "something else was put there meanwhile")
+            raise FileExistsError(errno.EEXIST, "another file was put there meanwhile")
         itself = f"/proc/self/fd/{file}"
         if group is not None:
             os.chown(itself, -1, group)
@@ -135,16 +127,16 @@ def _open_up(path: str, mode: int, group: int | None) -> None:
 
 
 def remove_stale(path: str) -> bool:
-    """Remove a socket file that nobody is bound to any more; whether there was one.
+    """Remove a socket file that no process is bound to any more; returns whether there was one.
 
-    Raises FileExistsError for a live one and for what is no socket, and OSError.
+    Raises FileExistsError if a process is bound to it or it is not a socket, and OSError.
     """
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return False
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "it is no socket and is left alone")
+        raise FileExistsError(errno.EEXIST, "it is not a socket and is left alone")
     if is_live(path):
         raise FileExistsError(errno.EADDRINUSE, "another program listens there")
     os.unlink(path)
@@ -154,9 +146,9 @@ def remove_stale(path: str) -> bool:
 def is_live(path: str) -> bool:
     """Whether a process is bound to a socket file.
 
-    A datagram socket asks: it is refused either way, so the listener is not disturbed.
+    A datagram socket probes it: the kernel refuses that either way, without the listener noticing.
     """
-    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
         return probe.connect_ex(path) != errno.ECONNREFUSED
     finally:
@@ -164,9 +156,9 @@ def is_live(path: str) -> bool:
 
 
 def private_folder() -> str:
-    """The folder for this user's sockets: the runtime directory, else one under the temporary one.
+    """The folder for this user's sockets: the runtime directory, else one in the temporary folder.
 
-    Raises PermissionError where somebody else made that folder first.
+    Raises PermissionError if another user made that folder first.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
@@ -180,6 +172,6 @@ def private_folder() -> str:
         raise PermissionError(
             errno.EPERM,
             f"{folder} is not a folder that only you can enter, and belongs to user "
-            f"{found.st_uid}: have it removed, or set XDG_RUNTIME_DIR or TMPDIR",
+            f"{found.st_uid}: remove it, or set XDG_RUNTIME_DIR or TMPDIR",
         )
     return folder

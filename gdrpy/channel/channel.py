@@ -15,9 +15,9 @@ from gdrpy.common.resource import Closing
 from gdrpy.memory.page_locked import page_locked
 from gdrpy.region import alloc
 
-#: What the size of a record is a multiple of, and at most: in bytes.
+#: The size of a record is a multiple of the unit and at most the maximum, in bytes.
 RECORD_UNIT, RECORD_MAX = 16, 64 * 1024
-#: In records: of the largest, as many as no address space holds.
+#: In records. No address space holds this many of the largest.
 CAPACITY_MAX = 1 << 40
 
 
@@ -33,21 +33,22 @@ class _End(Closing):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: it is its process's; "
-            f"send records to that, or share a region and a flag of it"
+            f"a {type(self).__name__} cannot be copied or pickled: it belongs to its process; "
+            f"send records to that process, or share a region and a flag of it"
         )
 
 
 class Channel(_End, _mapping.Channel):
     """A ring of ``capacity`` records of ``record_nbytes`` bytes, from the CPU to a GPU.
 
-    One producer: this object, whose pushes are stores through the mapping of the GPU's memory;
-    threads may share it. One consumer: a kernel that is given :attr:`ptr`, or :meth:`reader`. The
-    records arrive in the order of the pushes, each whole and once.
+    The one producer is this object, whose pushes are stores through the mapping of GPU memory;
+    threads may share it. The one consumer is a kernel that gets :attr:`ptr`, or :meth:`reader`.
+    Each record arrives whole and once, in the order of the pushes.
 
     ``record_nbytes`` is a multiple of 16 up to 65536, ``capacity`` a power of two up to 2**40. The
-    end of a ``with`` block is :meth:`close`: it tells the consumer that no more comes. Keep the
-    object until the kernel has ended: its memory is freed when it and its readers are gone.
+    end of a ``with`` block calls :meth:`close`, which tells the consumer that no record follows.
+    Keep the object until the kernel has ended: its memory is freed when it and its readers are
+    gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
     CudaError.
@@ -85,13 +86,13 @@ class Channel(_End, _mapping.Channel):
 
     @property
     def ptr(self) -> int:
-        """GPU address of the ``struct gdr_channel`` that the consumer is given. Raises Forked."""
+        """GPU address of the ``struct gdr_channel`` for the consumer. Raises Forked."""
         return self._region.ptr
 
     def reader(self) -> ChannelReader:
-        """The consumer's end on the CPU, in place of a kernel; it goes on after what was taken.
+        """A consumer on the CPU, in place of a kernel. It begins after the records already taken.
 
-        Raises ValueError while there is another one.
+        Raises ValueError while the channel has another reader.
         """
         reader = ChannelReader(self)
         other = self._reader() if self._reader else None
@@ -106,11 +107,11 @@ class Channel(_End, _mapping.Channel):
 
 
 class ChannelReader(_End, _mapping.ChannelReader):
-    """The consumer's end of a channel, on the CPU. Made by :meth:`Channel.reader`.
+    """A channel's consumer on the CPU. Made by :meth:`Channel.reader`.
 
-    It reads the GPU's memory through its mapping, which is slow on a real GPU; it serves tests, and
+    It reads GPU memory through the mapping, which is slow on a real GPU. It is for tests, and for
     the simulated GPU, which has no kernels. Iterating takes record after record, up to the end.
-    Threads may share it; beside it there must be no other consumer.
+    Threads may share it. The channel must have no other consumer.
     """
 
     def __iter__(self) -> Iterator[bytes]:

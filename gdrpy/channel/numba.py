@@ -1,4 +1,4 @@
-"""The consumer's end of a channel for kernels of numba.cuda.
+"""The consumer of a channel for numba.cuda kernels.
 
 ``channel`` is the address of its descriptor: pass ``numpy.uint64(channel.ptr)`` to the kernel.
 ``head`` counts the records taken, as an unsigned 64-bit int; record number i is the i-th ever.
@@ -36,7 +36,7 @@ def _load(instruction: str, result: Any, side_effect: bool) -> Any:
     return load
 
 
-# The descriptor never changes, so the compiler may load a field of it once; the rest is read anew.
+# The descriptor never changes, so the compiler may load its fields once; other words are reloaded.
 _field = _load("ld.global.u64", types.uint64, side_effect=False)
 _half_field = _load("ld.global.u32", types.uint32, side_effect=False)
 _acquire = _load("ld.acquire.sys.global.u64", types.uint64, side_effect=True)
@@ -61,13 +61,13 @@ def _store(context: Any, address: Any, value: Any) -> Any:
 
 @cuda.jit(device=True)
 def begin(channel):
-    """How many records earlier consumers have taken: the ``head`` to begin with."""
+    """The number of records that earlier consumers have taken: the first ``head``."""
     return _acquire(_field(channel + uint64(HEAD)))
 
 
 @cuda.jit(device=True)
 def wait(channel, head):
-    """Wait until records are ready, and say how many; 0 at the end. For one thread."""
+    """Wait until records are ready and return how many; 0 at the end. For one thread."""
     tail = _field(channel + uint64(TAIL))
     closed = _field(channel + uint64(CLOSED))
     while True:
@@ -75,24 +75,24 @@ def wait(channel, head):
         if ready != uint64(0):
             return ready
         if _acquire(closed) != uint64(0):
-            return _acquire(tail) - head  # pushed before the end was told
+            return _acquire(tail) - head  # records pushed before close()
 
 
 @cuda.jit(device=True)
 def wait_block(channel, head):
-    """The same for a block: all its threads call it, and get the same answer."""
+    """:func:`wait` for a block: all its threads call it and get the same result."""
     shared = cuda.shared.array(1, uint64)
     if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
         shared[0] = wait(channel, head)
     cuda.syncthreads()
     ready = shared[0]
-    cuda.syncthreads()  # all have it before the next call changes it
+    cuda.syncthreads()  # all threads have it before the next call changes it
     return ready
 
 
 @cuda.jit(device=True)
 def load64(channel, index, word):
-    """64-bit word number ``word`` of record number ``index``, which is ready."""
+    """64-bit word number ``word`` of record number ``index``, which must be ready."""
     slot = uint64(index) & (_field(channel + uint64(CAPACITY)) - uint64(1))
     start = _field(channel + uint64(RECORDS))
     nbytes = uint64(_half_field(channel + uint64(RECORD_NBYTES)))
@@ -101,14 +101,14 @@ def load64(channel, index, word):
 
 @cuda.jit(device=True)
 def release(channel, head):
-    """Give the room of the records before number ``head`` back to the CPU. For one thread."""
-    cuda.threadfence_system()  # records are loaded before their room is given back
+    """Return the slots of the records before number ``head`` to the CPU. For one thread."""
+    cuda.threadfence_system()  # records are loaded before their slots are returned
     _store(_field(channel + uint64(HEAD)), uint64(head))
 
 
 @cuda.jit(device=True)
 def release_block(channel, head):
-    """The same for a block, whose threads have all loaded what they need of them."""
+    """:func:`release` for a block: all its threads call it after they loaded the records."""
     cuda.syncthreads()
     if cuda.threadIdx.x == 0 and cuda.threadIdx.y == 0 and cuda.threadIdx.z == 0:
         release(channel, head)
@@ -116,6 +116,6 @@ def release_block(channel, head):
 
 @cuda.jit(device=True)
 def stop(channel):
-    """Take no more: the CPU's pushes raise Closed. For one thread."""
+    """Take no more records: the CPU's pushes raise Closed. For one thread."""
     cuda.threadfence_system()
     _store(_field(channel + uint64(STOPPED)), uint64(1))

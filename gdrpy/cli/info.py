@@ -15,7 +15,6 @@ exit status:
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -75,10 +74,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         {
             "header": header.json(),
             "cuda_problem": problem,
-            "devices": [asdict(device) for device in devices],
+            "devices": [device._asdict() for device in devices],
             "backends": states,
             "fabric_handles": [
-                {"device": device, **asdict(status)} for device, status in handles.items()
+                {"device": device, **status._asdict()} for device, status in handles.items()
             ],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }

@@ -1,1 +1,1 @@
-"""What every room uses: checks of arguments, and what closes."""
+"""Shared by all packages: checks of arguments, resources that close, element types, DLPack."""

@@ -1,4 +1,4 @@
-"""Checks of what callers pass, made before anything is touched."""
+"""Checks of callers' arguments, made before a call has any effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_int(call: str, name: str, value: Any) -> int:
-    """An int, or an object that stands for one (numpy's integers). Raises TypeError."""
+    """An int, from an int or an object with ``__index__`` (numpy's integers). Raises TypeError."""
     if not isinstance(value, bool):
         try:
             return index(value)
@@ -22,9 +22,9 @@ def as_int(call: str, name: str, value: Any) -> int:
 
 
 def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
-    """A GPU as a caller names it: its ordinal, its UUID, or its PCI address as pci_name() has it.
+    """A GPU's name, checked: its ordinal, its UUID, or its PCI address as pci_name() writes it.
 
-    ``or_cpu`` is for the error alone: whether the caller takes "cpu" too. Raises TypeError,
+    ``or_cpu`` only changes the error: whether the caller accepts "cpu" too. Raises TypeError,
     ValueError.
     """
     if isinstance(device, str):
@@ -64,7 +64,7 @@ def as_size(call: str, value: Any) -> int:
 
 
 def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
-    """Offset and size of a range inside ``room`` bytes; a size of None is all from the offset on.
+    """Offset and size of a range inside ``room`` bytes; size None is all from the offset on.
 
     Raises TypeError, ValueError.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """The CPU's name as the kernel tells it, else its architecture."""
+    """The CPU's model name from /proc/cpuinfo, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

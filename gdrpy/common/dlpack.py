@@ -1,6 +1,6 @@
-"""Memory shown to other array libraries by DLPack.
+"""Memory shared with other array libraries by DLPack.
 
-What they drop last is given back when the GPU has done what was queued by then: see
+Memory that they drop last is freed when the GPU has done the work queued by then: see
 memory/reclaim.py.
 """
 
@@ -15,19 +15,19 @@ from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int
 from gdrpy.common.dtypes import DType
 
-#: A kind of devices by DLPack's number, and which of them.
+#: DLPack's number for a kind of device, and the device's number.
 Device = tuple[int, int]
 
 CUDA = 2
-#: The host's memory. The CPU view of GPU memory counts as that, and so does all that a simulated
-#: GPU has.
+#: Host memory. The CPU view of GPU memory counts as host memory, and so does a simulated GPU's
+#: memory.
 HOST: Device = (1, 0)
 
 
 class View(NamedTuple):
     """Packed elements at an address of a device; ``owner`` keeps the memory.
 
-    Writing what is ``readonly`` is a segmentation fault, or ends the GPU's context.
+    A write to a ``readonly`` view is a segmentation fault, or ends the GPU's context.
     """
 
     address: int
@@ -39,16 +39,16 @@ class View(NamedTuple):
 
 
 class Exporter(Protocol):
-    """What a capsule can be made of."""
+    """An object that capsules can be made of."""
 
     def __dlpack_device__(self) -> Device:
-        """Where it lies, if nobody wishes otherwise."""
+        """The device of capsules by default."""
 
     def _view(self, device: Device) -> View | None:
-        """It as that device sees it, without a copy; None if that device does not."""
+        """A view from that device, without a copy; None if that device does not see the memory."""
 
     def _copy(self, device: Device, stream: int | None) -> View:
-        """A copy on a device, made by the time that it returns. Raises BufferError."""
+        """A copy on a device, complete on return. Raises BufferError."""
 
 
 def export(
@@ -60,7 +60,7 @@ def export(
     dl_device: Any = None,
     copy: bool | None = None,
 ) -> object:
-    """The capsule that a consumer wishes for: see :meth:`gdrpy.Array.__dlpack__`."""
+    """A capsule as a consumer asks for it: see :meth:`gdrpy.Array.__dlpack__`."""
     native = source.__dlpack_device__()
     device = native if dl_device is None else _as_device(call, dl_device)
     _check_stream(call, stream, CUDA in (native[0], device[0]))
@@ -75,8 +75,8 @@ def export(
     versioned = max_version is not None and max_version[0] >= 1
     if view.readonly and not versioned:
         raise BufferError(
-            f"{call}: the memory is read-only, which the consumer cannot be told: it must ask for "
-            f"max_version=(1, 0) or later"
+            f"{call}: the memory is read-only, which capsules before DLPack 1.0 cannot say: the "
+            f"consumer must ask for max_version=(1, 0) or later"
         )
     return _mapping.dlpack(
         view.address,
@@ -98,13 +98,13 @@ def host_copy(
     dtype: DType,
     readinto: Callable[[Any], object],
 ) -> View:
-    """New host memory that ``readinto`` has filled. Raises BufferError for any other device."""
+    """New host memory that ``readinto`` fills. Raises BufferError for any other device."""
     import numpy as np
 
     if device != HOST:
         raise BufferError(
-            f"{call}: gdrpy cannot copy it to DLPack device {device}: take it where it is, and "
-            f"copy it by the library that asks"
+            f"{call}: gdrpy cannot copy to DLPack device {device}: take a capsule without "
+            f"dl_device, and copy it by the library that asks"
         )
     data = np.empty(math.prod(shape) * dtype.nbytes, np.uint8)
     readinto(data)
@@ -120,15 +120,15 @@ def _as_device(call: str, value: Any) -> Device:
 
 
 def _check_stream(call: str, stream: Any, gpu: bool) -> None:
-    """A consumer's stream: of a GPU 1 (legacy), 2 (per thread), a handle, or -1 (do not wait).
+    """Check a consumer's stream: for a GPU 1 (legacy), 2 (per thread), a handle, or -1 (no wait).
 
-    Some consumers name one for memory that a GPU has, also when they wish for host memory.
+    Some consumers pass a stream for GPU memory even when they ask for host memory.
     """
     if stream is None:
         return
     number = as_int(call, "stream", stream)
     if not gpu or number < -1 or number == 0:
         raise ValueError(
-            f"{call}: stream {number} is none: it must be None for host memory, and -1 or 1 or "
-            f"more for a GPU's"
+            f"{call}: stream {number} is not valid: it must be None for host memory, and -1 or 1 "
+            f"or more for GPU memory"
         )

@@ -1,4 +1,4 @@
-"""The element types of tensors, by the names that the safetensors format gives them."""
+"""Element types of tensors, by their names in the safetensors format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-#: DLPack's codes of kinds of elements.
+#: DLPack's type codes.
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN, _FLOAT8_E5M2 = 0, 1, 2, 4, 6, 10, 12
 _COMPLEX = 5
 
@@ -27,7 +27,7 @@ class DType(NamedTuple):
     native: bool = True
 
     def numpy(self, call: str) -> np.dtype[Any]:
-        """Numpy's element type. Raises TypeError where it needs ml_dtypes, which is missing."""
+        """The numpy dtype. Raises TypeError if it needs ml_dtypes, which is not installed."""
         import numpy as np
 
         if self.native:
@@ -64,7 +64,7 @@ DTYPES = {
     )
 }
 _BY_ARRAY_NAME = {dtype.array_name: dtype for dtype in DTYPES.values()}
-#: What other libraries' arrays may hold besides, by DLPack's code and the bytes of an element.
+#: The element types of other libraries' arrays, by DLPack's code and the bytes of an element.
 _FOREIGN = {
     (dtype.code, dtype.nbytes): dtype
     for dtype in (
@@ -73,14 +73,14 @@ _FOREIGN = {
         DType("complex128", 16, _COMPLEX, "complex128"),
     )
 }
-#: Kinds of elements in the type strings of array interfaces.
+#: DLPack's type codes by the kind in an array interface's type string.
 _KINDS = {"i": _INT, "u": _UINT, "f": _FLOAT, "b": _BOOL, "c": _COMPLEX}
 
 
 def as_dtype(call: str, value: Any) -> DType:
-    """The element type that a safetensors name, or what ``numpy.dtype`` takes, stands for.
+    """The element type of a safetensors name, or of a value that ``numpy.dtype`` accepts.
 
-    Where a name means something in both ("U8"), it is safetensors'. Raises TypeError.
+    A name that both define ("U8") is safetensors'. Raises TypeError.
     """
     if isinstance(value, DType):
         value = value.name
@@ -101,18 +101,18 @@ def as_dtype(call: str, value: Any) -> DType:
         )
     if not kind.isnative:
         raise TypeError(
-            f"{call}: dtype {kind.str!r} is of the other byte order: convert the array first, by "
+            f"{call}: dtype {kind.str!r} has the other byte order: convert the array first, by "
             f"array.astype(array.dtype.newbyteorder('='))"
         )
     return _BY_ARRAY_NAME[kind.name]
 
 
 def of_dlpack(call: str, code: int, bits: int, lanes: int) -> DType:
-    """The element type that DLPack's numbers stand for. Raises TypeError."""
+    """The element type of DLPack's numbers. Raises TypeError."""
     found = _FOREIGN.get((code, bits // 8)) if bits % 8 == 0 and lanes == 1 else None
     if found is None:
         raise TypeError(
-            f"{call}: gdrpy has no name for the array's element type (DLPack code {code}, {bits} "
+            f"{call}: gdrpy does not know the array's element type (DLPack code {code}, {bits} "
             f"bits, {lanes} lanes): view it as integers of the same size"
         )
     return found
@@ -124,7 +124,7 @@ def as_typestr(call: str, text: str) -> DType:
     found = _FOREIGN.get((_KINDS.get(kind, -1), int(size))) if size.isdigit() else None
     if found is None or order == {"little": ">", "big": "<"}[sys.byteorder]:
         raise TypeError(
-            f"{call}: gdrpy has no name for the array's element type {text!r}: view it as integers "
+            f"{call}: gdrpy does not know the array's element type {text!r}: view it as integers "
             f"of the same size, in this machine's byte order"
         )
     return found

@@ -1,4 +1,4 @@
-"""What everything that must be given back has in common."""
+"""Base classes of objects that must be closed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Self
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo, alone
 
-#: What is to be done instead of pickling a region, or what is made of one.
+#: The remedy for pickling a region, or an object made from one.
 HOW_TO_SEND = (
     "send it by multiprocessing, through a Queue, a Pipe or a Process's arguments; or send a file "
-    "descriptor, from Region.export(), and open it there by Region.from_fd(); or take a region of "
+    "descriptor, from Region.export(), and open it there by Region.from_fd(); or use a region of "
     "a broker, which pickles"
 )
 
@@ -42,19 +42,19 @@ class Closing:
 
 
 class Resource(Closing, _mapping.Resource):
-    """Closes once, is a context manager, and is its process's own.
+    """Closes once, is a context manager, and belongs to the process that made it.
 
-    ``_lock`` is held while it closes, and by subclasses while they make or use what closing would
-    take away.
+    ``_lock`` is held during close(), and by subclasses while they make or use parts that close()
+    would release.
     """
 
-    #: What a forked child is to do instead of using its parent's, and who would pickle it.
+    #: The remedies for use in a forked child, and for pickling.
     _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made
 
     def _release(self) -> None:
-        """Give back what this object holds; what raises leaves the object open."""
+        """Release what this object holds; the object stays open if this raises."""
 
     def __enter__(self) -> Self:
         self._check(f"with {type(self).__name__}")
@@ -65,11 +65,11 @@ class Resource(Closing, _mapping.Resource):
 
 
 class Owner(Resource):
-    """A resource that is given back, at the latest, when nobody refers to it any more.
+    """A resource that is released, at the latest, when it is no longer referenced.
 
-    ``undo`` holds what gives it back, latest first; a class that overrides :meth:`_give_back` needs
-    none. Users that :meth:`hold` it put that off: the garbage collector may finalize an owner
-    before the things that were made from it.
+    ``undo`` holds the steps that release it, latest first; a class that overrides
+    :meth:`_give_back` needs none. Users that :meth:`hold` it delay the release: the garbage
+    collector may finalize an owner before the objects made from it.
     """
 
     def __init__(self, undo: Undo | None) -> None:
@@ -78,7 +78,7 @@ class Owner(Resource):
         self._users: set[object] = set()
 
     def hold(self, user: object) -> None:
-        """Keep it for a user, whom nothing else equals. Raises Closed, Forked."""
+        """Keep it for a user, an object equal to no other user. Raises Closed, Forked."""
         if self._forked():
             self._check(f"using a {type(self).__name__}")
         alone(self._mutex, self._hold_open, user)
@@ -88,7 +88,7 @@ class Owner(Resource):
         self._users.add(user)
 
     def let_go(self, user: object) -> None:
-        """End a user's hold; the last one of a closed owner gives it back."""
+        """End a user's hold; the end of the last hold on a closed owner releases it."""
         self._users.discard(user)
         if not self._forked():
             alone(self._mutex, self._drop_unused)
@@ -99,7 +99,7 @@ class Owner(Resource):
 
     @property
     def users(self) -> int:
-        """How many hold it now."""
+        """The number of users that hold it."""
         return len(self._users)
 
     def _release(self) -> None:
@@ -111,11 +111,11 @@ class Owner(Resource):
             self._undo.close()
 
     def _drop(self) -> None:
-        """Give it back because nobody refers to it any more."""
+        """Release it because it is no longer referenced, or its last hold ended."""
         self._give_back()
 
     def __del__(self) -> None:
-        # At interpreter exit the process gives everything back, and CUDA may be gone already.
+        # At interpreter exit the kernel frees everything, and CUDA may be gone already.
         if self._closed or sys.is_finalizing():
             return
         self._closed = True
@@ -124,7 +124,7 @@ class Owner(Resource):
 
 
 class Hold:
-    """One user of an owner: until the end of a ``with`` block, or as long as it is referred to.
+    """A user of an owner, until the end of a ``with`` block or until it is dropped.
 
     Raises Closed, Forked.
     """
@@ -137,7 +137,7 @@ class Hold:
         self._owner = owner
 
     def end(self) -> None:
-        """Let go of it. May be called again."""
+        """End the hold. May be called again."""
         owner, self._owner = self._owner, None
         if owner is not None:
             owner.let_go(self._use)

@@ -1,1 +1,1 @@
-"""Which way a copy goes, and copies by the GPU."""
+"""The choice of a copy path, and copies by the GPU."""

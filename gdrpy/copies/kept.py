@@ -1,4 +1,4 @@
-"""Limits that were measured on this machine: a file for each kind of GPU."""
+"""Stored limits, measured on this machine: one file for each GPU model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gdrpy._core.driver import driver_version
 from gdrpy.common.cpu import cpu_model
 from gdrpy.copies.limits import Limits
 
-#: More than any file of limits has.
+#: The most bytes that are read of a file; a file of limits is smaller.
 _MOST_BYTES = 1 << 16
 
 
 def path(device: int) -> Path:
-    """Where the limits of a device's kind are kept. Raises FileNotFoundError without a home."""
+    """The file with the limits of a device's model. Raises FileNotFoundError without a home."""
     name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
     return _cache() / "gdrpy" / f"limits-{name}.json"
 
 
 def origin(device: int) -> dict[str, Any]:
-    """What limits belong to: others of another origin say nothing here."""
+    """The hardware and driver that limits are valid for."""
     return {
         "gpu": _gpu(device),
         "driver": None if cuda.simulated() else driver_version(),
@@ -38,9 +38,9 @@ def origin(device: int) -> dict[str, Any]:
 
 
 def load(device: int) -> Limits | None:
-    """The limits kept for a device, None if this process may see none that hold here.
+    """The stored limits of a device, None if there are none that this process can read and use.
 
-    A file that cannot be understood is told of, and not used.
+    Warns of a file that cannot be understood.
     """
     try:
         file = path(device)
@@ -53,7 +53,7 @@ def load(device: int) -> Limits | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         warnings.warn(
-            f"{file} cannot be used ({type(error).__name__}: {error}): built-in limits are taken; "
+            f"{file} cannot be used ({type(error).__name__}: {error}): using built-in limits; "
             f"run gdrpy tune again, or delete it",
             RuntimeWarning,
             stacklevel=2,
@@ -63,14 +63,17 @@ def load(device: int) -> Limits | None:
 
 
 def save(device: int, limits: Limits, **details: Any) -> Path:
-    """Keep limits, with how they were found; returns the file. Raises ValueError, OSError."""
+    """Store limits, with details of their measurement; returns the file.
+
+    Raises ValueError, OSError.
+    """
     limits.check()
     file = path(device)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(
         {"origin": origin(device), "limits": limits._asdict(), **details}, indent=1, allow_nan=False
     )
-    # Another process reads the old file or the new one, never a part.
+    # Another process reads the old file or the new one, never a part of one.
     draft = file.with_suffix(f".{os.getpid()}")
     with Undo() as undo:
         undo.callback(draft.unlink, True)
@@ -81,7 +84,7 @@ def save(device: int, limits: Limits, **details: Any) -> Path:
 
 def _cache() -> Path:
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():  # a relative one is to be ignored, says its specification
+    if given.is_absolute():  # the XDG specification says to ignore a relative path
         return given
     try:
         return Path.home() / ".cache"
@@ -91,7 +94,7 @@ def _cache() -> Path:
 
 
 def _read(file: Path) -> bytes:
-    """The beginning of a regular file; a pipe in its place is not waited for."""
+    """The beginning of a regular file. Does not wait for a pipe in its place."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise ValueError("not a regular file")

@@ -1,4 +1,4 @@
-"""From which sizes on which way of copying is the faster one: what is to be known, and built in."""
+"""Thresholds for choosing a copy path, and their defaults."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import sys
 from typing import NamedTuple
 
-#: A way that is never the faster one is so from this size on.
+#: The threshold of a path that is never the fastest.
 NEVER = sys.maxsize
 
-#: Of the pools of the C core.
+#: The sizes of the C core's thread pools.
 MOST_THREADS = 16
 MOST_LANES = 8
 
 
 class Limits(NamedTuple):
-    """Sizes in bytes from which a way is the faster one, and how many threads it takes.
+    """Sizes in bytes from which a copy path is the fastest, and how many threads it uses.
 
     ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
     ordinary memory through staging, by up to ``lanes`` threads. ``write_dma_pinned``: DMA from
@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     lanes: int
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be."""
+        """Raise ValueError for values out of range."""
         counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
         for name, value in self._asdict().items():
             least, most = (1, counts[name]) if name in counts else (0, NEVER)

@@ -1,8 +1,8 @@
-"""Which way a copy takes: the sizes from which each is the faster one, measured or built in.
+"""The limits in use, which decide the path of a copy by its size: measured or built in.
 
-``gdrpy tune`` measures them on this machine and keeps them, for each GPU, in ``$XDG_CACHE_HOME``
-(``~/.cache``) under ``gdrpy/``. They count as long as GPU, driver and CPU are the ones they were
-measured on. ``GDRPY_TUNING=0`` has none read.
+``gdrpy tune`` measures limits on this machine and stores them, for each GPU model, in
+``$XDG_CACHE_HOME`` (``~/.cache``) under ``gdrpy/``. They are used only with the GPU, driver and CPU
+that they were measured on. With ``GDRPY_TUNING=0`` no stored limits are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gdrpy.copies.limits import BUILT_IN, Limits
 
 
 def limits(device: int | None) -> Limits:
-    """What holds for a device's memory; for None, without GPU view, what is built in."""
+    """The limits for a device's memory; the built-in ones for None, without a GPU view."""
     return BUILT_IN if device is None else _of_device(device)
 
 
@@ -27,5 +27,5 @@ def _of_device(device: int) -> Limits:
 
 
 def forget() -> None:
-    """Have the stored limits read again, by regions that copy for the first time."""
+    """Read the stored limits again, for regions that have not copied yet."""
     _of_device.cache_clear()

@@ -1,4 +1,4 @@
-"""The ways to a CPU mapping of GPU memory: which there are, and whether each can serve here.
+"""The backends, which map GPU memory for the CPU: their names, and whether each works here.
 
 ``GDRPY_BACKEND``, or ``backend=`` where a function takes it, forces one.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -17,9 +16,8 @@ from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 
 
-@dataclass(frozen=True)
-class Status:
-    """Whether a backend can serve here; if not, why, and what would change it."""
+class Status(NamedTuple):
+    """Whether a backend works here; if not, the reason and the remedy."""
 
     usable: bool
     reason: str
@@ -27,14 +25,14 @@ class Status:
 
 
 class Backend:
-    """One way to CPU-map GPU memory, of the C core's."""
+    """A backend of the C core."""
 
     def __init__(self, name: str) -> None:
         self._backend = lib.core_backend_named(name.encode())
         self.name = name
 
     def status(self, device: int | None = None) -> Status:
-        """Whether it can serve here (on this device). Never raises, and makes no CUDA context."""
+        """Whether it works here (on this device). Never raises, and makes no CUDA context."""
         status = ffi.new("struct core_status *")
         with Undo() as undo:
             try:
@@ -43,7 +41,7 @@ class Backend:
                 return Status(False, str(error))
             try:
                 node = undo.keep(Node()).struct
-            except Error:  # the backend says it
+            except Error:  # the backend reports it
                 node = ffi.NULL
             self._backend.status(functions, -1 if device is None else device, node, status)
         return Status(bool(status.usable), text(status.reason), text(status.remedy))
@@ -75,7 +73,7 @@ def candidates() -> list[str]:
 
 
 def cuda_functions() -> Any:
-    """The CUDA driver's functions, for the C core. Raises what cuda.driver() raises."""
+    """The CUDA driver's functions, for the C core. Raises the errors of cuda.driver()."""
     cuda.driver()
     return _found_functions()
 

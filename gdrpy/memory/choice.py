@@ -1,4 +1,4 @@
-"""Memory by the descriptor that it was exported as: what kind it is, and how it is taken in."""
+"""Opening memory by a descriptor: its kind decides how."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def open_export(
     backend: str | None = None,
     viewer: int | None = None,
 ) -> Memory:
-    """The memory behind a descriptor, which stays the caller's; at least ``nbytes`` of it.
+    """Open the memory behind a descriptor, which the caller keeps; it has at least ``nbytes``.
 
-    ``gpu`` gives it a GPU view, ``readonly`` or not, on GPU ``viewer``; None is the GPU that it
-    lies on. Without a GPU view neither CUDA nor a context is needed. Host memory has none, and is
-    mapped in one way, whatever ``backend`` is forced.
+    ``gpu`` gives it a GPU view, ``readonly`` or not, on GPU ``viewer``; None is the GPU that the
+    memory lies on. Without a GPU view CUDA is not needed. Host memory has no GPU view and ignores
+    ``backend``.
 
     Raises InvalidHandle, SizeMismatch, PermissionDenied, OutOfMemory, CudaError, NotFound,
     BackendUnavailable, ValueError.
@@ -64,8 +64,8 @@ def open_export(
         if gpu and device is not None and not is_writable(fd):
             raise PermissionDenied(
                 EACCES,
-                f"{call}: file descriptor {fd} is open for reading only, which CUDA does not "
-                f"import: open it with gpu=False, readonly=True",
+                f"{call}: file descriptor {fd} is open for reading only, and CUDA does not import "
+                f"it: open it with gpu=False, readonly=True",
             )
         memory = (
             vmm.import_fd(call, fd, core.nbytes, viewer, readonly)
@@ -86,10 +86,10 @@ def own_export(
     readonly: bool = False,
     viewer: int | None = None,
 ) -> Memory:
-    """As :func:`open_export`, but the memory takes the descriptor over.
+    """Like :func:`open_export`, but the memory takes the descriptor over.
 
-    A broker says that the memory lies on ``device``, None for the host: the descriptor's name is
-    not checked. The descriptor is closed if this raises.
+    ``device`` is where the memory lies as a broker reports it, None for the host; the descriptor's
+    name is not checked. The descriptor is closed if this raises.
     """
     fd = descriptor.fileno()
     if device is None or not gpu:
@@ -107,7 +107,7 @@ def _too_large(call: str, wanted: int, size: int) -> SizeMismatch:
 
 
 def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> Any:
-    """What the C core takes in of a descriptor; ``undo`` gives it back. Raises InvalidHandle."""
+    """Have the C core take a descriptor's memory in; ``undo`` releases it. Raises InvalidHandle."""
     device = simulated_device(target)
     if forced != "nvrm":
         if device is not None:

@@ -1,4 +1,4 @@
-"""File descriptors that carry memory: what one is, and a duplicate to own."""
+"""File descriptors of memory: what kind each is, and duplicates of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
-#: What the memory files of host memory are called.
+#: The name of memory files of host memory.
 HOST_NAME = "gdrpy-host"
-#: The node that the NVIDIA driver exports allocations on, and takes them in.
+#: The node on which the NVIDIA driver exports and imports allocations.
 NVIDIA_NODE = "/dev/nvidiactl"
-#: The node of simulated GPU memory on a PCI BAR, and what it tells of a descriptor's block: bytes,
-#: an identity, the device's ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
+#: The node of simulated GPU memory on a PCI BAR, and its description of a descriptor's block: size,
+#: identity, device ordinal, flags. Source: gdrpy/sim/src/gpustandin.h.
 _BAR_NODE = "/dev/gpustandin"
 _BAR_INFO = 0x80184703
 _BAR_LAYOUT = struct.Struct("QQII")
@@ -35,7 +35,7 @@ def _readlink(fd: int) -> str:
 
 
 def target_of(fd: int) -> str:
-    """What a descriptor is open on, as the kernel calls it; empty if it is not open."""
+    """The kernel's name of what a descriptor is open on; empty if it is not open."""
     try:
         return _readlink(fd)
     except OSError:
@@ -43,12 +43,12 @@ def target_of(fd: int) -> str:
 
 
 def is_simulated(target: str) -> bool:
-    """Whether this is what the kernel calls an allocation of the simulated GPU."""
+    """Whether this is the kernel's name of an allocation of the simulated GPU."""
     return target == _BAR_NODE or simulated_device(target) is not None
 
 
 def simulated_device(target: str) -> int | None:
-    """The device of a memory file of the simulated GPU; None for anything else."""
+    """The device of a memory file of a simulated GPU, by its name; None for anything else."""
     number = target.removeprefix(_SIMULATED).removesuffix(_DELETED)
     if number.isdecimal() and target == f"{_SIMULATED}{number}{_DELETED}":
         return int(number)
@@ -56,7 +56,7 @@ def simulated_device(target: str) -> int | None:
 
 
 def is_host(target: str) -> bool:
-    """Whether this is what the kernel calls a memory file of host memory."""
+    """Whether this is the kernel's name of a memory file of host memory."""
     return target == f"{_MEMFD}{HOST_NAME}{_DELETED}"
 
 
@@ -70,29 +70,29 @@ def bar_block(fd: int) -> tuple[int, int]:
     try:
         told = fcntl.ioctl(fd, _BAR_INFO, bytes(_BAR_LAYOUT.size))
         size, _, device, _ = _BAR_LAYOUT.unpack(told)
-    except OSError:  # a view of nothing yet
+    except OSError:  # the descriptor has no block yet
         size = device = 0
     if not size:
         raise InvalidHandle(
-            f"file descriptor {fd} bears the name of simulated GPU memory but is empty: it was not "
+            f"file descriptor {fd} has the name of simulated GPU memory but is empty: it was not "
             f"made by the simulated driver"
         )
     return device, size
 
 
 def share_size(fd: int) -> int | None:
-    """Bytes of the pin that a kernel module's share descriptor shows; None for any other."""
+    """Bytes of the pin behind a share descriptor of the kernel module; None for any other."""
     size = int(lib.core_share_size(fd))
     return size if size >= 0 else None
 
 
 def is_writable(fd: int) -> bool:
-    """Whether the descriptor is open for writing too."""
+    """Whether the descriptor is open for reading and writing."""
     return fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 
 
 def describe(fd: int) -> str:
-    """What a descriptor is, in words for an error message."""
+    """A descriptor's kind in words, for an error message."""
     try:
         mode = os.fstat(fd).st_mode
         target = _readlink(fd)
@@ -117,8 +117,8 @@ def describe(fd: int) -> str:
     return kinds.get(stat.S_IFMT(mode), target)
 
 
-#: A fork waits for the thread that holds it. Take it before the lock of any memory: a collection
-#: while it is held may end a mapping, which takes that lock.
+#: A fork waits for the thread that holds this lock. Take it before the lock of any memory: a
+#: garbage collection while it is held may end a mapping, which takes the memory's lock.
 fork_lock = RLock()
 os.register_at_fork(
     before=fork_lock.acquire, after_in_parent=fork_lock.release, after_in_child=fork_lock.release
@@ -126,7 +126,7 @@ os.register_at_fork(
 
 
 def private(open_one: Callable[..., int], *args: Any) -> Descriptor:
-    """What ``open_one(*args)`` opens, for this process alone: forked children close their copy."""
+    """The descriptor that ``open_one(*args)`` opens. Forked children close their copy of it."""
     return alone(fork_lock, _own, open_one, args)
 
 
@@ -140,7 +140,7 @@ def duplicate(fd: int) -> int:
 
 
 def private_duplicate(fd: int) -> Descriptor:
-    """A duplicate for this process alone. Raises InvalidHandle if ``fd`` is not open."""
+    """A duplicate that forked children close. Raises InvalidHandle if ``fd`` is not open."""
     return _duplicated(fd, Descriptor.duplicate)
 
 

@@ -12,13 +12,13 @@ from gdrpy.errors import BackendUnavailable, CudaError, InvalidHandle
 from gdrpy.memory.backends import Status
 
 NBYTES = 64
-#: Where the driver shows the IMEX channels; a process needs one that it may open.
+#: The driver's folder of IMEX channels; a process needs one that it may open.
 _CHANNELS = Path("/dev/nvidia-caps-imex-channels")
 _REFUSALS = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED")
 
 
 def status(device: int) -> Status:
-    """Whether memory of a device can have one here; if not, why. Allocates nothing."""
+    """Whether memory of a device can have a fabric handle; if not, why. Allocates nothing."""
     if not cuda.attribute(device, "HANDLE_TYPE_FABRIC_SUPPORTED"):
         return Status(
             False,
@@ -28,12 +28,12 @@ def status(device: int) -> Status:
     if not _has_channel():
         return Status(
             False,
-            f"GPU {device} reports them, but this process may use no IMEX channel",
+            f"GPU {device} reports them, but this process may not open any IMEX channel",
             f"have root make one that the process may open: nvidia-modprobe -i 0:1 makes "
             f"{_CHANNELS}/channel0; across nodes nvidia-imex must run too",
         )
     if cuda.simulated():
-        return Status(True, "simulated: good on this machine, for processes of the same user")
+        return Status(True, "simulated: valid on this machine, for processes of the same user")
     return Status(True, f"GPU {device} reports them, and there is an IMEX channel")
 
 
@@ -44,16 +44,16 @@ def _has_channel() -> bool:
 
 
 def unavailable(call: str, device: int, error: CudaError) -> BackendUnavailable:
-    """What it means that the driver refuses a call that is about a fabric handle."""
+    """The error for a call with a fabric handle that the driver refused."""
     found = status(device)
     return BackendUnavailable(
-        f"{call}: no fabric handle can be had ({error.name}): {found.reason}: "
-        f"{found.remedy or 'see that nvidia-imex runs on every node'}"
+        f"{call}: fabric handles are not available ({error.name}): {found.reason}: "
+        f"{found.remedy or 'check that nvidia-imex runs on every node'}"
     )
 
 
 def export(handle: Any) -> bytes:
-    """The fabric handle of an allocation that was made to have one."""
+    """The fabric handle of an allocation that was made with one."""
     return bytes(cuda.call("cuMemExportToShareableHandle", handle, _kind(), 0).data)
 
 
@@ -73,8 +73,8 @@ def import_handle(undo: Undo, call: str, data: bytes, device: int) -> Any:
         if error.name in _REFUSALS or not status(device).usable:
             raise unavailable(call, device, error) from error
         raise InvalidHandle(
-            f"{call}: CUDA does not import this handle ({error.name}): pass what "
-            f"Region.export_fabric() gave, while its owner has the memory"
+            f"{call}: CUDA does not import this handle ({error.name}): pass one that "
+            f"Region.export_fabric() gave, while its owner keeps the memory"
         ) from error
 
 

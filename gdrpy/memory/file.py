@@ -1,4 +1,4 @@
-"""Memory that is a sealed memory file: the host's, or a simulated GPU's without a GPU view."""
+"""Sealed memory files: host memory, or a simulated GPU's memory without a GPU view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdrpy.memory.descriptors import HOST_NAME, private
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.view import Mapping
 
-#: Where the host's memory lies; its backend's name, and that of simulated memory.
+#: The location of host memory; the names of its backend and of the simulated GPU's.
 HOST_LOCATION = "host memory"
 HOST, SIMULATED = "host", "sim"
 
@@ -23,15 +23,15 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def rounded_size(nbytes: int) -> int:
-    """The bytes of host memory that ``nbytes`` take: whole pages."""
+    """``nbytes`` rounded up to whole pages."""
     return -(-nbytes // _PAGE) * _PAGE
 
 
 def create_export(nbytes: int) -> int:
-    """A new descriptor, closed on exec, of at least ``nbytes`` zeroed bytes: whole pages.
+    """A new descriptor, closed on exec, of ``nbytes`` zeroed bytes, rounded up to whole pages.
 
-    Its size never changes. A process that holds no more than a descriptor opened for reading can
-    write to it only as the same user, or root. Raises OutOfMemory.
+    Its size is sealed. A process with a descriptor opened for reading can write to the memory only
+    as the same user or root. Raises OutOfMemory.
     """
     size = rounded_size(nbytes)
     with Undo() as undo:
@@ -50,38 +50,38 @@ def create_export(nbytes: int) -> int:
 
 
 def refused(fd: int, location: str) -> InvalidHandle:
-    """That a descriptor with the name of a memory file is none that may be taken in."""
+    """The error for a descriptor with a memory file's name that gdrpy does not accept."""
     return InvalidHandle(
-        f"file descriptor {fd} bears the name of {location} but is empty, can be resized or is of "
+        f"file descriptor {fd} has the name of {location} but is empty, can be resized or has "
         f"huge pages: pass one that Region.export() gave"
     )
 
 
 def location_of(device: int | None) -> str:
-    """Where a memory file of a simulated GPU lies, or of the host (None), in words."""
+    """The location of a memory file of a simulated GPU, or of the host (None), in words."""
     return HOST_LOCATION if device is None else f"simulated GPU {device}"
 
 
 class MemoryFile(Memory):
     """A sealed memory file, by its descriptor. It has no GPU view.
 
-    ``device`` names the simulated GPU that it belongs to, None the host.
+    ``device`` is the simulated GPU that it belongs to, None for the host.
     """
 
     def __init__(self, fd: Descriptor, size: int, device: int | None) -> None:
-        """``size`` is what sealed_size() says of ``fd``, which is its own from here on."""
+        """Take ``fd`` over; ``size`` is sealed_size() of it."""
         super().__init__(size, HOST if device is None else SIMULATED, location_of(device))
         self._fd: Descriptor = fd
         self.home = device
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """New memory of the host's. Raises OutOfMemory."""
+        """New host memory. Raises OutOfMemory."""
         return cls(private(create_export, nbytes), rounded_size(nbytes), None)
 
     @classmethod
     def of_fd(cls, fd: int, device: int | None) -> Self:
-        """Take in a descriptor, which stays the caller's. Raises InvalidHandle."""
+        """Memory by a duplicate of a descriptor. Raises InvalidHandle."""
         taken = take_memfd(fd)
         if taken is None:
             raise refused(fd, location_of(device))
@@ -93,7 +93,7 @@ class MemoryFile(Memory):
         return self._fd.fileno()
 
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        """As :meth:`Memory.map`. Raises PermissionDenied where it may only be read."""
+        """As :meth:`Memory.map`. Raises PermissionDenied if the descriptor is read-only."""
         try:
             return Mapping._of_memfd(self.fd, offset, nbytes, readonly, self, self.backend)
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo, alone
-from gdrpy._core.calls import call, checker, ffi, lib, made, text
+from gdrpy._core.calls import call, checker, failure, ffi, lib, made, text
 from gdrpy._core.driver import warn_if_untested
 from gdrpy.common.resource import Hold
 from gdrpy.errors import Error, MissingView
@@ -22,15 +22,15 @@ from gdrpy.memory.view import Mapping
 class GpuMemory(Memory):
     """GPU memory, held by its descriptor, its GPU address, its fabric handle, or several of them.
 
-    The C core takes it in, as a ``struct core_memory``, before it is first mapped. It is given back
-    in this order: its mappings, what the core took in, its GPU view, the allocation, the
-    descriptor. ``close()`` does so at once, or when its last mapping ends in another thread. A GPU
-    view that is dropped stays until the GPU work that was queued by then is done.
+    The C core makes a ``struct core_memory`` of it before it is first mapped. Its parts are
+    released in this order: mappings, ``struct core_memory``, GPU view, allocation, descriptor.
+    ``close()`` releases them at once, or when the last mapping ends in another thread. A GPU view
+    that is dropped stays until the GPU work queued by then is done.
     """
 
     #: Bytes that a pin is rounded out to.
     page_size = 1
-    #: Whether it keeps the GPU memory even when the owner of the range frees it.
+    #: Whether it keeps the GPU memory when the owner of the range frees it.
     persistent = True
     #: The kernel module's name for a pin, in the events of its node; 0 for other memory.
     handle = 0
@@ -47,9 +47,9 @@ class GpuMemory(Memory):
         fabric: bytes | None = None,
         backend: str | None = None,
     ) -> None:
-        """``undo`` gives back all but what the core takes in; None for a range of another owner.
+        """``undo`` releases all but the core's part; None for a range of another owner.
 
-        ``backend`` is to take it in; None chooses one.
+        ``backend`` maps it; None chooses one.
         """
         super().__init__(size, None, "an unknown GPU" if home is None else cuda.location(home))
         self._fd = fd
@@ -66,7 +66,7 @@ class GpuMemory(Memory):
         self._mappings: set[object] = set()
 
     def keep_core(self, core: Any, undo: Undo) -> None:
-        """Keep what the core took in of it; ``undo`` gives that back."""
+        """Keep the core's ``struct core_memory`` of it, which ``undo`` releases."""
         self._core, self._core_undo = core, undo
         self.backend, self.location = text(core.backend.name), text(core.location)
         self.page_size = int(core.page_size)
@@ -76,7 +76,7 @@ class GpuMemory(Memory):
             warn_if_untested()
 
     def _take(self) -> None:
-        """Have the core take the allocation in, unless another thread was quicker."""
+        """Have the core take the allocation in, unless another thread already did."""
         fd = self.fd
         if self._core is not None:
             return
@@ -94,29 +94,34 @@ class GpuMemory(Memory):
             self.keep_core(core, undo.pop_all())
 
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        """As :meth:`Memory.map`. Raises Revoked, PermissionDenied (shared read-only),
-        BackendUnavailable (no backend takes it in), MissingView (it came by a fabric handle) too.
+        """As :meth:`Memory.map`. Also raises Revoked, PermissionDenied (shared read-only),
+        BackendUnavailable (no backend can map it), MissingView (opened by a fabric handle).
         """
         if self._core is None:
-            # In this order: who holds the first may end a mapping.
+            # In this order: a thread with the first lock may end a mapping, which takes the second.
             alone(fork_lock, alone, self._lock, self._take)
-        view, later = ffi.new("struct core_view *"), ffi.new("struct core_error *")
-        with Undo() as undo:
-            undo.callback(self._end_mapping, view)
-            self._mappings.add(view)
+        view, error = ffi.new("struct core_view *"), ffi.new("struct core_error *")
+        undo = Undo()
+        undo.callback(self._end_mapping, view)
+        self._mappings.add(view)
+        try:
             self.hold(view)
-            undo.checked(checker(later), lib.core_memory_unmap, self._core, view, later)
-            call(lib.core_memory_map, self._core, offset, nbytes, readonly, view)
+            undo.checked(checker(error), lib.core_memory_unmap, self._core, view, error)
+            if lib.core_memory_map(self._core, offset, nbytes, readonly, view, error) < 0:
+                raise failure(error)
             return Mapping(
                 int(ffi.cast("uintptr_t", view.map.address)),
                 nbytes,
                 view.kind,
                 readonly,
-                undo.pop_all().close,
+                undo.close,
                 self.backend,
                 None if self.ptr is None else self.ptr + offset,
                 self.device,
             )
+        except BaseException:
+            with undo:
+                raise
 
     def _end_mapping(self, view: object) -> None:
         self._mappings.discard(view)
@@ -124,7 +129,7 @@ class GpuMemory(Memory):
 
     @property
     def users(self) -> int:
-        """How many use it by its GPU address now."""
+        """The number of users of its GPU address."""
         return len(self._users - self._mappings)
 
     @property
@@ -137,8 +142,8 @@ class GpuMemory(Memory):
         if self._fd is None:
             if self.fabric is not None:
                 raise MissingView(
-                    "memory that came by a fabric handle has no file descriptor, and no CPU view: "
-                    "hand on the handle, Region.export_fabric()"
+                    "memory opened by a fabric handle has no file descriptor and no CPU view: pass "
+                    "on the handle, Region.export_fabric()"
                 )
             alone(fork_lock, alone, self._lock, self._share_once)
         assert self._fd is not None
@@ -149,7 +154,7 @@ class GpuMemory(Memory):
             self._fd = self._core_undo.keep(private(self.share, False))
 
     def share(self, readonly: bool) -> int:
-        """A new descriptor by which others may map a pinned range. Raises BackendUnavailable."""
+        """A new descriptor by which other processes may map a pin. Raises BackendUnavailable."""
         with self._lock:
             self._check("sharing memory")
             return call(lib.core_memory_share, self._core, readonly)
@@ -179,7 +184,7 @@ class GpuMemory(Memory):
 
 
 def keep_fd(fd: int, size: int) -> GpuMemory:
-    """Exported memory without a GPU view, by a duplicate of its descriptor."""
+    """Exported memory without a GPU view, held by a duplicate of its descriptor."""
     with Undo() as undo:
         own = undo.keep(private_duplicate(fd))
         return GpuMemory(size, undo.pop_all(), fd=own)
@@ -194,10 +199,10 @@ def pin_range(
     revocable: bool = False,
     sigbus: bool = False,
 ) -> GpuMemory:
-    """Take in a range at a device pointer of this process; byte 0 of the memory is at ``ptr``.
+    """Pin a range at a device pointer of this process; byte 0 of the memory is at ``ptr``.
 
-    ``revocable`` has it lose the memory that its owner frees, rather than keep it; an access then
-    finds zeros, or with ``sigbus`` is a SIGBUS. ``open_node`` gives the node whose events tell.
+    A ``revocable`` pin loses the memory when its owner frees it; an access then reads zeros, or
+    with ``sigbus`` raises SIGBUS. ``open_node`` gives the node whose events report this.
 
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, OutOfMemory.
     """
@@ -223,11 +228,11 @@ def take(
     revocable: bool = False,
     sigbus: bool = False,
 ) -> Any:
-    """Have the core take in what a ``struct core_request`` says; ``undo`` gives it back.
+    """Have the core take memory in by a ``struct core_request``; ``undo`` releases it.
 
-    A backend does it, or the first that can. ``open_node`` gives the kernel module's node where
-    that may serve; it stays open as long as the memory. Raises BackendUnavailable, InvalidHandle,
-    SizeMismatch, OutOfMemory.
+    ``backend`` takes it in; None is the first that can. ``open_node`` gives the kernel module's
+    node, if that backend may be used; the node stays open as long as the memory. Raises
+    BackendUnavailable, InvalidHandle, SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
     forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
@@ -248,26 +253,26 @@ def take(
 
 
 def _take(undo: Undo, functions: Any, forced: Any, request: Any) -> Any:
-    """With the lock of forks held, since CUDA may open descriptors on the way."""
+    """Called with ``fork_lock`` held, since CUDA may open descriptors meanwhile."""
     return made(undo, lib.core_take, functions, forced, request, by=lib.core_memory_release)
 
 
 def _hold_node(undo: Undo, functions: Any, open_node: Callable[[], Node]) -> Any:
-    """The kernel module's node for a request, held until ``undo``; NULL where there is none."""
+    """The kernel module's node for a request, held until ``undo``; NULL without one."""
     if functions.on_bar and not functions.on_bar():
-        return ffi.NULL  # simulated memory that no module can pin
+        return ffi.NULL  # the module cannot pin this simulated memory
     try:
         node = open_node()
-    except Error:  # the backend says it
+    except Error:  # the backend reports it
         return ffi.NULL
     undo.callback(Hold(node).end)
     return node.struct
 
 
 def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int = -1) -> Any:
-    """Have the core take in exported memory by its descriptor, which stays the caller's.
+    """Have the core take exported memory in by its descriptor, which the caller keeps.
 
-    ``nbytes`` and ``device`` are those of simulated memory. Raises InvalidHandle, DriverError.
+    ``nbytes`` and ``device`` are for simulated memory only. Raises InvalidHandle, DriverError.
     """
     chosen = lib.core_backend_named(backend.encode())
     return made(undo, chosen.take_export, fd, nbytes, device, by=lib.core_memory_release)

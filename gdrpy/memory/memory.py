@@ -11,18 +11,18 @@ from gdrpy.common.resource import HOW_TO_SEND, Owner
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
 
-#: Called before close() refuses because memory is in use: each releases holds that have ended.
+#: Called before close() checks whether memory is in use: each releases holds that have ended.
 settle: list[Callable[[], None]] = []
 
 
 class Memory(Owner, ABC):
     """``size`` bytes of memory: a MemoryFile or GpuMemory.
 
-    It stays until it is closed and its last mapping has ended. ``location`` says where it lies, in
-    words; ``backend`` names the way to a mapping of it. It keeps ``source`` alive.
+    It stays until it is closed and its last mapping has ended. ``location`` says in words where it
+    lies; ``backend`` is the name of the backend that maps it. It keeps ``source`` alive.
 
     ``ptr`` is the address of the first byte for GPU ``device``, None without a GPU view. ``home``
-    is the device that the memory lies on, None where this process does not know it. ``fabric`` is
+    is the device that the memory lies on, None if this process does not know it. ``fabric`` is
     its handle for other nodes.
     """
 
@@ -41,14 +41,14 @@ class Memory(Owner, ABC):
 
     @abstractmethod
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
-        """Map a byte range that lies inside, at any offset. Raises OutOfMemory (a full BAR)."""
+        """Map a byte range inside the memory, at any offset. Raises OutOfMemory (a full BAR)."""
 
     @property
     @abstractmethod
     def fd(self) -> int:
-        """A descriptor by which other processes may map it, closed with it: duplicate it.
+        """A descriptor by which other processes may map the memory. It closes with the memory.
 
-        Raises MissingView, BackendUnavailable where it has none.
+        Raises MissingView, BackendUnavailable if the memory has none.
         """
 
     def export(self) -> int:
@@ -58,18 +58,18 @@ class Memory(Owner, ABC):
 
     @property
     def has_gpu_view(self) -> bool:
-        """Whether it has a GPU address of its own, which is good as long as it is open."""
+        """Whether it has a GPU address that is valid as long as it is open."""
         return self.ptr is not None
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """Those that reach it at ``ptr``: the one that it lies on, and last the one of the view."""
+        """The devices that reach it at ``ptr``: its home, and last the device of the GPU view."""
         known = [one for one in (self.home, self.device) if one is not None]
         return tuple(dict.fromkeys(known))
 
     @property
     def revoked(self) -> bool:
-        """Whether the GPU memory was freed under it."""
+        """Whether the owner of the GPU memory freed it."""
         return False
 
     def __reduce__(self) -> NoReturn:

@@ -1,6 +1,6 @@
-"""The node ``/dev/gdrdrv``, kept open for what is pinned through it, and its events.
+"""The node ``/dev/gdrdrv``, kept open for the pins made through it, and its events.
 
-Served by this project's module, or by NVIDIA's gdrdrv, which has none of the features. Source of
+This project's module serves it, or NVIDIA's gdrdrv, which has none of the extra features. Source of
 the calls: driver/uapi/gdrdrv.h.
 """
 
@@ -22,20 +22,20 @@ PATH = Path(text(lib.GDRDRV_NODE))
 
 
 class PinEvent(NamedTuple):
-    """A revocation of the pin of a handle; or that ``lost`` of them found no room."""
+    """A revocation of the pin with a handle; or ``lost`` revocations that were dropped."""
 
     handle: int
     lost: int
 
 
 class Node(Owner):
-    """An open node, which owns what is pinned through it.
+    """An open node, which owns the pins made through it.
 
-    Raises BackendUnavailable where there is no module, or one of another ABI; PermissionDenied.
+    Raises BackendUnavailable without a module, or if its ABI differs; PermissionDenied.
     """
 
     def __init__(self) -> None:
-        #: As the C core takes it, valid while this is held.
+        #: The node for the C core, valid while this object is held.
         self.struct: Any = ffi.new("struct core_node *")
         undo = Undo()
         error = -lib.core_node_open(self.struct, os.fsencode(PATH))
@@ -52,11 +52,11 @@ class Node(Owner):
 
     @property
     def full(self) -> bool:
-        """Whether this is the project's module, with everything that it has beyond NVIDIA's."""
+        """Whether this project's module serves the node, with all of its features."""
         return bool(lib.core_node_full(self.struct))
 
     def next_event(self) -> PinEvent | None:
-        """The next event that waits, None if none does."""
+        """The next waiting event, or None. Never waits."""
         event = ffi.new("struct gdrdrv_event *")
         self._check("reading events")
         got = lib.core_node_next_event(self.struct, event)
@@ -75,7 +75,7 @@ def _open_error(error: int) -> Error:
 
 
 class _OwnNode:
-    """The node that this process pins its regions through: open while there is one of them."""
+    """The node that this process pins through: open while something is pinned through it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class _OwnNode:
             return node
 
     def after_fork(self) -> None:
-        """In a child: the parent's node is of no use, and a thread now gone may hold the lock."""
+        """In a forked child: forget the parent's node, and a lock that a lost thread may hold."""
         self._lock = threading.Lock()
         self._node = None
 

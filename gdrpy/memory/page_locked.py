@@ -1,4 +1,4 @@
-"""Page-locked host memory, which CPU and GPU both reach."""
+"""Page-locked host memory, which both CPU and GPU reach."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gdrpy.memory.view import Mapping, MappingType
 def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
     """Allocate ``nbytes`` bytes of page-locked host memory that a device reaches over the bus.
 
-    A flag in it is the quickest way for a GPU to answer, since the CPU waits on its own cached
-    memory; copies by DMA to and from it are faster than those of ordinary memory. ``ptr`` is its
-    address for GPU code on any device. ``device`` is named as for :func:`gdrpy.alloc`. Do not rely
-    on what the memory holds at first.
+    A flag in it is the quickest way for a GPU to signal the CPU, which polls its own cached memory.
+    DMA copies to and from it are faster than those of ordinary memory. ``ptr`` is its address for
+    GPU code on any device. ``device`` is named as for :func:`gdrpy.alloc`. Its initial contents are
+    undefined.
 
-    It is freed when the mapping is closed, or the mapping and the last array of it are gone. CUDA
-    waits for all kernels that run then: keep it while one waits for the CPU.
+    It is freed when the mapping is closed, or when the mapping and its last array are gone. Freeing
+    waits for all running kernels: keep the memory while a kernel waits for the CPU.
 
     Raises ValueError, NotFound (no such device), OutOfMemory, CudaError.
     """
@@ -40,7 +40,7 @@ def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
 
 
 def _free(device: int, address: int) -> None:
-    # At interpreter exit the process gives everything back, and CUDA may be gone already.
+    # At interpreter exit the kernel frees everything, and CUDA may be gone already.
     if not sys.is_finalizing():
         with cuda.context(device):
             cuda.call("cuMemFreeHost", address)

@@ -1,7 +1,7 @@
-"""Page-locked host memory for copies by DMA, kept for the next one who needs some.
+"""Page-locked host memory for DMA copies, kept for reuse.
 
-To allocate it takes milliseconds; and CUDA frees it only when all kernels of the process have
-ended, which one that waits for the CPU does not.
+Allocating it takes milliseconds. Freeing it waits for all kernels of the process, and never returns
+while one of them waits for the CPU.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gdrpy.memory.view import Mapping, MappingType
 if TYPE_CHECKING:
     import numpy as np
 
-#: Bytes that are kept for each device. What is given back beyond is freed.
+#: Bytes kept for each device. Memory returned beyond this is freed.
 KEPT_MAX = 256 << 20
-#: Bytes by which what is lent may exceed twice what was asked for.
+#: A lent mapping has up to twice the bytes requested, plus this many.
 _SPARE = 1 << 20
 
 _kept: dict[int, list[Mapping]] = {}
-# Giving back happens wherever a last array goes, also in a garbage collection while it is held.
+# Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
 _lock = threading.RLock()
 
 
 def _renew_lock() -> None:
-    """In a forked child: the thread that held the lock may not be there."""
+    """Renew the lock in a forked child: the thread that held it may be gone."""
     global _lock
     _lock = threading.RLock()
 
@@ -39,9 +39,9 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:
-    """An array of ``nbytes`` (1 or more) bytes of page-locked memory, which hold anything.
+    """An array of ``nbytes`` (1 or more) bytes of page-locked memory, with undefined contents.
 
-    The memory is given back when the last array of it is gone. Raises OutOfMemory, CudaError.
+    The memory returns to the pool when the last array of it is gone. Raises OutOfMemory, CudaError.
     """
     import numpy as np
 
@@ -52,7 +52,7 @@ def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:
 
 
 def free_kept() -> None:
-    """Free what is kept, which waits for all kernels that run."""
+    """Free the kept memory, which waits for all running kernels."""
     with _lock:
         memories = [memory for kept in _kept.values() for memory in kept]
         _kept.clear()
@@ -69,7 +69,7 @@ def _allocate(nbytes: int, device: int) -> Mapping:
 
 
 def _take(nbytes: int, device: int) -> Mapping | None:
-    """The smallest kept memory that suffices and is not far too large."""
+    """The smallest kept memory that is large enough and not far too large."""
     with _lock:
         kept = _kept.get(device, [])
         fitting = [one for one in kept if nbytes <= one.nbytes <= 2 * nbytes + _SPARE]

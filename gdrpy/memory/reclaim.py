@@ -1,7 +1,7 @@
-"""GPU memory that nobody refers to any more, kept until the GPU is done with it.
+"""Unreferenced GPU memory, kept until the GPU is done with it.
 
-CUDA unmaps memory at once, under work that uses it, which then fails and takes its context along;
-and whoever drops a tensor does not wait for the work that he has queued on it.
+CUDA unmaps memory at once; GPU work that still uses it then fails and ends its context. Code that
+drops a tensor does not wait for the work queued on it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.errors import CudaError, OutOfMemory
 
-#: Since this version of CUDA an event can be recorded behind all streams of a context.
+#: Since this version of CUDA an event can be recorded after the work of all streams of a context.
 _HAS_CONTEXT_EVENTS = 12050
-#: What does not tell that the work is over: the others say that CUDA may not be asked now, since a
-#: graph is captured, or a stream runs a function of the host's. Any other error ends the context.
+#: Results that do not say that the work is over. The latter two say that CUDA cannot be asked now,
+#: during a graph capture or in a host function of a stream. Any other error ends the context.
 _NOT_OVER = (
     "CUDA_ERROR_NOT_READY",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
@@ -26,7 +26,7 @@ _NOT_OVER = (
 
 
 class _Kept:
-    """Dropped memory, and what it keeps."""
+    """Dropped memory, and the source that it keeps."""
 
     def __init__(self, devices: tuple[int, ...], undo: Undo, source: object) -> None:
         self._devices = devices
@@ -35,16 +35,16 @@ class _Kept:
         self._events: list[Any] | None = None
 
     def is_over(self, function: str) -> bool:
-        """Whether the work is done that was queued when this was first asked.
+        """Whether the work that was queued at the first call is done.
 
-        ``function`` asks an event: cuEventQuery, or cuEventSynchronize, which waits.
+        ``function`` checks an event: cuEventQuery, or cuEventSynchronize, which waits.
         """
         try:
             if self._events is None:
                 self._events = [
                     self._record(device)
                     for device in self._devices
-                    # Of the last one it is ours; another has no work without its context.
+                    # The last one's context is ours; another device without one has no work.
                     if device == self._devices[-1] or cuda.has_context(device)
                 ]
             for event in self._events:
@@ -56,7 +56,7 @@ class _Kept:
         return True
 
     def _record(self, device: int) -> Any:
-        """An event of all that is queued in a device's primary context by now."""
+        """An event after all work queued in a device's primary context so far."""
         flags = cuda.driver().CUevent_flags.CU_EVENT_DISABLE_TIMING
         with cuda.context(device):
             event = cuda.made(self._undo, "cuEventCreate", flags, by="cuEventDestroy")
@@ -67,30 +67,30 @@ class _Kept:
         return event
 
     def give_back(self) -> None:
-        # Nobody is there to be told of an error; the next call of CUDA's will meet it too.
+        # There is no caller to report an error to; the next CUDA call will fail too.
         with suppress(CudaError):
             self._undo.close()
 
 
-#: By the devices that reach it, memory that was dropped and is not kept: a signal's handler raised
-#: an exception in its finalizer.
+#: Dropped memory that is not in _kept, because a signal handler raised an exception in its
+#: finalizer; by the devices that reach it.
 _left: dict[tuple[int, ...], list[Undo]] = {}
 
-#: By device, the longest dropped first. The garbage collector may come in anywhere, so there is no
-#: lock: who looks at one has taken it out.
+#: Dropped memory by device, oldest first. The garbage collector may run anywhere, so there is no
+#: lock: a thread takes an item out before it looks at it.
 _kept: dict[int, deque[_Kept]] = {}
 
 
 def left(devices: tuple[int, ...]) -> list[Undo]:
-    """Where the steps stand that give back dropped memory, until :func:`reclaim` runs them."""
+    """The list of undo steps of dropped memory, which :func:`reclaim` runs."""
     return _left.setdefault(devices, [])
 
 
 def give_back(devices: tuple[int, ...], undo: Undo, source: object) -> None:
-    """Run ``undo`` when what is queued by now on the devices that reach the memory is done.
+    """Run ``undo`` when the work queued so far on the devices that reach the memory is done.
 
-    ``source`` is kept until then. The memory is the first one's; this process works on the last.
-    Where it is not done yet, a later call here or of :func:`reclaim` gives the memory back.
+    ``source`` is kept until then. The memory lies on the first device; this process works on the
+    last. If the work is not done yet, a later call of this or :func:`reclaim` runs ``undo``.
     """
     device, dropped = devices[0], _Kept(devices, undo, source)
     if dropped.is_over("cuEventQuery"):
@@ -101,7 +101,7 @@ def give_back(devices: tuple[int, ...], undo: Undo, source: object) -> None:
 
 
 def reclaim(device: int, wait: bool = False) -> bool:
-    """Give back the dropped memory of a device that its GPU is done with; ``wait``: all of it.
+    """Free the dropped memory of a device that its GPU is done with; with ``wait``, all of it.
 
     Returns whether there was any.
     """

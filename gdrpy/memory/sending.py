@@ -1,6 +1,6 @@
-"""How memory goes to another process: by multiprocessing, which sends its file descriptor.
+"""Sending memory to another process by multiprocessing, which sends its file descriptor.
 
-Only multiprocessing's own pickler can do so.
+Only multiprocessing's pickler can send descriptors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.view import Mapping
 
-#: What errors of a receiver begin with.
+#: The call that errors of a receiver name.
 CALL = "receiving a Region"
 
 
 class Received(Owner):
-    """A descriptor that has arrived, closed when what it brought has been opened, or failed to.
+    """A received descriptor, closed when its memory has been opened or could not be.
 
-    ``gpu`` says whether the memory had a GPU view where it came from.
+    ``gpu`` says whether the memory had a GPU view in the sender.
     """
 
     def __init__(self, fd: int, gpu: bool) -> None:
@@ -42,11 +42,11 @@ class Received(Owner):
 
     @property
     def fd(self) -> int:
-        """Its number, which stays its."""
+        """The descriptor's number; this object keeps owning it."""
         return self._fd.fileno()
 
     def map(self, offset: int, nbytes: int, *, readonly: bool) -> Mapping:
-        """A mapping of the memory, which it alone keeps."""
+        """A mapping of the memory; only the mapping keeps the memory alive."""
         memory = open_export(CALL, self.fd, gpu=self.gpu, readonly=readonly)
         mapping = memory.map(offset, nbytes, readonly)
         mapping._travel = travel(None, memory, offset)
@@ -56,10 +56,10 @@ class Received(Owner):
 def travel(
     view: ref[Any] | None, memory: object, offset: int
 ) -> Callable[[Mapping], tuple[Any, ...]]:
-    """How a mapping that begins at byte ``offset`` is pickled: as a part of its region.
+    """How to pickle a mapping that begins at byte ``offset``: as a part of its region.
 
-    ``view`` refers to the region. If that is gone, or None, the mapping is pickled as a part of
-    ``memory``: what a Memory arrives as, or a lease of it.
+    ``view`` refers to the region. If it is None or the region is gone, the mapping is pickled as a
+    part of ``memory``: a Memory, a Received or a lease.
     """
     return partial(_reduce_mapping, view, memory, offset)
 
@@ -75,13 +75,13 @@ def _reduce_mapping(
 
 
 def map_part(whole: Any, offset: int, nbytes: int, readonly: bool) -> Mapping:
-    """A mapping of a region, or of memory that was received."""
+    """A mapping of a region or of received memory."""
     mapping: Mapping = received(whole).map(offset, nbytes, readonly=readonly)
     return mapping
 
 
 def received(whole: Any) -> Any:
-    """What arrived. Raises TypeError for what copy.copy() passes on without pickling it."""
+    """``whole`` itself. Raises TypeError if copy.copy() passed a Memory without pickling it."""
     if isinstance(whole, Memory):
         whole.__reduce__()
     return whole
@@ -92,7 +92,7 @@ def _send(memory: Memory) -> tuple[Any, ...]:
         fd = memory.fd
     except (BackendUnavailable, MissingView) as error:
         raise TypeError(f"multiprocessing cannot send this memory: {error}") from error
-    if get_spawning_popen() is not None:  # the program inherits it, maybe by a fork
+    if get_spawning_popen() is not None:  # the child inherits it, maybe by a fork
         lend_private(fd)
     return _receive, (DupFd(fd), memory.has_gpu_view)
 
@@ -103,18 +103,18 @@ def _receive(sent: Any, gpu: bool) -> Received:
     except AuthenticationError:
         raise PermissionDenied(
             EACCES,
-            f"{CALL}: the process that sent it has another authkey: give both the same one, by "
+            f"{CALL}: the sender has another authkey: give both processes the same one, by "
             f"multiprocessing.current_process().authkey = b'...', before the first is sent",
         ) from None
     except (OSError, EOFError) as error:
         raise Gone(
-            f"{CALL}: the process that sent it has ended, or somebody has taken it already "
+            f"{CALL}: the sender has ended, or another process has received it already "
             f"({error!r}): keep the sender until the region has arrived, and send it to each "
-            f"receiver by itself"
+            f"receiver separately"
         ) from error
 
 
-# Python asks for this ahead of a fork that goes on, and not of one that starts a program.
+# Python calls this before os.fork(), but not before a fork that starts a program.
 os.register_at_fork(before=take_back_private)
 
 for _kind in (MemoryFile, GpuMemory):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MappingType(enum.IntEnum):
-    """How the CPU caches a mapping: decides how copies to and from it are made."""
+    """How the CPU caches a mapping. Copy routines are chosen by it."""
 
     WRITE_COMBINED = 1
     CACHED = 2
@@ -32,19 +32,19 @@ class Mapping(Closing, _mapping.Mapping):
     """A range of GPU memory in this process's address space.
 
     Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
-    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. A mapping
-    may be used by several threads at once; what two of them write to one place is undefined.
+    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. Several
+    threads may use a mapping at once; concurrent writes to one place are undefined.
 
     Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
     byte, None in a process that has only the CPU view.
     """
 
-    #: What a pickle makes of it; None for memory that is its process's alone.
+    #: How to pickle it; None for memory that cannot be shared.
     _travel: Callable[[Mapping], tuple[Any, ...]] | None = None
 
     @property
     def mapping_type(self) -> MappingType:
-        """How the CPU caches it."""
+        """How the CPU caches the mapping."""
         return MappingType(self._type)
 
     def numpy(
@@ -82,13 +82,13 @@ class Mapping(Closing, _mapping.Mapping):
         return np.frombuffer(view, dtype=kind).reshape(sizes)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(1, 0): it is the CPU's view, wherever the memory lies."""
+        """(1, 0), host memory: a mapping is a CPU view, wherever the memory lies."""
         return HOST
 
     def __dlpack__(self, **wishes: Any) -> object:
-        """A DLPack capsule of the bytes as the CPU sees them, which keeps them as an array does.
+        """A DLPack capsule of the CPU view's bytes, which keeps the mapping alive.
 
-        Parameters and errors as of :meth:`gdrpy.Array.__dlpack__`.
+        Parameters and errors are those of :meth:`gdrpy.Array.__dlpack__`.
         """
         return export("Mapping.__dlpack__", self, **wishes)
 
@@ -106,9 +106,9 @@ class Mapping(Closing, _mapping.Mapping):
         return Flag(self, offset, width)
 
     def batch(self) -> Batch:
-        """Inside the block writes and stores are not fenced one by one; one fence ends it.
+        """Inside the block writes and stores are not fenced one by one; one fence ends the block.
 
-        Of a mapping, not of a thread: batch in one thread only.
+        Batching affects every thread that uses the mapping.
         """
         return Batch(self)
 
@@ -124,8 +124,8 @@ class Mapping(Closing, _mapping.Mapping):
         _ = self.address  # raises if it is closed or the parent's
         if self._travel is None:
             raise TypeError(
-                "a Mapping of gdrpy.page_locked() cannot be copied or pickled: its memory is of "
-                "this process alone; share host memory, gdrpy.alloc(nbytes, device='cpu')"
+                "a Mapping of gdrpy.page_locked() cannot be copied or pickled: its memory cannot "
+                "be shared; share host memory, gdrpy.alloc(nbytes, device='cpu')"
             )
         return self._travel(self)
 
@@ -150,15 +150,15 @@ class Batch:
         self._mapping._end_batch()
 
 
-#: CUDA's numbers of the conditions that a flag can be waited for with.
+#: CUDA's numbers of the conditions for waiting on a flag.
 _WAIT_FLAGS = {">=": 0, "==": 1, "&": 2, "nor": 3}
 
 
 class Flag(_mapping.Flag):
     """One aligned word of a mapping, used for signalling between CPU and GPU.
 
-    The CPU side is :meth:`set`, :meth:`get` and :meth:`wait`; the GPU side is what kernels do with
-    the word at ``ptr``, or :meth:`stream_wait` and :meth:`stream_write`.
+    The CPU uses :meth:`set`, :meth:`get` and :meth:`wait`. The GPU uses kernels that access the
+    word at ``ptr``, or :meth:`stream_wait` and :meth:`stream_write`.
     """
 
     mapping: Mapping
@@ -172,8 +172,8 @@ class Flag(_mapping.Flag):
         _ = self.mapping.address  # raises if it is closed or the parent's
         if self.mapping.ptr is None:
             raise MissingView(
-                "Flag.ptr: there is no GPU view of the word: open the region with gpu=True, or "
-                "take gdrpy.page_locked() for host memory that the GPU reaches"
+                "Flag.ptr: the word has no GPU view: open the region with gpu=True, or use "
+                "gdrpy.page_locked() for host memory that the GPU reaches"
             )
         return self.mapping.ptr + self.offset
 
@@ -181,21 +181,21 @@ class Flag(_mapping.Flag):
         """Work queued on ``stream`` from now on waits until the word meets the condition.
 
         ``stream`` is a handle as an int or CUstream, None for the default stream, or a stream of
-        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError where the
-        device cannot wait so ('nor').
+        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError if the device
+        does not support the condition ('nor').
         """
         self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
 
     def stream_write(self, stream: Any, value: int) -> None:
-        """Queue a store of the word on ``stream``, after what is queued there already.
+        """Queue a store to the word on ``stream``, after the work already queued there.
 
-        Raises ReadOnly where the mapping is read-only.
+        Raises ReadOnly if the mapping is read-only.
         """
         if self.mapping.readonly:
             raise ReadOnly(
                 "Flag.stream_write: the mapping is read-only; map with readonly=False, from a "
-                "region that may be written: Region.from_fd(..., readonly=False), or one that a "
-                "broker lets this user write"
+                "writable region: Region.from_fd(..., readonly=False), or one that a broker lets "
+                "this user write"
             )
         self._stream_call("cuStreamWriteValue", stream, value, 0)
 

@@ -1,4 +1,4 @@
-"""GPU memory by CUDA's virtual memory management: allocations that other processes can import."""
+"""CUDA's virtual memory management: allocations that other processes can import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gdrpy.memory.gpu import GpuMemory
 
 @functools.cache
 def _properties(device: int, fabric: bool = False) -> Any:
-    """Of every allocation on a device, ``fabric`` with a fabric handle too; not to be changed."""
+    """The properties of allocations on a device, with a fabric handle if ``fabric``; read-only."""
     driver = cuda.driver()
     properties = driver.CUmemAllocationProp()
     properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -44,7 +44,7 @@ def _properties(device: int, fabric: bool = False) -> Any:
 
 @functools.cache
 def granularity(device: int | str = 0) -> int:
-    """The bytes of which every allocation's size is a multiple. Raises NotFound."""
+    """Every allocation's size is a multiple of this many bytes. Raises NotFound."""
     ordinal = cuda.ordinal("granularity", device)
     minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
@@ -65,11 +65,11 @@ def create(
     fabric: bool = False,
     backend: str | None = None,
 ) -> GpuMemory:
-    """Allocate at least ``nbytes`` bytes; with ``gpu`` mapped for the GPU, read and write.
+    """Allocate at least ``nbytes`` bytes; with ``gpu``, map them for the GPU, read and write.
 
-    Without ``gpu`` no CUDA context is made; with ``fabric`` it has a fabric handle. ``backend``
-    makes its mappings, None chooses one. Raises OutOfMemory, NotFound, CudaError, and
-    BackendUnavailable where there are no fabric handles.
+    Without ``gpu`` no CUDA context is made; with ``fabric`` the memory has a fabric handle.
+    ``backend`` maps it for the CPU, None chooses one. Raises OutOfMemory, NotFound, CudaError, and
+    BackendUnavailable if fabric handles are not available.
     """
     size = rounded_size(nbytes, device)
     with Undo() as undo:
@@ -90,7 +90,7 @@ def create(
 
 
 def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory:
-    """Import the first ``nbytes`` bytes of what a fabric handle names, for a device of here.
+    """Import the first ``nbytes`` bytes of a fabric handle's memory, for a device of this process.
 
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
     """
@@ -112,9 +112,10 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory
 
 
 def create_export(nbytes: int, device: int = 0) -> int:
-    """Allocate at least ``nbytes`` bytes that a new descriptor, the caller's, alone keeps alive.
+    """A new descriptor, which the caller closes, of a new allocation of at least ``nbytes`` bytes.
 
-    No CUDA context is made. Raises OutOfMemory, NotFound, CudaError.
+    Only the descriptor keeps the memory. No CUDA context is made. Raises OutOfMemory, NotFound,
+    CudaError.
     """
     with Undo() as undo:
         return export(_create(undo, rounded_size(nbytes, device), device))
@@ -142,11 +143,10 @@ def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
 def import_fd(
     call: str, fd: int, size: int, viewer: int | None = None, readonly: bool = False
 ) -> GpuMemory:
-    """Import an exported allocation of ``size`` bytes and map it for a GPU, None: where it lies.
+    """Import an exported allocation of ``size`` bytes and map it for GPU ``viewer``.
 
-    GPUs refuse to write a ``readonly`` one, by their page tables.
-
-    ``fd`` stays the caller's. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
+    None is the GPU that it lies on. With ``readonly`` the GPU's page tables refuse writes. The
+    caller keeps ``fd``. Raises InvalidHandle, NotFound, BackendUnavailable, CudaError.
     """
     with Undo() as undo:
         own = undo.keep(private_duplicate(fd))
@@ -154,8 +154,8 @@ def import_fd(
         home = _home(handle)
         if home is None:
             raise NotFound(
-                f"{call}: the memory lies on a GPU that this process does not see: have it be one "
-                f"of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with gpu=False"
+                f"{call}: the memory lies on a GPU that this process does not see: add it to "
+                f"CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
             )
         device = home if viewer is None else viewer
         reclaim.reclaim(home)
@@ -184,23 +184,23 @@ def _import_handle(undo: Undo, fd: int) -> Any:
 
 
 def _home(handle: Any) -> int | None:
-    """The device that an allocation lies on; None for one that this process does not see."""
+    """The device that an allocation lies on; None if this process does not see it."""
     ordinal = int(cuda.call("cuMemGetAllocationPropertiesFromHandle", handle).location.id)
     return ordinal if ordinal >= 0 else None
 
 
 def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
-    """The devices that a view of memory is for: its own, and that of the memory.
+    """The devices to map memory for: the view's device, and the memory's.
 
-    Libraries ask CUDA whose an address is, and may be told that it is the memory's device. Raises
-    NotFound, BackendUnavailable where there is no way from one to the other.
+    Libraries ask CUDA for the device of an address, and CUDA may name the memory's device. Raises
+    NotFound, BackendUnavailable if the view's device cannot reach the memory's.
     """
     if home is None or device == home:
         return (device,)
     if not cuda.call("cuDeviceCanAccessPeer", cuda.device(device), cuda.device(home)):
         raise BackendUnavailable(
             f"{call}: GPU {device} cannot reach the memory of GPU {home}, where this memory lies "
-            f"(cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the ways): open it on "
+            f"(cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the links): open it on "
             f"GPU {home}, or copy it"
         )
     return device, home
@@ -209,9 +209,9 @@ def _reaching(call: str, device: int, home: int | None) -> tuple[int, ...]:
 def _map(
     undo: Undo, handle: Any, size: int, devices: tuple[int, ...], readonly: bool = False
 ) -> int:
-    """Map an allocation at a fresh GPU address that devices may read, and write if they may.
+    """Map an allocation at a new GPU address, for devices to read, and write unless ``readonly``.
 
-    The first one's context is made; others may have none, and do not get one.
+    The first device gets a primary context; the others need none.
     """
     driver = cuda.driver()
     cuda.primary_context(devices[0])

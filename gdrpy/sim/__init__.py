@@ -1,16 +1,16 @@
 """The simulated CUDA driver: a ``libcuda.so.1`` whose GPUs are made of memory files.
 
-Loaded before anything else asks for ``libcuda.so.1``, it is the driver that ``cuda.bindings`` (or
-any other program, by ``LD_PRELOAD``) finds. The environment is looked at by :func:`load`, and read
-by ``cuInit``:
+If it is loaded before anything else loads ``libcuda.so.1``, ``cuda.bindings`` (or any other
+program, by ``LD_PRELOAD``) uses it as the driver. :func:`load` checks these variables of the
+environment, ``cuInit`` reads them:
 
 ========================= ======================================================================
 ``GDRPY_SIM_DEVICES``     how many devices, 1 to 16; default 1
-``GDRPY_SIM_MEMORY``      bytes of each, with a suffix K, M, G or T if wanted; default ``16G``
-``GDRPY_SIM_FABRIC``      fabric handles: ``0`` (default) none, ``1`` good on this machine,
-                          ``no-channel`` as where no IMEX channel may be used
+``GDRPY_SIM_MEMORY``      bytes of each, with an optional suffix K, M, G or T; default ``16G``
+``GDRPY_SIM_FABRIC``      fabric handles: ``0`` (default) none, ``1`` valid on this machine,
+                          ``no-channel`` as on a machine without a usable IMEX channel
 ``GDRPY_SIM_PEERS``       whether devices reach each other's memory: ``1`` (default), ``0``
-``GDRPY_SIM_FAULT``       calls that shall fail, as in :func:`fault`
+``GDRPY_SIM_FAULT``       calls that fail, as in :func:`fault`
 ========================= ======================================================================
 """
 
@@ -35,16 +35,16 @@ _MAX_DEVICES = 16
 
 
 class BadEnvironment(ValueError):
-    """A ``GDRPY_SIM_...`` variable with which the simulated driver does not start."""
+    """A ``GDRPY_SIM_...`` variable has a value that the simulated driver refuses."""
 
 
 def driver_path() -> Path:
-    """Where the simulated driver is, or would be: :func:`load` tells when it was not built."""
+    """The path of the simulated driver, whether or not it was built."""
     return Path(__file__).parent / SONAME
 
 
 def _present() -> ctypes.CDLL | None:
-    """The ``libcuda.so.1`` of this process, whichever it is."""
+    """The ``libcuda.so.1`` of this process, simulated or real; None without one."""
     try:
         return ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -57,7 +57,7 @@ def loaded() -> bool:
 
 
 def load() -> None:
-    """Make the simulated driver this process's ``libcuda.so.1``. Doing it again does nothing.
+    """Make the simulated driver this process's ``libcuda.so.1``. May be called again.
 
     Raises:
         BadEnvironment: a variable of the table above is malformed.
@@ -77,7 +77,7 @@ def load() -> None:
             f"build gdrpy with a C compiler (pip install .)"
         )
     _check_values()
-    # Global, or cuda.bindings, which asks for it by name, would not take this one.
+    # RTLD_GLOBAL, or cuda.bindings, which loads it by name, would not use this one.
     ctypes.CDLL(str(driver_path()), mode=ctypes.RTLD_GLOBAL)
     _check_faults()
 
@@ -108,7 +108,7 @@ def _check_values() -> None:
 
 
 def _check_faults() -> None:
-    """Only the driver knows its functions; the faults begin to count when it reads them itself."""
+    """Have the driver check the faults, since it knows its functions; cuInit sets them later."""
     spec = os.environ.get("GDRPY_SIM_FAULT")
     if spec is None:
         return
@@ -133,15 +133,15 @@ def _functions() -> ctypes.CDLL:
 
 @contextmanager
 def fault(spec: str) -> Iterator[None]:
-    """Have driver calls fail: ``"cuMemCreate:3"`` fails the third ``cuMemCreate`` from here on.
+    """Make driver calls fail: ``"cuMemCreate:3"`` fails the third ``cuMemCreate`` from here on.
 
-    ``"cuMemMap:1:719,cuMemUnmap:2"`` gives the first fault a ``CUresult``, where the default is 2
-    (``CUDA_ERROR_OUT_OF_MEMORY``), and sets two. Each fails once; a call that fails so does
-    nothing. Leaving the context clears whatever has not happened yet. The whole process shares one
-    set of faults, so this does not nest.
+    ``"cuMemMap:1:719,cuMemUnmap:2"`` sets two faults, the first with a ``CUresult``; the default is
+    2 (``CUDA_ERROR_OUT_OF_MEMORY``). Each fault happens once; the failing call has no effect.
+    Leaving the context clears faults that have not happened. The whole process shares one set of
+    faults, so this does not nest.
 
     Raises:
-        ValueError: the text is none of this, or names a function that the simulation lacks.
+        ValueError: the text is malformed, or names a function that the simulation lacks.
         RuntimeError: this process does not use the simulated GPU.
     """
     if _functions().gdrsim_set_fault(spec.encode()) != 0:
@@ -162,7 +162,7 @@ def on_bar() -> bool:
 
 
 def call_count(function: str) -> int:
-    """How often this process has called a driver function, failed calls included.
+    """The number of calls of a driver function by this process, failed calls included.
 
     The function is named without a version suffix: ``cuMemAlloc``, not ``cuMemAlloc_v2``.
 

@@ -11,11 +11,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Print the path of the simulated CUDA driver.",
         epilog="""\
-A program that knows nothing of gdrpy runs on the simulated GPU with
+Any CUDA program runs on the simulated GPU with
 
     LD_PRELOAD=$(python -m gdrpy.sim) program
 
-It sees 1 device of 16 GiB, or what the environment says:
+It sees 1 device of 16 GiB by default. The environment changes this:
 
     GDRPY_SIM_DEVICES=2                 number of devices
     GDRPY_SIM_MEMORY=64G                memory of each (K, M, G, T; a multiple of 2M)

@@ -190,7 +190,7 @@ class TestCudaArrayInterface:
 class TestCudaArrayInterfaceOfTheSimulatedGpu:
     def test_is_missing_and_says_what_is_there_instead(self, region):
         for shown in (region, region.array((2,), "F16")):
-            with pytest.raises(AttributeError, match=r"is the host's, .*: use from_dlpack"):
+            with pytest.raises(AttributeError, match=r"is host memory, .*: use from_dlpack"):
                 _ = shown.__cuda_array_interface__
 
 

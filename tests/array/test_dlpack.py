@@ -213,7 +213,7 @@ class TestGpuViewOfARegion:
             consumer = Consumer(reader.__dlpack__(max_version=(1, 0)))
             assert (consumer.address, consumer.readonly) == (reader.ptr, True)
             consumer.give_back()
-            with pytest.raises(BufferError, match=r"which the consumer cannot be told"):
+            with pytest.raises(BufferError, match=r"which capsules before DLPack 1.0 cannot say"):
                 reader.__dlpack__()
         os.close(fd)
 
@@ -232,7 +232,7 @@ class TestGpuViewOfARegion:
         consumer.give_back()
 
     def test_is_refused_for_another_device(self, region):
-        with pytest.raises(BufferError, match=r"cannot copy it to DLPack device \(2, 1\)"):
+        with pytest.raises(BufferError, match=r"cannot copy to DLPack device \(2, 1\)"):
             region.__dlpack__(dl_device=(2, 1))
 
     def test_is_copied_to_the_host_where_there_is_no_cpu_view(self, backend):
@@ -310,7 +310,7 @@ class TestWish:
             region.__dlpack__(dl_device="cpu")
 
     def test_for_the_gpu_of_a_region_without_gpu_view_is_refused(self, readonly_region):
-        with pytest.raises(BufferError, match=r"cannot copy it to DLPack device \(2, 0\)"):
+        with pytest.raises(BufferError, match=r"cannot copy to DLPack device \(2, 0\)"):
             readonly_region.__dlpack__(dl_device=(2, 0))
 
     def test_for_the_simulated_gpus_memory_gives_the_gpu_view(self, backend):

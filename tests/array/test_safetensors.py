@@ -78,7 +78,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}])
     def test_refuses_metadata_that_is_no_text(self, metadata):
-        with pytest.raises(ValueError, match="__metadata__ must give text for names"):
+        with pytest.raises(ValueError, match="__metadata__ must map names to text"):
             images.plan({}, metadata)
 
 
@@ -229,7 +229,7 @@ class TestFileLayout:
     @pytest.mark.parametrize("data", [b"1", b"123"])
     def test_refuses_a_file_of_another_size(self, tmp_path, data):
         (tmp_path / "file").write_bytes(image({"a": entry()}, data))
-        with pytest.raises(ValueError, match="header tells of .* bytes, and the file has"):
+        with pytest.raises(ValueError, match="header describes .* bytes, and the file has"):
             images.file_layout(tmp_path / "file")
 
     @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, image(b"{}")[:-1]])
@@ -256,30 +256,30 @@ class TestForeignImage:
             (b"", "a header begins with"),
             (b"[]", "a header begins with"),
             (b' {"a":1}', "a header begins with"),
-            (b"{", "not the JSON that it must be"),
-            (b'{"\xff":1}', "not the JSON that it must be: 'utf-8'"),
-            (b'{"a":NaN}', "NaN is no number of JSON"),
-            (b'{"a":' + b"[" * 200_000, "not the JSON that it must be"),
-            (b'{"a":' + b"1" * 5000 + b"}", "not the JSON that it must be"),
+            (b"{", "the header is not valid JSON"),
+            (b'{"\xff":1}', "the header is not valid JSON: 'utf-8'"),
+            (b'{"a":NaN}', "NaN is not a JSON number"),
+            (b'{"a":' + b"[" * 200_000, "the header is not valid JSON"),
+            (b'{"a":' + b"1" * 5000 + b"}", "the header is not valid JSON"),
             (b'{"a":1,"a":1}', "'a' is there twice"),
             (b'{"a":{"dtype":"U8","dtype":"U8"}}', "'dtype' is there twice"),
             ({"\ud800": entry()}, "must be Unicode text"),
-            ({"__metadata__": {"a": 1}}, "__metadata__ must give text"),
-            ({"__metadata__": None}, "__metadata__ must give text"),
-            ({"a": 1}, "tensor 'a': needs data_offsets, dtype, shape alone: 1"),
-            ({"a": {"dtype": "U8", "shape": [2]}}, "tensor 'a': needs data_offsets"),
-            ({"a": entry(extra=1)}, "tensor 'a': needs data_offsets"),
-            ({"a": entry(dtype="C64")}, "tensor 'a': dtype 'C64' is none of BOOL"),
-            ({"a": entry(dtype=["U8"])}, "tensor 'a': dtype .* is none of"),
-            ({"a": entry(shape=[-2])}, r"tensor 'a': shape \[-2\] is no list"),
-            ({"a": entry(shape=[2.0])}, r"tensor 'a': shape \[2.0\] is no list"),
-            ({"a": entry(shape=[True, 2])}, r"tensor 'a': shape \[True, 2\] is no list"),
-            ({"a": entry(shape=[1] * 65)}, "tensor 'a': shape .* is no list of up to 64"),
-            ({"a": entry(shape=[1 << 62, 0])}, "tensor 'a': shape .* is no list"),
-            ({"a": entry(shape=2)}, "tensor 'a': shape 2 is no list"),
-            ({"a": entry(data_offsets=[2, 0])}, r"data_offsets \[2, 0\] are no begin and end"),
-            ({"a": entry(data_offsets=[0])}, r"data_offsets \[0\] are no begin and end"),
-            ({"a": entry(data_offsets=[-2, 0])}, r"data_offsets \[-2, 0\] are no begin and end"),
+            ({"__metadata__": {"a": 1}}, "__metadata__ must map names to text"),
+            ({"__metadata__": None}, "__metadata__ must map names to text"),
+            ({"a": 1}, "tensor 'a': must have only data_offsets, dtype, shape: 1"),
+            ({"a": {"dtype": "U8", "shape": [2]}}, "tensor 'a': must have only data_offsets"),
+            ({"a": entry(extra=1)}, "tensor 'a': must have only data_offsets"),
+            ({"a": entry(dtype="C64")}, "tensor 'a': dtype 'C64' is not one of BOOL"),
+            ({"a": entry(dtype=["U8"])}, "tensor 'a': dtype .* is not one of"),
+            ({"a": entry(shape=[-2])}, r"tensor 'a': shape \[-2\] is not a list"),
+            ({"a": entry(shape=[2.0])}, r"tensor 'a': shape \[2.0\] is not a list"),
+            ({"a": entry(shape=[True, 2])}, r"tensor 'a': shape \[True, 2\] is not a list"),
+            ({"a": entry(shape=[1] * 65)}, "tensor 'a': shape .* is not a list of up to 64"),
+            ({"a": entry(shape=[1 << 62, 0])}, "tensor 'a': shape .* is not a list"),
+            ({"a": entry(shape=2)}, "tensor 'a': shape 2 is not a list"),
+            ({"a": entry(data_offsets=[2, 0])}, r"data_offsets \[2, 0\] are not begin and end"),
+            ({"a": entry(data_offsets=[0])}, r"data_offsets \[0\] are not begin and end"),
+            ({"a": entry(data_offsets=[-2, 0])}, r"data_offsets \[-2, 0\] are not begin and end"),
             ({"a": entry(data_offsets=[0, 3])}, "tensor 'a': has 3 bytes of data, and U8"),
             ({"a": entry(dtype="F32")}, r"tensor 'a': has 2 bytes .* shape \[2\] takes 8"),
             ({"a": entry(data_offsets=[1, 3])}, "tensor 'a': begins at byte 1 and leaves a hole"),
@@ -289,7 +289,7 @@ class TestForeignImage:
             ),
             (
                 {"a": entry(shape=[1 << 21], data_offsets=[0, 1 << 21])},
-                "tells of .* bytes, and the region has 1048576",
+                "describes .* bytes, and the region has 1048576",
             ),
         ],
     )

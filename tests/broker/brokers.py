@@ -34,10 +34,10 @@ _PR_SET_DUMPABLE = 4
 
 @dataclass
 class Setup:
-    """How to run a broker. ``limits`` and ``options`` are the fields of the server's own."""
+    """How to run a broker. ``quotas`` and ``options`` are the fields of the server's own."""
 
     path: str
-    limits: dict[str, Any] = field(default_factory=dict)
+    quotas: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     linger: float = 30.0
@@ -292,9 +292,9 @@ def _serve(setup: Setup) -> None:
     if setup.turns is not None:
         _measure(daemon, setup.turns)
     _watch_garbage(daemon)
-    limits = daemon.Limits(**setup.limits)
+    quotas = daemon.Quotas(**setup.quotas)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
-    options = daemon.Options(setup.path, limits, kept, **setup.options)
+    options = daemon.Options(setup.path, quotas, kept, **setup.options)
     daemon.serve(options, "test", lambda *_: _say("ready", pid=os.getpid()))
 
 

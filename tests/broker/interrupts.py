@@ -143,7 +143,7 @@ class Client:
 
     def check(self, when: str) -> None:
         """All is as it was."""
-        if self.broker._connection.channel.lock.locked() or fork_lock._is_owned():  # type: ignore
+        if self.broker._connection.transport.lock.locked() or fork_lock._is_owned():  # type: ignore
             raise AssertionError(f"{when}: a lock is held")
         self.broker.stat("host")
         gc.collect()

@@ -191,7 +191,7 @@ class TestReplyThatCannotBe:
         def send(peer, request):
             peer.send_bytes(b"\x93\x01")
 
-        self.check(fake, send, "a packet of 2 bytes is no message")
+        self.check(fake, send, "a packet of 2 bytes is not a message")
 
     def test_that_is_longer_than_a_packet_may_be(self, fake):
         def send(peer, request):
@@ -403,7 +403,7 @@ class TestMalformedReply:
         if op == "list":
             fields = {"regions": [ENTRY, changed(ENTRY, field, value)], "next": None}
         message = self.check(fake, op, **fields)
-        assert message.startswith(f"{op}: the broker's reply has what cannot be: ")
+        assert message.startswith(f"{op}: the broker's reply has a malformed value: ")
         assert f"{field}`" in message
 
     @pytest.mark.parametrize("field", ["pid", "uid", "writable", "gpu", "count"])
@@ -412,7 +412,7 @@ class TestMalformedReply:
         holder = {"pid": 1, "uid": 0, "writable": True, "gpu": True, "count": 1}
         holders = [holder, changed(holder, field, value)]
         message = self.check(fake, "stat", **{**GOOD["stat"], "holders": holders})
-        assert message.startswith("stat: the broker's reply has what cannot be: ")
+        assert message.startswith("stat: the broker's reply has a malformed value: ")
         assert f"{field}`" in message
 
     @pytest.mark.parametrize("value", [value for value in ODD if value != ABSENT])
@@ -892,7 +892,7 @@ class TestFork:
             _unix.set_timeout(sock, seconds)
 
         kept = []
-        monkeypatch.setattr("gdrpy.broker.client.channel.set_timeout", fork_and_set_timeout)
+        monkeypatch.setattr("gdrpy.broker.client.transport.set_timeout", fork_and_set_timeout)
         connect(fake(lambda peer: (peer.hello(), peer.until_closed()))).close()
         assert kept == [0]
 
@@ -907,7 +907,7 @@ class TestFork:
             peer.until_closed()
 
         broker = connect(fake(serve))
-        lock = broker._connection.channel.lock
+        lock = broker._connection.transport.lock
         lock.acquire()  # as by another thread
         child = os.fork()
         if not child:

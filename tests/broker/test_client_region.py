@@ -8,8 +8,7 @@ import pytest
 import gdrpy
 from fake_server import LIFE, described, grant, memory
 from gdrpy import cuda
-from gdrpy.broker.client.attach import attach
-from gdrpy.broker.client.broker import connect
+from gdrpy.broker.client.broker import attach, connect, shared_broker
 from gdrpy.broker.protocol import pack_metadata
 
 
@@ -231,8 +230,6 @@ class TestPickledRegion:
         path = fake(serve)
         with pytest.raises(gdrpy.Gone, match="no region 7"):
             attach(path, LIFE, 7, False, True, False)
-        from gdrpy.broker.client.attach import shared_broker
-
         shared_broker(path).close()
 
     def test_that_is_closed_is_not_pickled(self, granted):

@@ -16,7 +16,7 @@ import pytest
 
 from brokers import BROKER_UID, Broker, StartBroker, await_descriptors, await_end, descriptors
 from gdrpy.broker.server.connection import EVENTS_LIMIT
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS
 from rawclient import RawClient, allocation
 
 
@@ -389,7 +389,7 @@ class TestMemoryUsedUp:
         self, start_broker: StartBroker
     ) -> None:
         broker = start_broker(
-            uid=BROKER_UID, limits={"device": 1 << 20, "user": 8192, "regions": 3}
+            uid=BROKER_UID, quotas={"device": 1 << 20, "user": 8192, "regions": 3}
         )
         with broker.client() as client:
             client.allocate("big", (1 << 20) - 4096)

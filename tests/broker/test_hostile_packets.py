@@ -157,8 +157,8 @@ class TestNoMessage:
         assert (last["id"], last["error"]) == (7, "InvalidRequest")
         assert "format_disk" in last["message"]
         assert (
-            f"after {NONSENSE_LIMIT} such packets in a row the broker closes the connection, and "
-            "what it held is given back" in last["message"]
+            f"after {NONSENSE_LIMIT} such packets in a row the broker closes the connection "
+            "and releases its regions" in last["message"]
         )
         with pytest.raises(ConnectionError):
             client.receive()

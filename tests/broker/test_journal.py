@@ -85,7 +85,7 @@ class TestJournal:
             fd = os.memfd_create("half")
             os.ftruncate(fd, 4096)
             os.pwrite(fd, header, 0)
-            with pytest.raises(ValueError, match="never begun"):
+            with pytest.raises(ValueError, match="beginning of the journal is not complete"):
                 Journal(fd)
             os.close(fd)
 

@@ -16,7 +16,7 @@ from brokers import Broker, StartBroker, Template, await_end
 from gdrpy.broker import place
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.daemon import Options, Place
-from gdrpy.broker.server.limits import Limits
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.errors import PermissionDenied
 
 
@@ -98,16 +98,16 @@ class TestRemovedPlace:
         lock = Path(f"{broker.path}.lock")
         lock.unlink()
         with pytest.raises(FileExistsError, match="though its lock was removed"):
-            Place(Options(broker.path, Limits())).__enter__()
+            Place(Options(broker.path, Quotas())).__enter__()
         await_true(lambda: "the lock of" in broker.log.read_text())
         with pytest.raises(FileExistsError, match="another broker runs there"):
-            Place(Options(broker.path, Limits())).__enter__()
+            Place(Options(broker.path, Quotas())).__enter__()
 
 
 class TestSuccessor:
     def test_keeps_its_socket_when_the_broker_before_it_ends(self, tmp_path: Path) -> None:
         path = str(tmp_path / "broker.sock")
-        first, second = Place(Options(path, Limits())), Place(Options(path, Limits()))
+        first, second = Place(Options(path, Quotas())), Place(Options(path, Quotas()))
         with first:
             serving = first.listening()
             serving.__enter__()
@@ -121,7 +121,7 @@ class TestSuccessor:
 
 class TestFolderOfASocketForOthers:
     def serve(self, path: Path, mode: int) -> None:
-        with Place(Options(str(path), Limits(), mode=mode)) as made, made.listening():
+        with Place(Options(str(path), Quotas(), mode=mode)) as made, made.listening():
             pass
 
     def test_is_made_passable_after_a_private_run(self, tmp_path: Path) -> None:

@@ -99,5 +99,5 @@ class TestMetadata:
             pack_metadata("put", value or [1])
 
     def test_of_what_msgpack_lacks_raises_type_error(self):
-        with pytest.raises(TypeError, match="put: metadata holds what msgpack does not pack"):
+        with pytest.raises(TypeError, match="put: msgpack cannot encode the metadata"):
             pack_metadata("put", {"k": object()})

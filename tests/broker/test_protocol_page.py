@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gdrpy.broker import protocol
-from gdrpy.broker.server import limits, loop, requests, service
+from gdrpy.broker.server import loop, quotas, requests, service
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT
 from golden import REPLIES
 
@@ -62,10 +62,10 @@ class TestLimits:
             f"1 to 2^{protocol.REGION_LIMIT.bit_length() - 1} ",
             f"After {NONSENSE_LIMIT} such packets",
             f"since {EVENTS_LIMIT} packets were unread",
-            f"{limits.PROCESS_CONNECTIONS} connections of a process",
-            f"and {limits.USER_CONNECTIONS} of a user",
+            f"{quotas.PROCESS_CONNECTIONS} connections of a process",
+            f"and {quotas.USER_CONNECTIONS} of a user",
             f"at most {service.SLICE} grants",
-            f"may have {limits.USER_LEASES} leases",
+            f"may have {quotas.USER_LEASES} leases",
             f"{loop.USER_BYTES >> 20} MiB for all",
         ],
     )

@@ -339,8 +339,8 @@ class TestLimitsOfAUser:
                 errors.append(client.error("allocate", **allocation(None, 1)))
                 return errors
 
-        limits = {"user": 8192, "regions": 2}
-        setup = {"uid": BROKER_UID, "limits": limits, "options": {"mode": 0o666}}
+        quotas = {"user": 8192, "regions": 2}
+        setup = {"uid": BROKER_UID, "quotas": quotas, "options": {"mode": 0o666}}
         with closing(Template()) as template, running(template, tmp_path, **setup) as limited:
             assert as_user("owner", use_up) == ["QuotaExceeded"] * 2
             assert as_user("other", use_up) == ["QuotaExceeded"] * 2

@@ -123,7 +123,7 @@ class TestService:
         pid = manager._process.pid
         opened = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
         assert "/dev/zero" not in opened
-        assert "passed as 'stranger': it is no broker's" in manager.log.read_text()
+        assert "passed as 'stranger': not a broker's" in manager.log.read_text()
 
     def test_closes_what_was_kept_when_systemd_keeps_no_longer(self, manager: FakeSystemd):
         manager.store["r1"] = os.open("/dev/zero", os.O_RDONLY)
@@ -148,7 +148,7 @@ class TestPassedDescriptors:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as wrong:
             wrong.bind(str(tmp_path / "x"))
             wrong.listen()
-            with pytest.raises(OSError, match="no Unix socket of ListenSequentialPacket="):
+            with pytest.raises(OSError, match="not a Unix socket of ListenSequentialPacket="):
                 systemd._listener(os.dup(wrong.fileno()), "x")
 
 

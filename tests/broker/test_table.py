@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
-from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 
 
 def described(table: Table) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class TableMachine(RuleBasedStateMachine):
     def any_session(self, data: Any) -> int:
         return int(data.draw(st.sampled_from(sorted(self.table.sessions))))
 
-    def any_region(self, data: Any) -> Region:
+    def any_region(self, data: Any) -> RegionEntry:
         return self.table.regions[data.draw(st.sampled_from(sorted(self.table.regions)))]
 
     @rule(uid=st.integers(0, 2), groups=st.sets(st.integers(0, 3)))

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from brokers import Broker
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS
 from gdrpy.broker.server.throttle import LIMIT, SECONDS, Throttle
 
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from brokers import BROKER_UID, Broker, StartBroker
-from gdrpy.broker.server.connection import Connection, User
+from gdrpy.broker.server.connection import ServerConnection, User
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Descriptors
+from gdrpy.broker.server.quotas import DescriptorReserve
 from gdrpy.broker.server.rights import identity_of
 from gdrpy.broker.server.turns import Turns
 from rawclient import RawClient, acting_as, allocation
@@ -54,13 +54,13 @@ class TestTurns:
 
 
 @contextmanager
-def connected() -> Iterator[tuple[Connection, socket.socket]]:
+def connected() -> Iterator[tuple[ServerConnection, socket.socket]]:
     """A connection as the broker has it, and its client's end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.setblocking(False)
         theirs.setblocking(False)
-        yield Connection(ours, identity_of(ours), Flight(), User(os.getuid())), theirs
+        yield ServerConnection(ours, identity_of(ours), Flight(), User(os.getuid())), theirs
 
 
 class TestBytesOwed:
@@ -215,7 +215,7 @@ class TestDescriptors:
 
     def test_are_kept_by_their_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("resource.getrlimit", lambda _: (4096, 4096))
-        descriptors = Descriptors()
+        descriptors = DescriptorReserve()
         last = {
             (uid, has): max(fd for fd in range(4096) if descriptors.admits(fd, uid, has))
             for uid in (0, ANN)

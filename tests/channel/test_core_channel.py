@@ -58,10 +58,10 @@ class TestMemory:
 
     def test_is_given_once(self, gpu_memory, host_memory):
         channel = _mapping.Channel(gpu_memory, host_memory, 16, 8)
-        with pytest.raises(TypeError, match="a Channel is made once"):
+        with pytest.raises(TypeError, match="a Channel is initialized once"):
             channel.__init__(gpu_memory, host_memory, 16, 8)
         reader = _mapping.ChannelReader(channel)
-        with pytest.raises(TypeError, match="a ChannelReader is made once"):
+        with pytest.raises(TypeError, match="a ChannelReader is initialized once"):
             reader.__init__(channel)
 
 

@@ -84,7 +84,7 @@ class TestPush:
 
     @pytest.mark.parametrize("nbytes", [0, 31, 33, 64])
     def test_of_another_size_is_refused(self, channel, nbytes):
-        message = f"Channel.push: a record has 32 bytes, and {nbytes} were given"
+        message = f"Channel.push: a record has 32 bytes, but {nbytes} were given"
         with pytest.raises(ValueError, match=message):
             channel.push(bytes(nbytes))
         assert channel.pushed == 0
@@ -135,7 +135,7 @@ class TestPushMany:
         assert np.frombuffer(reader.pop_many(), orders.dtype)["price"].tolist() == [1.5, 2.5, 3.5]
 
     def test_of_a_part_of_a_record_is_refused_whole(self, channel):
-        message = r"Channel.push_many: a record has 32 bytes, and 65 are no multiple of it"
+        message = r"Channel.push_many: a record has 32 bytes, and 65 is not a multiple"
         with pytest.raises(ValueError, match=message):
             channel.push_many(bytes(65))
         assert channel.pushed == 0
@@ -205,7 +205,7 @@ class TestFullRing:
     def test_ends_when_the_consumer_takes_no_more(self, full, reader, record, other_thread):
         pushing = other_thread.submit(full.push, record(8))
         reader.close()
-        with pytest.raises(gdrpy.Closed, match=r"Channel.push: the consumer takes no more"):
+        with pytest.raises(gdrpy.Closed, match=r"Channel.push: the consumer has stopped"):
             pushing.result()
 
 
@@ -244,14 +244,14 @@ class TestDrain:
     def test_times_out(self, full, reader):
         reader.pop_many(3)
         with pytest.raises(
-            gdrpy.Timeout, match=r"Channel.drain: of 8 records 3 were taken in time"
+            gdrpy.Timeout, match=r"Channel.drain: of 8 records, 3 were taken in time"
         ):
             full.drain(timeout=0)
 
     def test_ends_when_the_consumer_takes_no_more(self, full, reader, other_thread):
         draining = other_thread.submit(full.drain)
         reader.close()
-        message = "of 8 records 0 were taken, and the consumer takes no more"
+        message = "of 8 records, 0 were taken, and the consumer has stopped"
         with pytest.raises(gdrpy.Closed, match=message):
             draining.result()
 
@@ -368,7 +368,7 @@ class TestRefusal:
 
     def test_of_making_it_again(self, full, record):
         before = full.ptr
-        with pytest.raises(TypeError, match="a Channel is made once"):
+        with pytest.raises(TypeError, match="a Channel is initialized once"):
             full.__init__(64, 16)
         assert (full.ptr, full.capacity, full.reader().pop()) == (before, 8, record(0))
 

@@ -20,7 +20,7 @@ class TestPop:
         assert popping.result() == record(4)
 
     def test_times_out(self, reader):
-        with pytest.raises(gdrpy.Timeout, match=r"ChannelReader.pop: no record came in time"):
+        with pytest.raises(gdrpy.Timeout, match=r"ChannelReader.pop: no record arrived in time"):
             reader.pop(timeout=0)
 
     def test_answers_a_signal(self, reader):
@@ -55,7 +55,9 @@ class TestPop:
 class TestPopMany:
     def test_gives_what_is_there(self, full, reader, record):
         assert reader.pop_many() == b"".join(record(i) for i in range(8))
-        with pytest.raises(gdrpy.Timeout, match=r"ChannelReader.pop_many: no record came in time"):
+        with pytest.raises(
+            gdrpy.Timeout, match=r"ChannelReader.pop_many: no record arrived in time"
+        ):
             reader.pop_many(timeout=0)
 
     def test_gives_no_more_than_its_limit(self, full, reader, record):
@@ -108,7 +110,7 @@ class TestReader:
 
     def test_that_is_closed_refuses_pushes(self, channel, reader, record):
         reader.close()
-        with pytest.raises(gdrpy.Closed, match=r"Channel.push: the consumer takes no more records"):
+        with pytest.raises(gdrpy.Closed, match=r"Channel.push: the consumer has stopped"):
             channel.push(record(0))
 
     @pytest.mark.parametrize("tail", [0, 10, 1 << 20, 1 << 63])

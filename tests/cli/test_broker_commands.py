@@ -243,7 +243,7 @@ class TestAlloc:
     def test_of_another_size_ends_with_1(self, broker, capsys):
         assert main(["alloc", "kv", "3M"]) == 0
         assert main(["alloc", "kv", "4M"]) == 1
-        assert "error: allocate: region 'kv' is there with 3145728 bytes" in capsys.readouterr().err
+        assert "error: allocate: region 'kv' exists with 3145728 bytes" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "complaint"),

@@ -12,7 +12,7 @@ import pytest
 from gdrpy import sim
 from gdrpy.cli import main
 
-NO_PCI_MEMORY = "cannot use gdrdrv: the simulated GPU's memory is no PCI memory"
+NO_PCI_MEMORY = "cannot use gdrdrv: the simulated GPU's memory is not PCI memory"
 SIMULATED = "programs on the simulated GPU: LD_PRELOAD=$(python -m gdrpy.sim)"
 
 

@@ -178,7 +178,7 @@ class TestErrors:
         assert done.returncode == 2
         assert done.stdout == ""
         assert done.stderr == (
-            "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; look at "
+            "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; check "
             "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU\n"
         )
 

@@ -92,7 +92,7 @@ class TestListening:
 
     def test_leaves_a_file_that_is_no_socket_alone(self, path):
         path.write_text("precious")
-        with ExitStack() as undo, pytest.raises(CommandError, match="is no socket and is left"):
+        with ExitStack() as undo, pytest.raises(CommandError, match="is not a socket and is left"):
             rendezvous.listen(path, undo)
         assert path.read_text() == "precious"
 

@@ -177,7 +177,7 @@ class TestRefusal:
         (tmp_path / "b.sock").write_text("precious")
         done = gdrpy_command("serve", "--socket", str(tmp_path / "b.sock"))
         assert done.returncode == 2
-        assert "it is no socket and is left alone" in done.stderr
+        assert "it is not a socket and is left alone" in done.stderr
         assert (tmp_path / "b.sock").read_text() == "precious"
 
     def test_in_somebody_elses_folder(self, tmp_path: Path, capsys, monkeypatch):

@@ -13,6 +13,7 @@ import numpy as np
 from distributed import get_worker
 
 import gdrpy
+from gdrpy.broker import Reference
 from leases import await_holders, held, used
 
 _WAIT = 60
@@ -52,95 +53,106 @@ def run(name: str, function: Any, *args: Any) -> Any:
     return on(name, function, *args).result(_WAIT)
 
 
-def read(region: Any, nbytes: int) -> bytes:
+def read(reference: Reference, nbytes: int) -> bytes:
     """A task: the region's first bytes."""
-    return bytes(region.read(nbytes))
+    with reference.open() as region:
+        return bytes(region.read(nbytes))
 
 
-def write(region: Any, data: bytes) -> None:
+def write(reference: Reference, data: bytes) -> None:
     """A task: the region's first bytes."""
-    region.write(data)
+    with reference.open() as region:
+        region.write(data)
 
 
-def total(region: Any) -> int:
+def total(reference: Reference) -> int:
     """A task: the sum of the array in the region."""
-    return int(region.numpy().sum())
+    with reference.open() as region:
+        return int(region.numpy().sum())
 
 
-def tell(region: Any) -> dict[str, Any]:
+def tell(reference: Reference) -> dict[str, Any]:
     """A task: what the region is here."""
     names = ("id", "name", "sealed", "readonly", "metadata", "nbytes", "device")
-    return {name: getattr(region, name) for name in names}
+    with reference.open() as region:
+        return {name: getattr(region, name) for name in names}
 
 
-def make(socket: str, values: list[int]) -> gdrpy.BrokerRegion:
-    """A task: a region of the worker's machine.
+def make(socket: str, values: list[int]) -> Reference:
+    """A task: a region of the worker's machine, which its name keeps."""
+    with (
+        gdrpy.connect(socket) as there,
+        there.allocate("made", len(values), metadata={"of": "task"}) as region,
+    ):
+        region.write(bytes(values))
+        return Reference(region)
 
-    Its name keeps it, for Dask may drop the worker's region when another worker has got it too.
-    """
-    region = gdrpy.connect(socket).allocate("made", len(values), metadata={"of": "task"})
-    region.write(bytes(values))
-    return region
 
-
-def hold(region: Any) -> None:
-    """A task: attach the region, and let the worker keep it."""
-    region.map().close()
-    get_worker().held_by_test = region
+def hold(reference: Reference) -> None:
+    """A task: open the region, and let the worker keep it."""
+    get_worker().held_by_test = reference.open()
 
 
 def let_go() -> None:
     """A task: what :func:`hold` held."""
-    del get_worker().held_by_test
+    get_worker().held_by_test.close()
 
 
 def written_by_a_task_here() -> tuple[bytes, dict[str, Any], int]:
     """What the client reads after a task on its machine wrote, what that has, and the number."""
     with broker.allocate(None, 4096, metadata={"for": "both"}) as region:
-        run("a", write, region, b"by the task")
-        return region.read(11), run("b", tell, region), region.id
+        reference = Reference(region)
+        run("a", write, reference, b"by the task")
+        return region.read(11), run("b", tell, reference), region.id
 
 
-def passed_on_by_the_scheduler() -> tuple[bytes, int]:
-    """What a task reads of another task's region on the same machine; leases while it is there."""
+def passed_on_by_the_scheduler() -> tuple[bytes, int, int]:
+    """What a task reads of a region whose reference was scattered; its leases while the reference
+    is there, and while the worker has opened it too.
+    """
     with broker.allocate("passed", 4096) as region:
         region.write(b"to both")
-        region.delete()
-        future = client.scatter(region, workers=["a"], direct=False)
+        future = client.scatter(Reference(region), workers=["a"], direct=False)
         found = run("a", read, future, 7)
-        info = region.info()
-        return found, info.readers + info.writers
+        before = held(broker, "passed")
+        run("a", hold, future)
+        after = held(broker, "passed")
+        run("a", let_go)
+        region.delete()
+        return found, before, after
 
 
 def array_of_a_task(name: str) -> list[float]:
     """What a task has of a slice of a region."""
 
-    def elements(array: gdrpy.Array) -> list[float]:
-        return array.read().ravel().tolist()
+    def elements(reference: Reference) -> list[float]:
+        with reference.open() as region:
+            return region.array((2, 2), "F32", 8).read().ravel().tolist()
 
     with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
         region.delete()
-        found: list[float] = run(name, elements, region.array((2, 2), "F32", 8))
+        found: list[float] = run(name, elements, Reference(region))
         return found
 
 
 def mapping_of_a_task() -> int:
-    """What a task there reads in a mapping that another task there makes of a region from here."""
+    """What a task there reads in a pickled mapping of its copy of a region from here."""
 
-    def sent_on(region: Any) -> int:
-        region.write(b"x")
-        mapping = cloudpickle.loads(cloudpickle.dumps(region.cpu))
-        return mapping.read(1)[0]
+    def sent_on(reference: Reference) -> int:
+        with reference.open() as region:
+            region.write(b"x")
+            with cloudpickle.loads(cloudpickle.dumps(region.cpu)) as mapping:
+                return mapping.read(1)[0]
 
     with broker.allocate(None, 4096) as region:
-        return run("there", sent_on, region)
+        return run("there", sent_on, Reference(region))
 
 
 def made_by_a_task_there(socket: str) -> tuple[bytes, bytes, dict[str, Any]]:
     """What a task here reads of a region that the worker there holds, and what has the client."""
     future = on("there", make, socket, [7, 8, 9])
     found = run("a", read, future, 3)
-    with future.result(_WAIT) as region:
+    with future.result(_WAIT).open() as region:
         return found, region.read(3), region.metadata
 
 
@@ -156,8 +168,8 @@ def sent_by_the_client() -> tuple[bytes, bytes]:
     """What a task there reads of the client's region; what the client reads after it wrote."""
     with broker.allocate(None, 4096) as region:
         region.write(b"of the client")
-        found = run("there", read, region, 13)
-        run("there", write, region, b"by the task..")
+        found = run("there", read, Reference(region), 13)
+        run("there", write, Reference(region), b"by the task..")
         return found, region.read(13)
 
 
@@ -166,7 +178,7 @@ def tell_there(readonly: bool, seal: bool) -> dict[str, Any]:
     broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
     with broker.get("kept", readonly=readonly) as region:
         region.delete()
-        return run("there", tell, region)
+        return run("there", tell, Reference(region))
 
 
 def write_there(seal: bool) -> None:
@@ -174,7 +186,7 @@ def write_there(seal: bool) -> None:
     broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
     with broker.get("kept", readonly=True) as region:
         region.delete()
-        run("there", write, region, b"no")
+        run("there", write, Reference(region), b"no")
 
 
 def sum_of_large(nbytes: int) -> tuple[int, int]:
@@ -182,14 +194,14 @@ def sum_of_large(nbytes: int) -> tuple[int, int]:
     values = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
     with broker.put("large", values) as region:
         region.delete()
-        return run("there", total, region), int(values.sum())
+        return run("there", total, Reference(region)), int(values.sum())
 
 
 def use_what_is_gone(name: str) -> None:
-    """Use a region that nobody holds any more."""
+    """Open a reference to a region that no process holds any more."""
     with broker.allocate(None, 4096, "cpu") as region:
-        pickled = cloudpickle.dumps(region)
-    run(name, lambda: cloudpickle.loads(pickled).read(1))
+        reference = Reference(region)
+    run(name, read, reference, 1)
 
 
 def address() -> str:
@@ -206,29 +218,29 @@ def await_workers(count: int) -> int:
 def use_on(name: str) -> None:
     """Use a region on the worker of this name."""
     with broker.allocate(None, 4096, "cpu") as region:
-        run(name, read, region, 1)
+        run(name, read, Reference(region), 1)
 
 
 def use_in_event_loop() -> bytes:
-    """Read a region of the other machine in a coroutine, in another thread and then in the loop."""
+    """Open a region of the other machine in a coroutine."""
 
-    async def task(region: Any) -> bytes:
-        return bytes(region.read(3))
+    async def task(reference: Reference) -> bytes:
+        return read(reference, 3)
 
     with broker.allocate(None, 4096, "cpu") as region:
-        return run("there", task, region)
+        return run("there", task, Reference(region))
 
 
 def use_beside_event_loop() -> bytes:
-    """Read a region of the other machine in a coroutine that waits for a thread."""
+    """Open a region of the other machine in a coroutine that waits for a thread."""
 
-    async def task(region: Any) -> bytes:
-        await asyncio.to_thread(repr, region.__class__)
-        return bytes(await asyncio.to_thread(lambda: region.read(3)))
+    async def task(reference: Reference) -> bytes:
+        with await asyncio.to_thread(reference.open) as region:
+            return bytes(region.read(3))
 
     with broker.allocate(None, 4096, "cpu") as region:
         region.write(b"off")
-        return run("there", task, region)
+        return run("there", task, Reference(region))
 
 
 def share_weights() -> tuple[list[float], int, int, int]:
@@ -237,13 +249,15 @@ def share_weights() -> tuple[list[float], int, int, int]:
     """
     weight = np.full((256, 1024), 0.5, np.float32)
     with broker.put_tensors("weights", {"layer.weight": weight}, seal=True) as region:
+        reference = Reference(region)
 
-        def work(region: Any) -> float:
-            return float(region.tensors()["layer.weight"].numpy().sum())
+        def work(reference: Reference) -> float:
+            with reference.open() as weights:
+                return float(weights.tensors()["layer.weight"].numpy().sum())
 
-        sums = [run(name, work, region) for name in "aabb"]
+        sums = [run(name, work, reference) for name in "aabb"]
         for name in "ab":
-            run(name, hold, region)
+            run(name, hold, reference)
         more, holders = used(broker), held(broker, "weights")
         for name in "ab":
             run(name, let_go)

@@ -9,6 +9,7 @@ import numpy as np
 import ray
 
 import gdrpy
+from gdrpy.broker import Reference
 from leases import await_holders, held, used
 
 #: The least that Ray takes.
@@ -56,22 +57,21 @@ def await_nodes(count: int) -> None:
 
 @ray.remote(num_cpus=0)
 class Holder:
-    """An actor that holds what it is given."""
+    """An actor that opens and holds what it is given a reference to."""
 
-    def __init__(self, region: Any = None) -> None:
-        self.region = region
-        self.before = None
+    region: Any = None
+    before: Any = None
 
-    def take(self, region: Any) -> str:
-        """Hold another one too, and say what it is."""
-        self.before, self.region = self.region, region
-        return repr(region)
+    def take(self, reference: Reference) -> int:
+        """Open it, hold it beside what was held before, and return its number."""
+        self.before, self.region = self.region, reference.open()
+        return int(self.region.id)
 
-    def make(self, socket: str, values: list[int]) -> gdrpy.BrokerRegion:
+    def make(self, socket: str, values: list[int]) -> Reference:
         """A region of this actor's machine."""
         self.region = gdrpy.connect(socket).allocate(None, len(values), metadata={"of": "actor"})
         self.region.write(bytes(values))
-        return self.region
+        return Reference(self.region)
 
     def read(self, nbytes: int) -> bytes:
         """The region's first bytes."""
@@ -88,8 +88,8 @@ class Holder:
         return {name: getattr(region, name) for name in names}
 
     def elements(self) -> list[float]:
-        """The elements of an array."""
-        return self.region.read().ravel().tolist()
+        """The elements of an array in the region."""
+        return self.region.array((2, 2), "F32", 8).read().ravel().tolist()
 
     def total(self) -> int:
         """The sum of the array in the region."""
@@ -100,9 +100,16 @@ class Holder:
         return float(self.region.tensors()["layer.weight"].numpy().sum())
 
 
-def actor(*args: Any, there: bool) -> Any:
+def actor(*, there: bool) -> Any:
     """An actor on this machine or the other."""
-    return Holder.options(resources={"there" if there else "here": 1}).remote(*args)
+    return Holder.options(resources={"there" if there else "here": 1}).remote()
+
+
+def holder_of(reference: Any, there: bool) -> Any:
+    """An actor that has opened a reference, or one in the object store."""
+    holder = actor(there=there)
+    get(holder.take.remote(reference))
+    return holder
 
 
 def get(reference: Any) -> Any:
@@ -116,7 +123,7 @@ def get(reference: Any) -> Any:
 def written_by_an_actor_here() -> tuple[bytes, dict[str, Any], int]:
     """What the driver reads after an actor on its machine wrote, what that has, and the number."""
     with broker.allocate(None, 4096, metadata={"for": "both"}) as region:
-        holder = actor(region, there=False)
+        holder = holder_of(Reference(region), False)
         get(holder.write.remote(b"by the actor"))
         return region.read(12), get(holder.tell.remote()), region.id
 
@@ -127,7 +134,7 @@ def written_by_an_actor_there() -> tuple[bytes, bytes, dict[str, Any]]:
     """
     with broker.allocate("here", 4096, metadata={"for": "both"}) as region:
         region.write(b"by the driver")
-        holder = actor(region, there=True)
+        holder = holder_of(Reference(region), True)
         read = get(holder.read.remote(13))
         get(holder.write.remote(b"by the actor."))
         region.delete()
@@ -138,7 +145,7 @@ def tell_there(readonly: bool, seal: bool) -> dict[str, Any]:
     """What a region that may not be written is on the other machine."""
     broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
     with broker.get("kept", readonly=readonly) as region:
-        holder = actor(region, there=True)
+        holder = holder_of(Reference(region), True)
         assert get(holder.total.remote()) == 6
         region.delete()
         return get(holder.tell.remote())
@@ -149,7 +156,7 @@ def write_there(seal: bool) -> None:
     broker.put("kept", [1, 2, 3], "cpu", seal=seal).close()
     with broker.get("kept", readonly=True) as region:
         region.delete()
-        get(actor(region, there=True).write.remote(b"no"))
+        get(holder_of(Reference(region), True).write.remote(b"no"))
 
 
 def sum_of_large(nbytes: int) -> tuple[int, int]:
@@ -157,7 +164,7 @@ def sum_of_large(nbytes: int) -> tuple[int, int]:
     values = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
     with broker.put("large", values) as region:
         region.delete()
-        return get(actor(region, there=True).total.remote()), int(values.sum())
+        return get(holder_of(Reference(region), True).total.remote()), int(values.sum())
 
 
 def arrives_twice(seal: bool) -> list[int]:
@@ -165,17 +172,14 @@ def arrives_twice(seal: bool) -> list[int]:
     with broker.put("twice", [1, 2, 3], "cpu", seal=seal) as region:
         region.delete()
         holders = [actor(there=True) for _ in range(2)]
-        numbers = []
-        for holder in (holders[0], *holders):
-            get(holder.take.remote(region))
-            numbers.append(get(holder.tell.remote())["id"])
-        return numbers
+        reference = Reference(region)
+        return [get(holder.take.remote(reference)) for holder in (holders[0], *holders)]
 
 
 def made_there(socket: str) -> tuple[bytes, dict[str, Any]]:
     """What the driver has of a region that an actor on the other machine made and holds."""
     holder = actor(there=True)
-    with get(holder.make.remote(socket, [7, 8, 9])) as region:
+    with get(holder.make.remote(socket, [7, 8, 9])).open() as region:
         return region.read(3), region.metadata
 
 
@@ -183,32 +187,30 @@ def array_of_an_actor(there: bool) -> list[float]:
     """What an actor has of a slice of a region."""
     with broker.put("sliced", np.arange(8, dtype=np.float32)) as region:
         region.delete()
-        holder = actor(region.array((2, 2), "F32", 8), there=there)
+        holder = holder_of(Reference(region), there)
         found: list[float] = get(holder.elements.remote())
         return found
 
 
 def put_once() -> list[int]:
-    """The sums of a region in Ray's object store, here and on the other machine."""
+    """The sums of a region with a reference in Ray's object store, here and there."""
     with broker.put("stored", [1, 2, 3]) as region:
         region.delete()
-        reference = ray.put(region)
-        return [get(actor(reference, there=there).total.remote()) for there in (False, True)]
+        reference = ray.put(Reference(region))
+        return [get(holder_of(reference, there).total.remote()) for there in (False, True)]
 
 
 def use_what_is_gone(there: bool) -> None:
-    """Use a region that nobody holds any more."""
+    """Open a reference to a region that no process holds any more."""
     with broker.allocate(None, 4096, "cpu") as region:
-        holder = actor(there=there)
-        reference = ray.put(region)
-    get(holder.take.remote(reference))
-    get(holder.read.remote(1))
+        reference = Reference(region)
+    holder_of(reference, there)
 
 
 def use_there() -> None:
-    """Use a region on the other machine."""
+    """Open a region on the other machine."""
     with broker.allocate(None, 4096, "cpu") as region:
-        get(actor(region, there=True).read.remote(1))
+        holder_of(Reference(region), True)
 
 
 def share_weights() -> tuple[list[float], int, int, int, int]:
@@ -218,7 +220,7 @@ def share_weights() -> tuple[list[float], int, int, int, int]:
     await_regions(0)
     weight = np.full((256, 1024), 0.5, np.float32)
     region = broker.put_tensors("weights", {"layer.weight": weight}, seal=True)
-    actors = [actor(region, there=False) for _ in range(4)]
+    actors = [holder_of(Reference(region), False) for _ in range(4)]
     sums = [get(holder.weights.remote()) for holder in actors]
     more, holders = used(broker), held(broker, "weights")
     ray.kill(actors.pop())

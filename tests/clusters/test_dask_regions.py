@@ -1,4 +1,4 @@
-"""Regions that Dask carries to tasks, on this machine and on another."""
+"""Regions whose references Dask carries to tasks, on this machine and on another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ class TestTaskOnTheSameMachine:
         assert read == b"by the task"
         assert (told["id"], told["metadata"]) == (number, {"for": "both"})
 
-    def test_gets_a_scattered_region_which_scheduler_and_client_do_not_hold_more(
-        self, dask_cluster
-    ):
-        assert dask_cluster(programs.passed_on_by_the_scheduler) == (b"to both", 2)
+    def test_opens_a_scattered_reference_which_holds_no_lease(self, dask_cluster):
+        assert dask_cluster(programs.passed_on_by_the_scheduler) == (b"to both", 1, 2)
 
     def test_gets_gone_for_what_nobody_holds(self, dask_cluster):
         with pytest.raises(gdrpy.Gone, match="there is no region"):
@@ -75,7 +73,7 @@ class TestTaskOnAnotherMachine:
 
 class TestPartOfARegion:
     @pytest.mark.parametrize("name", ["a", "there"])
-    def test_that_is_an_array_arrives_with_its_region(self, dask_cluster, name):
+    def test_that_is_an_array_is_made_from_the_reference(self, dask_cluster, name):
         assert dask_cluster(programs.array_of_a_task, name) == [2.0, 3.0, 4.0, 5.0]
 
     def test_that_is_a_mapping_is_sent_on_from_a_copy(self, dask_cluster):
@@ -83,9 +81,9 @@ class TestPartOfARegion:
 
 
 class TestCoroutine:
-    def test_is_not_let_block_its_event_loop(self, dask_cluster):
+    def test_may_not_block_its_event_loop(self, dask_cluster):
         with pytest.raises(RuntimeError, match="this is an event loop, .* asyncio.to_thread"):
             dask_cluster(programs.use_in_event_loop)
 
-    def test_uses_a_region_in_a_thread(self, dask_cluster):
+    def test_opens_a_reference_in_a_thread(self, dask_cluster):
         assert dask_cluster(programs.use_beside_event_loop) == b"off"

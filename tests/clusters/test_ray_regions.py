@@ -1,4 +1,4 @@
-"""Regions that Ray carries to actors and tasks, on this machine and on another."""
+"""Regions whose references Ray carries to actors and tasks, on this machine and on another."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class TestActorOnAnotherMachine:
 
 class TestArray:
     @pytest.mark.parametrize("elsewhere", [False, True])
-    def test_arrives_with_its_region(self, ray_cluster, elsewhere):
+    def test_is_made_from_the_reference(self, ray_cluster, elsewhere):
         assert ray_cluster(programs.array_of_an_actor, elsewhere) == [2.0, 3.0, 4.0, 5.0]
 
 
 class TestObjectStore:
-    def test_has_the_identity_of_a_region(self, ray_cluster):
+    def test_has_a_reference_to_a_region(self, ray_cluster):
         assert ray_cluster(programs.put_once) == [6, 6]

@@ -15,6 +15,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
+from support import Watched
 
 SIZE = 32 << 20
 
@@ -76,17 +77,17 @@ def calls(monkeypatch) -> SimpleNamespace:
     ``version`` is what the driver answers as its own, if it is set.
     """
     seen = SimpleNamespace(names=[], allocating=threading.Event(), version=None)
-    call = cuda.call
+    driver = cuda.driver
 
-    def record(name: str, *args: object) -> object:
+    def record(name: str, function: Callable[..., object], *args: object) -> object:
         seen.names.append(name)
         if name == "cuMemCreate":  # where memory is short a real GPU's driver waits in it itself
             seen.allocating.set()
         if name == "cuDriverGetVersion" and seen.version:
-            return seen.version
-        return call(name, *args)
+            return 0, seen.version
+        return function(*args)
 
-    monkeypatch.setattr(cuda, "call", record)
+    monkeypatch.setattr(cuda, "driver", lambda: Watched(driver(), "cu[A-Z].*", record))
     return seen
 
 
@@ -202,18 +203,19 @@ class TestIdleMemory:
         assert "cuCtxRecordEvent" not in calls.names
 
     def test_is_given_back_in_silence_where_the_context_has_failed(self, contract, monkeypatch):
-        call, told = cuda.call, []
+        driver, told = cuda.driver, []
 
-        def failing(name: str, *args: object) -> object:
-            answer = call(name, *args)
-            if name in ("cuCtxRecordEvent", "cuMemUnmap"):
-                raise gdrpy.CudaError(name, "CUDA_ERROR_ILLEGAL_ADDRESS", "failing")
-            return answer
+        def failing(name: str, function: Callable[..., object], *args: object) -> object:
+            function(*args)
+            return (driver().CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
+
+        def watched() -> Watched:
+            return Watched(driver(), "cuCtxRecordEvent|cuMemUnmap", failing)
 
         before = free()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "unraisablehook", told.append)
-            patch.setattr(cuda, "call", failing)
+            patch.setattr(cuda, "driver", watched)
             region = gdrpy.alloc(SIZE)
             del region
         assert free() == before
@@ -221,17 +223,18 @@ class TestIdleMemory:
 
     @pytest.mark.parametrize("reason", ["STREAM_CAPTURE_UNSUPPORTED", "NOT_PERMITTED"])
     def test_is_given_back_later_where_cuda_may_not_be_asked(self, contract, monkeypatch, reason):
-        call = cuda.call
+        driver = cuda.driver
 
-        def refusing(name: str, *args: object) -> object:
-            if name == "cuCtxRecordEvent":
-                raise gdrpy.CudaError(name, f"CUDA_ERROR_{reason}", "refusing")
-            return call(name, *args)
+        def refusing(name: str, function: Callable[..., object], *args: object) -> object:
+            return (getattr(driver().CUresult, f"CUDA_ERROR_{reason}"),)
+
+        def watched() -> Watched:
+            return Watched(driver(), "cuCtxRecordEvent", refusing)
 
         region = gdrpy.alloc(SIZE)
         before = free()
         with monkeypatch.context() as patch:
-            patch.setattr(cuda, "call", refusing)
+            patch.setattr(cuda, "driver", watched)
             del region
             assert free() == before
         gdrpy.alloc(4).close()

@@ -60,11 +60,11 @@ class TestHostRegion:
             with pytest.raises(gdrpy.MissingView, match="host memory has no GPU address"):
                 _ = region.ptr
             assert not hasattr(region, "__cuda_array_interface__")
-            with pytest.raises(gdrpy.MissingView, match="there is no GPU view of the word"):
+            with pytest.raises(gdrpy.MissingView, match="the word has no GPU view"):
                 _ = region.flag().ptr
 
     def test_without_its_cpu_view_is_refused(self, contract):
-        with pytest.raises(ValueError, match="host memory has no other view than the CPU's"):
+        with pytest.raises(ValueError, match="host memory has only the CPU view"):
             gdrpy.alloc(1, device="cpu", cpu=False)
 
     @pytest.mark.parametrize("nbytes", [0, -1, 1 << 62])
@@ -137,7 +137,7 @@ class TestHostDescriptor:
         fd = os.memfd_create("gdrpy-host", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
         os.ftruncate(fd, 2 << 20)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        with pytest.raises(gdrpy.InvalidHandle, match="can be resized or is of huge pages"):
+        with pytest.raises(gdrpy.InvalidHandle, match="can be resized or has huge pages"):
             (adopt if adopted else gdrpy.Region.from_fd)(fd)
         os.close(fd)
 

@@ -18,7 +18,7 @@ from support import open_descriptors, settled_descriptors
 REMEDY = (
     r"a Region or Pin cannot be copied or pickled: send it by multiprocessing, through a Queue, a "
     r"Pipe or a Process's arguments; or send a file descriptor, from Region.export\(\), and open "
-    r"it there by Region.from_fd\(\); or take a region of a broker, which pickles"
+    r"it there by Region.from_fd\(\); or use a region of a broker, which pickles"
 )
 
 
@@ -98,13 +98,13 @@ class TestSentRegion:
         assert len(open_descriptors()) > before
         resource_sharer.stop()
         assert len(open_descriptors()) == before
-        with pytest.raises(gdrpy.Gone, match="receiving a Region: the process that sent it has"):
+        with pytest.raises(gdrpy.Gone, match="receiving a Region: the sender has"):
             ForkingPickler.loads(data)
 
     def test_is_taken_once(self, region: gdrpy.Region, capfd: pytest.CaptureFixture[str]) -> None:
         data = ForkingPickler.dumps(region)
         ForkingPickler.loads(data).close()
-        with pytest.raises(gdrpy.Gone, match="somebody has taken it already"):
+        with pytest.raises(gdrpy.Gone, match="another process has received it already"):
             ForkingPickler.loads(data)
 
     def test_that_is_closed_is_refused(self, region: gdrpy.Region) -> None:

@@ -210,7 +210,7 @@ class TestArrayElsewhere:
 
 def refuses_as_host_memory(array):
     name = type(array).__name__
-    with pytest.raises(TypeError, match=f"from_tensor: this {name} is no array in GPU memory"):
+    with pytest.raises(TypeError, match=f"from_tensor: this {name} is not an array in GPU memory"):
         gdrpy.from_tensor(array)
 
 

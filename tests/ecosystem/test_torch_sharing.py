@@ -78,7 +78,7 @@ class TestShare:
         assert module.bias.tolist() != [9, 9]
 
     def test_refuses_what_is_no_tensor(self, broker):
-        with pytest.raises(TypeError, match="share: 'step' is no tensor but a int: leave it out"):
+        with pytest.raises(TypeError, match="share: 'step' is a int, not a tensor: leave it out"):
             gdrpy.torch.share(broker, "refused", {"step": 3})
         with pytest.raises(gdrpy.NotFound):
             broker.stat("refused")

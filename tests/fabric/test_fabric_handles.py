@@ -77,7 +77,7 @@ print(other.device)
 """
 
 NO_CPU_VIEW = (
-    "memory that came by a fabric handle has no file descriptor, and no CPU view: hand on the "
+    "memory opened by a fabric handle has no file descriptor and no CPU view: pass on the "
     "handle, Region.export_fabric()"
 )
 
@@ -105,8 +105,8 @@ class TestFabricHandle:
             *[f"MissingView {NO_CPU_VIEW}"] * 3,
             f"TypeError multiprocessing cannot send this memory: {NO_CPU_VIEW}",
             "InvalidHandle Region.from_fabric: CUDA does not import this handle "
-            "(CUDA_ERROR_INVALID_VALUE): pass what Region.export_fabric() gave, while its owner "
-            "has the memory",
+            "(CUDA_ERROR_INVALID_VALUE): pass one that Region.export_fabric() gave, while its "
+            "owner keeps the memory",
             "1",
         ]
 

@@ -120,7 +120,7 @@ class TestOrder:
             "libgdrapi: gdr_open: using dmabuf: CUDA is not initialized in this process yet"
         )
         assert told[1].endswith(
-            " can be no GPU memory yet (CUDA_ERROR_NOT_INITIALIZED): call cuInit() or any "
+            " cannot be GPU memory yet (CUDA_ERROR_NOT_INITIALIZED): call cuInit() or any "
             "function of the CUDA runtime in this process first"
         )
 
@@ -257,7 +257,9 @@ class TestLog:
             FAKE_RM_VERSION="999.1.2",
         )
         (line,) = told
-        assert line.startswith("libgdrapi: NVIDIA driver 999.1.2 is none that")
+        assert line.startswith(
+            "libgdrapi: the nvrm backend was not compared with NVIDIA driver 999.1.2;"
+        )
 
 
 class TestEnd:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 #: What the driver answers where each thing is missing.
 REFUSALS = {
     "reports none": "CUDA_ERROR_(NOT_SUPPORTED|INVALID_VALUE)",
-    "this process may use no IMEX channel": "CUDA_ERROR_NOT_PERMITTED",
+    "this process may not open any IMEX channel": "CUDA_ERROR_NOT_PERMITTED",
 }
 
 
@@ -40,7 +40,7 @@ class TestFabricHandle:
             return
         (code,) = (code for reason, code in REFUSALS.items() if reason in status.reason)
         said = re.escape(f"{status.reason}: {status.remedy}")
-        refusal = rf"cuMemCreate: no fabric handle can be had \({code}\): {said}$"
+        refusal = rf"cuMemCreate: fabric handles are not available \({code}\): {said}$"
         with pytest.raises(gdrpy.BackendUnavailable, match=refusal):
             gdrpy.alloc(4096, fabric=True)
 

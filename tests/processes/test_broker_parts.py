@@ -30,14 +30,48 @@ def copied(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
-class TestRegionThatCameByAnEngine:
-    def test_is_found_by_the_tensors_in_it(self, region: gdrpy.BrokerRegion) -> None:
-        attach, (*fields, _) = region.__reduce__()
-        with attach(*fields, (("ray", "node"),)) as came:
+class TestReference:
+    def test_that_was_pickled_opens_the_region(self, region: gdrpy.BrokerRegion) -> None:
+        with copied(brokers.Reference(region)).open() as came:
             assert repr(came).startswith("<BrokerRegion 'kv'")
-            with gdrpy.from_tensor(came.array(16, "F32", 512)) as mapped:
-                assert mapped.region is came
-                assert mapped.offset == 512
+            region.write(b"hello")
+            assert (came.read(5), came.id) == (b"hello", region.id)
+
+    def test_keeps_the_views_and_rights(self, socket: str, region: gdrpy.BrokerRegion) -> None:
+        with (
+            gdrpy.connect(socket) as broker,
+            broker.get("kv", gpu=False, readonly=True) as reader,
+            copied(brokers.Reference(reader)).open() as came,
+        ):
+            assert came.readonly
+            with pytest.raises(gdrpy.MissingView):
+                came.ptr  # noqa: B018
+
+    def test_says_what_it_refers_to(self, socket: str, region: gdrpy.BrokerRegion) -> None:
+        found = f"<Reference to region {region.id} of the broker at {socket} on "
+        assert repr(copied(brokers.Reference(region))).startswith(found)
+
+    def test_holds_no_lease(self, socket: str) -> None:
+        with gdrpy.connect(socket) as broker:
+            with broker.allocate(None, 4096, "cpu") as region:
+                reference = brokers.Reference(region)
+            with pytest.raises(gdrpy.Gone, match="there is no region"):
+                reference.open()
+
+    def test_is_not_made_of_a_closed_region(self, socket: str) -> None:
+        with gdrpy.connect(socket) as broker:
+            region = broker.allocate(None, 4096, "cpu")
+            region.close()
+            with pytest.raises(gdrpy.Closed, match="Reference"):
+                brokers.Reference(region)
+
+    def test_opens_a_region_that_its_tensors_are_found_in(self, region: gdrpy.BrokerRegion) -> None:
+        with (
+            brokers.Reference(region).open() as came,
+            gdrpy.from_tensor(came.array(16, "F32", 512)) as mapped,
+        ):
+            assert mapped.region is came
+            assert mapped.offset == 512
 
 
 class TestPickledPartOfABrokersRegion:

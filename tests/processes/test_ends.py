@@ -39,7 +39,7 @@ class TestSenderThatHasEnded:
             sender.close()
             process.join(30)
             process.close()
-            with pytest.raises(gdrpy.Gone, match=r"the process that sent it has ended.*keep the"):
+            with pytest.raises(gdrpy.Gone, match=r"the sender has ended.*keep the"):
                 receiver.recv()
 
     def test_leaves_what_was_received_before(self) -> None:
@@ -124,7 +124,7 @@ class TestStranger:
         with gdrpy.alloc(4096) as region:
             answer = meet("other", region)
         assert answer.startswith("PermissionDenied: ")
-        assert "has another authkey: give both the same one" in answer
+        assert "has another authkey: give both processes the same one" in answer
 
 
 TWO_DEVICES = """

@@ -156,7 +156,7 @@ with gdrpy.Region.from_fd(fd, device=0) as region:
 """
         assert run(code, GDRPY_SIM_PEERS="0", GDRPY_SIM_FABRIC="1") == [
             f"BackendUnavailable {call}: GPU 1 cannot reach the memory of GPU 0, where this memory "
-            "lies (cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the ways): open it "
+            "lies (cuDeviceCanAccessPeer says 0; nvidia-smi topo -p2p r shows the links): open it "
             "on GPU 0, or copy it",
             "left behind: 0 0",
             "0",
@@ -185,8 +185,7 @@ subprocess.run(
 """
         said = (
             "NotFound Region.from_fd: the memory lies on a GPU that this process does not see: "
-            "have it be one of CUDA_VISIBLE_DEVICES, and of the container's GPUs, or open with "
-            "gpu=False"
+            "add it to CUDA_VISIBLE_DEVICES and to the container's GPUs, or open with gpu=False"
         )
         assert run(code) == [*[said, "left behind: 0 0"] * 2, "simulated GPU 1"]
 
@@ -205,7 +204,7 @@ for how in ({"device": 1, "gpu": False}, {"device": "cpu"}, {"device": 1.5}, {"d
             "ValueError Region.from_fd: device must be a CUDA ordinal",
             "TypeError Region.from_fd: device must be a CUDA ordinal",
             "NotFound Region.from_fd: there is no CUDA device 7: this process sees 2, numbered "
-            "from 0: name one of them, or look at CUDA_VISIBLE_DEVICES, and at the GPUs given to "
+            "from 0: name one of them, or check CUDA_VISIBLE_DEVICES and the GPUs given to "
             "the container",
         ]
 
@@ -229,7 +228,7 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
         said = run(code)
         assert said[:4] == ["1 1 True", "1 1 True", f"{2 << 20} True", "True None"]
         assert [line for line in said[4:] if line != "left behind: 0 0"] == [
-            "SizeMismatch allocate: region 'there' is there with 4096 bytes on GPU 1, and 4096 "
+            "SizeMismatch allocate: region 'there' exists with 4096 bytes on GPU 1, and 4096 "
             "bytes on GPU 0 were asked for: delete it first, or take another name",
             "NotFound allocate: the broker sees no GPU GPU-00000000-0000-0000-0000-000000000007, "
             "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "

@@ -116,7 +116,7 @@ class TestChoice:
             gdrpy.alloc(4096)
         told = str(caught.value)
         assert "gdrdrv: no kernel module serves /dev/gdrdrv (load the kernel module gdrdrv)" in told
-        assert re.search(r"dmabuf: the driver gives no dma-buf .*CUDA_ERROR_NOT_SUPPORTED", told)
+        assert re.search(r"dmabuf: the driver refuses a dma-buf .*CUDA_ERROR_NOT_SUPPORTED", told)
         assert caught.value.result == "CUDA_ERROR_NOT_SUPPORTED"
         assert re.search(r"nvrm: no NVIDIA kernel driver: .* \(install the driver", told)
 
@@ -380,7 +380,7 @@ class TestMigInstance:
     def test_is_out_of_reach_where_the_driver_does_not_name_it(self) -> None:
         with gdrpy.alloc(4096, backend="sim") as region:
             fd = region.export()
-        reason = "the driver does not tell which one memory is in"
+        reason = "the driver does not report which one holds memory"
         with pytest.raises(gdrpy.BackendUnavailable, match=reason):
             gdrpy.Region.from_fd(fd, gpu=False)
         os.close(fd)
@@ -388,8 +388,8 @@ class TestMigInstance:
             gdrpy.alloc(4096)
         assert ALL["nvrm"].status(0) == Status(
             False,
-            "the GPU is split into MIG instances, and the driver does not tell which one memory "
-            "is in",
+            "the GPU is split into MIG instances, and the driver does not report which one holds "
+            "memory",
             "install driver 545.23.06 or newer",
         )
         assert ledger() == NOTHING
@@ -411,8 +411,8 @@ class TestConfidentialComputing:
     def test_is_told_before_and_after(self, release: str) -> None:
         with gdrpy.alloc(4096, backend="sim") as region:
             fd = region.export()
-        reason = "confidential computing is on, which keeps the CPU from the GPU's memory"
-        with pytest.raises(gdrpy.BackendUnavailable, match=rf"RM_MAP_MEMORY: {reason} \(switch it"):
+        reason = "confidential computing is on, so the CPU cannot map GPU memory"
+        with pytest.raises(gdrpy.BackendUnavailable, match=rf"RM_MAP_MEMORY: {reason} \(turn it"):
             gdrpy.Region.from_fd(fd, gpu=False)
         os.close(fd)
         status = ALL["nvrm"].status(0)
@@ -446,12 +446,12 @@ class TestVirtualGpu:
     def test_is_told_before_and_after(self, release: str) -> None:
         with gdrpy.alloc(4096, backend="sim") as region:
             fd = region.export()
-        reason = "this is a virtual GPU (vGPU), whose host refuses the CPU its memory"
+        reason = "this is a virtual GPU (vGPU), whose host refuses CPU mappings"
         told = re.escape(reason)
         with pytest.raises(gdrpy.BackendUnavailable, match=rf"RM_MAP_MEMORY: {told} \(pass the"):
             gdrpy.Region.from_fd(fd, gpu=False)
         os.close(fd)
-        answer = Status(False, reason, "pass the whole GPU through, or copy by CUDA")
+        answer = Status(False, reason, "pass the whole GPU through, or copy with CUDA")
         assert (ALL["nvrm"].status(0), ALL["nvrm"].status()) == (answer, answer)
         with pytest.raises(gdrpy.BackendUnavailable, match=f"nvrm: {told}"):
             gdrpy.alloc(4096)

@@ -111,7 +111,7 @@ static void a_block_offset_that_is_another_is_found_out(void)
 {
 	change(7, 8192);
 	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "self-check found other bytes");
+		      "self-check read other bytes");
 }
 
 static void an_offset_past_the_block_is_found_out(void)
@@ -129,14 +129,14 @@ static void a_handle_of_another_process_is_found_out(void)
 static void another_size_is_found_out(void)
 {
 	change(4, 4096);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "and CUDA 4096");
+	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "but CUDA 4096");
 }
 
 static void a_block_of_another_size_is_found_out(void)
 {
 	change(6, 512);
 	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "a block of 4194304 bytes, and the driver has one of 2097152");
+		      "a block of 4194304 bytes, but the driver reports 2097152");
 }
 
 static int change_large(struct core_cuda_ipc *handle, uint64_t pointer)
@@ -153,7 +153,7 @@ static void a_large_block_of_another_size_is_found_out(void)
 	change(6, 1);
 	doctored.cuIpcGetMemHandle = change_large;
 	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "a block of 2105344 bytes, and the driver has one of 4194304");
+		      "a block of 2105344 bytes, but the driver reports 4194304");
 }
 
 static void a_client_that_is_no_client_is_found_out(void)
@@ -182,7 +182,7 @@ static void a_single_handle_that_contradicts_cuda_is_found_out(void)
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
-	check_refused(bad, CORE_FAILED_UNAVAILABLE, ENODEV, "and CUDA 8192");
+	check_refused(bad, CORE_FAILED_UNAVAILABLE, ENODEV, "but CUDA 8192");
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
@@ -193,9 +193,9 @@ static void what_was_found_out_is_remembered(void)
 	CUdeviceptr pointer = allocate(4096);
 
 	change(7, 8192);
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
 	doctored.cuIpcGetMemHandle = real.cuIpcGetMemHandle;
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check found other bytes");
+	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
 }
 
 /* Not by the layout of handles, but for want of something that may be there next time. */
@@ -366,7 +366,7 @@ static void an_export_of_another_size_is_found_out(void)
 {
 	doctored.cuMemGetAllocationGranularity = granularity_of_half;
 	doctored.cuMemCreate = create_twice_that;
-	check_unproven(NULL, "says 2097152 bytes of an exported allocation of 1048576");
+	check_unproven(NULL, "reports 2097152 bytes for an exported allocation of 1048576");
 }
 
 static void a_proof_in_a_context_is_of_its_handles_too(void)
@@ -377,7 +377,7 @@ static void a_proof_in_a_context_is_of_its_handles_too(void)
 	OK(cuCtxGetCurrent(&context));
 	change(7, 8192);
 	CHECK_EQ(core_backend_nvrm.prove(&doctored, 0, NULL, &error), 0);
-	check_unproven(context, "self-check found other bytes");
+	check_unproven(context, "self-check read other bytes");
 }
 
 static void a_proof_is_made_once(void)

@@ -12,7 +12,7 @@ struct block {
 	uint64_t start, end;
 };
 
-/* The blocks by address: what is not in one is free. */
+/* Blocks are sorted by address. Bytes outside of them are free. */
 struct arena {
 	bool open;
 	int device;
@@ -23,7 +23,7 @@ struct arena {
 	uint64_t used;
 };
 
-/* One for all: it is held for microseconds, and a fork is to find every arena whole. */
+/* One lock for all: it is held for microseconds, and a fork must find every arena consistent. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena arenas[GDRPY_ARENA_SLOTS];
 
@@ -100,7 +100,7 @@ static struct block gap(const struct arena *arena, size_t index)
 	};
 }
 
-/* Arenas may end before they begin: by the rounding of the start. */
+/* Rounding the start up may move it past the end. */
 static uint64_t size_of(struct block piece)
 {
 	return piece.end > piece.start ? piece.end - piece.start : 0;
@@ -126,7 +126,7 @@ static uint64_t carve(struct arena *arena, uint64_t nbytes)
 	size_t index = 0;
 	uint64_t start;
 
-	/* Rounding up what is larger than all could overflow. */
+	/* Rounding up a size larger than the arena could overflow. */
 	if (nbytes > size_of((struct block){arena->start, arena->end}) || !make_room(arena))
 		return 0;
 	nbytes = nbytes ? align_up(nbytes) : GDRPY_ARENA_ALIGNMENT;
@@ -229,7 +229,7 @@ static void wait_for(const struct gdrpy_arena_driver *driver, void *stream)
 {
 	void *context;
 
-	/* The driver is ending, and its streams with it. */
+	/* The driver is shutting down, and its streams with it. */
 	if (driver->push(driver->context))
 		return;
 	driver->wait(stream);
@@ -237,8 +237,8 @@ static void wait_for(const struct gdrpy_arena_driver *driver, void *stream)
 }
 
 /*
- * The next block there may be used by another stream. cudaFree would wait for the whole device,
- * which a resident kernel never lets go.
+ * Wait for the stream first: another one may use the next block there. cudaFree would wait for the
+ * whole device, which a resident kernel keeps busy forever.
  */
 void gdrpy_arena_free_for(int slot, void *block, void *stream)
 {
@@ -255,6 +255,6 @@ void gdrpy_arena_free_for(int slot, void *block, void *stream)
 	if (driver.wait)
 		wait_for(&driver, stream);
 	if (gdrpy_arena_free(slot, (uint64_t)(uintptr_t)block))
-		fprintf(stderr, "gdrpy: arena %d was given back %p, which is no block of it\n",
+		fprintf(stderr, "gdrpy: arena %d cannot free %p, which is not one of its blocks\n",
 			slot, block);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The pair of functions of every slot: such libraries hand them nothing to tell arenas apart by. */
+/* A pair of functions for each slot: the libraries pass no argument that identifies the arena. */
 #include <sys/types.h>
 
 #include "arena.h"

@@ -49,8 +49,7 @@ static struct core_memory *take_by(const struct core_cuda *cuda, const struct co
 		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV, "%s (%s)", status.reason,
 			  status.remedy);
 	else if (request->revocable && !backend->revocable_pins)
-		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			  "its pins keep the memory that their owner frees");
+		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP, "its pins cannot be revoked");
 	else
 		return backend->take(cuda, request, error);
 	return NULL;
@@ -69,7 +68,7 @@ static int find_device(const struct core_cuda *cuda, const struct core_request *
 	return 0;
 }
 
-/* Whether another backend may do better. */
+/* Whether another backend may succeed. */
 static bool passes_on(const struct core_error *error)
 {
 	return error->failure == CORE_FAILED_UNAVAILABLE || error->failure == CORE_FAILED_HANDLE;
@@ -92,8 +91,7 @@ struct core_memory *core_take(const struct core_cuda *cuda, const struct core_ba
 
 		if (memory || !passes_on(error))
 			return memory;
-		/* What is wrong with the memory itself tells more than that a backend is not here.
-		 */
+		/* A problem with the memory says more than a missing backend. */
 		if (error->failure == CORE_FAILED_HANDLE)
 			refused = *error;
 		if (used < sizeof(told))
@@ -110,7 +108,7 @@ struct core_memory *core_take(const struct core_cuda *cuda, const struct core_ba
 
 #define VERSION_FILE "/proc/driver/nvidia/version"
 
-/* Whether a word is like 580.159.04: its numbers, the last 0 if there are but two. */
+/* Parse a version such as 580.159.04. If it has only two numbers, the third is 0. */
 static bool parse_version(const char *word, unsigned int numbers[3])
 {
 	int most = -1, least = -1;

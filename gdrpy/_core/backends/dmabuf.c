@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backend dmabuf: the dma-buf of a device range, which drivers from CUDA 13.3 on let be mapped.
+ * Backend dmabuf: maps the dma-buf of a device range, which drivers from CUDA 13.3 on allow.
  * Source: CUDA driver API, cuMemGetHandleForAddressRange and
  * CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED.
  */
@@ -26,12 +26,11 @@ static void status(const struct core_cuda *cuda, int device, const struct core_n
 				"use a driver of CUDA 13.3 or newer");
 	else {
 		status->usable = true;
-		core_status_say(status, "the driver lets dma-bufs be mapped", "");
+		core_status_say(status, "the driver lets the CPU map dma-bufs", "");
 	}
 }
 
-/* Cached where CPU and GPU memory are coherent, as on Grace, unless it goes over PCIe all the same.
- */
+/* Cached if CPU and GPU memory are coherent, as on Grace, unless PCIe is forced. */
 static enum core_mapping_kind kind_of(const struct core_cuda *cuda, int device, bool force_pcie)
 {
 	bool cached =
@@ -41,8 +40,8 @@ static enum core_mapping_kind kind_of(const struct core_cuda *cuda, int device, 
 }
 
 /*
- * A dma-buf is of whole pages of this machine, and begins in its allocation. That of more than the
- * pointer's own range shows the rest of its first and last page.
+ * A dma-buf covers whole CPU pages and begins in its allocation. It also exposes the rest of the
+ * range's first and last page.
  */
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
 				struct core_error *error)
@@ -65,8 +64,8 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 	pages.end = (range.end + page - 1) / page * page;
 	if (pages.start < pointer.base) {
 		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "the allocation at %#llx does not begin on a page of %llu bytes, as a "
-			  "dma-buf must",
+			  "the allocation at %#llx does not begin on a page of %llu bytes, which a "
+			  "dma-buf requires",
 			  (unsigned long long)pointer.base, (unsigned long long)page);
 		return NULL;
 	}

@@ -2,9 +2,9 @@
 /*
  * Backend gdrdrv: any device pointer, through the kernel module that serves /dev/gdrdrv.
  *
- * NVIDIA's gdrdrv maps a pin once, as a whole: every mapping is a part of that one. A pin of this
- * project's module can be mapped through its share descriptor, as often as one likes and in any
- * part, so that is done where parts are wanted; whole GPU pages do without the descriptor.
+ * NVIDIA's gdrdrv maps a pin once, as a whole, and every mapping here is a part of that one. A pin
+ * of this project's module can be mapped through its share descriptor, repeatedly and in parts.
+ * Requests for whole GPU pages do without the descriptor.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,15 +19,15 @@
 #include "cuda/pointer.h"
 #include "memory/private.h"
 
-/* How long at most it takes to take all mappings of a pin away. */
+/* The longest time that the removal of all mappings of a pin takes. */
 #define END_TAKES_MS 10000
 
-/* For a pin that has ended. */
+/* The pin has ended. */
 static int fail_revoked(struct core_error *error)
 {
 	return core_fail(error, CORE_FAILED_REVOKED, ENXIO,
-			 "the GPU memory is gone, freed by its owner or with the pin: close what "
-			 "maps it");
+			 "the GPU memory was freed by its owner, or its pin was closed: close the "
+			 "mapping");
 }
 
 static bool is_writable(int fd)
@@ -44,7 +44,7 @@ static int map_share(struct core_memory *memory, const struct core_part *part, u
 				 "the descriptor was shared read-only: open it with readonly=True");
 	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
 		return 0;
-	/* The end is told only when the last mapping is gone; new ones are refused before. */
+	/* The module refuses new mappings before it reports the end, when the last one is gone. */
 	if (error->number == EINVAL && core_share_ended(part->fd, END_TAKES_MS))
 		return fail_revoked(error);
 	return -1;
@@ -62,7 +62,7 @@ static const struct core_memory_functions share_functions = {
 	.revoked = share_revoked,
 };
 
-/* Of a share descriptor, perhaps of another process's pin. */
+/* Take in a share descriptor, perhaps of another process's pin. */
 static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unused_device,
 				       struct core_error *error)
 {
@@ -75,7 +75,7 @@ static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unuse
 	if (nbytes < 0) {
 		core_fail(
 			error, CORE_FAILED_HANDLE, EINVAL,
-			"file descriptor %d is no share of a pin: pass one that Pin.export() gave",
+			"file descriptor %d is not the share of a pin: pass one from Pin.export()",
 			fd);
 		return NULL;
 	}
@@ -88,19 +88,19 @@ static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unuse
 	return core_fd_add(memory, fd, &part, error) ? core_memory_undo(memory) : memory;
 }
 
-/* What is to be pinned; gpu_pages: the memory is whole GPU pages around the range. */
+/* The range to pin; with gpu_pages, the memory is the whole GPU pages around it. */
 struct pin_request {
 	uint64_t ptr, nbytes;
 	uint32_t flags; /* GDRDRV_PIN_V3_... */
 	bool gpu_pages;
-	bool persistent; /* what the pin will be */
+	bool persistent; /* the pin that results */
 };
 
 struct pin {
 	struct core_memory memory;
 	const struct core_node *node;
 
-	/* Of a pin that is mapped as a whole. */
+	/* For a pin that is mapped as a whole. */
 	pthread_mutex_t lock;
 	struct core_map whole;
 	unsigned int users;
@@ -111,7 +111,7 @@ static struct pin *pin_of(struct core_memory *memory)
 	return (struct pin *)memory;
 }
 
-/* Closing the node has ended its pins. */
+/* Closing the node has already ended its pins. */
 static int unpin(const struct core_node *node, uint64_t handle, struct core_error *error)
 {
 	int ret = node->fd >= 0 ? core_node_unpin(node, handle) : 0;
@@ -130,7 +130,7 @@ static bool pin_revoked(struct core_memory *memory)
 	       !core_node_info(pin->node, memory->handle, &info) && info.revoked;
 }
 
-/* How the pin is mapped now; CORE_FAILED_REVOKED if it is not. */
+/* The caching of the pin's mappings; CORE_FAILED_REVOKED if it has none. */
 static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
 		     struct core_error *error)
 {
@@ -190,7 +190,7 @@ static int map_whole(struct pin *pin, uint64_t nbytes, struct core_error *error)
 			    (unsigned long long)nbytes, (unsigned long long)pin->memory.handle);
 }
 
-/* Reading only is kept by the caller alone: the pages are those of the other mappings. */
+/* Only the caller enforces readonly, because all mappings share these pages. */
 static int map_part_of_whole(struct core_memory *memory, const struct core_part *part,
 			     uint64_t offset, size_t nbytes, bool readonly, void *at,
 			     struct core_stretch *stretch, enum core_mapping_kind *kind,
@@ -226,10 +226,11 @@ static int want(struct core_memory *memory, enum core_mapping_kind kind, struct 
 
 	if (!ret)
 		return 0;
-	return core_fail(error, CORE_FAILED_UNAVAILABLE, -ret,
-			 "the kernel module does not map handle %llu as type %d: %s: ask for no "
-			 "type",
-			 (unsigned long long)memory->handle, (int)kind, strerror(-ret));
+	return core_fail(
+		error, CORE_FAILED_UNAVAILABLE, -ret,
+		"the kernel module does not map handle %llu as type %d: %s: do not request a "
+		"type",
+		(unsigned long long)memory->handle, (int)kind, strerror(-ret));
 }
 
 static int share(struct core_memory *memory, bool readonly, struct core_error *error)
@@ -285,10 +286,11 @@ static int fail_pin(struct core_error *error, int number, const struct pin_reque
 			"process",
 			what);
 	case EDQUOT:
-		return core_fail(error, CORE_FAILED_MEMORY, number,
-				 "%s: more than a user may have pinned: close pins, or have the "
-				 "administrator raise the module's max_pinned_mib",
-				 what);
+		return core_fail(
+			error, CORE_FAILED_MEMORY, number,
+			"%s: over the limit of what a user may pin: close pins, or have the "
+			"administrator raise the module's max_pinned_mib",
+			what);
 	case EOPNOTSUPP:
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, number,
 				 "%s: the module or the NVIDIA driver does not support it", what);
@@ -297,7 +299,7 @@ static int fail_pin(struct core_error *error, int number, const struct pin_reque
 	}
 }
 
-/* The part of a new pin, whose handle the memory has: of its share, or of it as a whole. */
+/* Add the part of a new pin: through its share, or as a whole. The memory has the handle. */
 static int add_pages(struct pin *pin, const struct pin_request *request, bool shared,
 		     struct core_error *error)
 {
@@ -331,12 +333,12 @@ static int add_pages(struct pin *pin, const struct pin_request *request, bool sh
 	return -1;
 }
 
-/* Pin by a node that outlives the memory. NULL with *error filled in. */
+/* Pin through a node that outlives the memory. NULL with *error filled in. */
 static struct core_memory *pin_memory(const struct core_node *node,
 				      const struct pin_request *request, struct core_error *error)
 {
 	bool shared = core_node_full(node) && !request->gpu_pages;
-	/* As a whole is mapped only what begins with a GPU page. */
+	/* A pin that is mapped as a whole must begin on a GPU page. */
 	uint64_t start =
 		shared ? request->ptr : request->ptr / GDRDRV_GPU_PAGE_SIZE * GDRDRV_GPU_PAGE_SIZE;
 	struct core_memory *memory = core_memory_new(&core_backend_gdrdrv,
@@ -380,7 +382,7 @@ void core_node_explain(int error, struct core_status *status)
 	case EPROTO:
 	case ENOTTY:
 	case EINVAL:
-		core_status_say(status, GDRDRV_NODE " speaks another ABI than gdrdrv 2", LOAD);
+		core_status_say(status, GDRDRV_NODE " has a different ABI than gdrdrv 2", LOAD);
 		break;
 	default:
 		snprintf(status->reason, sizeof(status->reason), "opening " GDRDRV_NODE ": %s",
@@ -397,11 +399,10 @@ static void status(const struct core_cuda *cuda, int device, const struct core_n
 
 	*status = (struct core_status){0};
 	if (device >= 0 && cuda && core_cuda_simulated(cuda) && !cuda->on_bar()) {
-		core_status_say(
-			status,
-			"the simulated GPU's memory is no PCI memory, which a kernel module "
-			"could pin",
-			"run it in QEMU, with the simulated GPU on a PCI BAR");
+		core_status_say(status,
+				"the simulated GPU's memory is not PCI memory, so a kernel module "
+				"cannot pin it",
+				"run it in QEMU, with the simulated GPU on a PCI BAR");
 		return;
 	}
 	if (node) {
@@ -419,7 +420,7 @@ static void status(const struct core_cuda *cuda, int device, const struct core_n
 	core_node_close(&own);
 }
 
-/* Whether a node that is NVIDIA's makes pins such as this. */
+/* Whether NVIDIA's module makes the requested kind of pin. */
 static int check_nvidias(const struct core_node *node, const struct core_request *request,
 			 struct core_error *error)
 {
@@ -427,21 +428,20 @@ static int check_nvidias(const struct core_node *node, const struct core_request
 
 	core_node_origin(node, origin, sizeof(origin));
 	if (request->revocable == node->persistent)
-		return core_fail(
-			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			"%s makes %s pins only: pass revocable=%s, or load the module otherwise "
-			"(its parameter use_persistent_mapping)",
-			origin, node->persistent ? "persistent" : "revocable",
-			request->revocable ? "False" : "True");
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
+				 "%s makes %s pins only: pass revocable=%s, or reload the module "
+				 "(parameter use_persistent_mapping)",
+				 origin, node->persistent ? "persistent" : "revocable",
+				 request->revocable ? "False" : "True");
 	if (request->revocable && !request->sigbus)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				 "%s answers with SIGBUS where freed memory is touched: pass "
+				 "%s raises SIGBUS on access to freed memory: pass "
 				 "sigbus=True, or load gdrpy's module",
 				 origin);
 	return 0;
 }
 
-/* GDRDRV_PIN_V3_... Who still maps the share of a pin that has ended finds zeros too. */
+/* GDRDRV_PIN_V3_... Processes that still map the share of an ended pin read zeros too. */
 static uint32_t flags_of(const struct core_node *node, const struct core_request *request)
 {
 	uint32_t flags = request->force_pcie ? GDRDRV_PIN_V3_FORCE_PCIE : 0;
@@ -452,7 +452,7 @@ static uint32_t flags_of(const struct core_node *node, const struct core_request
 	return request->sigbus ? flags : flags | GDRDRV_PIN_V3_ZERO_AFTER;
 }
 
-/* Whether it lies in one allocation. Whole pages need not: the module finds what is there. */
+/* Whether the range lies in one allocation. Whole pages need not: the module checks them. */
 static int check_range(const struct core_cuda *cuda, const struct core_request *request,
 		       struct core_error *error)
 {
@@ -488,7 +488,7 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 	}
 	if (check_range(cuda, request, error))
 		return NULL;
-	/* A region is persistent with NVIDIA's module, too, if that is how it is loaded. */
+	/* A region takes whatever kind of pin NVIDIA's module makes. */
 	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
 		return NULL;
 	if (!core_node_full(node))

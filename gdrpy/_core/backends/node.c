@@ -44,7 +44,7 @@ static int read_version(struct core_node *node)
 	return 0;
 }
 
-/* What a module does not know, it does not have. */
+/* An unknown attribute counts as absent. */
 static bool has_attribute(const struct core_node *node, enum gdrdrv_attribute which)
 {
 	struct gdrdrv_get_attr attribute = {.attr = which};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The calls of /dev/gdrdrv, as uapi/gdrdrv.h describes them: one function a call. The node may be
- * NVIDIA's own gdrdrv, which has no features, or this project's module.
+ * The calls of /dev/gdrdrv, one function each; uapi/gdrdrv.h describes them. The node may belong to
+ * NVIDIA's gdrdrv, which has no features, or to this project's module.
  */
 #ifndef GDRPY_NODE_H
 #define GDRPY_NODE_H
@@ -16,7 +16,7 @@ struct core_node {
 	int fd;
 	uint32_t version;  /* GDRDRV_VERSION(major, minor) of the ABI */
 	uint64_t features; /* GDRDRV_FEATURE_...; 0 for NVIDIA's module */
-	bool persistent;   /* whether pins that say nothing outlive the freeing of the memory */
+	bool persistent;   /* whether pins outlive a free of the memory by default */
 };
 
 /* The GPU pages that a pin holds. */
@@ -25,44 +25,44 @@ struct core_pin_info {
 	uint64_t nbytes;
 	uint32_t mapping_type; /* enum gdrdrv_mapping_type; NONE while nothing is mapped */
 	bool revoked;
-	uint64_t cycles; /* of the CPU's counter that pinning took, and its kHz */
+	uint64_t cycles; /* CPU counter cycles that pinning took, and its kHz */
 	uint32_t khz;
 };
 
-/* Whether it is this project's module, with everything that it has beyond NVIDIA's. */
+/* Whether the module is this project's, with all of its features. */
 bool core_node_full(const struct core_node *node);
 
-/* Whether GDRDRV_PIN_V3_FORCE_PCIE may be asked for. */
+/* Whether GDRDRV_PIN_V3_FORCE_PCIE is supported. */
 bool core_node_forces_pcie(const struct core_node *node);
 
-/* Whose module it is, and its versions, in words. */
+/* The module's origin and versions, in words. */
 void core_node_origin(const struct core_node *node, char *words, size_t size);
 
-/* All of these return 0, or -errno with nothing left behind, unless they say otherwise. */
+/* Unless noted, these return 0, or -errno with nothing left behind. */
 
-/* -EPROTO: the module speaks another major version of the ABI. */
+/* -EPROTO: the module has an incompatible version of the ABI. */
 int core_node_open(struct core_node *node, const char *path);
 void core_node_close(struct core_node *node);
 
-/* Flags are GDRDRV_PIN_V3_...: -EOPNOTSUPP for those that the node lacks. */
+/* Flags are GDRDRV_PIN_V3_...; -EOPNOTSUPP for those that the node lacks. */
 int core_node_pin(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
 		  uint64_t *handle);
 int core_node_unpin(const struct core_node *node, uint64_t handle);
 int core_node_info(const struct core_node *node, uint64_t handle, struct core_pin_info *info);
 
-/* How the pin's next mappings are to be cached: an enum gdrdrv_mapping_type. */
+/* Set the caching of the pin's next mappings: an enum gdrdrv_mapping_type. */
 int core_node_request_type(const struct core_node *node, uint64_t handle, uint32_t mapping_type);
 
-/* A descriptor, closed on exec. */
+/* Returns a close-on-exec descriptor. */
 int core_node_share(const struct core_node *node, uint64_t handle, bool readonly);
 
-/* 1 with an event, 0 if none waits. */
+/* 1 with an event, 0 if none is pending. */
 int core_node_next_event(const struct core_node *node, struct gdrdrv_event *event);
 
-/* Bytes of the pin that a share descriptor is bound to; -EINVAL for any other descriptor. */
+/* The size of a share descriptor's pin; -EINVAL for any other descriptor. */
 int64_t core_share_size(int fd);
 
-/* Whether the pin of a share descriptor has ended, or does within so many milliseconds. */
+/* Whether the pin of a share descriptor has ended, or ends within timeout_ms. */
 bool core_share_ended(int fd, int timeout_ms);
 
 #endif

@@ -3,8 +3,8 @@
  * Backend nvrm: the stock NVIDIA kernel driver, through its resource manager (RM). No kernel
  * module, no root, and for an exported allocation no CUDA either.
  *
- * VMM memory is taken in by its descriptor, cuMemAlloc memory by its IPC handle, once such handles
- * were checked on its device.
+ * VMM memory is taken in by its descriptor, cuMemAlloc memory by its IPC handle, after a self-check
+ * of such handles on its device.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -21,10 +21,10 @@
 #define CONTROL_NODE "/dev/nvidiactl"
 
 static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
-/* Opened by the first that needs it, and kept: its devices are costly to make. */
+/* Opened on first use and kept, because its devices are expensive to create. */
 static struct core_rm *client;
 
-/* Say what failed calls were for; an obstacle explains itself. */
+/* Add the purpose of a failed call, unless an obstacle explains the failure. */
 static int failed(struct core_error *error, const char *purpose)
 {
 	return error->failure == CORE_FAILED_UNAVAILABLE ? -1 : core_explain(error, "%s", purpose);
@@ -46,10 +46,11 @@ static int open_client(struct core_error *error)
 	int ret = ready(error);
 
 	if (ret && error->number == ENOENT)
-		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-				 "cannot use the NVIDIA driver: %s: it is not there: install the "
-				 "driver, or pass the node into the container (--gpus, --device)",
-				 error->call);
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, ENODEV,
+			"cannot use the NVIDIA driver: %s: the node is missing: install the "
+			"driver, or pass the node into the container (--gpus, --device)",
+			error->call);
 	return ret ? failed(error, "cannot use the NVIDIA driver") : 0;
 }
 
@@ -112,7 +113,7 @@ static const struct core_memory_functions functions = {
 	.release = release_blocks,
 };
 
-/* Memory of no part yet, whose parts are blocks in the client; NULL with *error filled in. */
+/* New memory for blocks in the client, without parts; NULL with *error filled in. */
 static struct core_memory *new_memory(uint64_t va, int device, struct core_error *error)
 {
 	struct core_memory *memory = NULL;
@@ -127,7 +128,7 @@ static struct core_memory *new_memory(uint64_t va, int device, struct core_error
 	return memory;
 }
 
-/* Add a part of a block that RM has just put into the client. */
+/* Add a part of a block that was just taken into the client. */
 static int add(struct core_memory *memory, const struct core_rm_memory *block, uint64_t offset,
 	       uint64_t nbytes, struct core_error *error)
 {
@@ -143,7 +144,7 @@ static int add(struct core_memory *memory, const struct core_rm_memory *block, u
 	return -1;
 }
 
-/* A core_export_fn; nbytes 0: all of the allocation. */
+/* A core_export_fn; nbytes 0: the whole allocation. */
 static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 		      struct core_error *error)
 {
@@ -160,8 +161,7 @@ static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 
 /*
  * Add a part of the block that an IPC handle names on the GPU at a PCI address; sibling as in
- * core_rm_duplicate(). CORE_FAILED_UNAVAILABLE where the block is not of the size that its handle
- * says.
+ * core_rm_duplicate(). CORE_FAILED_UNAVAILABLE if the block's size contradicts its handle.
  */
 static int add_block(struct core_memory *memory, const int pci[3], int sibling,
 		     const struct core_ipc_info *info, uint64_t offset, uint64_t nbytes,
@@ -190,7 +190,7 @@ static struct core_memory *take_export(int fd, uint64_t nbytes, int device,
 	return memory;
 }
 
-/* What is done once for each device; they are few. */
+/* The state of each device. */
 #define MOST_DEVICES 64
 
 static pthread_mutex_t device_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -210,7 +210,7 @@ static struct {
 	const struct core_rm_obstacle *obstacle;
 } known[MOST_DEVICES + 1];
 
-/* Forks wait while the client is opened: a child's copy of its descriptor would keep it. */
+/* Forks wait while the client is opened: a child's copy of its descriptor would keep it alive. */
 static void lock_client(void)
 {
 	pthread_mutex_lock(&client_lock);
@@ -222,8 +222,8 @@ static void unlock_client(void)
 }
 
 /*
- * RM ties a client to the process that opened it, and what is exported has been closed. Whoever
- * held the devices' lock is not in the child.
+ * RM ties a client to the process that opened it, and the exports are already closed. A thread that
+ * held device_lock does not exist in the child.
  */
 static void begin_child(void)
 {
@@ -242,9 +242,9 @@ static void __attribute__((constructor)) watch_forks(void)
 }
 
 /*
- * The driver sets up its side of exports for the first that is open of a device, and takes it down
- * with the last: half a millisecond each. One kept open for the life of the process spares every
- * pin of VMM memory that, and costs the smallest allocation of the device, 2 MiB.
+ * The driver sets up exports of a device when the first is opened, and tears them down with the
+ * last: half a millisecond each. Keeping one open spares every pin of VMM memory that time, and
+ * costs the smallest allocation of the device, 2 MiB.
  */
 static void export_device(const struct core_cuda *cuda, int device)
 {
@@ -273,14 +273,14 @@ static int add_duplicate(struct core_memory *memory, const struct core_cuda *cud
 
 	if (core_device_pci(cuda, device, pci))
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-				 "CUDA does not tell the PCI address of device %d", device);
-	/* An export of a split device is in the same MIG instance, and tells which one. */
+				 "CUDA does not report the PCI address of device %d", device);
+	/* This process's exports are in the same MIG instance, and identify it. */
 	if (devices[device].split && devices[device].exporting)
 		sibling = devices[device].export;
 	return add_block(memory, pci, sibling, info, offset, nbytes, error);
 }
 
-/* A core_ipc_read through a mapping for reading. */
+/* A core_ipc_read through a read-only mapping. */
 static int read_allocation(const struct core_cuda *cuda, const struct core_pointer *pointer,
 			   const struct core_ipc_info *info, uint64_t offset, void *bytes,
 			   size_t nbytes, struct core_error *error)
@@ -304,14 +304,14 @@ static int read_allocation(const struct core_cuda *cuda, const struct core_point
 	return core_memory_release(memory, error);
 }
 
-/* Whether the driver had its say on the handles: a lack of memory, or of a right, may end. */
+/* Whether the failure is final: a lack of memory or of a permission may be temporary. */
 static bool is_verdict(const struct core_error *error)
 {
 	return error->failure == CORE_FAILED_UNAVAILABLE ||
 	       (error->failure == CORE_FAILED_CALL && error->status);
 }
 
-/* Into MIG instances. */
+/* Whether a device is split into MIG instances. */
 static bool is_split(const struct core_cuda *cuda, int device)
 {
 	struct core_rm_gpu gpu;
@@ -333,7 +333,7 @@ static int check_handles(const struct core_cuda *cuda, const struct core_pointer
 
 	if (pointer->device < 0 || pointer->device >= MOST_DEVICES)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-				 "nvrm checks the pointers of %d devices, and not of device %d",
+				 "nvrm can check pointers of %d devices, but not of device %d",
 				 MOST_DEVICES, pointer->device);
 
 	pthread_mutex_lock(&device_lock);
@@ -356,12 +356,12 @@ static int check_handles(const struct core_cuda *cuda, const struct core_pointer
 	core_driver_version(version);
 	return core_fail(
 		error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-		"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver %s: %s. Allocate by "
+		"nvrm cannot pin cuMemAlloc pointers with NVIDIA driver %s: %s. Allocate with "
 		"gdrpy.alloc() instead",
 		version, problem);
 }
 
-/* Add a range of the block behind a cuMemAlloc pointer, which may be more than its allocation. */
+/* Add a range of the block behind a cuMemAlloc pointer, which may exceed its allocation. */
 static int add_part_of_block(struct core_memory *memory, const struct core_cuda *cuda,
 			     const struct core_range *range, const struct core_pointer *pointer,
 			     struct core_error *error)
@@ -370,7 +370,7 @@ static int add_part_of_block(struct core_memory *memory, const struct core_cuda 
 	struct core_ipc_info info;
 	uint64_t offset;
 
-	/* Memory of a kind that has no handle says nothing of the handles of others. */
+	/* Memory without a handle says nothing about other handles, so this comes first. */
 	if (core_pointer_ipc_handle(cuda, pointer, &handle, error) ||
 	    check_handles(cuda, pointer, error) || core_ipc_parse(&handle, pointer, &info, error) ||
 	    core_ipc_offset(&info, pointer, range, &offset, error))
@@ -404,7 +404,7 @@ static struct core_memory *take_pointer(const struct core_cuda *cuda,
 	return ret < 0 ? core_memory_undo(memory) : memory;
 }
 
-/* Whether an exported allocation is what the driver says of it, and can be mapped. */
+/* Whether the driver reports an exported allocation correctly, and can map it. */
 static int check_export(int fd, size_t nbytes, int device, struct core_error *error)
 {
 	struct core_memory *memory = take_export(fd, 0, device, error);
@@ -414,7 +414,7 @@ static int check_export(int fd, size_t nbytes, int device, struct core_error *er
 		return -1;
 	if (memory->nbytes != nbytes) {
 		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			  "the driver says %llu bytes of an exported allocation of %zu",
+			  "the driver reports %llu bytes for an exported allocation of %zu",
 			  (unsigned long long)memory->nbytes, nbytes);
 		goto undo;
 	}
@@ -434,7 +434,7 @@ static int check_exports(const struct core_cuda *cuda, int device, struct core_e
 
 	pthread_mutex_lock(&device_lock);
 	fd = devices[device].proven ? -1 : core_device_export(cuda, device, &nbytes);
-	/* Without room for one nothing is found out. */
+	/* Without memory for an allocation, the check has no result. */
 	if (fd >= 0) {
 		ret = check_export(fd, nbytes, device, error);
 		devices[device].proven = !ret;
@@ -460,7 +460,7 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 
 	if (request->force_pcie) {
 		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
-			  "nvrm has no flag to force mappings through PCIe: all of its go there");
+			  "nvrm has no flag to force mappings through PCIe: they all go there");
 		return NULL;
 	}
 	if (request->fd < 0)
@@ -491,7 +491,7 @@ static const struct core_rm_obstacle *obstacle_of(const struct core_cuda *cuda, 
 	return obstacle;
 }
 
-/* It does not change while the driver is in use. */
+/* The version does not change while the driver is in use. */
 static char driver[32];
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Backend sim: memory of the simulated GPU, whose blocks are memory files, or parts of a BAR. */
+/* Backend sim: simulated GPU memory, whose blocks are memory files or parts of a BAR. */
 #include <errno.h>
 #include <stdio.h>
 
@@ -58,7 +58,7 @@ static int add_export(void *memory, int fd, uint64_t offset, uint64_t nbytes,
 	return core_fd_add(memory, fd, &part, error);
 }
 
-/* In the simulated driver a block's name is its descriptor in the owner, this process. */
+/* In the simulated driver, a block's handle is its descriptor in the owner, here this process. */
 static int add_block(struct core_memory *memory, const struct core_cuda *cuda,
 		     const struct core_pointer *pointer, const struct core_range *range,
 		     struct core_error *error)

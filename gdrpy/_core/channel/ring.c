@@ -9,7 +9,7 @@ static uint64_t word(const uint64_t *address)
 	return __atomic_load_n(address, __ATOMIC_ACQUIRE);
 }
 
-/* Seen after all stores before it, and on its way when this returns. */
+/* Publish a word after all earlier stores, and push it out of the CPU's buffers. */
 static void publish(uint64_t *address, uint64_t value)
 {
 	core_store_fence();
@@ -54,7 +54,7 @@ void core_ring_begin(const struct core_ring *ring, char *memory, uint64_t memory
 	publish(ring->tail, 0);
 }
 
-/* The slot of a record, and how many more lie behind it before the ring goes round. */
+/* The slot of a record. run() is how many of `count` records lie there before the ring wraps. */
 static char *slot(const struct core_ring *ring, uint64_t index)
 {
 	return ring->records + (index & (ring->capacity - 1)) * ring->record_nbytes;
@@ -71,7 +71,7 @@ uint64_t core_ring_room(struct core_ring_producer *producer)
 {
 	uint64_t head = word(producer->ring.head);
 
-	/* It only grows, and only up to the tail. */
+	/* The head only grows, and never passes the tail. */
 	if (head - producer->head > producer->tail - producer->head)
 		producer->broken = true;
 	if (producer->broken)
@@ -135,8 +135,8 @@ uint64_t core_ring_ready(struct core_ring_consumer *consumer, uint64_t wanted)
 
 	if (known < wanted) {
 		tail = word(consumer->ring.tail);
-		core_load_fence(); /* no record is read before the tail that covers it */
-		/* It only grows, and only while there is room. */
+		core_load_fence(); /* read no record before the tail that covers it */
+		/* The tail only grows, and only while the ring has room. */
 		if (tail - consumer->tail > consumer->ring.capacity - known)
 			consumer->broken = true;
 		else
@@ -166,7 +166,7 @@ void core_ring_take(struct core_ring_consumer *consumer, char *records, uint64_t
 
 bool core_ring_ended(struct core_ring_consumer *consumer)
 {
-	/* The tail is looked at after the end was seen: records pushed before it count. */
+	/* Read the tail after `closed`: records pushed before the close still count. */
 	bool closed = word(consumer->ring.closed) != 0;
 
 	core_load_fence();

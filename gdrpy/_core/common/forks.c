@@ -9,21 +9,21 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Held for a moment, and across a fork: of all below. */
+/* Guards everything below. Held briefly, and across a fork. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static unsigned int holding, forking; /* threads that hold forks, and that wait to fork */
+static unsigned int holding, forking; /* threads that delay forks, and that fork */
 static int room;
 static struct core_arrival *arrivals;
 
-/* Of each descriptor below `room`. */
+/* One entry for each descriptor below `room`. */
 static struct {
 	bool is_private;
-	bool is_lent; /* by one thread, to the program that it forks to run */
+	bool is_lent; /* by one thread, to the program that it starts */
 	pthread_t lender;
 } *known;
 
-/* A waiting fork goes first; busy threads could otherwise hold it off for ever. */
+/* A waiting fork goes first. Otherwise busy threads could delay it forever. */
 void core_forks_hold(void)
 {
 	pthread_mutex_lock(&lock);
@@ -71,12 +71,15 @@ static void begin_child(void)
 	for (; arrivals; arrivals = arrivals->next)
 		for (int i = 0; i < arrivals->count && arrivals->fds[i] >= 0; i++)
 			close(arrivals->fds[i]);
-	pthread_cond_init(&changed, NULL); /* whoever waited is not here */
+	pthread_cond_init(&changed, NULL); /* the child has no waiting threads */
 	forking = 0;
 	pthread_mutex_unlock(&lock);
 }
 
-/* Ahead of the others: who opens something may hold a lock that another handler waits for. */
+/*
+ * Registered first, so that before_fork() runs last: a thread that waits for a fork may hold a lock
+ * that another handler needs.
+ */
 static void __attribute__((constructor(101))) watch_forks(void)
 {
 	pthread_atfork(before_fork, go_on, begin_child);

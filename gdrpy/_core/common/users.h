@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Who uses a thing that is taken away once. Users of two kinds: calls, which are over in no time,
- * and which close() waits for; and views, which it does not, and refuses. Any thread may call these
- * at any time.
+ * Counts the users of an object that is closed once. close() waits for calls, which are short, and
+ * refuses while views exist. Any thread may call these functions at any time.
  */
 #ifndef GDRPY_USERS_H
 #define GDRPY_USERS_H
@@ -11,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Zero at first. Its lower bits count calls, those above them views; the upper two say how far a
- * close() is. */
+/* Starts at zero. The low 31 bits count calls, the next 31 views; the top two hold the state of
+ * close(). */
 typedef uint64_t core_users;
 
 #define CORE_ONE_CALL 1ull
@@ -31,32 +30,32 @@ static inline void core_users_let_go(core_users *users, uint64_t one)
 	__atomic_fetch_sub(users, one, __ATOMIC_RELEASE);
 }
 
-/* One more call or view, to be let go of; false if it is closed. */
+/* Add a call or a view, which core_users_let_go() removes; false if the object is closed. */
 static inline bool core_users_hold(core_users *users, uint64_t one)
 {
 	while (__atomic_fetch_add(users, one, __ATOMIC_ACQUIRE) & (CORE_CLOSING | CORE_CLOSED)) {
 		core_users_let_go(users, one);
 		while (__atomic_load_n(users, __ATOMIC_RELAXED) & CORE_CLOSING)
-			sched_yield(); /* what comes of it is known after the calls that run */
+			sched_yield(); /* the outcome is known once the running calls end */
 		if (__atomic_load_n(users, __ATOMIC_RELAXED) & CORE_CLOSED)
 			return false;
 	}
 	return true;
 }
 
-/* A call that turns out to take long is a view as well, even if a close() waits for it. */
+/* Add a view for a call that turns out to be long, even if a close() already waits for it. */
 static inline void core_users_stay(core_users *users)
 {
 	__atomic_fetch_add(users, CORE_ONE_VIEW, __ATOMIC_RELAXED);
 }
 
-/* Close it: 0, or how many views are in the way; -1 if it was closed before. */
+/* Close the object: 0, the number of views that prevent it, or -1 if it is already closed. */
 static inline int64_t core_users_close(core_users *users)
 {
 	uint64_t found;
 
 	while (__atomic_fetch_or(users, CORE_CLOSING, __ATOMIC_RELAXED) & CORE_CLOSING)
-		sched_yield(); /* another thread does it */
+		sched_yield(); /* another thread is closing it */
 	for (;;) {
 		found = CORE_CLOSING;
 		if (__atomic_compare_exchange_n(users, &found, CORE_CLOSED, false, __ATOMIC_ACQUIRE,

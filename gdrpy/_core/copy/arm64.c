@@ -5,7 +5,7 @@
 
 #include "copy/private.h"
 
-/* Pairs of 16-byte registers: the widest accesses there are, and gathered to a line. */
+/* Pairs of 16-byte registers: the widest accesses, which the CPU gathers into a line. */
 static inline void neon_put_line(unsigned char *line, const unsigned char *host)
 {
 	uint8x16_t a = vld1q_u8(host);

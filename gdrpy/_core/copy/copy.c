@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "copy/private.h"
 
-/* The routine for copies up to small->best_up_to bytes, and the one for those above. */
+/* Routines for copies of up to small->best_up_to bytes, and for larger ones. */
 struct choice {
 	const struct core_copy_routine *small;
 	const struct core_copy_routine *large;
@@ -18,8 +18,8 @@ static const struct core_copy_routine *first_supported(const struct core_copy_ro
 }
 
 /*
- * While the library is loaded, so that no copy has to look whether it is the first; 101 is before
- * every constructor that might copy.
+ * Runs while the library loads, so that copies need not check. Priority 101 is earlier than every
+ * constructor that might copy.
  */
 __attribute__((constructor(101))) static void choose_routines(void)
 {
@@ -87,7 +87,7 @@ void core_copy_to(enum core_mapping_kind type, void *mapping, const void *host, 
 		core_portable_to_mapping(mapping, host, nbytes);
 }
 
-/* Only arm64 lets stores pass the loads before them. */
+/* Only arm64 lets stores overtake earlier loads. */
 static void end_loads(void)
 {
 #if defined(__aarch64__)

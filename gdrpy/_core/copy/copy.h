@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The copy engine: between ordinary memory and a CPU mapping of GPU memory.
+ * Copies by the CPU between ordinary memory and a mapping of GPU memory.
  *
- * What a mapping is made of decides how to copy. Write-combined memory wants whole aligned lines on
- * the way in, and streaming loads on the way out (a plain load is one bus round trip each); cached
- * memory wants memcpy; device-type memory takes only naturally aligned accesses.
+ * The mapping's type decides how to copy. Write-combined memory needs whole aligned lines for
+ * writes and streaming loads for reads (each plain load is a bus round trip). Cached memory needs
+ * memcpy. Device memory allows only naturally aligned accesses.
  *
- * No copy to a mapping fences: core_store_fence() before telling anybody to look.
+ * Copies to a mapping do not fence. Call core_store_fence() before signalling.
  */
 #ifndef GDRPY_COPY_H
 #define GDRPY_COPY_H
@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The numbers of gdrcopy's mapping types. */
+/* Numbered as gdrcopy's mapping types. */
 enum core_mapping_kind {
 	CORE_MAPPING_NONE = 0,
 	CORE_MAPPING_WC = 1,
@@ -25,34 +25,34 @@ enum core_mapping_kind {
 
 typedef void (*core_copy_fn)(void *dst, const void *src, size_t nbytes);
 
-/* Any routine takes any alignment and any size, zero too, of ranges that do not overlap. */
+/* Routines take any alignment and any size, including zero. The ranges must not overlap. */
 struct core_copy_routine {
 	const char *name;
 	core_copy_fn copy;
 	bool (*supported)(void);
-	size_t best_up_to; /* bytes; larger copies are faster by a later routine of the table */
+	size_t best_up_to; /* bytes; a later routine of the table copies more faster */
 };
 
-/* Every routine of this build, best first, ended by a NULL name; some may lack support here. */
+/* Every routine of this build, best first, ended by a NULL name. The CPU may not support all. */
 const struct core_copy_routine *core_routines_to_wc(void);
 const struct core_copy_routine *core_routines_from_wc(void);
 
 /*
- * Copy with the best routine for the mapping's type, this CPU and the size. Any alignment; one
- * naturally aligned word of 1, 2, 4 or 8 bytes is one access, so a flag is never seen torn. A read
- * sees all that the GPU had written by the time this thread's reads before it were answered, and
- * has ended before a store after it is seen: the GPU may be told then to overwrite what was read.
+ * Copy with the best routine for the mapping's type, this CPU and the size, at any alignment. A
+ * naturally aligned word of 1, 2, 4 or 8 bytes is one access, so a flag is never torn. A read sees
+ * everything that the GPU wrote before this thread's earlier reads completed. It completes before
+ * any later store becomes visible, so that store may tell the GPU to overwrite the data.
  */
 void core_copy_to(enum core_mapping_kind type, void *mapping, const void *host, size_t nbytes);
 void core_copy_from(enum core_mapping_kind type, void *host, const void *mapping, size_t nbytes);
 
-/* The routine that a copy of this size to or from write-combined memory takes, words aside. */
+/* The routine that copies this size to or from write-combined memory (words excepted). */
 const char *core_routine_to_wc(size_t nbytes);
 const char *core_routine_from_wc(size_t nbytes);
 
 /*
- * Whether two ranges have a byte in common. A copy between such would find bytes that it has stored
- * itself, or that still wait in the write-combining buffers: callers refuse it.
+ * Whether two ranges overlap. A copy between them could read its own stores, or miss stores still
+ * in the write-combining buffers, so callers refuse it.
  */
 static inline bool core_overlap(const void *one, size_t nbytes, const void *other,
 				size_t other_nbytes)
@@ -63,8 +63,8 @@ static inline bool core_overlap(const void *one, size_t nbytes, const void *othe
 }
 
 /*
- * The GPU sees all stores before it ahead of any store after it. On x86 they have also left the
- * CPU's write-combining buffers when it returns.
+ * The GPU sees all earlier stores before any later store. On x86 the earlier stores have also left
+ * the CPU's write-combining buffers on return.
  */
 static inline void core_store_fence(void)
 {
@@ -73,15 +73,15 @@ static inline void core_store_fence(void)
 #elif defined(__aarch64__)
 	__asm__ volatile("dmb oshst" ::: "memory");
 #else
-#error "the copy engine knows x86_64 and arm64"
+#error "gdrpy supports only x86_64 and arm64"
 #endif
 }
 
 /*
- * Loads after it see what the GPU had written when the loads before it were answered. Loads from
- * write-combined memory pass each other, and a streaming load may be answered from a fill buffer
- * that an earlier one left behind; for both, the manuals of MOVNTDQA ask for MFENCE (not LFENCE)
- * before data that another agent writes is read again.
+ * Later loads see everything that the GPU wrote before the earlier loads completed. Loads from
+ * write-combined memory may be reordered, and a streaming load may be served from a fill buffer
+ * that an earlier one left behind. For both, the MOVNTDQA manual requires MFENCE (not LFENCE)
+ * before rereading data that another agent writes.
  */
 static inline void core_load_fence(void)
 {
@@ -92,7 +92,7 @@ static inline void core_load_fence(void)
 #endif
 }
 
-/* Nothing after it passes anything before it, also between mappings of several types. */
+/* Orders all earlier accesses before all later ones, across mappings of any type. */
 static inline void core_full_fence(void)
 {
 #if defined(__x86_64__)

@@ -5,12 +5,12 @@
 #include <signal.h>
 #include <stdint.h>
 
-/* A thread's share is whole pages, so that no two threads store to one line. */
+/* Each thread copies whole pages, so that no two threads store to the same line. */
 #define PAGE 4096
 
 static struct {
 	pthread_mutex_t turn; /* held during a job */
-	pthread_mutex_t lock; /* of all below */
+	pthread_mutex_t lock; /* guards everything below */
 	pthread_cond_t begun, done;
 	unsigned int threads;
 	core_part_fn run;
@@ -34,7 +34,7 @@ __attribute__((constructor)) static void prepare_pool(void)
 	pthread_atfork(NULL, NULL, reset_pool);
 }
 
-/* Run parts that nobody has taken yet; the lock is held before and after. */
+/* Run the parts not yet taken; the lock is held before and after. */
 static void take_parts(void)
 {
 	while (pool.next < pool.parts) {
@@ -61,7 +61,7 @@ static void *work(void *unused)
 	return unused;
 }
 
-/* Have so many threads, if the system gives them. Signals are for the program's own threads. */
+/* Start threads until `wanted` exist or the system refuses. They block all signals. */
 static void start_threads(unsigned int wanted)
 {
 	sigset_t all, before;
@@ -107,8 +107,8 @@ struct copy {
 	char *to;
 	const char *from;
 	size_t nbytes;
-	size_t share; /* bytes of a part: whole pages of the mapping, but at both ends */
-	size_t skew;  /* how far into its first page the mapping begins */
+	size_t share; /* bytes of a part: whole pages of the mapping, except at both ends */
+	size_t skew;  /* offset of the mapping in its first page */
 	bool to_mapping;
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "copy/pieces.h"
 
-/* Pieces lie anywhere in memory: the CPU is told of this many ahead, which hides most misses. */
+/* Pieces lie anywhere in memory. Prefetching this many ahead hides most cache misses. */
 #define AHEAD 8
 
 void core_put_pieces(enum core_mapping_kind type, char *mapping, const struct core_piece *pieces,

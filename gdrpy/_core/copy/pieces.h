@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Many small copies to a mapping, to places here and there. None of them fences. */
+/* Many small copies to scattered offsets of a mapping. They do not fence. */
 #ifndef GDRPY_COPY_PIECES_H
 #define GDRPY_COPY_PIECES_H
 
@@ -13,11 +13,11 @@ struct core_piece {
 	size_t nbytes;
 };
 
-/* Each piece to its offset, which the caller has checked. */
+/* Copy each piece to its offset. The caller has checked the offsets. */
 void core_put_pieces(enum core_mapping_kind type, char *mapping, const struct core_piece *pieces,
 		     size_t count);
 
-/* Records of one size, one behind the other, and where in the mapping each of them goes. */
+/* Contiguous records of one size, and the offset of each in the mapping. */
 struct core_records {
 	const int64_t *offsets;
 	const char *records;
@@ -25,12 +25,12 @@ struct core_records {
 	size_t count;
 };
 
-/* The first record whose offset is negative or more than `last`; their count if none is. */
+/* The first record whose offset is negative or above `last`; their count if all are valid. */
 size_t core_first_outside(const struct core_records *records, int64_t last);
 
 /*
- * Each record to its offset. Others may write to the offsets meanwhile: the first that is outside
- * now ends it. Returns how many were copied.
+ * Copy each record to its offset, and return how many were copied. Other threads may change the
+ * offsets during the copy; the first that is out of range ends it.
  */
 size_t core_put_records(enum core_mapping_kind type, char *mapping,
 			const struct core_records *records, int64_t last);

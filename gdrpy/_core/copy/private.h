@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the copy routines share. Every access to the mapping goes through a volatile pointer or an
- * intrinsic that the compiler cannot see through: it would turn a plain loop of stores into a call
- * of memcpy, which may write a byte twice, read ahead, or use unaligned accesses.
+ * Shared by the copy routines. Every access to the mapping uses a volatile pointer or an opaque
+ * intrinsic. The compiler would turn a plain loop of stores into memcpy(), which may write a byte
+ * twice, read ahead, or use unaligned accesses.
  */
 #ifndef GDRPY_COPY_PRIVATE_H
 #define GDRPY_COPY_PRIVATE_H
@@ -21,14 +21,14 @@ typedef uint16_t __attribute__((may_alias)) core_u16;
 typedef uint32_t __attribute__((may_alias)) core_u32;
 typedef uint64_t __attribute__((may_alias)) core_u64;
 
-/* Only naturally aligned accesses of at most eight bytes: right for every type of memory. */
+/* Only naturally aligned accesses of at most eight bytes: valid for every type of memory. */
 void core_portable_to_mapping(void *mapping, const void *host, size_t nbytes);
 void core_portable_from_mapping(void *host, const void *mapping, size_t nbytes);
 
 /* For the tables. */
 bool core_always_supported(void);
 
-/* A copy under way: the next byte on both sides, and how many are left. */
+/* A copy in progress: the next byte on both sides, and the bytes left. */
 struct core_cursor {
 	unsigned char *mapping;
 	unsigned char *host;
@@ -59,10 +59,9 @@ struct core_cursor {
 	} while (0)
 
 /*
- * Unaligned beginnings and ends, CORE_PUT or CORE_GET as `move`. A head step for every type from
- * the narrowest up leaves the mapping's side aligned for the next wider type, or fewer bytes than
- * that; a tail step for every type from the widest down takes what a loop of the next wider type
- * left.
+ * Copy unaligned heads and tails; `move` is CORE_PUT or CORE_GET. Head steps, from the narrowest
+ * type up, align the mapping for the next wider type or leave fewer bytes than that. Tail steps,
+ * from the widest type down, copy what a loop of the next wider type left.
  */
 #define CORE_HEAD(move, cursor, type)                                                              \
 	do {                                                                                       \
@@ -78,9 +77,9 @@ struct core_cursor {
 	} while (0)
 
 /*
- * Read by whole aligned lines, as load_line() does it. The partial lines at both ends are loaded
- * whole as well (a line never crosses a page) and their bytes taken last, when every load is under
- * way: each is a round trip over the bus, and they overlap.
+ * Read whole aligned lines with load_line(). Partial lines at both ends are loaded whole as well (a
+ * line never crosses a page). Their bytes are copied last, so that all loads overlap: each is a bus
+ * round trip.
  */
 static inline __attribute__((always_inline)) void
 core_read_lines(void *host, const void *mapping, size_t nbytes,

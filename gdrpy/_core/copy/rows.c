@@ -8,8 +8,8 @@
 #define BOUNCE_BYTES 8192
 
 /*
- * Each read of write-combined memory takes a bus round trip before its bytes come, the time of
- * about 1 KiB: gaps between rows are read over up to here.
+ * Each read of write-combined memory costs a bus round trip, the time of reading about 1 KiB. Gaps
+ * of up to this size between rows are read as well.
  */
 #define GAP_READ_OVER 1024
 
@@ -62,7 +62,7 @@ void core_begin_row(struct core_place *place, const struct core_rows *rows, size
 	memset(place->index, 0, (size_t)rows->ndim * sizeof(place->index[0]));
 }
 
-/* `count` runs on, which is at most to the end of the innermost dimension. */
+/* Advance by `count` runs, at most to the end of the innermost dimension. */
 static void pass_runs(struct core_place *place, size_t count)
 {
 	const struct core_rows *rows = place->rows;
@@ -82,7 +82,7 @@ enum movement {
 	SPREAD
 };
 
-/* Runs that lie a stride apart, to or from one piece. Quick if nbytes is a constant. */
+/* Move runs a stride apart to or from contiguous memory. Fast if nbytes is a constant. */
 static inline __attribute__((always_inline)) void move_each(enum movement movement, char *packed,
 							    char *at, ptrdiff_t stride,
 							    size_t nbytes, size_t count)
@@ -118,7 +118,7 @@ static inline __attribute__((always_inline)) void move_runs(enum movement moveme
 	}
 }
 
-/* Move the row's next bytes to (GATHER) or from (SPREAD) where they lie in one piece. */
+/* Move the row's next bytes to (GATHER) or from (SPREAD) contiguous memory. */
 static inline __attribute__((always_inline)) void
 move(enum movement movement, struct core_place *place, char *packed, size_t nbytes)
 {
@@ -157,7 +157,7 @@ void core_spread(struct core_place *place, const void *packed, size_t nbytes)
 	move(SPREAD, place, (char *)packed, nbytes);
 }
 
-/* How much of a row's rest to take at once, so that the next part begins a line. */
+/* How many of a row's remaining bytes to move, so that the next part starts on a line. */
 static size_t part_of(const char *mapping, size_t left)
 {
 	size_t room = BOUNCE_BYTES - (uintptr_t)mapping % LINE;
@@ -209,7 +209,7 @@ static void get_row(enum core_mapping_kind type, const char *mapping, const stru
 	}
 }
 
-/* Rows next to each other, and the gaps between them, in one read. */
+/* Read adjacent rows, and the gaps between them, at once. */
 static void get_rows_at_once(const char *mapping, const struct core_rows *rows, size_t row,
 			     size_t count)
 {
@@ -230,7 +230,7 @@ size_t core_rows_read_cost(const struct core_rows *rows)
 	return rows->count * (rows->nbytes + (gap < GAP_READ_OVER ? gap : GAP_READ_OVER));
 }
 
-/* How many rows a read takes. */
+/* How many rows one read covers. */
 static size_t rows_at_once(enum core_mapping_kind type, const struct core_rows *rows)
 {
 	if (type != CORE_MAPPING_WC || rows->pitch - rows->nbytes > GAP_READ_OVER ||

@@ -7,19 +7,19 @@
 #include "copy/private.h"
 
 /*
- * Without AVX-512: direct stores leave the CPU at once, one packet a line, and write-combining
- * buffers keep more lines in flight. Measured on Xeons over PCIe Gen5: level up to 12 KiB (within
- * 2 %, which leads depends on the machine), a tenth slower at 1 MiB. AVX-512 is level with both
- * where either leads, and its masked stores save branches on what is shorter than a line.
+ * Used without AVX-512. Direct stores leave the CPU at once, one packet a line; write-combining
+ * buffers keep more lines in flight. On Xeons over PCIe Gen5, the two are within 2 % up to 12 KiB,
+ * and direct stores are 10 % slower at 1 MiB. AVX-512 is as fast as the better one, and its masked
+ * stores save branches for less than a line.
  */
 #define DIRECT_STORES_BEST_UP_TO 8192
 
 #define ISA(features) __attribute__((target(features)))
 
-/* A streaming load reads the whole line around the bytes that were asked for. */
+/* A streaming load reads the whole line around the requested bytes. */
 #define STREAMING __attribute__((no_sanitize("address")))
 
-/* What the kernel saves of a thread's registers: bits of XCR0. */
+/* Registers that the kernel saves: bits of XCR0. */
 #define SAVES_AVX 0x06u
 #define SAVES_AVX512 0xe6u
 
@@ -27,7 +27,7 @@ struct features {
 	unsigned int first_ecx, seventh_ebx, seventh_ecx, saved;
 };
 
-/* By the processor's own word: not every compiler's library knows __builtin_cpu_supports(). */
+/* Ask the CPU: some compilers' libraries lack __builtin_cpu_supports(). */
 static struct features find_features(void)
 {
 	unsigned int eax, ebx, ecx, edx;
@@ -107,8 +107,8 @@ static void avx2_to_wc(void *mapping, const void *host, size_t nbytes)
 }
 
 /*
- * Bytes [skip, skip + nbytes) of one line in one store. The bytes masked out are neither read nor
- * written, so that host - skip may well lie outside of the caller's memory.
+ * Store bytes [skip, skip + nbytes) of a line at once. Masked bytes are neither read nor written,
+ * so host - skip may lie outside the caller's memory.
  */
 ISA("avx512f,avx512bw")
 static inline void avx512_put_part(unsigned char *line, const unsigned char *host, size_t skip,

@@ -26,7 +26,7 @@ bool core_cuda_find(struct core_cuda *cuda)
 #define FIND(name, symbol, parameters) find(library, symbol, &cuda->name);
 	CORE_CUDA_NEWER_FUNCTIONS(FIND)
 #undef FIND
-	dlclose(library); /* whoever loaded it keeps it */
+	dlclose(library); /* the process keeps it loaded */
 	return found;
 }
 

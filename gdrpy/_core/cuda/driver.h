@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The functions of the CUDA driver that the library needs, taken from the libcuda.so.1 that the
- * process has loaded already, real or simulated: this library links none and loads none.
+ * The CUDA driver functions that the library needs. They come from the libcuda.so.1 that the
+ * process has already loaded, real or simulated; the library neither links nor loads one.
  */
 #ifndef GDRPY_CUDA_DRIVER_H
 #define GDRPY_CUDA_DRIVER_H
@@ -12,7 +12,7 @@
 
 #include "common/error.h"
 
-/* CUDA_MEMCPY2D: one end of a copy of rows, in host or in device memory, and both. */
+/* CUDA_MEMCPY2D: one end of a copy of rows, in host or device memory, and the copy. */
 struct core_cuda_end {
 	size_t x, y;
 	unsigned int memory_type;
@@ -24,10 +24,10 @@ struct core_cuda_end {
 
 struct core_cuda_rows {
 	struct core_cuda_end from, to;
-	size_t nbytes, count; /* of a row, and rows */
+	size_t nbytes, count; /* bytes of a row, and rows */
 };
 
-/* A CUipcMemHandle: 64 bytes, as core_ipc_parse() reads them. */
+/* CUipcMemHandle: 64 bytes, which core_ipc_parse() reads. */
 struct core_cuda_ipc {
 	uint8_t bytes[64];
 };
@@ -48,7 +48,7 @@ struct core_cuda_allocation {
 /* A CUresult. */
 #define CORE_CUDA_OUT_OF_MEMORY 2
 
-/* The name in CUDA's header, the symbol behind it, the parameters. Each answers a CUresult. */
+/* The name in CUDA's header, the symbol behind it, the parameters. Each returns a CUresult. */
 #define CORE_CUDA_FUNCTIONS(X)                                                                     \
 	X(cuGetErrorName, "cuGetErrorName", (int result, const char **name))                       \
 	X(cuDeviceGet, "cuDeviceGet", (int *device, int ordinal))                                  \
@@ -78,7 +78,7 @@ struct core_cuda_allocation {
 	  (void *host, uint64_t device, size_t nbytes, void *stream))                              \
 	X(cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const struct core_cuda_rows *rows, void *stream))
 
-/* Those that an older driver, or the simulated one, may lack: NULL there. */
+/* NULL if an older or the simulated driver lacks them. */
 #define CORE_CUDA_NEWER_FUNCTIONS(X)                                                               \
 	X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle",                              \
 	  (uint64_t *handle, void *pointer))                                                       \
@@ -93,7 +93,7 @@ struct core_cuda_allocation {
 	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange",                          \
 	  (void *handle, uint64_t pointer, size_t nbytes, int type, unsigned long long flags))     \
 	X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int *mode))     \
-	X(on_bar, "gdrsim_on_bar", (void)) /* of the simulated driver alone */
+	X(on_bar, "gdrsim_on_bar", (void)) /* only in the simulated driver */
 
 struct core_cuda {
 #define CORE_CUDA_MEMBER(name, symbol, parameters) int(*name) parameters;
@@ -102,7 +102,7 @@ struct core_cuda {
 #undef CORE_CUDA_MEMBER
 };
 
-/* False if no driver is loaded, or one without what every driver has. */
+/* False if no driver is loaded, or if it lacks a required function. */
 bool core_cuda_find(struct core_cuda *cuda);
 
 /* Whether it is the simulated driver. */
@@ -114,7 +114,7 @@ static inline bool core_cuda_simulated(const struct core_cuda *cuda)
 /* A CUresult's name, such as CUDA_ERROR_INVALID_VALUE. */
 const char *core_cuda_error_name(const struct core_cuda *cuda, int result);
 
-/* Fill in *error for a call that answered this, made for a purpose in words; returns -1. */
+/* Fill in *error for a failed call and its purpose; returns -1. */
 int core_cuda_fail(struct core_error *error, const struct core_cuda *cuda, const char *call,
 		   int result, const char *purpose);
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NON_BLOCKING 1 /* a stream that does not wait for the default one */
+#define NON_BLOCKING 1 /* the stream does not wait for the default stream */
 
 static int implausible(const struct core_ipc_info *info, const struct core_pointer *pointer,
 		       struct core_error *error)
@@ -18,14 +18,14 @@ static int implausible(const struct core_ipc_info *info, const struct core_point
 				 info->pid, (int)getpid());
 	if (info->nbytes != nbytes)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				 "the IPC handle of %#llx says %llu bytes, and CUDA %llu", ptr,
+				 "the IPC handle of %#llx says %llu bytes, but CUDA %llu", ptr,
 				 (unsigned long long)info->nbytes, nbytes);
 	if (info->block_offset > info->block_nbytes ||
 	    nbytes > info->block_nbytes - info->block_offset)
 		return core_fail(
 			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			"the IPC handle of %#llx puts %llu bytes at %llu of a block of %llu", ptr,
-			nbytes, (unsigned long long)info->block_offset,
+			"the IPC handle of %#llx puts %llu bytes at offset %llu of a block of %llu",
+			ptr, nbytes, (unsigned long long)info->block_offset,
 			(unsigned long long)info->block_nbytes);
 	return 0;
 }
@@ -72,7 +72,7 @@ int core_ipc_offset(const struct core_ipc_info *info, const struct core_pointer 
 }
 
 #define PAGE 4096
-#define GRANULE (2u << 20) /* what the driver rounds a block of one allocation up to, at most */
+#define GRANULE (2u << 20) /* the driver rounds a block of one allocation up to at most this */
 
 int core_ipc_compare(const struct core_ipc_info *info, uint64_t nbytes, struct core_error *error)
 {
@@ -83,12 +83,12 @@ int core_ipc_compare(const struct core_ipc_info *info, uint64_t nbytes, struct c
 	if (nbytes == info->block_nbytes || alone)
 		return 0;
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			 "the IPC handle names a block of %llu bytes, and the driver has one of "
-			 "%llu there",
+			 "the IPC handle names a block of %llu bytes, but the driver reports "
+			 "%llu",
 			 (unsigned long long)info->block_nbytes, (unsigned long long)nbytes);
 }
 
-/* Sizes that share a block, and one that has its own; each ends with its own pattern. */
+/* Two sizes that share a block, and one with a block to itself; each ends with its own pattern. */
 #define MOST_WORDS 2048
 
 static const struct {
@@ -103,7 +103,7 @@ static const struct {
 
 #define PURPOSE "the self-check of IPC handles"
 
-/* Have GPU memory end with the words, waiting for no other work. */
+/* Store words at the end of GPU memory, without waiting for other work. */
 static int fill_end(const struct core_cuda *cuda, uint64_t end, const uint32_t *words,
 		    size_t nbytes, struct core_error *error)
 {
@@ -121,7 +121,7 @@ static int fill_end(const struct core_cuda *cuda, uint64_t end, const uint32_t *
 	return result ? core_cuda_fail(error, cuda, call, result, PURPOSE) : 0;
 }
 
-/* It goes with the context that it was made in, and then others may lie at its address. */
+/* Memory goes away with its context, and other memory may then have its address. */
 static bool is_there(const struct core_cuda *cuda, const struct core_ipc_scratch *scratch)
 {
 	uint64_t id;
@@ -129,7 +129,7 @@ static bool is_there(const struct core_cuda *cuda, const struct core_ipc_scratch
 	return scratch->memory && !core_pointer_id(cuda, scratch->memory, &id) && id == scratch->id;
 }
 
-/* The memory is kept also where what comes after fails. */
+/* The memory is kept even if a later step fails. */
 static int make(const struct core_cuda *cuda, struct core_ipc_scratch *scratch, size_t nbytes,
 		struct core_error *error)
 {
@@ -162,8 +162,8 @@ static int check_one(const struct core_cuda *cuda, size_t nbytes, size_t words, 
 		return -1;
 	if (memcmp(put, found, end_nbytes))
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				 "the self-check found other bytes behind the handle than CUDA put "
-				 "there");
+				 "the self-check read other bytes through the handle than CUDA "
+				 "wrote");
 	return 0;
 }
 

@@ -31,10 +31,10 @@ enum device_attribute {
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
 #define NOT_INITIALIZED 3	/* CUresult */
 #define NOT_SUPPORTED 801
-#define OPERATING_SYSTEM 304   /* CUresult: it refused, for want of descriptors for one */
+#define OPERATING_SYSTEM 304   /* CUresult: out of descriptors, for example */
 #define CAPTURE_MODE_RELAXED 2 /* CUstreamCaptureMode */
 
-/* Say with an error of other words what CUDA answered; -1. */
+/* Add CUDA's result to an error with its own message; returns -1. */
 static int answered(struct core_error *error, const struct core_cuda *cuda, int result)
 {
 	error->status = (uint32_t)result;
@@ -62,21 +62,21 @@ int core_pointer_find(const struct core_cuda *cuda, uint64_t ptr, struct core_po
 
 		if (result == NOT_INITIALIZED) {
 			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-				  "%#llx can be no GPU memory yet (%s): call cuInit() or any "
+				  "%#llx cannot be GPU memory yet (%s): call cuInit() or any "
 				  "function of the CUDA runtime in this process first",
 				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 			return answered(error, cuda, result);
 		}
 		if (result) {
 			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-				  "%#llx is no memory that CUDA knows (%s): pass a pointer from "
+				  "%#llx is not memory that CUDA knows (%s): pass a pointer from "
 				  "cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
 				  "host address",
 				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 			return answered(error, cuda, result);
 		}
 	}
-	/* A driver that does not know these has no reservations of several mappings either. */
+	/* A driver without these attributes has no reservations with several mappings either. */
 	if (cuda->cuPointerGetAttribute(&pointer->map_base, MAPPING_BASE_ADDR, ptr) ||
 	    cuda->cuPointerGetAttribute(&pointer->map_nbytes, MAPPING_SIZE, ptr)) {
 		pointer->map_base = pointer->base;
@@ -108,7 +108,7 @@ int core_pointer_range(const struct core_cuda *cuda, uint64_t ptr, uint64_t nbyt
 
 	if (ptr > UINT64_MAX - (page - 1) || nbytes > UINT64_MAX - (page - 1) - ptr)
 		return core_fail(error, CORE_FAILED_SIZE, EINVAL,
-				 "%llu bytes at %#llx run past the end of all addresses",
+				 "%llu bytes at %#llx run past the end of the address space",
 				 (unsigned long long)nbytes, (unsigned long long)ptr);
 	range->start = ptr / page * page;
 	range->end = (ptr + nbytes + page - 1) / page * page;
@@ -120,21 +120,21 @@ int core_pointer_range(const struct core_cuda *cuda, uint64_t ptr, uint64_t nbyt
 		return 0;
 	return core_fail(error, CORE_FAILED_SIZE, EINVAL,
 			 "%llu bytes at %#llx run past the end of the allocation, which has %llu "
-			 "bytes from there on",
+			 "bytes from there",
 			 (unsigned long long)nbytes, (unsigned long long)ptr,
 			 (unsigned long long)room);
 }
 
-/* What CUDA has opened is this process's alone. */
+/* Make a descriptor that CUDA opened private. */
 static int own(int *fd, struct core_error *error)
 {
 	*fd = core_private_adopt(*fd);
 	return *fd < 0 ? core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				   "this process has no memory left")
+				   "this process is out of memory")
 		       : 0;
 }
 
-/* A descriptor of the VMM allocation behind a pointer into *fd; -1 where it is none. */
+/* Export the VMM allocation behind a pointer to *fd, which is -1 for other memory. */
 static int export(const struct core_cuda *cuda, uint64_t ptr, int *fd, struct core_error *error)
 {
 	uint64_t handle;
@@ -184,10 +184,11 @@ int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer
 		if (core_pointer_find(cuda, at, &here, error) || export(cuda, at, &fd, error))
 			return -1;
 		if (fd < 0)
-			return core_fail(error, CORE_FAILED_SIZE, EINVAL,
-					 "the memory from %#llx on is of another kind than that "
-					 "before it: pin them one by one",
-					 (unsigned long long)at);
+			return core_fail(
+				error, CORE_FAILED_SIZE, EINVAL,
+				"the memory from %#llx on is of a different kind than that "
+				"before it: pin them separately",
+				(unsigned long long)at);
 	}
 }
 
@@ -241,7 +242,7 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 	if (!cuda->cuMemGetHandleForAddressRange)
 		return core_fail(
 			error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			"this CUDA driver makes no dma-bufs: use one of CUDA 13.3 or newer");
+			"this CUDA driver cannot export dma-bufs: use one of CUDA 13.3 or newer");
 	if (core_context_enter(cuda, pointer, &context, error))
 		return -1;
 	result = cuda->cuMemGetHandleForAddressRange(fd, pointer->ptr, nbytes, DMA_BUF_FD,
@@ -251,7 +252,7 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 		core_fail(error,
 			  force_pcie && result == NOT_SUPPORTED ? CORE_FAILED_UNAVAILABLE
 								: CORE_FAILED_HANDLE,
-			  EINVAL, "the driver gives no dma-buf for %llu bytes at %#llx (%s)",
+			  EINVAL, "the driver refuses a dma-buf for %llu bytes at %#llx (%s)",
 			  (unsigned long long)nbytes, (unsigned long long)pointer->ptr,
 			  core_cuda_error_name(cuda, result));
 		return answered(error, cuda, result);
@@ -331,7 +332,7 @@ static int context_failed(const struct core_cuda *cuda, const char *call, int re
 	return core_cuda_fail(error, cuda, call, result, purpose);
 }
 
-/* Retained until the process ends, as those who share a primary context do. */
+/* Retained until the process ends, as other users of a primary context do. */
 static int primary_context(const struct core_cuda *cuda, int device, void **context,
 			   struct core_error *error)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What CUDA says of a device pointer: the allocation that it lies in, and the handles by which
- * others take that in.
+ * What CUDA reports about a device pointer: its allocation, and the handles that export it.
  */
 #ifndef GDRPY_POINTER_H
 #define GDRPY_POINTER_H
@@ -13,26 +12,26 @@
 #include "cuda/driver.h"
 
 struct core_pointer {
-	uint64_t ptr;	 /* what was asked about */
-	uint64_t base;	 /* of its allocation; of VMM memory, of the reservation that it lies in */
-	uint64_t nbytes; /* from base on */
-	uint64_t map_base; /* of what the driver mapped at once: one cuMemMap, or a whole block */
+	uint64_t ptr;	   /* the pointer asked about */
+	uint64_t base;	   /* of its allocation, or of its reservation for VMM memory */
+	uint64_t nbytes;   /* from base on */
+	uint64_t map_base; /* of the driver's mapping: one cuMemMap, or a whole block */
 	uint64_t map_nbytes;
 	void *context; /* its CUcontext; NULL for VMM memory */
 	int device;    /* ordinal */
 };
 
-/* All of these return 0, or -1 with *error filled in, unless they say otherwise. */
+/* Unless noted, these return 0, or -1 with *error filled in. */
 
-/* CORE_FAILED_HANDLE for what is no GPU memory of this process. */
+/* CORE_FAILED_HANDLE if the pointer is not GPU memory of this process. */
 int core_pointer_find(const struct core_cuda *cuda, uint64_t ptr, struct core_pointer *pointer,
 		      struct core_error *error);
 
 /*
- * The allocation that holds all of [ptr, ptr + nbytes). CORE_FAILED_SIZE where there is less.
+ * Find the allocation that holds all of [ptr, ptr + nbytes). CORE_FAILED_SIZE if it is shorter.
  *
- * With a page size other than 1 the range is rounded out to whole pages first. Then it may begin
- * before any allocation and end after one: what is found is the first one in its first page.
+ * With a page size other than 1, the range is rounded out to whole pages first. It may then begin
+ * and end outside allocations. The result is the allocation at ptr, or else the first in that page.
  */
 struct core_range {
 	uint64_t start, end;
@@ -43,10 +42,9 @@ int core_pointer_range(const struct core_cuda *cuda, uint64_t ptr, uint64_t nbyt
 		       struct core_error *error);
 
 /*
- * Have told the VMM allocations that are mapped in a range, which begins in the one behind the
- * pointer: a descriptor, closed afterwards, and what of the allocation lies in the range. 1, or 0
- * where the memory is no VMM memory; -1 with *error filled in: CORE_FAILED_HANDLE if an allocation
- * was not made to be exported.
+ * Call `tell` for each VMM allocation mapped in a range that begins in the pointer's: with a
+ * descriptor, closed afterwards, and the part in the range. 1, or 0 if the pointer is not VMM
+ * memory; -1 with *error filled in: CORE_FAILED_HANDLE if an allocation was not created for export.
  */
 typedef int (*core_export_fn)(void *to, int fd, uint64_t offset, uint64_t nbytes,
 			      struct core_error *error);
@@ -55,44 +53,44 @@ int core_pointer_exports(const struct core_cuda *cuda, const struct core_pointer
 			 struct core_error *error);
 
 /*
- * A descriptor of a new allocation, the smallest that a device has, which it alone keeps alive, and
- * its bytes; -1 where there is no room for it.
+ * A descriptor of a new allocation of the device's smallest size, and that size; -1 on failure.
+ * Only the descriptor keeps the allocation alive.
  */
 int core_device_export(const struct core_cuda *cuda, int device, size_t *nbytes);
 
 /*
- * The legacy IPC handle of a cuMemAlloc pointer. Such a handle lets any process of the machine map
- * the memory: it is made only when a pointer is to be pinned. CORE_FAILED_HANDLE for memory that
- * has none.
+ * The legacy IPC handle of a cuMemAlloc pointer. It lets any process of the machine map the memory,
+ * so it is created only to pin a pointer. CORE_FAILED_HANDLE for memory without a handle.
  */
 int core_pointer_ipc_handle(const struct core_cuda *cuda, const struct core_pointer *pointer,
 			    struct core_cuda_ipc *handle, struct core_error *error);
 
-/* The dma-buf of a range of whole pages of this machine, into *fd. CORE_FAILED_HANDLE. */
+/* Store a dma-buf of whole CPU pages in *fd. CORE_FAILED_HANDLE or CORE_FAILED_UNAVAILABLE. */
 int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer *pointer,
 			uint64_t nbytes, bool force_pcie, int *fd, struct core_error *error);
 
-/* CUDA's number for the allocation behind a pointer, which no later one gets. -1 for none. */
+/* CUDA's ID of a pointer's allocation, which is never reused; -1 if there is none. */
 int core_pointer_id(const struct core_cuda *cuda, uint64_t ptr, uint64_t *id);
 
-/* The current context of this thread, and its device's ordinal; -1 where none is current. */
+/* Return the ordinal of the current context's device, and the context; -1 if none is current. */
 int core_device_current(const struct core_cuda *cuda, void **context);
 
-/* PCI domain, bus and slot of a device; -1 where the driver does not say. */
+/* PCI domain, bus and slot of a device; -1 if the driver does not report them. */
 int core_device_pci(const struct core_cuda *cuda, int device, int pci[3]);
 
 /* Whether the CPU may map a dma-buf of the device. */
 bool core_device_maps_dmabuf(const struct core_cuda *cuda, int device);
 
-/* Whether it uses the CPU's page tables, as NVIDIA's library asks: its memory is cached there. */
+/* Whether the device uses the CPU's page tables, NVIDIA's test of coherence: mappings are cached.
+ */
 bool core_device_is_coherent(const struct core_cuda *cuda, int device);
 
-/* On which GPU memory lies, in words: a PCI address, or the simulated GPU's number. */
+/* A device in words: its PCI address, or the simulated GPU's number. */
 void core_device_location(const struct core_cuda *cuda, int device, char location[40]);
 
 /*
- * Make the context of a pointer current, or where it has none the primary one of its device, and
- * have calls allowed that a stream capture of this thread would forbid. Then put both back.
+ * Make a pointer's context current, or the device's primary one if it has none, and allow calls
+ * that a stream capture of this thread would forbid. core_context_leave() restores both.
  */
 struct core_context {
 	int capture_mode;

@@ -6,13 +6,13 @@
 
 #include "copy/parallel.h"
 
-/* CUDA's numbers. */
+/* Constants of the CUDA driver API. */
 #define STREAM_NON_BLOCKING 1
 #define EVENT_DISABLE_TIMING 2
 #define POINTER_MEMORY_TYPE 2
 #define MEMORY_TYPE_HOST 1
 
-/* A chunk smaller than this is not worth a lane's calls. */
+/* Smaller chunks are not worth a lane's calls. */
 #define SMALLEST_CHUNK (64 << 10)
 
 bool core_dma_check(struct core_dma *dma, struct core_error *error, const char *call, int result)
@@ -48,7 +48,8 @@ void core_dma_leave(struct core_dma *dma)
 	dma->cuda.cuCtxPopCurrent(&context);
 }
 
-/* The plural call answers type 0 for what CUDA does not know, ten times as fast as an error. */
+/* The plural call returns type 0 for memory that CUDA does not know, ten times faster than an
+ * error. */
 static bool is_page_locked(struct core_dma *dma, const char *byte)
 {
 	int attribute = POINTER_MEMORY_TYPE;
@@ -95,13 +96,13 @@ bool core_dma_have_lane(struct core_dma *dma, struct core_lane *lane, struct cor
 	return there;
 }
 
-/* A copy by lanes, which take one chunk after the other. */
+/* A copy by lanes, each of which takes chunk after chunk. */
 struct job {
 	struct core_dma *dma;
 	uint64_t device;
 	char *host;
 	size_t nbytes, chunk;
-	size_t taken;		  /* bytes of all chunks that a lane has taken */
+	size_t taken;		  /* bytes of all chunks taken so far */
 	struct core_error *error; /* of the first lane that failed */
 	bool failed;
 };
@@ -110,7 +111,7 @@ struct chunk {
 	size_t at, nbytes;
 };
 
-/* The next chunk that nobody has taken; none after an error. */
+/* Take the next chunk; false at the end or after an error. */
 static bool take(struct job *job, struct chunk *chunk)
 {
 	if (__atomic_load_n(&job->failed, __ATOMIC_RELAXED))
@@ -148,7 +149,7 @@ static void read_by_lane(struct job *job, struct core_lane *lane, struct core_er
 	struct core_staging *from = NULL;
 	bool more;
 
-	/* While one chunk is copied out of its staging memory the next is on its way. */
+	/* While one chunk is copied out of staging, the next is in flight. */
 	for (unsigned int turn = 0;; turn++) {
 		struct core_staging *to = &lane->staging[turn % 2];
 

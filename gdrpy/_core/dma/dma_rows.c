@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "dma/private.h"
 
-/* CUDA's numbers. */
+/* Constants of the CUDA driver API. */
 #define MEMORY_TYPE_HOST 1
 #define MEMORY_TYPE_DEVICE 2
 #define PITCH_MAX 0x7fffffff /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device */
@@ -11,13 +11,13 @@ enum direction {
 	TO_HOST
 };
 
-/* Bytes that lie in rows of the same length in host and device memory. */
+/* Rows of the same length in host and device memory. */
 struct row_block {
 	char *host;
 	size_t host_pitch;
 	uint64_t device;
 	size_t device_pitch;
-	size_t nbytes, count; /* of a row, and rows */
+	size_t nbytes, count; /* bytes of a row, and rows */
 };
 
 static bool copy_block(struct core_dma *dma, enum direction direction,
@@ -60,7 +60,7 @@ static bool copy_directly(struct core_dma *dma, enum direction direction, uint64
 	       CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 }
 
-/* What is left of an array: from `done` bytes into a row on. */
+/* The rest of an array, from `done` bytes into `row` on. */
 struct rest {
 	const struct core_rows *rows;
 	uint64_t device; /* of the first row */
@@ -68,7 +68,7 @@ struct rest {
 	size_t row, done;
 };
 
-/* The next whole rows, or part of a row: where in the device's memory; false at the end. */
+/* Take the next whole rows, or part of a row, with the device address; false at the end. */
 static bool take(struct rest *rest, struct row_block *block)
 {
 	const struct core_rows *rows = rest->rows;
@@ -100,7 +100,7 @@ static bool take(struct rest *rest, struct row_block *block)
 	return true;
 }
 
-/* Goes through the array as take() does. */
+/* Walks the array as take() does. */
 struct host_side {
 	struct core_place place;
 	const struct core_rows *rows;
@@ -160,7 +160,7 @@ static void read_staged(struct core_dma *dma, struct rest *rest, struct core_lan
 	struct row_block block, coming;
 	bool more = true;
 
-	/* While one block is spread from its staging memory the next is on its way. */
+	/* While one block is spread from staging, the next is in flight. */
 	for (unsigned int turn = 0; more; turn++) {
 		struct core_staging *to = &lane->staging[turn % 2];
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What copies of bytes and copies of rows by DMA share. */
+/* Shared by DMA copies of bytes and of rows. */
 #ifndef GDRPY_DMA_PRIVATE_H
 #define GDRPY_DMA_PRIVATE_H
 
@@ -10,7 +10,7 @@
 
 struct core_staging {
 	void *memory;
-	void *idle; /* an event: DMA has done with the memory */
+	void *idle; /* an event: DMA is done with the memory */
 };
 
 struct core_lane {
@@ -21,28 +21,27 @@ struct core_lane {
 struct core_dma {
 	struct core_cuda cuda;
 	void *context;
-	void *stream;		 /* of copies that need no staging */
-	pthread_mutex_t staging; /* held by a copy by lanes */
-	pthread_mutex_t streams; /* held while one is made */
+	void *stream;		 /* for copies without staging */
+	pthread_mutex_t staging; /* held during a staged copy */
+	pthread_mutex_t streams; /* held while one is created */
 	struct core_lane lanes[CORE_LANES_MAX];
 };
 
-/* Fill in *error if its status is none yet; whether the result is success. */
+/* Whether the result is success. On failure, fill in *error unless it already has a status. */
 bool core_dma_check(struct core_dma *dma, struct core_error *error, const char *call, int result);
 
 #define CORE_CUDA_CALL(error, dma, function, ...)                                                  \
 	core_dma_check(dma, error, #function, (dma)->cuda.function(__VA_ARGS__))
 
-/* Make the device's context the thread's, and the one from before again. */
+/* Make the device's context current, and restore the previous one. */
 bool core_dma_enter(struct core_dma *dma, struct core_error *error);
 void core_dma_leave(struct core_dma *dma);
 
-/* What a stream or a lane still lacks is made; what is there after a failure is used next time. */
+/* Create what a stream or a lane lacks. After a failure, what exists is kept for the next call. */
 bool core_dma_have_stream(struct core_dma *dma, void **stream, struct core_error *error);
 bool core_dma_have_lane(struct core_dma *dma, struct core_lane *lane, struct core_error *error);
 
-/* Chunks so small that every lane has some to overlap, and so large that each is worth its calls.
- */
+/* A chunk size that gives every lane chunks to overlap, each worth its calls. */
 size_t core_dma_chunk(size_t nbytes, unsigned int lanes);
 
 #endif

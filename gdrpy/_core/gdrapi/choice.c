@@ -9,8 +9,8 @@
 #include "log.h"
 
 /*
- * The driver that the program has loaded by now, NULL if it has not: none is loaded for it. The
- * loader is asked with no lock held, since it has one of its own.
+ * The driver that the program has loaded so far, or NULL; the library loads none. The loader is
+ * called without our lock, because it takes its own.
  */
 static const struct core_cuda *loaded_cuda(void)
 {
@@ -28,7 +28,7 @@ static const struct core_cuda *loaded_cuda(void)
 	return found ? &cuda : NULL;
 }
 
-/* False if the environment names none that there is, which is told. */
+/* False, with an error logged, if the environment names an unknown backend. */
 static bool read_forced(const struct core_backend **forced)
 {
 	const char *name = getenv("GDRPY_BACKEND");
@@ -63,8 +63,8 @@ static bool is_initialized(const struct core_cuda *cuda)
 }
 
 /*
- * Whether a backend serves a device. Where CUDA is there it is tried, since programs end where a
- * pin fails that was promised; the lack of memory may pass.
+ * Whether a backend serves a device. With CUDA, pins are tried, because programs abort when a
+ * promised pin fails. A lack of memory may be temporary.
  */
 static void ask_of(const struct core_backend *backend, const struct core_cuda *cuda, int device,
 		   void *context, const struct gdr *session, struct core_status *status)
@@ -80,8 +80,8 @@ static void ask_of(const struct core_backend *backend, const struct core_cuda *c
 }
 
 /*
- * Whether a backend serves the current device, or where there is none one at least. Of some only
- * CUDA can tell, and it may come later: they are taken at their user's word.
+ * Whether a backend serves the current device or, without one, at least one device. Some need CUDA
+ * to tell, which may be loaded later: these are accepted if they are forced.
  */
 static void ask(const struct core_backend *backend, const struct core_cuda *cuda,
 		const struct gdr *session, struct core_status *status)
@@ -128,8 +128,8 @@ static void warn_if_untested(const struct core_backend *backend)
 	core_driver_version(version);
 	if (version[0] && !core_driver_tested(version) && !atomic_exchange(&warned, true))
 		core_log(CORE_LOG_WARNING,
-			 "NVIDIA driver %s is none that the nvrm backend was compared with; going "
-			 "on, since a changed interface is refused, not misread. Should pins fail, "
+			 "the nvrm backend was not compared with NVIDIA driver %s; going "
+			 "on, since a changed interface is refused, not misread. If pins fail, "
 			 "load the module gdrdrv",
 			 version);
 }
@@ -156,7 +156,7 @@ bool core_choose(struct gdr *session)
 	session->backend = candidates[chosen];
 	if (!session->backend)
 		core_log(CORE_LOG_ERROR, "gdr_open: nothing can map GPU memory here:");
-	/* The last needs least of the machine. */
+	/* The last requires the least of the machine. */
 	for (int i = chosen - 1; i >= 0; i--)
 		tell_refusal(session->backend ? CORE_LOG_INFO : CORE_LOG_ERROR, candidates[i],
 			     &statuses[i]);
@@ -178,14 +178,14 @@ bool core_can_force_pcie(const struct gdr *session)
 	return session->backend != &core_backend_gdrdrv || core_node_forces_pcie(&session->node);
 }
 
-/* Whether another backend may be able to do what one could not. */
+/* Whether another backend may succeed after this error. */
 static bool may_go_on(const struct gdr *session, const struct core_error *error)
 {
 	return !session->forced &&
 	       (error->failure == CORE_FAILED_UNAVAILABLE || error->failure == CORE_FAILED_HANDLE);
 }
 
-/* A module whose own pins are lost when the memory is freed makes such ones, as it always did. */
+/* A module that is loaded for revocable pins makes those, as it always did. */
 static bool module_revokes(const struct gdr *session)
 {
 	return session->has_node && !session->node.persistent &&
@@ -232,7 +232,7 @@ struct core_memory *core_take_range(struct gdr *session, uint64_t ptr, size_t nb
 
 	if (!cuda) {
 		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "%#llx can be no GPU memory: this process has loaded no libcuda.so.1. "
+			  "%#llx cannot be GPU memory: this process has loaded no libcuda.so.1. "
 			  "Allocate it with CUDA in this process first",
 			  (unsigned long long)ptr);
 		return NULL;

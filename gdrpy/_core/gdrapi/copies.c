@@ -7,7 +7,7 @@
 #include "log.h"
 #include "pins.h"
 
-/* Whether so many bytes can be copied between an address of the mapping and host memory. */
+/* Whether `size` bytes can be copied between an address of the mapping and host memory. */
 static inline bool fits(const struct core_pin *pin, const void *address, const void *host,
 			size_t size)
 {
@@ -20,7 +20,7 @@ static inline bool fits(const struct core_pin *pin, const void *address, const v
 			      !core_overlap(address, size, host, size)));
 }
 
-/* Why that is not so. */
+/* Log why fits() failed, and return the errno. */
 static __attribute__((noinline, cold)) int refuse(const struct core_pin *pin, gdr_mh_t handle,
 						  const void *address, const void *host,
 						  size_t size, const char *call)
@@ -32,7 +32,7 @@ static __attribute__((noinline, cold)) int refuse(const struct core_pin *pin, gd
 				   call, handle.h);
 	if (host && core_overlap(address, size, host, size))
 		return core_refuse(EINVAL,
-				   "%s: %zu bytes at %p and at %p overlap: copy by way of memory "
+				   "%s: %zu bytes at %p and at %p overlap: copy through memory "
 				   "outside the mapping",
 				   call, size, address, host);
 	return core_refuse(EINVAL,

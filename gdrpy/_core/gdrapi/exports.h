@@ -7,7 +7,7 @@
 
 #include "gdrapi.h"
 
-/* What programs built long ago know gdr_get_info by: 40 bytes. */
+/* The structure that gdr_get_info fills in for older binaries: 40 bytes. */
 struct gdr_info_v1 {
 	uint64_t va;
 	uint64_t mapped_size;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The names of libgdrapi.so, for the linker. It is an ELF filter of libgdrapi.so.2: whoever opens
- * or links it by this name gets the functions there. A wheel can hold no symbolic link.
+ * The symbols of libgdrapi.so, for the linker. It is an ELF filter of libgdrapi.so.2: programs that
+ * open or link it get the functions there. A wheel cannot hold a symbolic link.
  */
 #define NAME(name) void name(void);
 #define NAMES                                                                                      \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Open and close, pin and unpin, map and unmap: what is refused, and what they come down to. */
+/* Open and close, pin and unpin, map and unmap: checks of arguments, and the calls behind them. */
 #include <assert.h>
 #include <errno.h>
 
@@ -11,11 +11,11 @@
 static_assert((int)GDR_MAPPING_TYPE_WC == (int)CORE_MAPPING_WC &&
 		      (int)GDR_MAPPING_TYPE_CACHING == (int)CORE_MAPPING_CACHED &&
 		      (int)GDR_MAPPING_TYPE_DEVICE == (int)CORE_MAPPING_DEVICE,
-	      "the numbers of mapping types are those of the copy engine");
+	      "both number mapping types alike");
 
 /*
- * The kernel's own "not supported", no errno of user space: NVIDIA's library passes on what its
- * module answers to GDR_PIN_FLAG_FORCE_PCIE on hosts whose GPU memory is not coherent.
+ * The kernel's ENOTSUPP, which is not an errno of user space. NVIDIA's module returns it for
+ * GDR_PIN_FLAG_FORCE_PCIE on hosts without coherent GPU memory, and its library passes it on.
  */
 #define ENOTSUPP 524
 
@@ -26,7 +26,7 @@ gdr_t gdr_open(void)
 	core_log_read_environment();
 	session = core_session_open();
 	if (!session) {
-		core_log(CORE_LOG_ERROR, "gdr_open: this process has no memory left");
+		core_log(CORE_LOG_ERROR, "gdr_open: this process is out of memory");
 		return NULL;
 	}
 	if (core_choose(session))
@@ -46,19 +46,19 @@ int gdr_close(gdr_t g)
 	return ret;
 }
 
-/* What the arguments of a pin have wrong, told; 0 if nothing. */
+/* Check the arguments of a pin: 0, or an errno with the error logged. */
 static int check_range(const char *call, unsigned long addr, size_t size, const gdr_mh_t *handle)
 {
 	if (!handle)
 		return core_refuse_null(call, "handle");
 	if (size == 0 || addr + size < addr)
 		return core_refuse(EINVAL,
-				   "%s: %zu bytes at %#lx are no range: pass 1 byte or more", call,
-				   size, addr);
+				   "%s: %zu bytes at %#lx are not a range: pass 1 byte or more",
+				   call, size, addr);
 	return 0;
 }
 
-/* On an entered session. */
+/* The session has been entered. */
 static int pin(struct gdr *session, const char *call, unsigned long addr, size_t size,
 	       bool force_pcie, gdr_mh_t *handle)
 {
@@ -136,7 +136,7 @@ int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
 	return ret;
 }
 
-/* What the arguments of a mapping have wrong, told; 0 if nothing. */
+/* Check the arguments of a mapping: 0, or an errno with the error logged. */
 static int check_mapping(const struct core_pin *pin, void *const *va, size_t size, int flags)
 {
 	if (!va)
@@ -152,8 +152,9 @@ static int check_mapping(const struct core_pin *pin, void *const *va, size_t siz
 				   "%llu bytes of info.mapped_size",
 				   size, (unsigned long long)pin->memory->nbytes);
 	if (pin->mapping)
-		return core_refuse(EAGAIN, "gdr_map: it is mapped already: call gdr_unmap() first, "
-					   "or pin the memory once more");
+		return core_refuse(EAGAIN,
+				   "gdr_map: the pin is already mapped: call gdr_unmap() first, "
+				   "or pin the memory again");
 	return 0;
 }
 
@@ -178,7 +179,7 @@ int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
 	return gdr_map_v2(g, handle, va, size, GDR_MAP_FLAG_DEFAULT);
 }
 
-/* Whether a caller may mean the mapping by it: DPDK passes the address on the GPU. */
+/* Whether `va` names the mapping: DPDK passes the GPU address. */
 static bool names_mapping(const struct core_pin *pin, const void *va)
 {
 	return (uintptr_t)va == pin->mapping || (uintptr_t)va == pin->memory->va + pin->lead;
@@ -189,16 +190,17 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 	struct core_pin *pin;
 	int ret = core_pins_enter(g, handle.h, "gdr_unmap", &pin);
 
-	(void)size; /* a mapping goes as a whole */
+	(void)size; /* a mapping is removed as a whole */
 	if (ret)
 		return ret;
 	if (!pin->mapping)
-		ret = core_refuse(EINVAL, "gdr_unmap: it is not mapped: call gdr_map() first");
+		ret = core_refuse(EINVAL, "gdr_unmap: the pin is not mapped: call gdr_map() first");
 	else if (!names_mapping(pin, va))
-		ret = core_refuse(EINVAL,
-				  "gdr_unmap: the mapping begins at %#lx, not at %p: pass what "
-				  "gdr_map() gave",
-				  pin->mapping, va);
+		ret = core_refuse(
+			EINVAL,
+			"gdr_unmap: the mapping begins at %#lx, not at %p: pass the address "
+			"from gdr_map()",
+			pin->mapping, va);
 	else
 		ret = core_pin_unmap(pin);
 	core_pins_leave(pin);

@@ -59,5 +59,6 @@ int core_refuse(int number, const char *format, ...)
 
 int core_refuse_null(const char *call, const char *argument)
 {
-	return core_refuse(EINVAL, "%s: %s is NULL: pass where to put the answer", call, argument);
+	return core_refuse(EINVAL, "%s: %s is NULL: pass an address for the result", call,
+			   argument);
 }

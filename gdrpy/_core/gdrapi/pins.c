@@ -12,7 +12,7 @@ _Atomic bool core_mappings_mixed;
 
 _Atomic(struct core_pin *) core_pin_chunks[CORE_MAX_PINS / CORE_CHUNK_PINS];
 
-/* Under core_objects_lock. */
+/* Guarded by core_objects_lock. */
 static struct core_pin *free_pins;
 static unsigned long chunk_count;
 static unsigned int mappings_of[CORE_MAPPING_DEVICE + 1];
@@ -66,8 +66,8 @@ int core_pins_add(struct gdr *owner, struct core_memory *memory, uint64_t addr,
 
 	if (!pin)
 		return core_refuse(ENOMEM,
-				   "gdr_pin_buffer: no room for a further pin: end some of the "
-				   "%lu that there are",
+				   "gdr_pin_buffer: no room for another pin: end some of the "
+				   "%lu existing ones",
 				   chunk_count * CORE_CHUNK_PINS);
 	pthread_mutex_lock(&pin->lock);
 	pin->owner = owner;
@@ -85,14 +85,15 @@ int core_pins_check(const struct core_pin *pin, unsigned long handle, const char
 {
 	if (!pin)
 		return core_refuse(EINVAL,
-				   "%s: handle %#lx is no pin of this gdr_t: pass one that "
-				   "gdr_pin_buffer() gave and gdr_unpin_buffer() has not ended",
+				   "%s: handle %#lx is not a pin of this gdr_t: pass one from "
+				   "gdr_pin_buffer() that gdr_unpin_buffer() has not ended",
 				   call, handle);
 	if (pin->generation != core_generation)
-		return core_refuse(EACCES,
-				   "%s: handle %#lx is the parent process's: pin the memory again "
-				   "in this one",
-				   call, handle);
+		return core_refuse(
+			EACCES,
+			"%s: handle %#lx belongs to the parent process: pin the memory again "
+			"in this one",
+			call, handle);
 	return 0;
 }
 
@@ -139,8 +140,8 @@ static void count_mapping(enum core_mapping_kind kind, int change)
 }
 
 /*
- * What gdr_map(size) makes accessible: so much from the pinned address on, what lies before it, and
- * the rest of the CPU's pages, as far as they are pinned.
+ * How many bytes gdr_map(size) makes accessible: those before the pinned address, `size` from it
+ * on, and the rest of the last CPU page, as far as they are pinned.
  */
 static size_t whole_pages(const struct core_pin *pin, size_t size)
 {
@@ -191,7 +192,7 @@ int core_pin_end(struct core_pin *pin)
 	return ret;
 }
 
-/* A pin of the parent's has nothing left to be given back. */
+/* A pin of the parent process has nothing left to release. */
 static int end_of(struct gdr *owner, struct core_pin *pin)
 {
 	pthread_mutex_lock(&pin->lock);

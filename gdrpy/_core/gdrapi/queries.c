@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What can be asked of the library, of a gdr_t and of a pin. */
+/* Queries of the library, of a gdr_t and of a pin. */
 #include <assert.h>
 #include <errno.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static_assert(offsetof(gdr_info_v2_t, va) == 0 && offsetof(gdr_info_v2_t, mapped
 		      offsetof(gdr_info_v2_t, tm_cycles) == 24 &&
 		      offsetof(gdr_info_v2_t, cycles_per_ms) == 32 &&
 		      offsetof(gdr_info_v2_t, mapping_type) == 40,
-	      "as programs were compiled with");
+	      "the layout that programs were compiled with");
 
 int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 {
@@ -105,7 +105,7 @@ int gdr_driver_get_version(gdr_t g, int *major, int *minor)
 	return ret;
 }
 
-/* -EINVAL if there is no such attribute. */
+/* -EINVAL for an unknown attribute. */
 static int attribute(const struct gdr *session, gdr_attr_t attr)
 {
 	switch (attr) {

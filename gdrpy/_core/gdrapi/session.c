@@ -29,7 +29,7 @@ static void unlock_objects(void)
 	pthread_mutex_unlock(&core_objects_lock);
 }
 
-/* Who closes goes before those that enter, or would never come to it among busy threads. */
+/* Prefer a closing thread: busy threads could otherwise keep it out forever. */
 static void init_lock(struct gdr *session)
 {
 	pthread_rwlockattr_t attributes;
@@ -41,8 +41,8 @@ static void init_lock(struct gdr *session)
 }
 
 /*
- * A child that kept its copy of a node would keep what the parent has pinned through it. Its only
- * thread holds no lock but this one; those that the parent's other threads held are free again.
+ * A child's copy of a node would keep the parent's pins. The child's only thread holds no other
+ * lock, so the locks that the parent's other threads held are reset.
  */
 static void begin_child(void)
 {
@@ -108,7 +108,7 @@ static int refuse_closed(const char *call)
 static int check(const struct gdr *session, const char *call)
 {
 	if (!is_session(session))
-		return core_refuse(EINVAL, "%s: %p is no gdr_t: pass what gdr_open() returned",
+		return core_refuse(EINVAL, "%s: %p is not a gdr_t: pass what gdr_open() returned",
 				   call, (const void *)session);
 	return session->open ? 0 : refuse_closed(call);
 }
@@ -120,10 +120,11 @@ int core_session_enter(struct gdr *session, const char *call)
 	if (ret)
 		return ret;
 	if (session->generation != core_generation)
-		return core_refuse(EACCES,
-				   "%s: this gdr_t is the parent process's: call gdr_open() after "
-				   "the fork, or start processes by exec",
-				   call);
+		return core_refuse(
+			EACCES,
+			"%s: this gdr_t belongs to the parent process: call gdr_open() after "
+			"the fork, or start processes with exec",
+			call);
 	pthread_rwlock_rdlock(&session->lock);
 	if (session->open)
 		return 0;

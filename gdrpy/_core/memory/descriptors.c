@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Memory behind descriptors: a dma-buf, a share of a pin, memory of the simulated GPU. */
+/* Memory behind descriptors: a dma-buf, a shared pin, or simulated GPU memory. */
 #include <errno.h>
 
 #include "common/forks.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Shared mappings of a file descriptor: what every backend's CPU view ends in. */
+/* Shared mappings of a file descriptor. Every backend's CPU view consists of them. */
 #ifndef GDRPY_MAP_H
 #define GDRPY_MAP_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A byte range of some memory, and the whole pages around it that are mapped. */
+/* A byte range, and the whole pages that are mapped around it. */
 struct core_map {
 	void *address; /* the first byte asked for */
 	size_t nbytes; /* bytes asked for */
@@ -15,19 +15,19 @@ struct core_map {
 	size_t length; /* whole pages */
 };
 
-/* The page-aligned file offset of a byte range, with map->length set to the pages it needs. */
+/* Return the page-aligned file offset of a byte range, and set map->length to its whole pages. */
 uint64_t core_map_pages(struct core_map *map, uint64_t offset, size_t nbytes);
 
 /*
- * Map the pages chosen by core_map_pages() at a file offset; in place of those at an address, if it
- * is not NULL. The mapping is not inherited by fork: a child has no right to it, and its driver
- * objects belong to the parent. 0 or -errno.
+ * Map the pages chosen by core_map_pages() at a file offset, replacing those at `at` if it is not
+ * NULL. A forked child does not inherit the mapping, because the driver objects belong to the
+ * parent. 0 or -errno.
  */
 int core_map_fd(struct core_map *map, int fd, uint64_t file_offset, uint64_t offset, bool readonly,
 		void *at);
 int core_map_undo(struct core_map *map);
 
-/* Keep address space free for these pages, which are then mapped piece by piece. 0 or -errno. */
+/* Reserve address space for these pages, which are then mapped piece by piece. 0 or -errno. */
 int core_map_reserve(struct core_map *map, uint64_t offset);
 
 #endif

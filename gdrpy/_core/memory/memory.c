@@ -16,7 +16,7 @@ struct core_memory *core_memory_new(const struct core_backend *backend,
 	struct core_memory *memory = calloc(1, size);
 
 	if (!memory) {
-		core_fail(error, CORE_FAILED_MEMORY, ENOMEM, "this process has no memory left");
+		core_fail(error, CORE_FAILED_MEMORY, ENOMEM, "this process is out of memory");
 		return NULL;
 	}
 	memory->backend = backend;
@@ -35,14 +35,14 @@ int core_memory_add(struct core_memory *memory, const struct core_part *part,
 
 	if (!parts)
 		return core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				 "this process has no memory left");
+				 "this process is out of memory");
 	parts[memory->nparts++] = *part;
 	memory->parts = parts;
 	memory->nbytes += part->nbytes;
 	return 0;
 }
 
-/* The part that a byte lies in; *offset becomes its offset there. */
+/* The part that holds a byte; *offset becomes the offset within it. */
 static const struct core_part *part_at(const struct core_memory *memory, uint64_t *offset)
 {
 	const struct core_part *part = memory->parts;
@@ -66,13 +66,13 @@ int core_memory_unmap(struct core_memory *memory, struct core_view *view, struct
 	return ret;
 }
 
-/* What of a range beginning at an offset of a part lies in that part. */
+/* How many bytes of a range that begins at an offset of a part lie in that part. */
 static size_t nbytes_in(const struct core_part *part, uint64_t offset, size_t nbytes)
 {
 	return nbytes < part->nbytes - offset ? nbytes : (size_t)(part->nbytes - offset);
 }
 
-/* Map what lies in one part, and go on over address space that is kept free where there is more. */
+/* Map a range part by part. If it covers several parts, reserve its address space first. */
 static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nbytes, bool readonly,
 			 struct core_view *view, struct core_error *error)
 {
@@ -95,7 +95,7 @@ static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nby
 		stretch->part = part;
 		if (memory->functions->map(memory, part, offset, here, readonly, at, stretch,
 					   &view->kind, error)) {
-			/* First what nobody else can have taken meanwhile. */
+			/* Release the rest of the reservation. */
 			if (several)
 				munmap(at, (size_t)((char *)view->map.base + view->map.length -
 						    (char *)at));
@@ -120,7 +120,7 @@ int core_memory_map(struct core_memory *memory, uint64_t offset, size_t nbytes, 
 	view->stretches = calloc(memory->nparts, sizeof(view->stretches[0]));
 	if (!view->stretches)
 		return core_fail(error, CORE_FAILED_MEMORY, ENOMEM,
-				 "this process has no memory left");
+				 "this process is out of memory");
 	if (map_stretches(memory, offset, nbytes, readonly, view, error)) {
 		core_memory_unmap(memory, view, &ignored);
 		return -1;
@@ -136,7 +136,7 @@ int core_memory_want(struct core_memory *memory, enum core_mapping_kind kind,
 	if (kind == CORE_MAPPING_NONE || kind == memory->kind)
 		return 0;
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
-			 "%s maps this memory in one way only, and not as type %d: ask for no type",
+			 "%s cannot map this memory as type %d: do not request a type",
 			 memory->backend->name, (int)kind);
 }
 
@@ -150,8 +150,8 @@ int core_memory_share(struct core_memory *memory, bool readonly, struct core_err
 	if (memory->functions->share)
 		return memory->functions->share(memory, readonly, error);
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			 "%s cannot share a pin of its own: load gdrpy's kernel module, or "
-			 "share memory of gdrpy.alloc() by Region.export()",
+			 "%s cannot share a pin: load gdrpy's kernel module, or "
+			 "share memory of gdrpy.alloc() with Region.export()",
 			 memory->backend->name);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A lock that is taken and given back by one call. Between the bytecodes of a `with` block Python
- * may raise what a signal's handler or another thread has for it, and the lock would stay taken.
+ * Acquire and release a lock in one call. Between the bytecodes of a `with` block, Python may raise
+ * an exception of a signal handler or of another thread, and the lock would stay acquired.
  */
 #include "alone.h"
 
@@ -35,7 +35,7 @@ static bool take(PyObject *lock)
 	return taken != NULL;
 }
 
-/* Let go of the lock, whatever became of the call: `result`. */
+/* Release the lock, whether the call has failed or not, and return its result. */
 static PyObject *let_go(PyObject *lock, PyObject *result)
 {
 	PyObject *error, *value, *traceback, *released;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Calls that no signal can leave half-way: with a lock held, and of coroutines that do not wait. */
+/* Calls that no signal can interrupt: with a lock held, and of coroutines that do not wait. */
 #ifndef GDRPY_ALONE_H
 #define GDRPY_ALONE_H
 
 #include "pyhelp.h"
 
-/* Before the functions of the module: false with an exception set. */
+/* Called before the module's functions; false with an exception set. */
 bool core_alone_names(void);
 
 /* Call a function with a lock held. */

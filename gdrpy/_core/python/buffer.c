@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Buffer: the base of Python classes whose _buffer() gives a memoryview.
+ * gdrpy._core._mapping.Buffer: the base of Python classes whose _buffer() returns a memoryview.
  *
- * __buffer__() of Python 3.12 is the same for newer Pythons alone. There, and here, consumers may
- * ask a second time without having cleared the error of the first: torch asks for memory to write,
- * then for memory to read.
+ * Python has __buffer__() only from 3.12 on. Consumers may ask again without clearing the first
+ * error: torch asks for writable memory, then for readable memory.
  */
 #include "buffer.h"
 
-/* The consumer gets the memoryview's own buffer, and so refers to it: nothing is released here. */
+/* The consumer gets the memoryview's own buffer and keeps it, so nothing is released here. */
 static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
 	PyObject *error, *value, *traceback, *memory;
@@ -32,7 +31,7 @@ static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 }
 
 static PyType_Slot slots[] = {
-	{Py_tp_doc, "Supports the buffer protocol by its subclass's _buffer()."},
+	{Py_tp_doc, "Supports the buffer protocol through its subclass's _buffer()."},
 	{Py_bf_getbuffer, getbuffer},
 	{0, NULL},
 };

@@ -1,4 +1,4 @@
-"""Builds gdrpy._core._ffi: the C core's cold calls, seen from Python through cffi in API mode."""
+"""Builds gdrpy._core._ffi: the C core's infrequent calls, through cffi in API mode."""
 
 import cffi
 
@@ -131,7 +131,7 @@ ffi.set_source(
     "gdrpy._core._ffi",
     "".join(f'#include "{name}.h"\n' for name in ("backends/backends", "copy/copy", "rm/abi")),
     include_dirs=["gdrpy/_core", "driver"],
-    # For free-threaded Pythons cffi defines the last one in the source, too, which -Werror refuses.
+    # For free-threaded Pythons, cffi defines the last one in the source too, which -Werror refuses.
     extra_compile_args=[
         *("-std=gnu11", "-O2", "-fvisibility=hidden", "-pthread"),
         "-U_CFFI_NO_LIMITED_API",

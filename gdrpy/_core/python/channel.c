@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* gdrpy._core._mapping.Channel: the producer's end of a ring of records that a GPU takes. */
+/* gdrpy._core._mapping.Channel: the producer's end of a ring of records for a GPU. */
 #include "channel.h"
 
 #include "spin.h"
 
 #include <structmember.h>
 
-/* What push_many() stores at most before it tells the consumer. */
+/* The most that push_many() stores before it publishes the records. */
 #define BATCH_NBYTES (16 * 1024)
-/* It lets other Python threads run, and answers signals, after so long. */
+/* The time after which it lets other Python threads run and handles signals. */
 #define LOCKED_NS 1000000
 
 PyTypeObject *core_channel_type_object;
@@ -21,8 +21,8 @@ bool core_channel_usable(struct channel *self, const char *method)
 	}
 	if (self->memory->generation != core_fork_generation) {
 		PyErr_Format(core_error_forked,
-			     "%s: this channel belongs to the parent process; a forked child makes "
-			     "one of its own",
+			     "%s: this channel belongs to the parent process; a forked child must "
+			     "create one",
 			     method);
 		return false;
 	}
@@ -39,9 +39,9 @@ static bool may_push(struct channel *self, const char *method)
 	if (self->closed)
 		reason = "the channel is closed";
 	else if (core_ring_stopped(&self->producer.ring))
-		reason = "the consumer takes no more records";
+		reason = "the consumer has stopped";
 	else if (self->producer.broken)
-		reason = "the consumer's counter was overwritten: it is none that a consumer gives";
+		reason = "the consumer's counter was overwritten with an impossible value";
 	else
 		return true;
 	PyErr_Format(core_error_closed, "%s: %s", method, reason);
@@ -61,7 +61,7 @@ static bool may_go_on(void *context)
 	return may_push(wait->channel, wait->method);
 }
 
-/* Without the GIL, so it leaves reckoning up the room to core_ring_push(). */
+/* Runs without the GIL, so it leaves the computation of the room to core_ring_push(). */
 static bool may_have_room(void *context)
 {
 	struct channel *self = ((struct channel_wait *)context)->channel;
@@ -137,8 +137,8 @@ static PyObject *push(struct channel *self, const char *method, PyObject *record
 	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
 	if (many ? data.len % nbytes != 0 : data.len != nbytes)
 		PyErr_Format(PyExc_ValueError,
-			     many ? "%s: a record has %zd bytes, and %zd are no multiple of it"
-				  : "%s: a record has %zd bytes, and %zd were given",
+			     many ? "%s: a record has %zd bytes, and %zd is not a multiple"
+				  : "%s: a record has %zd bytes, but %zd were given",
 			     method, nbytes, data.len);
 	else if (may_push(self, method)) /* getting the buffer may have run Python code */
 		pushed = push_all(self, method, data.buf, (uint64_t)(data.len / nbytes), timeout);
@@ -168,7 +168,7 @@ static PyObject *channel_push_many(struct channel *self, PyObject *const *args, 
 	return push(self, "Channel.push_many", arg[0], arg[1], true);
 }
 
-/* Both are non-negative and under 2**63. */
+/* Counters do not wrap. */
 static bool is_drained(void *context)
 {
 	struct channel_wait *wait = context;
@@ -210,9 +210,9 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 	if (popped >= wait.popped)
 		Py_RETURN_NONE;
 	PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
-		     "%s: of %llu records %llu were taken%s", method,
+		     "%s: of %llu records, %llu were taken%s", method,
 		     (unsigned long long)wait.popped, (unsigned long long)popped,
-		     end == CORE_SPIN_LATE ? " in time" : ", and the consumer takes no more");
+		     end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
 	return NULL;
 }
 
@@ -269,7 +269,7 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	struct core_ring *ring = &self->producer.ring;
 
 	if (self->memory) {
-		PyErr_SetString(PyExc_TypeError, "a Channel is made once");
+		PyErr_SetString(PyExc_TypeError, "a Channel is initialized once");
 		return -1;
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
@@ -291,7 +291,7 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	if (PyErr_Occurred())
 		return -1;
 
-	/* close() of a mapping must not take it away */
+	/* close() of a mapping must not unmap it */
 	if (!core_mapping_hold(memory, "Channel", CORE_ONE_VIEW))
 		return -1;
 	if (!core_mapping_hold(host, "Channel", CORE_ONE_VIEW)) {
@@ -343,23 +343,23 @@ static PyMethodDef channel_methods[] = {
 	{"push", CORE_FASTCALL(channel_push_alone),
 	 "push(record, timeout=None)\n--\n\n"
 	 "Push one record: a contiguous buffer of `record_nbytes` bytes.\n\n"
-	 "It is on its way to the GPU when this returns. While the ring is full it waits, up to\n"
-	 "`timeout` seconds; other Python threads run meanwhile, and signals are answered.\n"
-	 "Raises ValueError, Timeout, Closed (also when the consumer takes no more), Forked."},
+	 "It is on its way to the GPU when this returns. While the ring is full, this waits up to\n"
+	 "`timeout` seconds; meanwhile other Python threads run and signals are handled.\n"
+	 "Raises ValueError, Timeout, Closed (also if the consumer has stopped), Forked."},
 	{"push_many", CORE_FASTCALL(channel_push_many_alone),
 	 "push_many(records, timeout=None)\n--\n\n"
-	 "Push the records of a contiguous buffer, in order, as push() does one.\n\n"
-	 "The consumer is told of them some at a time. Where this raises Timeout or Closed, or\n"
-	 "what a signal's handler raised, the first ones may have been pushed: see `pushed`."},
+	 "Push the records of a contiguous buffer in order, like push().\n\n"
+	 "They are published in batches. If this raises Timeout, Closed or the exception of a\n"
+	 "signal handler, the first ones may have been pushed: see `pushed`."},
 	{"drain", CORE_FASTCALL(channel_drain_alone),
 	 "drain(timeout=None)\n--\n\n"
-	 "Wait until the consumer has taken all that was pushed before this call.\n\n"
-	 "May be called after close(). Raises Timeout, Closed (the consumer takes no more)."},
+	 "Wait until the consumer has taken all records pushed before this call.\n\n"
+	 "May be called after close(). Raises Timeout, Closed (the consumer has stopped)."},
 	{"close", (PyCFunction)(void (*)(void))channel_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
-	 "Tell the consumer that no more comes. May be called again.\n\n"
-	 "What is in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
-	 "memory is freed when the Channel and its readers are gone: keep it until the kernel\n"
+	 "Tell the consumer that no more records follow. May be called again.\n\n"
+	 "Records in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
+	 "memory is freed with the Channel and its readers: keep them until the kernel\n"
 	 "that reads it has ended."},
 	{NULL, NULL, 0, NULL},
 };
@@ -368,7 +368,7 @@ static PyGetSetDef channel_getset[] = {
 	{"room", (getter)channel_room_alone, NULL,
 	 "How many records can be pushed without waiting.", NULL},
 	{"pushed", (getter)channel_pushed_alone, NULL, "How many records were ever pushed.", NULL},
-	{"popped", (getter)channel_popped, NULL, "How many of them the consumer has taken.", NULL},
+	{"popped", (getter)channel_popped, NULL, "How many records the consumer has taken.", NULL},
 	{"closed", (getter)channel_closed, NULL, "Whether close() has been called.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The Channel type's C side, for its reader. */
+/* The Channel type in C, for its reader. */
 #ifndef GDRPY_CHANNEL_TYPE_H
 #define GDRPY_CHANNEL_TYPE_H
 
@@ -14,7 +14,7 @@ struct channel {
 
 extern PyTypeObject *core_channel_type_object;
 
-/* Whether it may be looked at here; false with an exception set. */
+/* Whether this process may use the channel; false with an exception set. */
 bool core_channel_usable(struct channel *self, const char *method);
 
 extern PyType_Spec core_channel_spec;

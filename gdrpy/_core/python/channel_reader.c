@@ -31,8 +31,8 @@ static bool reader_usable(struct reader *self, const char *method)
 	}
 	if (self->consumer.broken) {
 		PyErr_Format(core_error_closed,
-			     "%s: the producer's counter was overwritten: it is none that a "
-			     "producer gives",
+			     "%s: the producer's counter was overwritten with an impossible "
+			     "value",
 			     method);
 		return false;
 	}
@@ -61,7 +61,7 @@ static int64_t ready_of(struct reader *self, Py_ssize_t wanted)
 	return ready < wanted ? ready : wanted;
 }
 
-/* Wait for records, and say how many of those wanted there are: 0 at the end; -1 is an error. */
+/* Wait for records; returns how many are ready, up to `wanted`, 0 at the end, -1 on error. */
 static int64_t wait_for_records(struct reader *self, const char *method, Py_ssize_t wanted,
 				PyObject *limit)
 {
@@ -84,12 +84,12 @@ static int64_t wait_for_records(struct reader *self, const char *method, Py_ssiz
 		spin.timeout = core_time_left(deadline);
 		end = core_spin(&spin);
 		if (end == CORE_SPIN_LATE)
-			PyErr_Format(core_error_timeout, "%s: no record came in time", method);
+			PyErr_Format(core_error_timeout, "%s: no record arrived in time", method);
 		if (end != CORE_SPIN_CAME || !reader_usable(self, method))
 			return -1;
 		if (core_ring_ended(&self->consumer))
 			return 0;
-		ready = ready_of(self, wanted); /* unless another thread has taken it */
+		ready = ready_of(self, wanted); /* another thread may have taken it */
 	} while (!ready);
 	return ready;
 }
@@ -167,7 +167,7 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 	struct channel *channel;
 
 	if (self->channel) {
-		PyErr_SetString(PyExc_TypeError, "a ChannelReader is made once");
+		PyErr_SetString(PyExc_TypeError, "a ChannelReader is initialized once");
 		return -1;
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
@@ -208,15 +208,15 @@ static PyMethodDef reader_methods[] = {
 	{"pop", CORE_FASTCALL(reader_pop_alone),
 	 "pop(timeout=None)\n--\n\n"
 	 "Wait for a record and take it, as bytes; None at the channel's end.\n\n"
-	 "Other Python threads run while it waits, and signals are answered.\n"
+	 "While it waits, other Python threads run and signals are handled.\n"
 	 "Raises Timeout, Closed (the reader is, or the ring was overwritten), Forked."},
 	{"pop_many", CORE_FASTCALL(reader_pop_many_alone),
 	 "pop_many(limit=None, timeout=None)\n--\n\n"
-	 "Wait for a record and take all that are there, up to `limit`, as the bytes of one after\n"
-	 "another; no bytes at the channel's end. Raises as pop() does."},
+	 "Wait for a record and take all that are ready, up to `limit`, as concatenated bytes;\n"
+	 "no bytes at the channel's end. Raises as pop() does."},
 	{"close", (PyCFunction)(void (*)(void))reader_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
-	 "Take no more records: pushes raise Closed from then on. May be called again."},
+	 "Stop taking records: later pushes raise Closed. May be called again."},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -227,7 +227,7 @@ static PyGetSetDef reader_getset[] = {
 
 static PyMemberDef reader_members[] = {
 	{"channel", T_OBJECT_EX, offsetof(struct reader, channel), READONLY,
-	 "The channel that it reads, which it keeps."},
+	 "The channel that it reads and keeps alive."},
 	{NULL, 0, 0, 0, NULL},
 };
 

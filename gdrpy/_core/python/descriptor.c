@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Descriptor, and the packets of a broker, whose descriptors are such objects.
+ * gdrpy._core._mapping.Descriptor, and the packets of a broker, which deliver such objects.
  *
- * No signal can come between a packet's arrival and its objects: Python's handlers run between
- * bytecodes, and all of that is one call. Forked children keep none, whenever the fork comes.
+ * No signal handler runs between a packet's arrival and the creation of its objects: Python's
+ * handlers run between bytecodes, and this is one call. Forked children keep no descriptor,
+ * whenever the fork happens.
  */
 #define _GNU_SOURCE 1
 
@@ -21,7 +22,7 @@ struct descriptor {
 
 PyTypeObject *core_descriptor_type_object;
 
-/* The descriptor, to be closed by core_private_close(); -1 if it is closed, or a parent's. */
+/* Give the descriptor up, for core_private_close(); -1 if it is closed, or a parent's. */
 static int give_up(struct descriptor *self)
 {
 	int fd = self->generation == core_fork_generation ? self->fd : -1;
@@ -30,7 +31,7 @@ static int give_up(struct descriptor *self)
 	return fd;
 }
 
-/* Closing what is the last of some memory takes long. */
+/* Closing the last descriptor of memory takes long. */
 static void close_fd(int fd)
 {
 	Py_BEGIN_ALLOW_THREADS;
@@ -38,7 +39,7 @@ static void close_fd(int fd)
 	Py_END_ALLOW_THREADS;
 }
 
-/* An object for a private descriptor, which is closed if there can be none. */
+/* An object that owns a private descriptor. On failure, the descriptor is closed. */
 static PyObject *own(PyTypeObject *type, int fd)
 {
 	struct descriptor *self = (struct descriptor *)PyType_GenericAlloc(type, 0);
@@ -111,9 +112,9 @@ static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(u
 
 static PyMethodDef descriptor_methods[] = {
 	{"duplicate", descriptor_duplicate, METH_VARARGS | METH_CLASS,
-	 "duplicate(fd, /)\n--\n\nA duplicate of another one. Raises OSError."},
+	 "duplicate(fd, /)\n--\n\nOwn a duplicate of a descriptor. Raises OSError."},
 	{"fileno", (PyCFunction)descriptor_fileno, METH_NOARGS,
-	 "fileno()\n--\n\nIts number, which stays its."},
+	 "fileno()\n--\n\nIts number; the object remains the owner."},
 	{"close", (PyCFunction)descriptor_close, METH_NOARGS,
 	 "close()\n--\n\nClose it. May be called again."},
 	{NULL, NULL, 0, NULL},
@@ -134,8 +135,7 @@ PyType_Spec core_descriptor_spec = {
 	.slots = descriptor_slots,
 };
 
-/* Descriptors as objects in a list, None for one that did not arrive. They are closed on failure.
- */
+/* A list of objects that own descriptors, None for a lost one. On failure, all are closed. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)
 {
 	PyObject *list = PyList_New(count);
@@ -157,8 +157,8 @@ static PyObject *list_fds(const int *fds, Py_ssize_t count)
 }
 
 /*
- * Receive a packet, with its descriptors private, -1 in place of those for which there was no
- * memory: its size, or -1 with errno set.
+ * Receive a packet and make its descriptors private, with -1 for those lost for lack of memory.
+ * Returns its size, or -1 with errno set.
  */
 static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_t *count)
 {
@@ -206,7 +206,7 @@ static int send_packet(int sock, const Py_buffer *data)
 	} while (sent < 0 && errno == EINTR && !PyErr_CheckSignals());
 	if (sent >= 0)
 		return 0;
-	if (errno == EPIPE) /* the peer ended before it read the packet */
+	if (errno == EPIPE) /* the peer closed before it read the packet */
 		errno = ECONNRESET;
 	if (!PyErr_Occurred())
 		PyErr_SetFromErrno(PyExc_OSError);

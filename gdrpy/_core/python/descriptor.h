@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Objects that own a file descriptor each, and the packets that bring them. */
+/* Objects that each own a file descriptor, and the packets that deliver them. */
 #ifndef GDRPY_DESCRIPTOR_H
 #define GDRPY_DESCRIPTOR_H
 
@@ -8,7 +8,7 @@
 extern PyTypeObject *core_descriptor_type_object;
 extern PyType_Spec core_descriptor_spec;
 
-/* An object for a private descriptor, which is closed if there can be none: NULL then. */
+/* An object that owns a private descriptor. On failure NULL, and the descriptor is closed. */
 PyObject *core_descriptor_own(int fd);
 
 /* Functions of the module. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The capsule holds a table that says where the memory lies, and how it is to be given back. A
- * consumer renames the capsule and takes the table over; it gives it back from whatever thread it
- * likes, also long after the capsule is gone. Until then the table owns a reference to `owner`.
+ * The capsule holds a table with the memory's address and a deleter. A consumer renames the capsule
+ * and takes over the table. It may call the deleter from any thread, long after the capsule is
+ * gone. Until then the table owns a reference to `owner`.
  */
 #include "dlpack.h"
 
@@ -24,7 +24,7 @@ static void let_go(struct export *export)
 	PyObject *error, *value, *traceback;
 	PyGILState_STATE state;
 
-	/* The interpreter is ending: the kernel gives everything back. */
+	/* The interpreter is ending: the kernel releases everything. */
 	if (!Py_IsInitialized())
 		return;
 
@@ -49,7 +49,7 @@ static void delete_versioned(struct dl_managed_versioned *self)
 static const char NAME[] = DL_NAME;
 static const char VERSIONED_NAME[] = DL_VERSIONED_NAME;
 
-/* A consumer gives the capsule another name. */
+/* A consumed capsule has another name. */
 static void destroy_capsule(PyObject *capsule)
 {
 	const char *name = PyCapsule_GetName(capsule);
@@ -82,7 +82,7 @@ static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
 const char core_dlpack_doc[] =
 	"dlpack(address, device_type, device_id, shape, code, bits, readonly, owner, versioned,\n"
 	"       copied=False)\n--\n\n"
-	"A DLPack capsule of packed memory; `owner` is referred to until its consumer is done.";
+	"A DLPack capsule of packed memory; `owner` is kept alive until its consumer is done.";
 
 PyObject *core_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What DLPack capsules hold. */
+/* The contents of DLPack capsules. */
 #ifndef GDRPY_DLPACK_ABI_H
 #define GDRPY_DLPACK_ABI_H
 
@@ -31,7 +31,7 @@ struct dl_managed {
 };
 
 #define DL_MAJOR 1
-#define DL_MINOR 1 /* the first that knows the 8-bit floats */
+#define DL_MINOR 1 /* the first with 8-bit floats */
 #define DL_READ_ONLY UINT64_C(1)
 #define DL_COPIED UINT64_C(2)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Taking a capsule's table over, and telling Python what it says. What keeps the memory is a
- * capsule of our own around the table: its end gives the table back.
+ * Takes over a capsule's table and describes it to Python. Our own capsule around the table keeps
+ * the memory; its destructor calls the table's deleter.
  */
 #include "dlpack.h"
 
@@ -10,7 +10,7 @@
 static const char KEPT[] = "gdrpy.dlpack";
 static const char KEPT_VERSIONED[] = "gdrpy.dlpack_versioned";
 
-/* The producer's code may run Python, which an exception on its way must not see. */
+/* The deleter may run Python code, which must not see a pending exception. */
 static void give_back(PyObject *capsule)
 {
 	PyObject *error, *value, *traceback;
@@ -30,7 +30,7 @@ static void give_back(PyObject *capsule)
 	PyErr_Restore(error, value, traceback);
 }
 
-/* Makes the table in a producer's capsule ours; NULL with an exception set. */
+/* Take over the table in a producer's capsule; NULL with an exception set. */
 static PyObject *take_over(PyObject *capsule, bool versioned)
 {
 	void *table = PyCapsule_GetPointer(capsule, versioned ? DL_VERSIONED_NAME : DL_NAME);
@@ -49,7 +49,7 @@ static PyObject *take_over(PyObject *capsule, bool versioned)
 	return kept;
 }
 
-/* A tuple of ints; None for no ints at all. */
+/* A tuple of ints; None for a NULL array. */
 static PyObject *as_tuple(const int64_t *values, int32_t count)
 {
 	PyObject *tuple;
@@ -88,7 +88,7 @@ const char core_take_dlpack_doc[] =
 	"take_dlpack(capsule)\n"
 	"--\n\n"
 	"Consume a capsule: (address, device_type, device_id, shape, strides in elements or None,\n"
-	"code, bits, lanes, readonly, owner). The memory stays until `owner` is gone.";
+	"code, bits, lanes, readonly, owner). The memory lives as long as `owner`.";
 
 PyObject *core_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
@@ -98,8 +98,7 @@ PyObject *core_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 
 	if (!versioned && !PyCapsule_IsValid(capsule, DL_NAME))
 		return PyErr_Format(PyExc_TypeError,
-				    "take_dlpack: %R is no DLPack capsule that nobody has consumed",
-				    capsule);
+				    "take_dlpack: %R is not an unconsumed DLPack capsule", capsule);
 	CORE_BEGIN_ALONE(capsule);
 	kept = take_over(capsule, versioned);
 	CORE_END_ALONE();
@@ -110,12 +109,12 @@ PyObject *core_take_dlpack(PyObject *Py_UNUSED(module), PyObject *capsule)
 
 		return describe(kept, &managed->tensor, false);
 	}
-	/* Of another major version only what comes before the flags means the same. */
+	/* In another major version, only the members before `flags` mean the same. */
 	table = PyCapsule_GetPointer(kept, KEPT_VERSIONED);
 	if (table->major != DL_MAJOR) {
 		PyErr_Format(PyExc_BufferError,
-			     "take_dlpack: the capsule is of DLPack %u.%u, and version %d was "
-			     "asked for",
+			     "take_dlpack: the capsule is of DLPack %u.%u, but version %d was "
+			     "requested",
 			     (unsigned int)table->major, (unsigned int)table->minor, DL_MAJOR);
 		Py_DECREF(kept);
 		return NULL;

@@ -11,7 +11,7 @@ struct flag {
 	Py_ssize_t width;
 };
 
-/* The waits of cuStreamWaitValue, with its numbers. */
+/* The conditions of cuStreamWaitValue, with the same numbers. */
 enum condition {
 	AT_LEAST = 0,
 	EQUAL = 1,
@@ -62,12 +62,12 @@ static PyObject *flag_set(struct flag *self, PyObject *object)
 {
 	uint64_t value;
 
-	/* What may run Python code, __index__(), is over when the mapping is looked at. */
+	/* __index__() may run Python code, so it is called before the mapping is checked. */
 	if (!core_as_word("Flag.set", object, self->width, &value) ||
 	    !flag_enter(self, "Flag.set", true))
 		return NULL;
 
-	/* What was written before the flag must be there when the flag is seen. */
+	/* Earlier stores must be visible before the flag is. */
 	core_store_fence();
 	core_word_store(flag_word(self), self->width, value);
 	core_store_fence();
@@ -107,8 +107,8 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 struct flag_wait {
 	struct flag *flag;
 	enum condition condition;
-	uint64_t value; /* what is waited for */
-	uint64_t found; /* at the last look */
+	uint64_t value; /* the value waited for */
+	uint64_t found; /* the value last read */
 };
 
 static bool look(void *context)
@@ -150,7 +150,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	core_users_let_go(&self->mapping->users, CORE_ONE_VIEW);
 
 	if (end == CORE_SPIN_CAME) {
-		core_load_fence(); /* what the flag announced is read after it */
+		core_load_fence(); /* announced data is read after the flag */
 		return PyLong_FromUnsignedLongLong(wait.found);
 	}
 	if (end == CORE_SPIN_LATE)
@@ -168,7 +168,7 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	Py_ssize_t offset, width;
 
 	if (self->mapping) {
-		PyErr_SetString(PyExc_TypeError, "a Flag is made once");
+		PyErr_SetString(PyExc_TypeError, "a Flag is initialized once");
 		return -1;
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
@@ -218,8 +218,8 @@ static void flag_dealloc(struct flag *self)
 static PyMethodDef flag_methods[] = {
 	{"set", (PyCFunction)flag_set, METH_O,
 	 "set(value)\n--\n\n"
-	 "Store the word. Everything written to the mapping before is visible before it is,\n"
-	 "and it leaves the CPU before set() returns. Raises ValueError if it does not fit."},
+	 "Store the word. Earlier writes to the mapping are visible before it is,\n"
+	 "and it leaves the CPU before set() returns. Raises ValueError if `value` does not fit."},
 	{"get", (PyCFunction)flag_get, METH_NOARGS, "get()\n--\n\nLoad the word."},
 	{"wait", CORE_FASTCALL(flag_wait),
 	 "wait(value, timeout=None, op='>=')\n--\n\n"
@@ -227,7 +227,7 @@ static PyMethodDef flag_methods[] = {
 	 "op is that of cuStreamWaitValue: '>=' (cyclic: the signed difference is not negative),\n"
 	 "'==', '&' (a common bit) or 'nor' (a bit that is set in neither). timeout is in "
 	 "seconds;\n"
-	 "None waits for ever. Other Python threads run meanwhile, and signals are answered.\n\n"
+	 "None waits forever. Meanwhile other Python threads run and signals are handled.\n\n"
 	 "Raises Timeout."},
 	{NULL, NULL, 0, NULL},
 };

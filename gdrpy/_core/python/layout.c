@@ -3,7 +3,7 @@
 
 #ifdef Py_LIMITED_API
 
-/* No header is longer. */
+/* The longest header possible. */
 #define LONGEST_HEADER 64
 
 size_t core_tuple_header;
@@ -20,7 +20,7 @@ static bool find_tuple_header(PyObject *pair)
 			return true;
 		}
 	}
-	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python keeps no items in its tuples");
+	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python does not keep items in its tuples");
 	return false;
 }
 

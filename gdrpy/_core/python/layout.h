@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where tuples and lists keep their items, and bytes objects their data. The limited API has a
- * function call for each; in a loop over many objects that is most of the work. It is found out at
- * import. Pythons without a limited API say it themselves; their lists are another thread's as
- * well.
+ * Where tuples and lists keep their items, and bytes objects their data, found at import. The
+ * limited API needs a function call for each, which is most of the work in a loop over many
+ * objects. Pythons without a limited API have macros for tuples and bytes; their lists are shared
+ * with other threads.
  */
 #ifndef GDRPY_LAYOUT_H
 #define GDRPY_LAYOUT_H
@@ -16,10 +16,10 @@ extern size_t core_tuple_header;
 extern size_t core_list_header;
 extern size_t core_bytes_header;
 
-/* False with an exception set, where this Python keeps them elsewhere than in the object. */
+/* False with an exception set if this Python has another layout. */
 bool core_find_layouts(void);
 
-/* Of an object of exactly that type; borrowed. */
+/* For objects of exactly that type. References are borrowed. */
 static inline PyObject *core_tuple_item(PyObject *tuple, Py_ssize_t i)
 {
 	return ((PyObject **)((char *)tuple + core_tuple_header))[i];

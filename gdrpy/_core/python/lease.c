@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Lease: a grant of a broker, as long as it is used.
+ * gdrpy._core._mapping.Lease: a broker's grant while it is in use.
  *
- * It stands in its connection's `leases`, by a number of its own, as (region, writable, gpu), and
- * at its end moves to `returned`. Python code for that could be interrupted half-way, in a
- * finalizer without anybody being told.
+ * Its connection's `leases` lists it under a unique number as (region, writable, gpu); at its end
+ * it moves to `returned`. Python code for that could be interrupted half-way, silently in a
+ * finalizer.
  */
 #include "lease.h"
 
@@ -12,7 +12,7 @@
 
 struct lease {
 	PyObject_HEAD PyObject *connection;
-	PyObject *key;	  /* NULL for what was not made, or was given back */
+	PyObject *key;	  /* NULL if it was not made, or was returned */
 	PyObject *region; /* its number */
 	PyObject *life;
 };
@@ -53,7 +53,7 @@ static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 	return (PyObject *)self;
 }
 
-/* Move it; -1 with an exception set. */
+/* Move the lease to `returned`; -1 with an exception set. */
 static int move(struct lease *self, PyObject *leases, PyObject *returned)
 {
 	int held = PyDict_Contains(leases, self->key);
@@ -65,7 +65,7 @@ static int move(struct lease *self, PyObject *leases, PyObject *returned)
 	return PyDict_DelItem(leases, self->key);
 }
 
-/* Give it back, once; -1 with an exception set. */
+/* Return the lease, once; -1 with an exception set. */
 static int give_back(struct lease *self)
 {
 	PyObject *leases, *returned, *told;
@@ -111,7 +111,7 @@ static void lease_dealloc(struct lease *self)
 	Py_DECREF(type);
 }
 
-/* Its entry in the connection: (region, writable, gpu), or None. */
+/* The lease's entry in the connection: (region, writable, gpu), or None. */
 static PyObject *lease_entry(struct lease *self, void *Py_UNUSED(closure))
 {
 	PyObject *leases, *entry = NULL;
@@ -129,7 +129,7 @@ static PyObject *lease_entry(struct lease *self, void *Py_UNUSED(closure))
 
 static PyMethodDef lease_methods[] = {
 	{"close", (PyCFunction)lease_close, METH_NOARGS,
-	 "close()\n--\n\nGive it back; never waits. May be called again."},
+	 "close()\n--\n\nReturn the grant; never waits. May be called again."},
 	{NULL, NULL, 0, NULL},
 };
 
@@ -147,7 +147,7 @@ static PyGetSetDef lease_getset[] = {
 
 static PyType_Slot lease_slots[] = {
 	{Py_tp_doc,
-	 "Lease(connection, region, writable, gpu)\n--\n\nA grant, in a connection's books."},
+	 "Lease(connection, region, writable, gpu)\n--\n\nA grant, as its connection lists it."},
 	{Py_tp_new, lease_new},
 	{Py_tp_dealloc, lease_dealloc},
 	{Py_tp_methods, lease_methods},

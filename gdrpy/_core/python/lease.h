@@ -7,7 +7,7 @@
 
 extern PyType_Spec core_lease_spec;
 
-/* Before the first of them: false with an exception set. */
+/* Called before the first Lease is made; false with an exception set. */
 bool core_lease_names(void);
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * gdrpy._core._mapping.Mapping: a CPU view of memory, with the hot path in C.
  *
- * The address is given up only when nobody can still use it: an exported buffer and a copy that
- * runs without the GIL each count as a user, and close() refuses while there is one.
+ * The address is given up only when it has no users: exported buffers and copies that run without
+ * the GIL each count as one, and close() refuses while there are any.
  */
 #include "mapping.h"
 
@@ -32,8 +32,8 @@ bool core_mapping_usable(struct mapping *self, const char *method)
 	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
 		PyErr_Format(
 			core_error_revoked,
-			"%s: the GPU memory is gone, freed by its owner or with the pin: close "
-			"what maps it",
+			"%s: the GPU memory was freed by its owner, or its pin was closed: close "
+			"the mapping",
 			method);
 		return false;
 	}
@@ -139,7 +139,7 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 		Py_RETURN_NONE;
 	}
 	views = core_users_close(&self->users);
-	if (views < 0) /* another thread does it, and has let go of the GIL */
+	if (views < 0) /* another thread is closing it, and has released the GIL */
 		Py_RETURN_NONE;
 	if (views) {
 		PyErr_Format(PyExc_BufferError,
@@ -224,7 +224,7 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 	Py_ssize_t nbytes;
 
 	if (self->nbytes) {
-		PyErr_SetString(PyExc_TypeError, "a Mapping is made once");
+		PyErr_SetString(PyExc_TypeError, "a Mapping is initialized once");
 		return -1;
 	}
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
@@ -243,10 +243,10 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 }
 
 /*
- * The garbage collector does not see `release`: it would clear what the call still needs, before
- * the mapping itself goes. So release must refer to nothing that refers to the mapping.
+ * The garbage collector does not see `release`: it would clear what the call needs before it
+ * deallocates the mapping. So release must not refer to the mapping, even indirectly.
  *
- * A buffer holds a reference to the mapping, so nobody uses the address any more.
+ * Buffers hold references to the mapping, so the address has no users left here.
  */
 static void mapping_dealloc(struct mapping *self)
 {
@@ -278,36 +278,33 @@ static PyMethodDef mapping_methods[] = {
 	 "written; ReadOnly, Closed, Forked, Revoked."},
 	{"read", CORE_FASTCALL(core_mapping_read),
 	 "read(nbytes=None, offset=0)\n--\n\n"
-	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes."},
+	 "The `nbytes` bytes at `offset` (None: up to the end), as bytes."},
 	{"readinto", CORE_FASTCALL(core_mapping_readinto),
 	 "readinto(buffer, offset=0)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
 	 "Raises ValueError as write() does."},
 	{"write_many", (PyCFunction)core_mapping_write_many, METH_O,
 	 "write_many(pieces)\n--\n\n"
-	 "Copy many buffers, each to an offset of its own, and fence once, unless in a batch().\n\n"
+	 "Copy many buffers, each to its own offset, and fence once, unless in a batch().\n\n"
 	 "pieces is an iterable of pairs (offset in bytes, contiguous buffer). All are checked\n"
-	 "before the first store. Do not let pieces overlap: either of two may be what is left.\n"
-	 "Bytes objects cost least. Raises as write() does, naming the piece: of the mapping "
-	 "itself\n"
-	 "nothing from between the first and the last byte written is taken; TypeError for what\n"
-	 "is no pair."},
+	 "before the first store. If pieces overlap, either one may remain. Bytes objects are\n"
+	 "fastest. Raises as write() does, naming the piece; data from this mapping must not lie\n"
+	 "between the first and the last byte written. TypeError if a piece is not a pair."},
 	{"scatter", CORE_FASTCALL(core_mapping_scatter),
 	 "scatter(offsets, records)\n--\n\n"
 	 "Copy records[i] to byte offsets[i], for every i, and fence once, unless in a batch().\n\n"
-	 "offsets are integers in one dimension, int64 arrays without a copy; records is a\n"
+	 "offsets are integers in one dimension; int64 arrays are not copied. records is a\n"
 	 "C-contiguous buffer whose first dimension is as long: an array of a record dtype, or of\n"
-	 "rows. All offsets are checked before the first store. Do not let records overlap: "
-	 "either\n"
-	 "of two may be what is left. Raises as write() does, naming the offset."},
+	 "rows. All offsets are checked before the first store. If records overlap, either one\n"
+	 "may remain. Raises as write() does, naming the offset."},
 	{"write_strided", CORE_FASTCALL(core_mapping_write_strided),
 	 "write_strided(data, pitch, offset=0)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
 	 "in a batch().\n\n"
-	 "A row is what has one index in the first dimension, so an element of a one-dimensional\n"
-	 "array; its bytes are its elements' in C order. The array may have any strides. pitch is\n"
-	 "in bytes, at least those of a row; what lies between rows is left alone.\n\n"
-	 "Raises ValueError if a row or all of them do not fit, and as write() does."},
+	 "A row has one index in the first dimension: it is an element of a one-dimensional\n"
+	 "array. Its bytes are those of its elements in C order. The array may have any strides.\n"
+	 "pitch is in bytes, at least a row's. Bytes between rows are not changed.\n\n"
+	 "Raises ValueError if the rows do not fit, and as write() does."},
 	{"readinto_strided", CORE_FASTCALL(core_mapping_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
@@ -337,15 +334,15 @@ static PyMemberDef mapping_members[] = {
 	{"readonly", T_BOOL, offsetof(struct mapping, readonly), READONLY,
 	 "Whether stores are refused."},
 	{"revoked", T_BOOL, offsetof(struct mapping, revoked), READONLY,
-	 "Whether the memory is known to have been freed: see Pin.revoked."},
+	 "Whether the memory is known to be freed: see Pin.revoked."},
 	{"backend", T_OBJECT, offsetof(struct mapping, backend), READONLY,
 	 "Name of the backend that made it."},
 	{"ptr", T_OBJECT, offsetof(struct mapping, ptr), READONLY,
-	 "GPU address of the first byte, None in a process that has only the CPU view."},
+	 "GPU address of the first byte, or None in a process with only the CPU view."},
 	{"device", T_OBJECT, offsetof(struct mapping, device), READONLY,
-	 "CUDA ordinal of the device, None without the GPU view."},
+	 "CUDA ordinal of the device, or None without the GPU view."},
 	{"_batch", T_INT, offsetof(struct mapping, batch), READONLY,
-	 "How many batch() blocks it is in."},
+	 "Depth of nested batch() blocks."},
 	{"_type", T_INT, offsetof(struct mapping, type), READONLY,
 	 "Mapping type: 1 write-combined, 2 cached, 3 device."},
 	{NULL, 0, 0, 0, NULL},
@@ -355,8 +352,8 @@ static PyGetSetDef mapping_getset[] = {
 	{"closed", (getter)mapping_closed, NULL, "Whether close() has been called.", NULL},
 	{"address", (getter)mapping_address, NULL,
 	 "Virtual address of the first byte in this process.", NULL},
-	{"_users", (getter)mapping_users, NULL, "Views and running copies that close() waits for.",
-	 NULL},
+	{"_users", (getter)mapping_users, NULL,
+	 "Views and running copies, during which close() refuses.", NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The Mapping type's C side, for the types that work on a mapping (Flag). */
+/* The Mapping type in C, for the types that use a mapping, such as Flag. */
 #ifndef GDRPY_MAPPING_H
 #define GDRPY_MAPPING_H
 
@@ -8,7 +8,7 @@
 #include "memory/map.h"
 #include "pyhelp.h"
 
-/* Copies that take longer than about 4 us let other Python threads run meanwhile. */
+/* During copies that take longer than about 4 us, other Python threads run. */
 #define CORE_UNLOCKED_WRITE (64 * 1024)
 #define CORE_UNLOCKED_READ (4 * 1024)
 
@@ -17,24 +17,24 @@ struct mapping {
 	Py_ssize_t nbytes;
 	enum core_mapping_kind type;
 	bool readonly;
-	bool revoked; /* the memory is gone, and this process has been told */
+	bool revoked; /* the memory was freed, and this process knows */
 	unsigned int generation;
-	core_users users;    /* views: buffers exported, and calls that let go of the GIL */
+	core_users users;    /* views: exported buffers, and calls that release the GIL */
 	int batch;	     /* depth of batch() blocks: writes are not fenced */
-	struct core_map map; /* what to unmap after the last use, if base is not NULL */
-	PyObject *release;   /* else called then, once, with no arguments; in both cases let go */
-	PyObject *backend, *ptr, *device; /* what Python calls it */
+	struct core_map map; /* unmapped after the last use, if base is not NULL */
+	PyObject *release;   /* else called then, once, without arguments; then dropped */
+	PyObject *backend, *ptr, *device; /* attributes for Python */
 };
 
 extern PyTypeObject *core_mapping_type_object;
 
-/* Checks that a call makes before it touches the memory; false with an exception set. */
+/* Checks before a call touches the memory; false with an exception set. */
 bool core_mapping_usable(struct mapping *self, const char *method);
 bool core_mapping_writable(struct mapping *self, const char *method);
 bool core_mapping_range(struct mapping *self, const char *method, Py_ssize_t offset,
 			Py_ssize_t nbytes);
 
-/* That bytes to be copied are not those of the range, `extent` bytes at offset. */
+/* Refuse data that overlaps the range of `extent` bytes at offset. */
 bool core_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
 				 Py_ssize_t extent);
 
@@ -50,16 +50,16 @@ bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offs
 		       Py_ssize_t width);
 
 /*
- * One more view or call, until core_users_let_go(); false with an exception set. What is called
- * _checked is for callers that have just found the mapping usable.
+ * Add a view or a call, until core_users_let_go(); false with an exception set. The _checked
+ * variant is for callers that have just found the mapping usable.
  */
 bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one);
 bool core_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one);
 
 /*
- * The last check of a call that then touches the memory, and its end. No other thread closes the
- * mapping meanwhile: the GIL sees to that, or where there is none, close() waits. In between
- * nothing may wait, nor run Python code.
+ * The last check before a call touches the memory, and the end of the call. No other thread closes
+ * the mapping in between: the GIL prevents it, or close() waits where there is no GIL. The call
+ * must not wait or run Python code in between.
  */
 static inline bool core_mapping_enter_checked(struct mapping *self, const char *method)
 {
@@ -86,7 +86,7 @@ static inline void core_mapping_leave(struct mapping *self)
 #endif
 }
 
-/* Between the two other Python threads run, and the call is a view. */
+/* Between these, other Python threads run, and the call counts as a view. */
 PyThreadState *core_mapping_unlock(struct mapping *self);
 void core_mapping_relock(struct mapping *self, PyThreadState *thread);
 
@@ -105,21 +105,20 @@ uint64_t core_word_load(const char *address, Py_ssize_t width);
 uint64_t core_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssize_t width);
 
 /*
- * Copy to or from a range that was checked, of a mapping that was entered, and fence unless
- * batching. Several threads copy only what is worth it; long copies let other Python threads run
- * meanwhile.
+ * Copy to or from a checked range of an entered mapping; a copy to it is fenced unless batching.
+ * Several threads are used only for long copies, during which other Python threads run.
  */
 void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
 		      const void *data, Py_ssize_t nbytes);
 void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		      Py_ssize_t nbytes);
 
-/* What makes a mapping out of a new object, whose fields are all zero. */
+/* Initialize a new mapping, whose fields are all zero. */
 void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 			enum core_mapping_kind type, bool readonly, PyObject *release);
 void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
 
-/* In memfd.c: functions of the module, and Mapping._of_memfd(). */
+/* In memfd.c: module functions, and Mapping._of_memfd(). */
 PyObject *core_lend_private(PyObject *module, PyObject *descriptor);
 PyObject *core_take_back_private(PyObject *module, PyObject *none);
 PyObject *core_sealed_size(PyObject *module, PyObject *descriptor);

@@ -20,7 +20,7 @@ bool core_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_
 {
 	PyErr_Format(PyExc_ValueError,
 		     "%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
-		     "copy by way of other memory, such as a bytearray",
+		     "copy through other memory, such as a bytearray",
 		     method, name, extent, offset);
 	return false;
 }
@@ -61,7 +61,7 @@ uint64_t core_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssiz
 {
 	uint64_t value = core_word_load(self->address + offset, width);
 
-	/* What is read next must not be older than the word that told the reader to look. */
+	/* Data read next must not be older than the word that announced it. */
 	core_load_fence();
 	return value;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Mappings of sealed memory files. Such a mapping unmaps itself; what it keeps alive meanwhile is
- * its `release`.
+ * Mappings of sealed memory files. Such a mapping unmaps itself; its `release` is the object that
+ * it keeps alive.
  */
 #define _GNU_SOURCE 1
 
@@ -16,12 +16,12 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* A peer that could shrink the memory could kill its users by SIGBUS. */
+/* A peer that could shrink the memory could kill its users with SIGBUS. */
 #define FIXED_SIZE (F_SEAL_SHRINK | F_SEAL_GROW)
 
 /*
- * The bytes of a memory file of a fixed size; 0 for any other descriptor, and for one of huge
- * pages, which can be mapped by whole ones only, and may have none when it is touched: a SIGBUS.
+ * The size of a memory file of a fixed size; 0 for any other descriptor, and for a file of huge
+ * pages: only whole pages of it can be mapped, and an access raises SIGBUS if none is free.
  */
 static long long sealed_size(int fd)
 {
@@ -31,7 +31,7 @@ static long long sealed_size(int fd)
 
 	if (seals < 0 || (seals & FIXED_SIZE) != FIXED_SIZE || fstat(fd, &status))
 		return 0;
-	/* Blocks of a tmpfs are pages, or larger where it may have transparent huge pages. */
+	/* Blocks of a tmpfs are pages, or larger if it allows transparent huge pages. */
 	if (status.st_blksize > sysconf(_SC_PAGESIZE) &&
 	    (fstatfs(fd, &system) || system.f_type != TMPFS_MAGIC))
 		return 0;

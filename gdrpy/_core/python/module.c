@@ -64,7 +64,7 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
 
 static PyMethodDef functions[] = {
 	{"fork_generation", fork_generation, METH_NOARGS,
-	 "fork_generation()\n--\n\nHow many forks lie between the first import and this process."},
+	 "fork_generation()\n--\n\nHow many forks separate this process from the first import."},
 	{"dlpack", core_dlpack, METH_VARARGS, core_dlpack_doc},
 	{"take_dlpack", core_take_dlpack, METH_O, core_take_dlpack_doc},
 	{"misfit", (PyCFunction)(void (*)(void))core_misfit, METH_FASTCALL,
@@ -74,33 +74,35 @@ static PyMethodDef functions[] = {
 	 "A field is its name, a tuple of the types that its value may have, and the bounds of a\n"
 	 "number or of a length, None for no bounds."},
 	{"open_dma", core_open_dma, METH_O,
-	 "open_dma(context)\n--\n\nThe DMA engine of a device, whose CUcontext that is, as a "
+	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a "
 	 "capsule."},
 	{"sealed_size", core_sealed_size, METH_O,
-	 "sealed_size(fd)\n--\n\nBytes of a memory file that nobody can resize; 0 for any other."},
+	 "sealed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
 	{"take_memfd", core_take_memfd, METH_O,
-	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that nobody can resize, and "
-	 "its bytes; None for any other."},
+	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that cannot be resized, and "
+	 "its size; None for any other."},
 	{"lend_private", core_lend_private, METH_O,
-	 "lend_private(fd)\n--\n\nHave children that this thread forks keep a private descriptor."},
+	 "lend_private(fd)\n--\n\nLet children that this thread forks keep a private descriptor."},
 	{"take_back_private", core_take_back_private, METH_NOARGS,
-	 "take_back_private()\n--\n\nHave them close again what this thread lent."},
+	 "take_back_private()\n--\n\nEnd all of this thread's lend_private() calls."},
 	{"alone", core_alone, METH_VARARGS,
-	 "alone(lock, function, /, *args)\n--\n\nCall it with a lock held, which it outlives by no "
+	 "alone(lock, function, /, *args)\n--\n\nCall a function with a lock held, which is "
+	 "released even after an "
 	 "exception."},
 	{"try_alone", core_try_alone, METH_VARARGS,
-	 "try_alone(lock, function, /, *args)\n--\n\nAs alone(), but False where the lock is "
+	 "try_alone(lock, function, /, *args)\n--\n\nLike alone(), but returns False if the lock "
+	 "is "
 	 "taken."},
 	{"run", (PyCFunction)(void (*)(void))core_run, METH_VARARGS | METH_KEYWORDS,
 	 "run(function, /, *args, **kwargs)\n--\n\n"
-	 "What a coroutine function returns whose coroutine never suspends."},
+	 "Call a coroutine function whose coroutine never suspends, and return its result."},
 	{"exchange", core_exchange, METH_VARARGS,
 	 "exchange(sock, data, limit, max_fds, /)\n--\n\n"
-	 "Send a packet, and receive one as receive() does. Raises OSError, ECONNRESET where the "
+	 "Send a packet, and receive one like receive(). Raises OSError: ECONNRESET if the "
 	 "peer\nhas not read the packet and never will."},
 	{"receive", core_receive, METH_VARARGS,
 	 "receive(sock, limit, max_fds, /)\n--\n\n"
-	 "One packet: its bytes, its Descriptors (None in place of one for which there was no "
+	 "One packet: its bytes, its Descriptors (None for one lost for lack of "
 	 "memory),\nrecvmsg's flags. Raises OSError."},
 	{NULL, NULL, 0, NULL},
 };
@@ -140,7 +142,7 @@ PyMODINIT_FUNC PyInit__mapping(void)
 	if (!core_channel_type_object || !add_type(module, &core_channel_reader_spec))
 		goto drop_module;
 
-	/* What a channel takes of GPU memory besides its records, and of host memory. */
+	/* Bytes of GPU memory that a channel takes besides its records, and of host memory. */
 	if (PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) ||
 	    PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES))
 		goto drop_module;

@@ -8,16 +8,16 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* What the kernel takes beside one message. Source: SCM_MAX_FD, unix(7). */
+/* Maximum descriptors of one message. Source: SCM_MAX_FD, unix(7). */
 #define CORE_MAX_FDS 253
 
-/* Room for that many descriptors, aligned as the kernel's headers want it. */
+/* Room for that many descriptors, aligned as the kernel requires. */
 union core_control {
 	char bytes[CMSG_SPACE(CORE_MAX_FDS * sizeof(int))];
 	struct cmsghdr align;
 };
 
-/* Put the descriptors that came into out; how many. */
+/* Copy the received descriptors to out, and return how many. */
 static inline Py_ssize_t core_find_fds(struct msghdr *message, int *out)
 {
 	Py_ssize_t found = 0;
@@ -34,7 +34,7 @@ static inline Py_ssize_t core_find_fds(struct msghdr *message, int *out)
 	return found;
 }
 
-/* What owns descriptors that came with a packet is not the same in all extensions. */
+/* How an extension owns the descriptors of a packet. */
 struct core_receiver {
 	/* recvmsg() with MSG_CMSG_CLOEXEC; then core_find_fds(), for *count. -1 with errno set. */
 	ssize_t (*take)(int sock, struct msghdr *message, int *fds, Py_ssize_t *count);
@@ -44,8 +44,8 @@ struct core_receiver {
 };
 
 /*
- * One packet: its bytes, its descriptors, the flags; NULL with an exception set. The second has the
- * arguments of a function receive(sock, limit, max_fds).
+ * Receive a packet: its bytes, its descriptors, the flags; NULL with an exception set. The second
+ * function takes the arguments of receive(sock, limit, max_fds).
  */
 PyObject *core_receive_packet(const struct core_receiver *receiver, int sock, Py_ssize_t limit,
 			      Py_ssize_t max_fds);

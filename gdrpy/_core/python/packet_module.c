@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The extension module gdrpy._core._packet: one packet of a Unix socket, with file descriptors
- * beside it, in one call each way. The socket must be a blocking one for a call that shall wait.
+ * The extension module gdrpy._core._packet: sends or receives one packet of a Unix socket, with
+ * file descriptors, in one call. A call waits only on a blocking socket.
  */
 #define _GNU_SOURCE
 #include "packet.h"
@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-/* Put descriptors of a sequence into out; how many, or -1 with an exception set. */
+/* Copy the descriptors of a sequence to out; returns how many, or -1 with an exception set. */
 static Py_ssize_t take_fds(PyObject *sequence, int *out)
 {
 	Py_ssize_t count = PySequence_Size(sequence), i;
@@ -87,7 +87,7 @@ static ssize_t take_packet(int sock, struct msghdr *message, int *fds, Py_ssize_
 	return size;
 }
 
-/* Descriptors as a list, which owns them by number. They are closed on failure. */
+/* A list of descriptor numbers, which the caller then owns. They are closed on failure. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)
 {
 	PyObject *list = PyList_New(count);
@@ -129,7 +129,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
 	PyModuleDef_HEAD_INIT,
 	.m_name = "gdrpy._core._packet",
-	.m_doc = "Packets of Unix sockets with file descriptors beside them.",
+	.m_doc = "Packets of Unix sockets with file descriptors.",
 	.m_size = 0,
 	.m_methods = functions,
 };

@@ -61,8 +61,8 @@ bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyO
 }
 
 /*
- * Whether its elements are Python objects, or hold some. To ask for the format takes numpy 30 ns:
- * it is asked only where a pointer would fit. Dates and other libraries' types have none.
+ * Whether elements are or contain Python objects. numpy takes 30 ns to give the format, so it is
+ * requested only if a pointer would fit. Dates and other libraries' types have no format.
  */
 static bool holds_objects(PyObject *object, const Py_buffer *view)
 {
@@ -76,7 +76,7 @@ static bool holds_objects(PyObject *object, const Py_buffer *view)
 		return false;
 	}
 	for (const char *at = formatted.format; at && *at && !found; at++) {
-		if (*at == ':') /* names of fields stand between colons */
+		if (*at == ':') /* field names are enclosed in colons */
 			in_name = !in_name;
 		found = *at == 'O' && !in_name;
 	}
@@ -84,7 +84,7 @@ static bool holds_objects(PyObject *object, const Py_buffer *view)
 	return found;
 }
 
-/* What an exporter says of itself is put into the call's words. */
+/* Wrap an exporter's error in a message that names the call and the argument. */
 static void refuse_view(const char *method, const char *name, int flags)
 {
 	const char *what = flags & PyBUF_WRITABLE ? "writable and C-contiguous" : "C-contiguous";
@@ -118,8 +118,8 @@ bool core_get_view(const char *method, const char *name, PyObject *object, int f
 		return true;
 	PyBuffer_Release(view);
 	PyErr_Format(PyExc_TypeError,
-		     "%s: %s holds Python objects, and not bytes: give it a dtype of numbers",
-		     method, name);
+		     "%s: %s holds Python objects, not bytes: give it a dtype of numbers", method,
+		     name);
 	return false;
 }
 

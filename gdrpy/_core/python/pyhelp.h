@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the extension's types share: argument parsing, and the errors that they raise. */
+/* Shared by the extension's types: argument parsing, and the errors that they raise. */
 #ifndef GDRPY_PYHELP_H
 #define GDRPY_PYHELP_H
 
@@ -22,32 +22,31 @@ extern PyObject *core_error_readonly;
 extern PyObject *core_error_revoked;
 extern PyObject *core_error_timeout;
 
-/* Counts the forks behind this process: an object made before the last one is its parent's. */
+/* Counts the forks up to this process: an object made before the last one is its parent's. */
 extern unsigned int core_fork_generation;
 
 /*
- * Sort a vectorcall's arguments into out[], one slot a name, NULL where absent. names ends with
- * NULL; the first `required` must be there. Returns false with an exception set.
+ * Sort a vectorcall's arguments into out[], one slot a name, NULL if absent. names ends with NULL;
+ * the first `required` must be present. Returns false with an exception set.
  */
 bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
 		const char *const *names, int required, PyObject **out);
 
 /*
- * The buffer that is the argument `name`, with a format, and a shape at least; to be released.
- * Python objects are no bytes: an array of them is refused. False with an exception that says whose
- * argument it was.
+ * Get the buffer of the argument `name`, with its shape; the caller releases it. Arrays of Python
+ * objects are refused. False with an exception that names the argument.
  */
 bool core_get_view(const char *method, const char *name, PyObject *object, int flags,
 		   Py_buffer *view);
 
 /*
- * The bytes of a contiguous buffer, to be read or, if so asked for, written; to be released. What
- * is a bytes object, the most frequent, is not asked for a buffer: that takes 10 ns.
+ * Get the bytes of a contiguous buffer, for reading or, if `writable`, writing; the caller releases
+ * them. For bytes objects, the most frequent, no buffer is requested: that takes 10 ns.
  */
 struct core_bytes {
 	char *data;
 	Py_ssize_t nbytes;
-	Py_buffer view; /* its obj is NULL where there is none */
+	Py_buffer view; /* obj is NULL if there is none */
 };
 
 bool core_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
@@ -59,23 +58,23 @@ static inline void core_release_bytes(struct core_bytes *bytes)
 		PyBuffer_Release(&bytes->view);
 }
 
-/* A non-negative size or offset; `absent` where the object is NULL. -1 with an exception set. */
+/* A non-negative size or offset; `absent` if the object is NULL. -1 with an exception set. */
 Py_ssize_t core_as_size(const char *method, const char *name, PyObject *object, Py_ssize_t absent);
 
 /* An unsigned value that fits a word of `width` bytes; false with an exception set. */
 bool core_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64_t *value);
 
-/* Seconds, None or absent, into ns, INT64_MAX for no limit; false with an exception set. */
+/* Convert seconds to ns; None or absent is INT64_MAX, no limit. False with an exception set. */
 bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 
-/* Make the name of an attribute, once; false with an exception set. */
+/* Intern the name of an attribute; false with an exception set. */
 static inline bool core_name(PyObject **name, const char *text)
 {
 	*name = PyUnicode_InternFromString(text);
 	return *name != NULL;
 }
 
-/* The module, which asks for no GIL where Python can do without. */
+/* Create the module, which does not need the GIL of a free-threaded Python. */
 static inline PyObject *core_create_module(struct PyModuleDef *definition)
 {
 	PyObject *module = PyModule_Create(definition);
@@ -88,8 +87,8 @@ static inline PyObject *core_create_module(struct PyModuleDef *definition)
 }
 
 /*
- * One thread at a time is between these, but for what a thread does that waits or lets go of the
- * GIL, as PyEval_SaveThread() does: where there is no GIL, the object's own lock does as the GIL.
+ * Only one thread at a time runs between these, except while that thread waits or releases the GIL,
+ * as PyEval_SaveThread() does. Without a GIL, the object's own lock acts like the GIL.
  */
 #ifdef Py_GIL_DISABLED
 #define CORE_BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object)
@@ -99,7 +98,7 @@ static inline PyObject *core_create_module(struct PyModuleDef *definition)
 #define CORE_END_ALONE() }
 #endif
 
-/* Make NAME_alone() of a method that takes fast-call arguments, or of another one or a getter. */
+/* Define NAME_alone() for a method with fast-call arguments, or for another method or a getter. */
 #define CORE_ALONE_FASTCALL(function, type)                                                        \
 	static PyObject *function##_alone(struct type *self, PyObject *const *args,                \
 					  Py_ssize_t nargs, PyObject *kwnames)                     \

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Resource: what closes once, and is its process's own.
+ * gdrpy._core._mapping.Resource: closes once, and belongs to its process.
  *
- * Its state stands in attributes, so that Python classes may have it beside a base with a layout of
- * its own. Every call of every object asks for it, and a lock that Python code takes could stay
- * taken.
+ * The state is kept in attributes, so that Python classes may also have a base with its own layout.
+ * It is in C because every call checks it, and because a lock acquired by Python code could stay
+ * acquired.
  */
 #include "resource.h"
 
@@ -70,7 +70,7 @@ static PyObject *resource_forked(PyObject *self, PyObject *Py_UNUSED(unused))
 	return forked < 0 ? NULL : PyBool_FromLong(forked);
 }
 
-/* Refuse a call, in the words of the class. */
+/* Refuse a call, with the remedy of the class. */
 static void refuse(PyObject *self, PyObject *call, bool forked)
 {
 	PyObject *name = PyObject_GetAttr((PyObject *)Py_TYPE(self), name_name);
@@ -146,29 +146,29 @@ static PyObject *resource_get_lock(PyObject *self, void *Py_UNUSED(closure))
 
 static PyMethodDef resource_methods[] = {
 	{"_check", resource_check, METH_O,
-	 "_check(call, /)\n--\n\nRaise unless the object may be used here and now."},
+	 "_check(call, /)\n--\n\nRaise if the object is closed, or belongs to a parent process."},
 	{"_forked", resource_forked, METH_NOARGS,
 	 "_forked()\n--\n\nWhether this is a forked child of the process that made it."},
 	{"_close_once", resource_close_once, METH_NOARGS,
 	 "_close_once()\n--\n\nClose it, with the lock held."},
 	{"close", resource_close, METH_NOARGS,
 	 "close()\n--\n\n"
-	 "Give everything back. May be called again, and does nothing in a forked child."},
+	 "Release everything. May be called again, and does nothing in a forked child."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyGetSetDef resource_getset[] = {
 	{"closed", resource_get_closed, NULL, "Whether :meth:`close` has been called.", NULL},
 	{"_lock", resource_get_lock, NULL,
-	 "Held while it closes. In a forked child a free one: the thread that held the parent's "
+	 "Held while it closes. In a forked child a new one: the thread that held the parent's "
 	 "may\n"
-	 "not be there.",
+	 "not exist.",
 	 NULL},
 	{NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot resource_slots[] = {
-	{Py_tp_doc, "Closes once, by its class's _release(), and is its process's own."},
+	{Py_tp_doc, "Closes once, with its class's _release(), and belongs to its process."},
 	{Py_tp_init, resource_init},
 	{Py_tp_methods, resource_methods},
 	{Py_tp_getset, resource_getset},

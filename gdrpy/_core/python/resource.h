@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What closes once, and is its process's own. */
+/* Objects that close once and belong to their process. */
 #ifndef GDRPY_RESOURCE_H
 #define GDRPY_RESOURCE_H
 
@@ -7,7 +7,7 @@
 
 extern PyType_Spec core_resource_spec;
 
-/* Before the first of them: false with an exception set. */
+/* Called before the first Resource is made; false with an exception set. */
 bool core_resource_names(void);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Mapping.scatter(): records of one size to places of their own, with one fence.
+ * Mapping.scatter(): records of one size to separate offsets, with one fence.
  *
- * Everything is checked before the first store. What can run Python code (conversions, exporters of
- * buffers) runs before that too, and is over when the mapping is looked at last.
+ * Everything is checked before the first store. Python code (conversions, exporters of buffers)
+ * runs before the last check of the mapping.
  */
 #include "copy/pieces.h"
 #include "mapping.h"
@@ -29,8 +29,8 @@ static bool is_refusal(void)
 }
 
 /*
- * Contiguous and aligned int64 of one dimension: as they are if they are that, else what numpy
- * makes of them.
+ * Get offsets as contiguous, aligned int64 in one dimension: as they are, or else converted by
+ * numpy.
  */
 static bool export_offsets(PyObject *object, Py_buffer *view)
 {
@@ -79,7 +79,7 @@ static bool check_records(struct mapping *self, const struct core_records *recor
 	return false;
 }
 
-/* All that lies between the first and the last record to be written counts as written. */
+/* Everything from the first to the last record written counts as written. */
 static bool check_apart(struct mapping *self, const struct core_records *records,
 			const Py_buffer *data)
 {

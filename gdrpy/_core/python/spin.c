@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <time.h>
 
-/* After so long look for signals, and let others have the CPU. */
+/* The time after which signals are checked and the CPU is yielded. */
 #define ROUND_NS 1000000
 
 static inline void cpu_relax(void)

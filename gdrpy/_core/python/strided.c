@@ -2,7 +2,7 @@
 /* Mapping.write_strided() and Mapping.readinto_strided(): arrays to and from rows a pitch apart. */
 #include "strided.h"
 
-/* Of a C-contiguous array, for exporters that leave them out. */
+/* Exporters of C-contiguous arrays may leave the strides out. */
 static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguous)
 {
 	Py_ssize_t step = view->itemsize;
@@ -16,7 +16,7 @@ static const Py_ssize_t *strides_of(const Py_buffer *view, Py_ssize_t *contiguou
 	return contiguous;
 }
 
-/* From the array's lowest byte to its highest one. */
+/* Whether the array, from its lowest to its highest byte, does not overlap the rows. */
 static bool is_apart(const struct core_strided *call, struct mapping *mapping)
 {
 	const Py_buffer *view = &call->view;

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which way a copy takes, and its way.
+ * Chooses how a copy is made, and makes it.
  *
- * Stores and loads through the mapping begin at once; DMA takes some microseconds to begin, and
- * moves more bytes a second. Which is quicker from which size on is handed in: see
- * gdrpy.copies.limits.
+ * Stores and loads through the mapping start at once. DMA takes some microseconds to start, and
+ * moves more bytes a second. The caller passes the sizes from which each is faster.
  */
 #include "cuda/driver.h"
 #include "transfers.h"
 
 /*
- * Below this nobody asks whether host memory is page-locked: staging takes no longer than asking.
+ * Smaller copies are staged without a check for page-locked memory, which takes as long.
  */
 #define ASK_FROM (4 << 10)
 
-/* What one lane, four lanes, and all lanes are best for: waking threads takes its time too. */
+/* The sizes up to which one lane and four lanes are best: waking threads takes time. */
 #define ONE_LANE_UP_TO (1 << 20)
 #define FOUR_LANES_UP_TO (16 << 20)
 
@@ -45,7 +44,7 @@ static bool is_pinned(struct transfers *self, const struct core_copy *copy)
 	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
-/* Whether a copy goes by DMA, and if so, whether from or to page-locked memory. */
+/* Whether to copy by DMA, and if so, whether the host memory is page-locked. */
 static bool goes_by_dma(struct transfers *self, const struct core_copy *copy, bool to_write,
 			bool *pinned)
 {
@@ -66,19 +65,19 @@ static bool goes_by_dma(struct transfers *self, const struct core_copy *copy, bo
 	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma);
 }
 
-/* From or to page-locked memory, or through staging; false with an error. */
+/* Copy by DMA, directly if `pinned`, else through staging; false with an error. */
 static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pinned, bool to_write,
 		   struct core_error *error)
 {
 	unsigned int lanes = pinned ? 0 : lanes_for(self, copy->nbytes);
 	uint64_t device = self->ptr + (uint64_t)copy->offset;
-	struct core_dma *dma = self->dma; /* another thread may arm the object anew */
+	struct core_dma *dma = self->dma; /* another thread may arm the object again */
 	size_t nbytes = (size_t)copy->nbytes;
 	bool done;
 
 	if (!nbytes)
 		return true;
-	/* DMA is not to overtake stores that still wait in this CPU. */
+	/* DMA must not overtake stores that are still in this CPU's buffers. */
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
@@ -112,7 +111,7 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 	if (goes_by_dma(self, copy, to_write, &pinned)) {
 		if (by_dma(self, copy, pinned, to_write, &error))
 			return true;
-		/* Staging takes memory, which may be short; stores and loads take none. */
+		/* Staging needs memory, which may be short; stores and loads need none. */
 		if (error.failure != CORE_FAILED_MEMORY || copy->way != CORE_AUTOMATIC || !mapping)
 			return core_raise_cuda(&error);
 		if (!core_mapping_usable(mapping, copy->method))
@@ -125,7 +124,7 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 	return true;
 }
 
-/* The mapping is held meanwhile: another thread may disarm the object. */
+/* Hold the mapping, because another thread may disarm the object. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
 	struct mapping *mapping = self->mapping;

@@ -2,8 +2,8 @@
 /*
  * gdrpy._core._mapping.Transfers: the copies of a region.
  *
- * Before the first copy, and after whatever may have changed what is allowed, the object is not
- * armed: its Python side is asked to arm it, or to raise.
+ * The object is not armed before the first copy, and after a change of what is allowed. A copy then
+ * calls its Python side, which arms it or raises.
  */
 #include "transfers.h"
 
@@ -12,8 +12,7 @@
 
 #define DMA_CAPSULE "gdrpy.dma"
 
-/* Fresh memory of at least two huge pages is asked for as such: its page faults cost more than DMA.
- */
+/* New memory of at least two huge pages is made of them: page faults would cost more than DMA. */
 #define HUGE_PAGE (2 << 20)
 
 bool core_parse_way(const char *method, PyObject *via, enum core_way *way)
@@ -42,7 +41,7 @@ static inline bool is_armed(struct transfers *self, bool to_write)
 bool core_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			  enum core_way way)
 {
-	/* Another thread may close or seal the region while the call returns. */
+	/* Another thread may close or seal the region before the call returns. */
 	while (!is_armed(self, to_write)) {
 		PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare", "sO", method,
 						     to_write ? Py_True : Py_False);
@@ -56,17 +55,17 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 		return false;
 	if (way == CORE_BY_MAPPING && !self->mapping) {
 		PyErr_Format(core_error_missing_view,
-			     "%s: via='mapping' needs a CPU view, and the region was opened with "
+			     "%s: via='mapping' needs a CPU view, but the region was opened with "
 			     "cpu=False",
 			     method);
 		return false;
 	}
 	if (way == CORE_BY_DMA && !self->dma) {
-		PyErr_Format(
-			core_error_missing_view,
-			"%s: via='dma' needs a GPU view, and there is none: it is host memory, was "
-			"opened with gpu=False, or is a pin, which does not keep the address",
-			method);
+		PyErr_Format(core_error_missing_view,
+			     "%s: via='dma' needs a GPU view, which is missing: this is host "
+			     "memory, was "
+			     "opened with gpu=False, or is a pin, which does not keep the address",
+			     method);
 		return false;
 	}
 	return true;
@@ -126,7 +125,7 @@ static PyObject *transfers_readinto(struct transfers *self, PyObject *const *arg
 	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }
 
-/* A new bytes object whose content is to be filled in. */
+/* A new bytes object, whose content is not filled in yet. */
 static PyObject *fresh_bytes(Py_ssize_t nbytes)
 {
 	PyObject *bytes = PyBytes_FromStringAndSize(NULL, nbytes);
@@ -196,7 +195,7 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 			      &limits.threads_to, &limits.threads_from, &limits.lanes))
 		return NULL;
 	if (mapping != Py_None && !PyObject_TypeCheck(mapping, core_mapping_type_object)) {
-		PyErr_Format(PyExc_TypeError, "_arm: %R is no Mapping", mapping);
+		PyErr_Format(PyExc_TypeError, "_arm: %R is not a Mapping", mapping);
 		return NULL;
 	}
 	if (capsule != Py_None) {
@@ -259,29 +258,29 @@ static void transfers_dealloc(struct transfers *self)
 static PyMethodDef transfers_methods[] = {
 	{"write", CORE_FASTCALL(transfers_write_alone),
 	 "write(data, offset=0, via=None)\n--\n\n"
-	 "Copy a contiguous buffer's bytes to byte `offset`, by the faster way for their number:\n"
-	 "CPU stores, by several threads from some hundreds of KiB on, or DMA. via='mapping' or\n"
+	 "Copy a contiguous buffer's bytes to byte `offset`, by what is faster for their number:\n"
+	 "CPU stores, by several threads from a few hundred KiB on, or DMA. via='mapping' or\n"
 	 "'dma' forces one.\n\n"
-	 "The bytes are on their way to the GPU when it returns, ahead of anything written later.\n"
+	 "On return the bytes are on their way to the GPU, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
 	{"read", CORE_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
-	 "The `nbytes` bytes at `offset` (None: all from there on), as bytes. By CPU loads up to\n"
-	 "some KiB, else by DMA; `via` as for write()."},
+	 "The `nbytes` bytes at `offset` (None: up to the end), as bytes. By CPU loads up to\n"
+	 "a few KiB, else by DMA; `via` as for write()."},
 	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
 	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
-	 "DMA is quickest into page-locked memory (Region.mirror, or CUDA's own)."},
+	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
 	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
-	 "Copy row i of an array to byte offset + i * pitch, for every i, as\n"
-	 "Mapping.write_strided() does; by DMA from large rows in page-locked memory, and where\n"
-	 "there is no CPU view. `via` as for write()."},
+	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"
+	 "Mapping.write_strided(): by DMA from large rows in page-locked memory, or if there\n"
+	 "is no CPU view. `via` as for write()."},
 	{"readinto_strided", CORE_FASTCALL(core_transfers_readinto_strided_alone),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. By CPU loads up to some KiB, else by DMA; `via` as for write()."},
+	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA; `via` as for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},
@@ -289,7 +288,7 @@ static PyMethodDef transfers_methods[] = {
 
 static PyMemberDef transfers_members[] = {
 	{"_running", T_PYSSIZET, offsetof(struct transfers, running), READONLY,
-	 "Copies by DMA under way."},
+	 "Copies by DMA in progress."},
 	{"_pin", T_BOOL, offsetof(struct transfers, pin), 0, "Whether it is a Pin."},
 	{NULL, 0, 0, 0, NULL},
 };

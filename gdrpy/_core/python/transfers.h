@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The Transfers type's C side: copies of bytes, and what copies of rows need of it. */
+/* The Transfers type in C: copies of bytes, and the parts that copies of rows need. */
 #ifndef GDRPY_TRANSFERS_H
 #define GDRPY_TRANSFERS_H
 
@@ -12,7 +12,7 @@ enum core_way {
 	CORE_BY_DMA
 };
 
-/* Sizes in bytes from which a way is the faster one, and how many threads it takes. */
+/* Sizes in bytes from which a way is the faster one, and how many threads it uses. */
 struct core_limits {
 	Py_ssize_t write_threads, write_dma, write_dma_pinned, read_threads, read_dma;
 	unsigned int threads_to, threads_from, lanes;
@@ -31,10 +31,10 @@ struct transfers {
 	Py_ssize_t running; /* copies by DMA, which close() waits for */
 };
 
-/* What a method is called in messages. */
+/* The name of a method in messages. */
 #define CORE_TRANSFERS_METHOD(self, name) ((self)->pin ? "Pin." name : "Region." name)
 
-/* A copy that was asked for: its bytes lie inside the region. */
+/* A requested copy. Its bytes lie inside the region. */
 struct core_copy {
 	const char *method;
 	enum core_way way;
@@ -44,12 +44,12 @@ struct core_copy {
 
 /* Each is false with an exception set. */
 bool core_parse_way(const char *method, PyObject *via, enum core_way *way);
-/* Armed for such a copy, with what it needs. */
+/* Arm the object for such a copy, with the views that it needs. */
 bool core_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			  enum core_way way);
-/* By the faster way, or the one asked for: in transfer_ways.c. */
+/* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
-/* What DMA refused, as an exception; returns false. */
+/* Raise a failure of DMA as an exception; returns false. */
 bool core_raise_cuda(const struct core_error *error);
 
 /* In transfers_rows.c. */

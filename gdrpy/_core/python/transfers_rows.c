@@ -3,10 +3,10 @@
 #include "strided.h"
 #include "transfers.h"
 
-/* DMA from page-locked memory is quick if its rows are as long; it takes each by itself. */
+/* DMA from page-locked memory is fast for rows at least this long; it copies each separately. */
 #define DIRECT_ROW_MIN 1024
 
-/* Where everything lies in one piece on both sides it is a copy of bytes. */
+/* Rows that are contiguous on both sides are copied as bytes. */
 static bool is_one_piece(const struct core_strided *call)
 {
 	return call->rows.count == 1 && call->rows.run == call->rows.nbytes;
@@ -18,7 +18,7 @@ static struct core_copy as_bytes(const struct core_strided *call, enum core_way 
 				  call->rows.first};
 }
 
-/* Whether DMA can take the rows from where they lie. */
+/* Whether DMA can copy the rows without staging. */
 static bool is_direct(struct transfers *self, const struct core_rows *rows)
 {
 	return core_dma_takes_rows(rows) &&
@@ -34,7 +34,7 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	struct core_error error;
 	bool done;
 
-	/* DMA is not to overtake stores that still wait in this CPU. */
+	/* DMA must not overtake stores that are still in this CPU's buffers. */
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
@@ -63,7 +63,7 @@ static bool reads_by_dma(struct transfers *self, const struct core_strided *call
 	       core_rows_read_cost(&call->rows) >= (size_t)self->limits.read_dma;
 }
 
-/* The mapping is held meanwhile: another thread may disarm the object. */
+/* Hold the mapping, because another thread may disarm the object. */
 static bool copy_rows(struct transfers *self, const struct core_strided *call, enum core_way way,
 		      bool to_write)
 {

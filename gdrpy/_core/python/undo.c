@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gdrpy._core._mapping.Undo: steps that give things back, the latest first.
+ * gdrpy._core._mapping.Undo: clean-up steps, run in reverse order.
  *
- * Python may run a signal's handler between any two bytecodes, so Python code loses what it made
- * before it has noted how to give it back. Here both are one call, and steps that are C functions
- * are run by one.
+ * Python may run a signal handler between any two bytecodes, so Python code can lose an object
+ * before it has recorded how to release it. Here both happen in one call, and one call runs the
+ * steps that are C functions.
  */
 #include "undo.h"
 
@@ -22,7 +22,7 @@ bool core_undo_names(void)
 	       core_name(&name_pop, "pop");
 }
 
-/* The exception that is set, which is no more. */
+/* Take the current exception, and clear it. */
 static PyObject *take_error(void)
 {
 	PyObject *type, *error, *traceback;
@@ -36,7 +36,7 @@ static PyObject *take_error(void)
 	return error;
 }
 
-/* Note the exception that is set in an earlier one. */
+/* Add the current exception to an earlier one as a note. */
 static void note_error(PyObject *earlier)
 {
 	PyObject *error = take_error(), *type = PyType_GetName(Py_TYPE(error));
@@ -52,7 +52,7 @@ static void note_error(PyObject *earlier)
 	Py_DECREF(error);
 }
 
-/* Add a step, whose parts are its own from here on; -1 with an exception set. */
+/* Add a step, and take its function and args; -1 with an exception set. */
 static int add(struct undo *self, PyObject *function, PyObject *args, PyObject *check)
 {
 	PyObject *step = function && args ? PyTuple_Pack(3, function, args, check) : NULL;
@@ -68,7 +68,7 @@ static int add(struct undo *self, PyObject *function, PyObject *args, PyObject *
 	return error;
 }
 
-/* Run a step, and have its answer checked; false with an exception set. */
+/* Run a step and check its result; false with an exception set. */
 static bool run_step(PyObject *step)
 {
 	PyObject *check = PyTuple_GetItem(step, 2), *checked;
@@ -84,7 +84,7 @@ static bool run_step(PyObject *step)
 	return checked != NULL;
 }
 
-/* Run all steps; the first of `error`, NULL for none, and their failures. Takes `error`. */
+/* Run all steps. Takes `error` (or NULL), and returns it or else the first failure. */
 static PyObject *run(struct undo *self, PyObject *error)
 {
 	while (self->steps && PyList_Size(self->steps) > 0) {
@@ -100,7 +100,7 @@ static PyObject *run(struct undo *self, PyObject *error)
 	return error;
 }
 
-/* A new one that has the steps of this. */
+/* Move the steps to a new object. */
 static struct undo *move(struct undo *self, PyObject *dropped)
 {
 	struct undo *moved = (struct undo *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
@@ -126,7 +126,7 @@ static PyObject *undo_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
 	return (PyObject *)self;
 }
 
-/* Whether the interpreter ends: the process gives everything back then, and CUDA may be gone. */
+/* Whether the interpreter is ending: the process then releases everything, and CUDA may be gone. */
 static bool is_finalizing(void)
 {
 	PyObject *ask = PySys_GetObject("is_finalizing");
@@ -138,7 +138,7 @@ static bool is_finalizing(void)
 	return found;
 }
 
-/* Put it on the list of what was dropped, or run it; -1 with an exception set. */
+/* Move the steps to the `dropped` list, or run them; -1 with an exception set. */
 static int drop(struct undo *self)
 {
 	PyObject *moved, *error;
@@ -217,8 +217,8 @@ static PyObject *undo_keep(struct undo *self, PyObject *resource)
 }
 
 /*
- * Whether a function says that it failed: by an error other than 0, the first of an answer of
- * CUDA's, or by a pointer of the C core's that is null. -1 with an exception set.
+ * Whether a function's result means failure: a CUDA result whose first item is not 0, or a null
+ * pointer of the C core. -1 with an exception set.
  */
 static int failed(PyObject *answer)
 {
@@ -230,7 +230,7 @@ static int failed(PyObject *answer)
 	return error ? PyObject_IsTrue(error) : -1;
 }
 
-/* What it made, and `also`, as arguments of the function that gives it back. */
+/* The objects made, and `also`, as arguments of the function that releases them. */
 static PyObject *made_of(PyObject *answer, PyObject *also)
 {
 	PyObject *made, *all;
@@ -326,26 +326,26 @@ static PyMethodDef undo_methods[] = {
 	 "callback(function, /, *args)\n--\n\nAdd a step."},
 	{"checked", (PyCFunction)undo_checked, METH_VARARGS,
 	 "checked(check, function, /, *args)\n--\n\n"
-	 "Add a step whose answer is passed to check(), which raises if it failed."},
+	 "Add a step whose result is passed to check(), which raises if the step failed."},
 	{"keep", (PyCFunction)undo_keep, METH_O,
-	 "keep(resource, /)\n--\n\nAdd closing a resource as a step; returns the resource."},
+	 "keep(resource, /)\n--\n\nAdd a step that closes a resource; returns the resource."},
 	{"made", (PyCFunction)undo_made, METH_VARARGS,
 	 "made(function, args, by, also, check, /)\n--\n\n"
-	 "Call a function that makes something; what it answers.\n\n"
-	 "It answers as CUDA's do, (error, made, ...), or a pointer, null where it failed. Unless "
+	 "Call a function that makes objects, and return its result.\n\n"
+	 "The result is CUDA's (error, made, ...), or a pointer, null on failure. Unless "
 	 "it\n"
-	 "failed, a step calls by(made, ..., *also), and check() with what that answers."},
+	 "failed, a step calls by(made, ..., *also), and check() with the result."},
 	{"done", (PyCFunction)undo_done, METH_VARARGS,
 	 "done(function, args, by, also, check, /)\n--\n\n"
-	 "As made(), of a function of CUDA's that makes nothing but the change that by(*also) "
+	 "Like made(), for a CUDA function that makes a change which by(*also) "
 	 "undoes.\n"
-	 "The step is there before the call, which an exception may end after the change."},
+	 "The step is added before the call, which an exception may end after the change."},
 	{"pop_all", (PyCFunction)undo_pop_all, METH_VARARGS,
 	 "pop_all(dropped=None, /)\n--\n\n"
-	 "Move the steps to a new Undo. When that is dropped with steps left, they are put on the\n"
-	 "list `dropped` as another one; without a list they are run."},
+	 "Move the steps to a new Undo. If that is dropped with steps left, they are put on the\n"
+	 "list `dropped` in another one, or run if there is no list."},
 	{"forget", (PyCFunction)undo_forget, METH_NOARGS,
-	 "forget()\n--\n\nDrop the steps: what they would give back has another owner now."},
+	 "forget()\n--\n\nDrop the steps, because their objects have another owner now."},
 	{"close", (PyCFunction)undo_close, METH_NOARGS, "close()\n--\n\nRun the steps."},
 	{"__enter__", undo_enter, METH_NOARGS, NULL},
 	{"__exit__", (PyCFunction)undo_exit, METH_VARARGS, NULL},
@@ -355,12 +355,12 @@ static PyMethodDef undo_methods[] = {
 static PyType_Slot undo_slots[] = {
 	{Py_tp_doc,
 	 "Undo()\n--\n\n"
-	 "Steps that give things back, latest first: contextlib.ExitStack with other rules.\n\n"
-	 "Every step is run. The first failure is raised, and has the later ones as notes, so that "
+	 "Clean-up steps, run in reverse order: contextlib.ExitStack with other rules.\n\n"
+	 "Every step is run. The first failure is raised, with the later ones as notes, so that "
 	 "a\n"
-	 "failing step does not hide what went wrong. Steps that are left when nothing refers to "
+	 "failing step does not hide the cause. Steps that are left when nothing refers to "
 	 "it\n"
-	 "are run then, but for those of a forked child's parent."},
+	 "are run then, except those of a forked child's parent."},
 	{Py_tp_new, undo_new},
 	{Py_tp_finalize, undo_finalize},
 	{Py_tp_traverse, undo_traverse},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Steps that give things back. */
+/* Clean-up steps. */
 #ifndef GDRPY_UNDO_H
 #define GDRPY_UNDO_H
 
@@ -7,7 +7,7 @@
 
 extern PyType_Spec core_undo_spec;
 
-/* Before the first of them: false with an exception set. */
+/* Called before the first Undo is made; false with an exception set. */
 bool core_undo_names(void);
 
 #endif

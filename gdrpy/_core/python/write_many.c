@@ -2,8 +2,8 @@
 /*
  * Mapping.write_many(): many small copies in one call, with one fence.
  *
- * Everything is checked before the first store. What can run Python code (iterators, __index__,
- * exporters of buffers) runs before that too, and is over when the mapping is looked at last.
+ * Everything is checked before the first store. Python code (iterators, __index__, exporters of
+ * buffers) runs before the last check of the mapping.
  */
 #include "copy/pieces.h"
 #include "layout.h"
@@ -14,15 +14,15 @@
 #define FEW_PIECES 32
 #define LABEL_BYTES 80
 
-/* Other Python threads wait for so many bytes, some tens of microseconds. */
+/* The most bytes copied while other Python threads wait: some tens of microseconds. */
 #define LONGEST_LOCKED (1 << 20)
 
-/* The pieces of a call, and what keeps their bytes where they are. */
+/* The pieces of a call, and the objects that keep their bytes in place. */
 struct pieces {
 	struct core_piece *list;
 	Py_ssize_t count;
 	bool is_small;	   /* all together */
-	size_t first, end; /* of all that is written */
+	size_t first, end; /* of everything that is written */
 	PyObject *pairs;   /* a tuple, which keeps bytes objects */
 	Py_buffer *views;  /* of all other objects; room for `count`, NULL before the first */
 	Py_ssize_t nviews;
@@ -102,7 +102,7 @@ static Py_ssize_t take_offset(PyObject *object, Py_ssize_t i)
 	return core_as_size(piece_label(label, i), "offset", object, 0);
 }
 
-/* A pair of any type, of which nothing is kept but the export of its data. */
+/* A pair of any type; only the export of its data is kept. */
 static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 {
 	char label[LABEL_BYTES];
@@ -125,7 +125,7 @@ static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 	return taken;
 }
 
-/* The common case, a tuple of an int and bytes, whose outer tuple keeps the bytes. */
+/* The common case, a tuple of an int and bytes; the outer tuple keeps the bytes alive. */
 static inline bool take_plain_pair(PyObject *pair, struct core_piece *piece)
 {
 	PyObject *offset, *data;
@@ -148,7 +148,7 @@ static inline bool take_plain_pair(PyObject *pair, struct core_piece *piece)
 	return true;
 }
 
-/* All that lies between the first and the last piece to be written counts as written. */
+/* Check the pieces and find the range from the first to the last. */
 static bool take_pieces(struct mapping *self, struct pieces *pieces)
 {
 	char label[LABEL_BYTES];
@@ -176,8 +176,8 @@ static bool take_pieces(struct mapping *self, struct pieces *pieces)
 }
 
 /*
- * All that lies between the first and the last piece to be written counts as written. Bytes objects
- * lie elsewhere: without views nothing is looked at.
+ * Everything from the first to the last piece counts as written. Bytes objects do not lie in the
+ * mapping, so nothing is checked without views.
  */
 static bool check_apart(struct mapping *self, const struct pieces *pieces)
 {
@@ -203,8 +203,8 @@ static void put_pieces(struct mapping *self, const struct core_piece *pieces, Py
 
 #ifndef Py_GIL_DISABLED
 /*
- * The quickest way for the most frequent argument, a list of plain pairs: while nothing but this
- * runs, they need not be kept. False, and nothing is stored, if it is another, or needs words.
+ * The fastest way for the most frequent argument, a list of plain pairs. No other code runs, so
+ * they need not be kept alive. False, with nothing stored, for other arguments and for errors.
  */
 static bool put_plain_list(struct mapping *self, PyObject *list)
 {

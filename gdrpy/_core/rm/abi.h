@@ -3,10 +3,9 @@
  * The part of the NVIDIA resource manager's (RM) ioctl interface that CPU mappings need.
  *
  * Layouts and numbers are those of NVIDIA/open-gpu-kernel-modules, compared with every release from
- * CORE_RM_TESTED_MIN to CORE_RM_TESTED_MAX: tests/rm/releases.tsv has them all. Three structures
- * grew; older drivers take the first bytes of them, as many as *_OLD_SIZE says. The structure's
- * size is part of each command, so a driver with another layout refuses the call instead of
- * misreading it.
+ * CORE_RM_TESTED_MIN to CORE_RM_TESTED_MAX, which tests/rm/releases.tsv lists. Three structures
+ * grew; older drivers take the first *_OLD_SIZE bytes. Each command contains the structure's size,
+ * so a driver with another layout refuses the call instead of misreading it.
  */
 #ifndef GDRPY_RM_ABI_H
 #define GDRPY_RM_ABI_H
@@ -123,7 +122,7 @@ struct nvrm_gpu_id_info {
 };
 
 #define NVRM_NO_INSTANCE 0xffffffffu
-#define NVRM_EXPORT_INFO_OLD_SIZE 76 /* before 545.23.06: of no gpu_instance, the rest moved up */
+#define NVRM_EXPORT_INFO_OLD_SIZE 76 /* before 545.23.06: without gpu_instance */
 
 struct nvrm_export_info {
 	int32_t fd;
@@ -143,7 +142,7 @@ struct nvrm_import {
 	uint16_t index;
 };
 
-/* The one way to ask for a size that all drivers answer: 2 and 3 are known from 580.65.06 on. */
+/* The only size index that all drivers know: 2 and 3 exist since 580.65.06. */
 #define NVRM_SURFACE_SIZE 7
 #define NVRM_SURFACE_SIZE_UNIT 4096
 
@@ -166,7 +165,7 @@ struct nvrm_confidential {
 	uint8_t environment;
 	uint8_t feature; /* 0: off */
 	uint8_t developer_tools;
-	uint8_t multi_gpu; /* 0: none; with the protected PCIe mode, feature says off */
+	uint8_t multi_gpu; /* 0: none; in protected PCIe mode, `feature` is off */
 };
 
 #define NVRM_VIRTUALIZATION_OLD_SIZE 4 /* before 555.42.02 */

@@ -19,7 +19,7 @@ static int object_nbytes(struct core_rm *client, uint32_t object, uint64_t *nbyt
 	return 0;
 }
 
-/* The last step of import and duplicate: the object is in the client, so learn its size. */
+/* The last step of import and duplicate: read the size of the new object. */
 static int memory_finish(struct core_rm *client, const struct core_rm_device *device,
 			 uint32_t object, struct core_rm_memory *memory, struct core_error *error)
 {
@@ -35,12 +35,12 @@ static int memory_finish(struct core_rm *client, const struct core_rm_device *de
 	}
 	if (!memory->nbytes) {
 		core_rm_free(client, device->handle, object, &ignored);
-		return core_fail_call(error, EIO, 0, "GET_SURFACE_INFO (memory of no bytes)");
+		return core_fail_call(error, EIO, 0, "GET_SURFACE_INFO (memory of size 0)");
 	}
 	return 0;
 }
 
-/* Which GPU exported memory is on, and in which MIG instance, as far as the driver tells. */
+/* The GPU of exported memory, and its MIG instance if the driver reports it. */
 static int export_info(struct core_rm *client, int fd, struct nvrm_export_info *info,
 		       struct core_error *error)
 {
@@ -152,7 +152,7 @@ int core_rm_map(struct core_rm *client, const struct core_rm_memory *memory, uin
 	};
 	int ret;
 
-	/* A descriptor carries one mapping, and may be closed once mmap has it. */
+	/* A descriptor carries one mapping, and may be closed after mmap(). */
 	arg.fd = core_rm_open_node(memory->gpu.minor, error);
 	if (arg.fd < 0)
 		return -1;

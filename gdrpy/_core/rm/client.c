@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The client: calls of the driver on its behalf, and its beginning and end. */
+/* The client: its calls to the driver, and its creation and destruction. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -8,9 +8,9 @@
 #include "common/forks.h"
 #include "rm/private.h"
 
-#define HANDLE_BASE 0x67640000u /* any number of ours: RM wants handles unique in the client */
+#define HANDLE_BASE 0x67640000u /* arbitrary: RM requires unique handles in a client */
 
-/* The one place where an RM status becomes an errno. */
+/* The only place that translates an RM status to an errno. */
 static int status_errno(uint32_t status)
 {
 	switch (status) {
@@ -74,7 +74,7 @@ int core_rm_control(struct core_rm *client, const char *call, uint32_t object, u
 	return core_rm_call(client, call, NVRM_IOCTL_CONTROL, &arg, &arg.status, error);
 }
 
-/* A control whose parameters have grown: *size is what the driver took. */
+/* A control whose parameters have grown. *size becomes the size that the driver accepted. */
 int core_rm_control_grown(struct core_rm *client, const char *call, uint32_t object,
 			  uint32_t command, void *params, uint32_t *size, uint32_t old_size,
 			  struct core_error *error)
@@ -148,7 +148,7 @@ void core_rm_close(struct core_rm *client)
 {
 	struct core_error ignored;
 
-	/* Freeing the client frees all that is in it; closing the descriptor would, too. */
+	/* Freeing the client frees all its objects. Closing the descriptor would, too. */
 	core_rm_free(client, 0, client->handle, &ignored);
 	core_rm_abandon(client);
 }

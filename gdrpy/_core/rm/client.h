@@ -4,8 +4,8 @@
  *
  * A client belongs to the process that opened it (a forked child must open its own) and serves all
  * its threads. Memory is taken into the client from an exported allocation's descriptor, or from
- * the legacy IPC handle of a cuMemAlloc pointer, and mapped by byte ranges. What was taken in stays
- * alive, whatever its first owner does, until it is released.
+ * the legacy IPC handle of a cuMemAlloc pointer, and mapped by byte ranges. It stays alive until it
+ * is released, even if its first owner frees it.
  */
 #ifndef GDRPY_RM_CLIENT_H
 #define GDRPY_RM_CLIENT_H
@@ -18,13 +18,13 @@
 #include "cuda/ipc.h"
 #include "memory/map.h"
 
-/* What the driver says of itself that keeps the CPU from GPU memory, and what would change it. */
+/* A condition that the driver reports and that prevents CPU mappings, and its remedy. */
 struct core_rm_obstacle {
 	const char *reason;
 	const char *remedy;
 };
 
-/* How a GPU is known outside RM. */
+/* A GPU's identity outside RM. */
 struct core_rm_gpu {
 	uint32_t pci_domain;
 	uint8_t pci_bus;
@@ -49,14 +49,14 @@ struct core_rm_mapping {
 struct core_rm;
 
 /*
- * All of these return 0, or -1 with *error filled in and nothing left behind:
- * CORE_FAILED_UNAVAILABLE if an obstacle explains it.
+ * Unless noted, these return 0, or -1 with *error filled in and nothing left behind:
+ * CORE_FAILED_UNAVAILABLE if an obstacle is the cause.
  */
 int core_rm_open(struct core_rm **client, struct core_error *error);
 
 /*
- * Why every mapping of a GPU's memory (NULL: of any GPU's) is sure to fail, before any is tried;
- * NULL if nothing is known to speak against it.
+ * The obstacle to every mapping of a GPU's memory (gpu NULL: of any GPU's), found without trying
+ * one; NULL if none is known.
  */
 const struct core_rm_obstacle *core_rm_find_obstacle(struct core_rm *client,
 						     const struct core_rm_gpu *gpu);
@@ -65,8 +65,8 @@ const struct core_rm_obstacle *core_rm_find_obstacle(struct core_rm *client,
 bool core_rm_split(struct core_rm *client, const struct core_rm_gpu *gpu);
 
 /*
- * Memory is taken in from an export; or from an IPC handle, and then `sibling` is any export of the
- * same MIG instance where the GPU is split, else -1.
+ * Take in memory from an export or from an IPC handle. For a handle, `sibling` is any export of the
+ * same MIG instance if the GPU is split, else -1.
  */
 int core_rm_import(struct core_rm *client, int fd, struct core_rm_memory *memory,
 		   struct core_error *error);
@@ -84,7 +84,7 @@ int core_rm_unmap(struct core_rm *client, struct core_rm_mapping *mapping,
 /* Frees the client's RM objects and closes its descriptor. Unmap everything first. */
 void core_rm_close(struct core_rm *client);
 
-/* In a forked child: drop the parent's client without touching what is the parent's in RM. */
+/* In a forked child, drop the parent's client without touching its RM objects. */
 void core_rm_abandon(struct core_rm *client);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The GPUs in the client, and what the driver says of them. */
+/* The GPUs in the client, and what the driver reports about them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,23 +11,24 @@
 #include "rm/private.h"
 
 static const struct core_rm_obstacle confidential = {
-	"confidential computing is on, which keeps the CPU from the GPU's memory",
-	"switch it off, or copy by CUDA",
+	"confidential computing is on, so the CPU cannot map GPU memory",
+	"turn it off, or copy with CUDA",
 };
 static const struct core_rm_obstacle guest = {
-	"this is a virtual GPU (vGPU), whose host refuses the CPU its memory",
-	"pass the whole GPU through, or copy by CUDA",
+	"this is a virtual GPU (vGPU), whose host refuses CPU mappings",
+	"pass the whole GPU through, or copy with CUDA",
 };
 static const struct core_rm_obstacle nameless_instance = {
-	"the GPU is split into MIG instances, and the driver does not tell which one memory is in",
+	"the GPU is split into MIG instances, and the driver does not report which one holds "
+	"memory",
 	"install driver 545.23.06 or newer",
 };
 static const struct core_rm_obstacle foreign_instance = {
 	"the memory is in a MIG instance of the GPU that this process may not use",
-	"give the instance to its container, or read access to its node in /dev/nvidia-caps",
+	"give the instance to its container, or grant read access to its node in /dev/nvidia-caps",
 };
 
-/* What stands in the way explains a failed call. */
+/* Report the obstacle that made a call fail. */
 static void blocked(struct core_error *error, const struct core_rm_obstacle *obstacle)
 {
 	core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV, "%s: %s (%s)", error->call,
@@ -47,7 +48,7 @@ static int instance_of(struct core_rm *client, uint32_t gpu_id, uint32_t *instan
 	return 0;
 }
 
-/* Minor, instance and PCI address are independent numberings, which only the card list joins. */
+/* Minor, instance and PCI address are independent numbers. Only the card list relates them. */
 int core_rm_find_card(struct core_rm *client, const struct core_rm_gpu *wanted, uint32_t *instance,
 		      struct core_rm_gpu *gpu, struct core_error *error)
 {
@@ -67,7 +68,7 @@ int core_rm_find_card(struct core_rm *client, const struct core_rm_gpu *wanted, 
 		if (wanted && (card->domain != wanted->pci_domain || card->bus != wanted->pci_bus ||
 			       card->slot != wanted->pci_slot))
 			continue;
-		/* A GPU that this container may not use is listed all the same: pass over it. */
+		/* The list includes GPUs that this container may not use: skip them. */
 		if (instance_of(client, card->gpu_id, &found, error)) {
 			if (wanted)
 				return -1;
@@ -100,7 +101,7 @@ int core_rm_open_node(uint32_t minor, struct core_error *error)
 #define INSTANCE_FILE "/proc/driver/nvidia/capabilities/gpu%u/mig/gi%u/access"
 #define MAX_INSTANCES 15
 
-/* The node that gives the right to a MIG instance, opened: its number is in a file. */
+/* Open the node that grants access to a MIG instance. A file holds its number. */
 static int open_capability(uint32_t minor, uint32_t gpu_instance, struct core_error *error)
 {
 	char path[80], text[128] = "";
@@ -123,8 +124,8 @@ static int open_capability(uint32_t minor, uint32_t gpu_instance, struct core_er
 }
 
 /*
- * Memory of a MIG instance can be taken into a device alone that is subscribed to the instance. RM
- * keeps a descriptor of the capability itself.
+ * Only a device subscribed to a MIG instance can take in its memory. RM keeps a descriptor of the
+ * capability itself.
  */
 static int subscribe(struct core_rm *client, const struct core_rm_device *device,
 		     struct core_error *error)
@@ -209,7 +210,7 @@ out:
 	return device;
 }
 
-/* The protected PCIe mode counts: the driver then says that the feature is off. */
+/* Protected PCIe mode counts too, although the driver then reports the feature as off. */
 static bool is_confidential(struct core_rm *client)
 {
 	struct nvrm_confidential answer = {0};
@@ -241,7 +242,7 @@ static bool is_guest(struct core_rm *client, const struct core_rm_device *device
 	       answer.mode == NVRM_VIRTUALIZATION_GUEST;
 }
 
-/* Whether a GPU (NULL: each that this process may use) is a virtual one. */
+/* Whether a GPU (NULL: every GPU that this process may use) is virtual. */
 static bool is_virtual(struct core_rm *client, const struct core_rm_gpu *wanted)
 {
 	struct core_error ignored;
@@ -277,7 +278,7 @@ static bool has_instances(uint32_t minor)
 	return false;
 }
 
-/* A question about no descriptor: one of the wrong size is refused in another way. */
+/* Ask about an invalid descriptor: a driver with another structure fails with another status. */
 static bool tells_instances(struct core_rm *client)
 {
 	struct nvrm_export_info info = {.fd = -1};

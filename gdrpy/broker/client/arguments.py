@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gdrpy.broker.protocol import CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT, REGION_LIMIT
 from gdrpy.common import arguments as _arguments
 from gdrpy.common.arguments import as_int
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def as_name(call: str, name: Any) -> str:

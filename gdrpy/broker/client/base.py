@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
-from gdrpy.broker.client.channel import Lost, Silent
-from gdrpy.broker.client.connection import Connection
+from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gdrpy.broker.client.channel import Channel
-    from gdrpy.broker.client.connection import Lease, Message, Reply
-
-    #: Makes a channel that is not connected, for answers within so many seconds.
-    ChannelMaker = Callable[[float | None], Channel]
+#: Makes a transport that is not connected, for answers within so many seconds.
+TransportMaker = Callable[[float | None], Transport]
 
 
 class BrokerBase(Resource):
@@ -29,10 +23,10 @@ class BrokerBase(Resource):
     _again = "connect to the broker again"
     _elsewhere = "connect to the broker there"
 
-    def __init__(self, connection: Connection, make_channel: ChannelMaker) -> None:
+    def __init__(self, connection: Connection, make_transport: TransportMaker) -> None:
         super().__init__()
         self._connection = connection
-        self._make_channel = make_channel
+        self._make_transport = make_transport
 
     @property
     def socket(self) -> str:
@@ -47,10 +41,10 @@ class BrokerBase(Resource):
     async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
-        if not connection.channel.connected:  # that of a parent process is not, nor a closed one
+        if not connection.transport.connected:  # that of a parent process is not, nor a closed one
             self._check(request["op"])
         try:
-            return await connection.channel.alone(connection.ask, request, lease)
+            return await connection.transport.alone(connection.ask, request, lease)
         finally:
             if connection.returned:
                 connection.flush()
@@ -58,8 +52,8 @@ class BrokerBase(Resource):
     def _separate(self, *, endless: bool = False) -> Connection:
         """A connection of its own, not connected yet; ``endless`` for an answer that takes long."""
         connection = self._connection
-        timeout = None if endless else connection.channel.timeout
-        return Connection(self._make_channel(timeout), connection.path, connection.reconnect)
+        timeout = None if endless else connection.transport.timeout
+        return Connection(self._make_transport(timeout), connection.path, connection.reconnect)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -68,7 +62,7 @@ class BrokerBase(Resource):
 
 
 async def reach(
-    make_channel: ChannelMaker, socket: str | None, timeout: float, reconnect: float
+    make_transport: TransportMaker, socket: str | None, timeout: float, reconnect: float
 ) -> Connection:
     """A connection to the broker: see :func:`gdrpy.connect`."""
     for name, value in (("timeout", timeout), ("reconnect", reconnect)):
@@ -79,7 +73,7 @@ async def reach(
         raise ValueError(
             f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
         )
-    connection = Connection(make_channel(timeout), path, reconnect)
+    connection = Connection(make_transport(timeout), path, reconnect)
     try:
         await connection.open()
     except Silent:

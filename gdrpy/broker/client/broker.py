@@ -1,18 +1,17 @@
-"""The blocking client: connect, and the broker."""
+"""The blocking client: connect, the broker, and its regions, which pickle."""
 
 from __future__ import annotations
 
-from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls
-from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.channel import BlockingChannel, blocking
-from gdrpy.broker.client.region import BrokerRegion
-from gdrpy.broker.client.watch import Watch
+import copyreg
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gdrpy.broker.client.channel import Descriptors
-    from gdrpy.broker.client.connection import Lease, Message, Reply
+from gdrpy._core._mapping import alone, run
+from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client.base import BrokerBase, reach
+from gdrpy.broker.client.connection import Lease, Message, Reply
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import BlockingTransport, Descriptors, blocking
+from gdrpy.broker.client.watch import Watch
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -24,7 +23,26 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """
-    return Broker(run(reach, BlockingChannel, socket, timeout, reconnect), BlockingChannel)
+    return Broker(run(reach, BlockingTransport, socket, timeout, reconnect), BlockingTransport)
+
+
+class BrokerRegion(LeasedRegion):
+    """A region of the broker: a :class:`gdrpy.Region` with a name, a version and rights.
+
+    It is held by a lease until it is closed, or this process has nothing of it any more; arrays
+    made from it outlive the broker and its restarts. Another process of the machine may unpickle
+    it, and attaches it so: an anonymous region, or an old version of a name, only while a process
+    holds it. Ray and Dask carry a :class:`gdrpy.broker.Reference`.
+    """
+
+    publish = blocking(region_calls.publish)
+    seal = blocking(region_calls.seal)
+    _seal_copy = blocking(region_calls.seal_copy)
+    set_metadata = blocking(region_calls.set_metadata)
+    digest = blocking(region_calls.digest)
+    delete = blocking(region_calls.delete)
+    info = blocking(region_calls.info)
+    stale = property(blocking(region_calls.stale))
 
 
 class Broker(BrokerBase):
@@ -84,11 +102,11 @@ class Broker(BrokerBase):
     def _shortcut(self, request: Message) -> Reply | None:
         """The reply to a request for one region without a coroutine; None where that cannot be."""
         connection = self._connection
-        channel = connection.channel
-        assert isinstance(channel, BlockingChannel)
-        if not channel.connected:  # as in a forked child, where the lock may never be free
+        transport = connection.transport
+        assert isinstance(transport, BlockingTransport)
+        if not transport.connected:  # as in a forked child, where the lock may never be free
             return None
-        reply = alone(channel.lock, connection.ask_now, request, channel)
+        reply = alone(transport.lock, connection.ask_now, request, transport)
         if connection.returned:
             connection.flush()
         return reply
@@ -111,7 +129,49 @@ class Broker(BrokerBase):
         return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
 
     def _release(self) -> None:
-        run(self._connection.channel.alone, self._disconnect)
+        run(self._connection.transport.alone, self._disconnect)
 
     async def _disconnect(self) -> None:
         self._connection.close()
+
+
+_shared: dict[str, Broker] = {}
+
+
+def shared_broker(socket: str) -> Broker:
+    """This process's connection for regions that were unpickled; made when it is first needed."""
+    found = _shared.get(socket)
+    if found is not None and not found.closed and not found._forked():
+        return found
+    # No lock, which a fork could leave locked for ever: who comes second closes what it made.
+    made = connect(socket)
+    if found is not None:
+        _shared.pop(socket, None)
+    kept = _shared.setdefault(socket, made)
+    if kept is not made:
+        made.close()
+    return kept
+
+
+def attach(
+    socket: str, life: str, region: int, gpu: bool, cpu: bool, readonly: bool
+) -> BrokerRegion:
+    """The region of this number and life. Raises Gone when it no longer exists, and as ``get``."""
+    return shared_broker(socket)._attach(life, region, gpu=gpu, cpu=cpu, readonly=readonly)
+
+
+def reduce_region(region: LeasedRegion) -> tuple[Any, ...]:
+    """How a region is pickled: to be attached where it is unpickled."""
+    region._check("pickling a BrokerRegion")
+    lease, views = region._lease, (region._ptr is not None, region._cpu is not None)
+    return attach, (lease.socket, lease.life, lease.region, *views, region.readonly)
+
+
+def _reduce_lease(lease: Lease) -> tuple[Any, ...]:
+    """Memory that outlives its region is pickled by its lease, and arrives as a region."""
+    gpu = lease._entry is not None and lease._entry[2]
+    return attach, (lease.socket, lease.life, lease.region, gpu, True, not lease.writable)
+
+
+copyreg.pickle(BrokerRegion, reduce_region)
+copyreg.pickle(Lease, _reduce_lease)

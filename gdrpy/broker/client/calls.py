@@ -1,12 +1,14 @@
 """Every call of a broker, said once: what is asked, and what becomes of the answer.
 
 They are coroutine functions, so that the asyncio client has them as they are; the blocking one runs
-them to their end (:func:`~gdrpy.broker.client.channel.blocking`).
+them to their end (:func:`~gdrpy.broker.client.transport.blocking`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -18,6 +20,9 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     check_views,
 )
+from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
@@ -28,37 +33,31 @@ from gdrpy.broker.protocol import (
 )
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any, Protocol, TypeVar
-
-    from gdrpy.broker.client.channel import Descriptors
-    from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
-    from gdrpy.broker.client.region import LeasedRegion
     from gdrpy.broker.messages import RegionInfo
 
-    R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
-    R = TypeVar("R", bound=LeasedRegion)
+R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
+R = TypeVar("R", bound=LeasedRegion)
 
-    class Client(Protocol[R_co]):
-        """A connected broker, whichever way it waits, whose regions are of class ``R``."""
 
-        async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
-            """The reply to a request; see :meth:`Connection.ask`."""
+class Client(Protocol[R_co]):
+    """A connected broker, whichever way it waits, whose regions are of class ``R``."""
 
-        def _separate(self) -> Connection:
-            """A connection of its own, not connected yet."""
+    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+        """The reply to a request; see :meth:`Connection.ask`."""
 
-        def _region(
-            self,
-            grant: Message,
-            fds: Descriptors,
-            gpu: bool,
-            cpu: bool,
-            viewer: int | None = None,
-        ) -> R_co:
-            """The region of a grant, whose descriptor it takes out of ``fds``."""
+    def _separate(self) -> Connection:
+        """A connection of its own, not connected yet."""
+
+    def _region(
+        self,
+        grant: Message,
+        fds: Descriptors,
+        gpu: bool,
+        cpu: bool,
+        viewer: int | None = None,
+    ) -> R_co:
+        """The region of a grant, whose descriptor it takes out of ``fds``."""
 
 
 #: Seconds after which memory is asked for again though the broker told of none that came back:

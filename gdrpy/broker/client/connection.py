@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 from gdrpy._core import _mapping
-from gdrpy.broker.client.channel import Lost, Silent, Unread
 from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
+from gdrpy.broker.client.transport import (
+    BlockingTransport,
+    Descriptors,
+    Lost,
+    Packet,
+    Silent,
+    Transport,
+    Unread,
+)
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     FDS_LIMIT,
@@ -26,15 +35,9 @@ from gdrpy.errors import (
     Timeout,
 )
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from gdrpy.broker.client.channel import BlockingChannel, Channel, Descriptors, Packet
-
-    Message = dict[str, Any]
-    #: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
-    Reply = tuple[Message, Descriptors]
+Message = dict[str, Any]
+#: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
+Reply = tuple[Message, Descriptors]
 
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
@@ -64,16 +67,9 @@ class Lease(_mapping.Lease):
         """Whether the broker knows it no more, or it was given back."""
         return self._entry is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Memory that outlives its region travels by its lease, and arrives as a region."""
-        from gdrpy.broker.client.attach import Identity, attach
-
-        gpu = self._entry is not None and self._entry[2]
-        return attach, Identity.of(self, gpu, True, not self.writable).fields()
-
 
 class Connection:
-    """Requests to the broker at ``path``, one at a time: who asks holds the channel's lock.
+    """Requests to the broker at ``path``, one at a time: who asks holds the transport's lock.
 
     When the broker goes away it is sought for up to ``reconnect`` seconds, the leases are resumed,
     and the request is repeated.
@@ -85,8 +81,8 @@ class Connection:
     gives back what was granted to nobody.
     """
 
-    def __init__(self, channel: Channel, path: str, reconnect: float) -> None:
-        self.channel = channel
+    def __init__(self, transport: Transport, path: str, reconnect: float) -> None:
+        self.transport = transport
         self.path = path
         #: 32 hexadecimal digits that stand for the broker's state.
         self.life = ""
@@ -98,11 +94,11 @@ class Connection:
         self.returned: dict[int, int] = {}
         self.reconnect = reconnect
         self._closed = False
-        #: Whether the channel, when it is connected, is past hello and resume, and nothing is
+        #: Whether the transport, when it is connected, is past hello and resume, and nothing is
         #: under way.
         self._settled = False
-        #: The sessions that may hold our leases, the channel's the last if it is ``_greeted``: more
-        #: than one while a resume was not answered.
+        #: The sessions that may hold our leases, the transport's the last if it is ``_greeted``:
+        #: more than one while a resume was not answered.
         self._sessions: list[int] = []
         self._greeted = False
         #: Whether those may hold anything for us.
@@ -113,7 +109,7 @@ class Connection:
     @property
     def ready(self) -> bool:
         """Whether it is connected, and no call was broken off half-way."""
-        return self.channel.connected and self._settled
+        return self.transport.connected and self._settled
 
     async def open(self) -> None:
         """Connect, once. Raises Lost, Silent, PermissionDenied, ProtocolError, Closed."""
@@ -121,7 +117,7 @@ class Connection:
             raise Closed(f"the connection to the broker at {self.path} is closed")
         self._break_off()
         self._greeted = False
-        await self.channel.connect(self.path)
+        await self.transport.connect(self.path)
         try:
             self.server, _ = accepted(
                 await self._exchange({"op": "hello", "version": VERSION, "client": "gdrpy"})
@@ -136,7 +132,7 @@ class Connection:
         except BaseException:
             self._break_off()
             raise
-        self.channel.forget()
+        self.transport.forget()
         self._settled = True
 
     async def _resume(self, life: str, session: int) -> None:
@@ -181,7 +177,7 @@ class Connection:
         """Disconnect for good, which gives back every lease."""
         self._closed = True
         self.leases.clear()
-        self.channel.close()
+        self.transport.close()
 
     async def ask(self, request: Message, lease: Lease | None = None) -> Reply:
         """The reply to a request; one about the region of a lease is not sent once it is lost.
@@ -222,24 +218,24 @@ class Connection:
                         f"{request['op']}: the broker at {self.path} went away and did not come "
                         f"back within {self.reconnect:g} s ({lost}): start it by `gdrpy serve`"
                     ) from None
-            await self.channel.sleep(pause)
+            await self.transport.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
 
-    def ask_now(self, request: Message, channel: BlockingChannel) -> Reply | None:
+    def ask_now(self, request: Message, transport: BlockingTransport) -> Reply | None:
         """The reply to a request for one region where nothing is in the way, else None.
 
-        What :meth:`ask` does when all is well, in a plain call. The channel's lock is held.
+        What :meth:`ask` does when all is well, in a plain call. The transport's lock is held.
         """
-        if not self._settled or not channel.connected or self.returned:
+        if not self._settled or not transport.connected or self.returned:
             return None
         request["id"] = self._last_id = self._last_id + 1
         packet = encode(request, self._pack)
         self._granting = True
         self._settled = False
         try:
-            message, fds = self._accept(channel.exchange_now(packet), request)
+            message, fds = self._accept(transport.exchange_now(packet), request)
         except Lost:
-            channel.hang_up()
+            transport.hang_up()
             return None
         except Silent:
             self._break_off()
@@ -253,16 +249,16 @@ class Connection:
     def _timeout(self, request: Message) -> Timeout:
         return Timeout(
             f"{request['op']}: the broker at {self.path} did not answer within "
-            f"{self.channel.timeout:g} s"
+            f"{self.transport.timeout:g} s"
         )
 
     def _break_off(self) -> None:
         """Wait for no reply any more. The broker is not to notice before our leases are resumed."""
         self._settled = False
         if self._greeted and self.leases:
-            self.channel.leave()
+            self.transport.leave()
         else:
-            self.channel.hang_up()
+            self.transport.hang_up()
 
     def _lost_lease(self, request: Message, lease: Lease) -> Error:
         return Gone(
@@ -275,11 +271,11 @@ class Connection:
         request["id"] = self._last_id = self._last_id + 1
         packet = encode(request, self._pack)
         try:
-            message, fds = self._accept(await self.channel.exchange(packet), request)
+            message, fds = self._accept(await self.transport.exchange(packet), request)
             if request["op"] == "get_many" and message.get("more") and "error" not in message:
                 await self._collect(message, fds, request)
         except Lost:
-            self.channel.hang_up()
+            self.transport.hang_up()
             raise
         except BaseException:
             self._break_off()
@@ -291,7 +287,7 @@ class Connection:
         try:
             more = True
             while more:
-                part, its = self._accept(await self.channel.receive(), request)
+                part, its = self._accept(await self.transport.receive(), request)
                 fds += its
                 if "error" in part:
                     message |= part
@@ -347,7 +343,7 @@ class Connection:
         """
         if sys.is_finalizing():
             return
-        while self.returned and self.channel.try_alone(self._send_returned):
+        while self.returned and self.transport.try_alone(self._send_returned):
             pass
 
     def _send_returned(self) -> bool:
@@ -360,7 +356,7 @@ class Connection:
             regions = [self.returned[key] for key in keys]
             packet = encode({"op": "release", "regions": regions}, self._pack)
             self._settled = False
-            sent = self.channel.send_now(packet)
+            sent = self.transport.send_now(packet)
             if sent:
                 for key in keys:
                     del self.returned[key]

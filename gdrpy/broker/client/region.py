@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import errno
+from typing import TYPE_CHECKING, Any, Self
 
-from gdrpy.broker.client import region_calls
-from gdrpy.broker.client.arrays import ARRAY, stored_array
-from gdrpy.broker.client.channel import blocking
+from gdrpy import safetensors
+from gdrpy.arrays.viewed import Array
+from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.connection import Lease, Message
+from gdrpy.broker.client.layouts import ARRAY, stored_array
+from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
 from gdrpy.errors import MissingView, ReadOnly, Sealed
+from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
-
     import numpy as np
     from numpy.typing import DTypeLike
 
-    from gdrpy.arrays.viewed import Array
-    from gdrpy.broker.client.base import BrokerBase
-    from gdrpy.broker.client.channel import Descriptors
-    from gdrpy.broker.client.connection import Lease, Message
-    from gdrpy.memory.view import Mapping
-
 
 class LeasedRegion(Region):
-    """A region that a broker granted. Made by the broker's calls; see :class:`BrokerRegion`."""
+    """A region that a broker granted. Made by the broker's calls: a BrokerRegion."""
 
     #: The broker's number of it, of this broker's life.
     id: int
@@ -131,8 +127,6 @@ class LeasedRegion(Region):
         Raises ValueError if it holds no valid image of the safetensors format.
         """
         self._check("BrokerRegion.tensors")
-        from gdrpy import safetensors
-
         return safetensors.tensors(self)
 
     def _check_writable(self, call: str) -> None:
@@ -159,35 +153,9 @@ class LeasedRegion(Region):
         super()._release()
         self._lease.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._check("pickling a BrokerRegion")
-        from gdrpy.broker.client.attach import Identity, attach
-
-        views = self._ptr is not None, self._cpu is not None
-        return attach, Identity.of(self._lease, *views, self.readonly).fields()
-
     def __repr__(self) -> str:
         if self.closed:
             return f"<{type(self).__name__} CLOSED>"
         state = ", sealed" if self.sealed else ""
         name = "anonymous" if self.name is None else repr(self.name)
         return f"<{type(self).__name__} {name}{state}: {super().__repr__()[1:-1]}>"
-
-
-class BrokerRegion(LeasedRegion):
-    """A region of the broker: a :class:`gdrpy.Region` with a name, a version and rights.
-
-    It is held by a lease until it is closed, or this process has nothing of it any more; arrays
-    made from it outlive the broker and its restarts. Pickled it travels as its identity, and is
-    attached in another process of the machine: an anonymous region, or an old version of a name,
-    only while somebody holds it.
-    """
-
-    publish = blocking(region_calls.publish)
-    seal = blocking(region_calls.seal)
-    _seal_copy = blocking(region_calls.seal_copy)
-    set_metadata = blocking(region_calls.set_metadata)
-    digest = blocking(region_calls.digest)
-    delete = blocking(region_calls.delete)
-    info = blocking(region_calls.info)
-    stale = property(blocking(region_calls.stale))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gdrpy._core._mapping import Undo
+from gdrpy.broker.client.connection import Message
+from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from gdrpy.broker.client.base import BrokerBase
-    from gdrpy.broker.client.connection import Message
-    from gdrpy.broker.client.region import LeasedRegion
     from gdrpy.broker.messages import RegionInfo
 
 
 async def _ask(region: LeasedRegion, call: str, **fields: Any) -> Message:
     region._check(f"BrokerRegion.{call}")
     request = {"op": call, "region": region.id, **fields}
-    broker: BrokerBase = region._broker
-    message, _ = await broker._ask(request, region._lease)
+    message, _ = await region._broker._ask(request, region._lease)
     return message
 
 

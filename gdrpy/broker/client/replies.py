@@ -4,6 +4,8 @@ what :mod:`gdrpy.broker.messages` describes, which is imported when it is first 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gdrpy._core._mapping import misfit
 from gdrpy.broker.protocol import (
     CPU_DEVICE,
@@ -14,12 +16,11 @@ from gdrpy.broker.protocol import (
 )
 from gdrpy.errors import ProtocolError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from gdrpy.broker.messages import Event
 
-    #: Name, types, and bounds of the number or the length, if there are any.
-    Field = tuple[str, tuple[type, ...], int | None, int | None]
+#: Name, types, and bounds of the number or the length, if there are any.
+Field = tuple[str, tuple[type, ...], int | None, int | None]
 
 #: The largest number of the kernel's sizes and the broker's counts.
 _MOST = (1 << 63) - 1
@@ -81,6 +82,13 @@ def decode_reply(call: str, packet: bytes) -> dict[str, Any]:
         if "error" in message:
             return message
         raise
+
+
+def decode_event(packet: bytes | None) -> Event:
+    """What a watcher is told; None stands for events that were lost. Raises ProtocolError."""
+    from gdrpy.broker import messages
+
+    return messages.LOST if packet is None else messages.decode_event(packet)
 
 
 def check(what: str, message: Any, fields: tuple[Field, ...]) -> None:

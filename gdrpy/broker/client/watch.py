@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Self
 
 from gdrpy._core._mapping import run
 from gdrpy.broker.client.arguments import as_prefix
-from gdrpy.broker.client.channel import Lost
+from gdrpy.broker.client.connection import Connection
+from gdrpy.broker.client.replies import decode_event
+from gdrpy.broker.client.transport import Lost
 from gdrpy.common.resource import Resource
 from gdrpy.errors import ProtocolError, Timeout
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Self
-
-    from gdrpy.broker.client.connection import Connection
     from gdrpy.broker.messages import Event
 
 
@@ -45,29 +44,27 @@ class Watching(Resource):
 
         An event "lost" stands for one that came when an exception, as Ctrl-C, ended this call.
         """
-        from gdrpy.broker.messages import LOST, decode_event
-
         self._check("watch")
-        channel = self._connection.channel
+        transport = self._connection.transport
         try:
             if not self._connection.ready:
                 raise Lost
             if self._hearing:
                 self._hearing = False
-                return LOST
-            if not await channel.wait(deadline):
+                return decode_event(None)
+            if not await transport.wait(deadline):
                 return None
             self._hearing = True
-            data, _ = await channel.receive()
+            data, _ = await transport.receive()
         except Lost:
-            channel.close()
+            transport.close()
             await self.begin()
             self._hearing = False
-            return LOST
+            return decode_event(None)
         try:
             event = decode_event(data)
         except ProtocolError:
-            channel.close()
+            transport.close()
             raise
         self._hearing = False
         return event
@@ -75,7 +72,7 @@ class Watching(Resource):
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""
         self._check("watch")
-        return self._connection.channel.fileno()
+        return self._connection.transport.fileno()
 
     def _release(self) -> None:
         self._connection.close()

@@ -1,30 +1,30 @@
-"""The state, copied into a new journal in slices, while it changes."""
+"""Copying the state into a new journal, in slices, while it changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from gdrpy.broker.server import records
-from gdrpy.broker.server.table import Region, Session, Table
+from gdrpy.broker.server.table import RegionEntry, Session, Table
 
 
 class Compaction:
     """Gives ``append`` the records that make a table, some at a time.
 
-    What was copied follows the changes that are made to it. What was not is copied later, as it is
-    then.
+    Changes of copied sessions and regions are appended too. The others are copied later, in their
+    state at that time.
     """
 
     def __init__(self, table: Table, append: Callable[[records.Record], object]) -> None:
         self._table = table
         self._append = append
-        #: What is left to copy. A session is copied before anything that it holds.
+        #: Not copied yet. A session is copied before the regions that it holds.
         self._sessions = table.sessions.copy()
         self._regions = table.regions.copy()
         append(table.beginning())
 
     def go_on(self, count: int) -> bool:
-        """Copy what takes about so many records; whether all is copied.
+        """Copy for about ``count`` records; returns whether everything is copied.
 
         A region is copied whole, with a record for each of its leases.
         """
@@ -38,13 +38,13 @@ class Compaction:
         return not (self._sessions or self._regions)
 
     def follow(self, record: records.Record) -> None:
-        """Copy a change that the table is about to make, if it is one of what was copied."""
+        """Append a change that the table is about to make, if its subject was copied."""
         match record:
             case records.Ended(session):
                 if self._sessions.pop(session, None) is not None:
                     return
             case records.Published(number):
-                # Now, or the copy would not learn that another region loses the name.
+                # Copied now, or the copy would miss that another region loses the name.
                 region = self._regions.pop(number, None)
                 if region is not None:
                     self._copy(region)
@@ -64,8 +64,8 @@ class Compaction:
         if session is not None:
             self._append(_record_of(session))
 
-    def _copy(self, region: Region) -> int:
-        """Copy a region, unless it is gone; how many records that took."""
+    def _copy(self, region: RegionEntry) -> int:
+        """Copy a region, unless it is gone; returns the number of records."""
         if region.number not in self._table.regions:
             return 1
         for number in region.leases:
@@ -83,7 +83,7 @@ def _record_of(session: Session) -> records.Began:
     return records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
 
 
-def _records_of(region: Region) -> Iterator[records.Record]:
+def _records_of(region: RegionEntry) -> Iterator[records.Record]:
     number = region.number
     yield records.Made(
         number,

@@ -1,4 +1,4 @@
-"""A client's connection as the loop sees it: what is still to be sent, and what it watches."""
+"""A client's connection in the loop: its unsent packets, and the names that it watches."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from typing import Any
 from gdrpy._core import _packet
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import Identity
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 
 #: Packets that a watcher, or all watchers of a user, may leave unread before events are dropped.
 EVENTS_LIMIT = 256
-#: Packets without sense that a connection may send in a row before it is closed.
+#: Malformed packets that a connection may send in a row before it is closed.
 NONSENSE_LIMIT = 16
-#: Bytes that a packet takes besides its own: where it is kept, and in the kernel. Rounded up.
+#: A packet's overhead in bytes, rounded up: in the outbox, and in the kernel.
 _KEPT_BYTES, _SENT_BYTES = 256, 1024
-#: Bytes that the kernel takes of a connection's unread packets: net.core.wmem_default, and one.
+#: Bytes of unread packets that the kernel keeps for a connection: net.core.wmem_default and one.
 _SENT_LIMIT = 320 * 1024
 
 
 class User:
-    """What all connections of one user have together."""
+    """The shared state of one user's connections."""
 
     __slots__ = ("connections", "events", "owed", "relieved", "uid", "watchers")
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
-        #: In the order they came.
-        self.connections: dict[Connection, None] = {}
-        self.watchers: dict[Connection, None] = {}
-        #: Bytes that are kept for these connections: what they have not read, what they asked for.
+        #: In order of arrival.
+        self.connections: dict[ServerConnection, None] = {}
+        self.watchers: dict[ServerConnection, None] = {}
+        #: Bytes kept for these connections: unread packets and requests under way.
         self.owed = 0
-        #: Whether those are being closed that leave most unread.
+        #: Whether the connections with the most unread bytes are being closed.
         self.relieved = False
-        #: What its watchers are still to be told of.
-        self.events: deque[Event] = deque()
+        #: Events that its watchers have not all got yet.
+        self.events: deque[Notification] = deque()
 
 
-class Event:
-    """Something that a user's watchers are told of, each in its turn."""
+class Notification:
+    """An event for a user's watchers, which get it in turns."""
 
     __slots__ = ("left", "number", "packet", "region")
 
-    def __init__(self, number: int, packet: bytes | None, region: Region | None) -> None:
+    def __init__(self, number: int, packet: bytes | None, region: RegionEntry | None) -> None:
         self.number = number
-        #: None: it stands for events that were dropped.
+        #: None stands for dropped events.
         self.packet = packet
         self.region = region
-        #: Those that were not told yet; None before the first.
-        self.left: Iterator[Connection] | None = None
+        #: The watchers that have not got it yet; None before the first.
+        self.left: Iterator[ServerConnection] | None = None
 
 
-class Connection:
+class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
     __slots__ = (
@@ -93,45 +93,45 @@ class Connection:
         self.flight = flight
         self.user = user
         self.uid = identity.uid
-        #: Descriptors that were sent since it was last seen to have read everything.
+        #: Descriptors sent since the client had last read everything.
         self.in_flight = 0
-        #: Whether what is kept may not be sent before the client, or its user's others, read.
+        #: Whether the outbox must wait until the client, or others of its user, read.
         self.waiting = False
         self.number = sock.fileno()
         self.identity = identity
         self.open = True
-        #: Whether the client is gone: what it is still to be sent is for nobody.
+        #: Whether the client is gone, so that sending is pointless.
         self.ended = False
-        #: None until it has said hello.
+        #: None until its hello.
         self.session: Session | None = None
         self.outbox: deque[tuple[bytes, list[int]]] = deque()
-        #: The prefix of the names whose changes it is told of, and the first event that it hears.
+        #: The prefix of the names that it watches, and the number of its first event.
         self.watching: str | None = None
         self.since = 0
-        #: Whether events were dropped since it was last told so.
+        #: Whether events were dropped since its last "lost" event.
         self.lost = False
         #: Whether a thread works on its request.
         self.busy = False
-        #: The request that it made last, and what is still to be done of it.
+        #: Its last request, and the rest of the work on it.
         self.request: Any = None
         self.work: Iterator[Any] | None = None
-        #: Whether it has a turn to come, and what the loop hears of it.
+        #: Whether it waits for a turn, and its epoll mask.
         self.queued = False
         self.mask = 0
-        #: Packets without sense since the last request.
+        #: Malformed packets since the last request.
         self.nonsense = 0
-        #: Bytes in the outbox, in the kernel since it was last seen to have read, in the request.
+        #: Bytes in the outbox, sent since it had last read everything, and of its request.
         self.kept = self.sent = self.asked = 0
 
     def is_open(self) -> bool:
-        """Whether the client is still there."""
+        """Whether the connection is open."""
         return self.open
 
     def send(self, packet: bytes, fds: list[int]) -> bool:
-        """Send, or keep for later; whether it was sent. Raises OSError when the peer is gone.
+        """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.
 
-        The descriptors stay open until then: the session has leases on what they show, and gives
-        none back while its requests are not read.
+        The descriptors stay open until they are sent: the session has leases on their regions, and
+        can return none while its requests are not read.
         """
         if not self.outbox and self._sent(packet, fds):
             return True
@@ -141,7 +141,7 @@ class Connection:
         return False
 
     def flush(self) -> bool:
-        """Send what was kept; whether nothing is left. Raises OSError."""
+        """Send the outbox; returns whether it is empty. Raises OSError."""
         while self.outbox:
             packet, fds = self.outbox[0]
             if not self._sent(packet, fds):
@@ -162,7 +162,7 @@ class Connection:
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            self.waiting = True  # other users' clients do not read either
+            self.waiting = True  # clients of other users do not read either
             return False
         if fds:
             self.flight.note(self, len(fds))
@@ -173,29 +173,29 @@ class Connection:
         return True
 
     def ask(self, nbytes: int) -> None:
-        """So many bytes are kept of a request under way; 0 when it is done."""
+        """Count ``nbytes`` for the request under way; 0 when it is done."""
         self.user.owed += nbytes - self.asked
         self.asked = nbytes
 
     @property
     def owed(self) -> int:
-        """Bytes that are kept for it."""
+        """Bytes kept for the connection."""
         return self.kept + self.sent + self.asked
 
     def settle(self) -> None:
-        """Forget what was sent, if it has been read."""
+        """Stop counting sent packets, if the client has read them."""
         if self.sent and not self.unread():
             self.user.owed -= self.sent
             self.sent = 0
 
     def forget(self) -> None:
-        """It is closed: nothing is kept for it."""
+        """Drop everything kept for the connection, which is closed."""
         self.user.owed -= self.owed
         self.kept = self.sent = self.asked = 0
         self.outbox.clear()
         self.work = self.request = None
 
     def unread(self) -> int:
-        """Bytes, as the kernel counts them, that the client has not read."""
+        """Bytes that the client has not read, as the kernel counts them."""
         found = fcntl.ioctl(self.sock, termios.TIOCOUTQ, struct.pack("i", 0))
         return int(struct.unpack("i", found)[0])

@@ -1,4 +1,4 @@
-"""The broker as a program: its place, its lock, what it takes over, and its end."""
+"""The broker as a program: its socket, its lock, the state that it takes over, and its end."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import NoStore, Store, identity_of_file
 from gdrpy.broker.server.systemd import Notifier
@@ -29,23 +29,24 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _ENDS = (signal.SIGTERM, signal.SIGINT)
-#: Seconds between two looks at whether the broker's place is still there.
+#: Seconds between two checks that the broker's files still exist.
 _CARE = 1.0
-#: Seconds that a broker that ends gives CUDA to begin: a thread cut off in it may hold locks.
+#: Seconds to wait at the end for CUDA's initialization: a thread cut off in it may hold locks.
 _BEGIN_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a broker is to run: at the socket ``path``, or on ``listener``, which is there already.
+    """Options of a broker, at the socket ``path``, or on an existing ``listener``.
 
-    ``store`` makes what keeps the memory when the broker is killed. ``mode`` and ``group`` are of a
-    socket that is made here. ``notifier`` is told that the broker is ready, and that it ends. What
-    the clients of an earlier broker held ends when they have not resumed it within so many seconds.
+    ``store`` makes the store that keeps the memory if the broker is killed. ``mode`` and ``group``
+    are for a socket that the broker makes. ``notifier`` reports that the broker is ready, and that
+    it ends. Leases of an earlier broker's clients end unless they are resumed within
+    ``resume_within`` seconds.
     """
 
     path: str
-    limits: Limits
+    quotas: Quotas
     store: Callable[[], Store] = NoStore
     listener: socket.socket | None = None
     mode: int = 0o600
@@ -58,25 +59,25 @@ class Options:
 def serve(options: Options, server: str, ready: Callable[[Server, State], None]) -> None:
     """Serve until SIGTERM or SIGINT; ``ready`` is called when clients can connect.
 
-    Raises OSError where the socket cannot be had, FileExistsError where another broker has it, and
-    KeyboardInterrupt for a signal before it is ready.
+    Raises OSError if the socket cannot be made, FileExistsError if another broker has it, and
+    KeyboardInterrupt for a signal before the broker is ready.
     """
     _raise_descriptor_limit()
     with _own_signals(), Place(options) as place, _state(options) as state:
-        begin = threading.Thread(target=_begin_cuda, args=[options.limits], daemon=True)
+        begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
-        if not state.recovered:  # nobody waits for what is there already: fail now if at all
+        if not state.recovered:  # no client waits for recovered regions: fail now if CUDA fails
             begin.join()
-            options.limits.devices  # noqa: B018
+            options.quotas.devices  # noqa: B018
         with place.listening() as listener:
             loop = Server(
-                listener, state, options.limits, server, options.strict, options.resume_within
+                listener, state, options.quotas, server, options.strict, options.resume_within
             )
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
             for number in _ENDS:
                 signal.signal(number, loop.stop)
-            # Else a signal that comes just before the loop waits would be seen when it has waited.
+            # Otherwise a signal just before the loop waits would be handled only after the wait.
             signal.set_wakeup_fd(loop.waker, warn_on_full_buffer=False)
             ready(loop, state)
             options.notifier.tell("READY=1")
@@ -89,7 +90,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Let signals that end the broker interrupt it until it serves; as before they are after it."""
+    """Let SIGTERM and SIGINT interrupt the broker until it serves, and restore their handlers."""
     before = [(number, signal.signal(number, signal.default_int_handler)) for number in _ENDS]
     try:
         yield
@@ -101,8 +102,9 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without the collector of garbage, which stops all to look at lists that clients sent: the
-    broker makes no garbage that needs it.
+    """Disable the garbage collector, whose pauses grow with the lists that clients send.
+
+    The broker makes no cyclic garbage.
     """
     before = gc.isenabled()
     gc.disable()
@@ -115,7 +117,7 @@ def _no_collector() -> Iterator[None]:
 
 @contextmanager
 def _state(options: Options) -> Iterator[State]:
-    """The state, which is given up at the end; after a failure only if no region is lost by it."""
+    """The state, which ends with the block; after a failure only if it has no regions."""
     state = State(options.store())
     try:
         yield state
@@ -126,20 +128,20 @@ def _state(options: Options) -> Iterator[State]:
     state.end()
 
 
-def _begin_cuda(limits: Limits) -> None:
-    with contextlib.suppress(Exception):  # whoever needs it is told
-        limits.devices  # noqa: B018
-        limits.uuids  # noqa: B018
+def _begin_cuda(quotas: Quotas) -> None:
+    with contextlib.suppress(Exception):  # calls that need it raise again
+        quotas.devices  # noqa: B018
+        quotas.uuids  # noqa: B018
 
 
 def _recognize(begin: threading.Thread, loop: Server) -> None:
-    """When CUDA has begun, have an earlier broker's regions be told on the GPUs they lie on."""
+    """After CUDA's initialization, renumber the GPUs of an earlier broker's regions."""
     begin.join()
     loop.ask(loop.service.recognize)
 
 
 def _care(place: Place, state: State, loop: Server) -> None:
-    """Have put back what is removed of the broker's place, and of its keeper's, while it serves."""
+    """Restore files of the broker and its keeper that are removed while it serves."""
 
     def restore() -> None:
         if not place.whole():
@@ -155,19 +157,19 @@ def _care(place: Place, state: State, loop: Server) -> None:
 
 
 class Place:
-    """A socket's file, its folder, and the lock that keeps out a broker that starts there too.
+    """A socket's file, its folder, and the lock against another broker at the same path.
 
-    Others may remove them while the broker runs: it puts them back, and removes only its own.
-    Raises OSError, FileExistsError where another broker runs.
+    If they are removed while the broker runs, it restores them. It removes only its own files.
+    Raises OSError, FileExistsError if another broker runs.
     """
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._path = options.path
         self._lock = -1
-        #: What our socket's file is, so long as there is one.
+        #: The identity of our socket's file, if there is one.
         self._file: tuple[int, int] | None = None
-        #: Whether it was said that another program has the place, or systemd's file is gone.
+        #: Whether the log says that the files cannot be restored.
         self._warned = False
 
     def __enter__(self) -> Place:
@@ -185,7 +187,7 @@ class Place:
         os.close(self._lock)
 
     def _take_lock(self) -> None:
-        """Be the only broker at a path, also against one that starts at the same time."""
+        """Become the only broker at the path, even if another starts at the same time."""
         if self._options.listener is None:
             _make_folder(Path(self._path), self._options.mode, self._options.group)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -203,7 +205,7 @@ class Place:
 
     @contextmanager
     def listening(self) -> Iterator[socket.socket]:
-        """The broker's socket, which has its mode and group before anybody can connect."""
+        """The broker's socket, which has its mode and group before a client can connect."""
         if self._options.listener is not None:
             self._file = identity_of_file(self._path)
             with self._options.listener as passed:
@@ -225,16 +227,16 @@ class Place:
         return listener
 
     def whole(self) -> bool:
-        """Whether all of it is there, and ours."""
+        """Whether the files exist and are ours."""
         return self._locked() and self._file == identity_of_file(self._path)
 
     def _locked(self) -> bool:
-        """Whether the lock that is there is the one that we have."""
+        """Whether the lock file is the one that we hold."""
         lock = os.fstat(self._lock)
         return identity_of_file(f"{self._path}.lock") == (lock.st_dev, lock.st_ino)
 
     def restore(self) -> socket.socket | None:
-        """Put back what was removed: another socket to listen on, if it was the old one's file."""
+        """Restore removed files; returns a new listening socket if its file was removed."""
         try:
             listener = self._restore()
         except OSError as error:
@@ -253,7 +255,7 @@ class Place:
             return None
         if self._options.listener is not None:
             raise FileNotFoundError(
-                errno.ENOENT, "the socket was removed, and systemd's to make: restart its unit"
+                errno.ENOENT, "the socket was removed, and systemd must make it: restart its unit"
             )
         _unix.remove_stale(self._path)
         listener = self._listen()
@@ -262,9 +264,9 @@ class Place:
 
 
 def _make_folder(path: Path, mode: int, group: int | None) -> None:
-    """Make the socket's folder, or let the users whom the socket's mode admits pass through it.
+    """Make the socket's folder, or let the users that the socket's mode admits pass through it.
 
-    Raises PermissionError where they cannot, and the folder is not for the broker alone.
+    Raises PermissionError if they cannot, and the folder has other files or another owner.
     """
     folder = path.parent
     if not folder.exists():
@@ -277,18 +279,18 @@ def _make_folder(path: Path, mode: int, group: int | None) -> None:
         if found.st_uid != os.geteuid() or not alone:
             raise PermissionError(
                 errno.EACCES,
-                f"its folder {folder} has mode {found.st_mode & 0o7777:04o} and lets nobody in for "
-                f"whom the socket's mode {mode:04o} is: chmod the folder",
+                f"its folder {folder} has mode {found.st_mode & 0o7777:04o}, which keeps out the "
+                f"users that the socket's mode {mode:04o} admits: chmod the folder",
             )
         folder.chmod(0o755)
-        log.info("made %s mode 0755, for who may connect", folder)
+        log.info("made %s mode 0755, for users that may connect", folder)
     for above in folder.parents:
         if not _lets_in(above, mode, group):
-            log.warning("%s lets nobody in for whom the socket's mode is", above)
+            log.warning("%s keeps out users that the socket's mode admits", above)
 
 
 def _lets_in(folder: Path, mode: int, group: int | None) -> bool:
-    """Whether those for whom a socket's mode is can pass through a folder, so far as modes say."""
+    """Whether the users that a socket's mode admits can pass through a folder, judged by modes."""
     found = folder.stat()
     if not mode & 0o077 or found.st_mode & 0o001:
         return True
@@ -299,6 +301,6 @@ def _lets_in(folder: Path, mode: int, group: int | None) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Every region takes a descriptor or two, every client one."""
+    """Allow as many descriptors as possible: a region takes one or two, a client one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Digests of regions, made by a thread: they take as long as reading all of the memory."""
+"""Digests of regions, made by a thread, since they read all of the memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 
 from gdrpy.broker.server import memory
-from gdrpy.broker.server.connection import Connection
-from gdrpy.broker.server.table import Region
+from gdrpy.broker.server.connection import ServerConnection
+from gdrpy.broker.server.table import RegionEntry
 from gdrpy.broker.server.turns import Turns
 from gdrpy.errors import Error, OutOfMemory
 
-#: Bytes that are read in a turn, through a mapping of as many.
+#: Bytes that are mapped and read in a turn.
 _CHUNK = 8 << 20
 
 
 class Job:
-    """A digest that a client waits for, as the reply to its request of this number."""
+    """A digest that a client waits for, as the reply to its request ``number``."""
 
-    def __init__(self, connection: Connection, number: int, region: Region, fd: int) -> None:
+    def __init__(
+        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
+    ) -> None:
         self.connection = connection
         self.number = number
         self.region = region
@@ -30,9 +32,9 @@ class Job:
 
 
 class Digests:
-    """One thread: users take turns, and a user's digests are made one after the other.
+    """One thread that makes digests: users take turns, and so do a user's digests.
 
-    ``wake`` is called, in it, when one is done.
+    It calls ``wake`` when a digest is done.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -43,14 +45,16 @@ class Digests:
         self._done: deque[tuple[Job, str | Error]] = deque()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, connection: Connection, number: int, region: Region, fd: int) -> None:
-        """Have a digest made of the region, by a descriptor of its memory that is closed then."""
+    def submit(
+        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
+    ) -> None:
+        """Queue a digest of a region, by a descriptor of its memory that is closed afterwards."""
         with self._submitted:
             self._turns.add(connection.uid, Job(connection, number, region, fd))
             self._submitted.notify()
 
     def done(self) -> Iterator[tuple[Job, str | Error]]:
-        """Those made since last asked, or why not; without those that nobody waits for any more."""
+        """Finished jobs since the last call, each with its digest or error."""
         while self._done:
             yield self._done.popleft()
 
@@ -63,7 +67,7 @@ class Digests:
                 made = self._go_on(job)
             except Error as error:
                 made = error
-            except Exception as error:  # whatever it is, this thread has others to serve
+            except Exception as error:  # the thread must serve other jobs
                 made = OutOfMemory(f"digest: the broker cannot read the region: {error}")
             if made is None and job.connection.is_open():
                 with self._submitted:
@@ -77,7 +81,7 @@ class Digests:
                 self._wake()
 
     def _go_on(self, job: Job) -> str | Error | None:
-        """Do a turn's worth of a digest: the digest when it is done."""
+        """Do one turn of a digest; returns the digest when it is done."""
         if job.region.digest is not None:
             return job.region.digest
         if job.work is None:

@@ -1,4 +1,4 @@
-"""Where connections come in: how many each user and process may have, and who is told no."""
+"""Accepting connections, and the limits of connections for each user and process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from gdrpy import errors
 from gdrpy._core import _packet
 from gdrpy.broker import protocol
-from gdrpy.broker.server.limits import PROCESS_CONNECTIONS, Descriptors
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import DOOR, Turns
@@ -26,20 +26,20 @@ from gdrpy.broker.server.turns import DOOR, Turns
 log = logging.getLogger(__name__)
 log.addFilter(Throttle())
 
-#: How many new connections a turn takes.
+#: New connections accepted in a turn.
 _SLICE = 4
-#: Connections that were refused, and have not said hello yet.
+#: Refused connections that are kept until their hello.
 _REFUSED = 8
-#: Connections that wait for what their users' others do before they are refused.
+#: Connections checked a second time before they are refused, since others may have ended.
 _LATE = 64
-_USED_UP = "the broker's descriptors are used up, but for what is kept for others"
+_USED_UP = "the broker's descriptors are used up, except those reserved for other users"
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Door:
-    """Takes connections from a listening socket, in turns, and gives those to ``let_in`` that are
-    not one too many.
+    """Accepts connections from a listening socket, in turns, and passes those within the limits to
+    ``let_in``.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Door:
         listener: socket.socket,
         poll: select.epoll,
         turns: Turns[Any],
-        descriptors: Descriptors,
+        descriptors: DescriptorReserve,
         let_in: Callable[[socket.socket, Identity], object],
     ) -> None:
         self._poll = poll
@@ -57,10 +57,10 @@ class Door:
         self._of_user: Counter[int] = Counter()
         self._of_process: Counter[tuple[int, int]] = Counter()
         self._accepting = False
-        #: Those that are looked at again before they are refused.
+        #: Connections that are checked again before they are refused.
         self.late: deque[tuple[socket.socket, Identity]] = deque()
         self._refused: dict[int, socket.socket] = {}
-        #: Kept back, to refuse connections with when there is no other descriptor left.
+        #: A descriptor reserved for refusing connections when all others are used up.
         self._spare: int | None = _spare()
         self._listener = listener
         self._listen()
@@ -68,18 +68,18 @@ class Door:
     def _listen(self) -> None:
         self._listener.setblocking(False)
         self._poll.register(self._listener, select.EPOLLIN)
-        #: Whether another one waits: to accept in vain takes longer than to ask.
+        #: Polls for another connection: a failed accept takes longer.
         self._waits = select.poll()
         self._waits.register(self._listener, select.POLLIN)
 
     def listen_on(self, listener: socket.socket) -> None:
-        """Take connections from another socket."""
+        """Accept connections from another socket."""
         self._listener.close()
         self._listener = listener
         self._listen()
 
     def happened(self, number: int) -> bool:
-        """Whether a descriptor that something happened to is one of the door's."""
+        """Handle an event of a descriptor; returns whether the descriptor is the door's."""
         if number == self._listener.fileno():
             if not self._accepting:
                 self._accepting = True
@@ -91,13 +91,13 @@ class Door:
         return False
 
     def admit_late(self, count: int) -> None:
-        """Have so many of the late looked at again, in their users' turns."""
+        """Check ``count`` late connections again, in their users' turns."""
         for _ in range(count):
             sock, who = self.late.popleft()
             self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
 
     def left(self, who: Identity) -> None:
-        """A connection that was let in is closed."""
+        """Stop counting a connection, which is closed."""
         process = (who.uid, who.pid)
         self._of_user[who.uid] -= 1
         self._of_process[process] -= 1
@@ -107,8 +107,8 @@ class Door:
             del self._of_user[who.uid]
 
     def _accept(self) -> None:
-        """Let some connections in."""
-        self._accepting = False  # if there are more of them, that is told again
+        """Accept some connections."""
+        self._accepting = False  # epoll reports further ones again
         for turn in range(_SLICE):
             if turn and not self._waits.poll(0):
                 return
@@ -117,7 +117,7 @@ class Door:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._turn_away()
-                return  # else the client is gone already
+                return  # with another errno the client is gone already
             try:
                 sock.setblocking(False)
                 self._admit(sock, identity_of(sock))
@@ -126,7 +126,7 @@ class Door:
                 sock.close()
 
     def _turn_away(self) -> None:
-        """Refuse a connection by the descriptor that is kept back for that."""
+        """Refuse a connection with the reserved descriptor."""
         while self._refused:
             self._leave(next(iter(self._refused)))
         if self._spare is not None:
@@ -140,9 +140,9 @@ class Door:
             self._spare = _spare()
 
     def _admit(self, sock: socket.socket, who: Identity, late: bool = False) -> None:
-        """Serve a new connection, or say that it is one too many. Raises OSError.
+        """Serve a new connection, or refuse it if it exceeds a limit. Raises OSError.
 
-        It is not one too many before it was seen which others of its user have ended.
+        It is refused only after the loop has seen which of its user's connections have ended.
         """
         reason = self._too_many(sock, who)
         if reason and not late and len(self.late) < _LATE:
@@ -155,24 +155,24 @@ class Door:
             self._of_process[who.uid, who.pid] += 1
 
     def _too_many(self, sock: socket.socket, who: Identity) -> str | None:
-        """Why a user may have no other connection, or none in this process."""
+        """Why a new connection exceeds a limit of its user or process; None if it does not."""
         has, process = self._of_user.get(who.uid, 0), self._of_process.get((who.uid, who.pid), 0)
         if process >= PROCESS_CONNECTIONS:
             return (
-                f"process {who.pid} has {process} connections to the broker, which is as many as "
-                f"it may: close some"
+                f"process {who.pid} has {process} connections to the broker, which is the limit: "
+                f"close some"
             )
         if has >= self._descriptors.of_user:
             return (
-                f"user {who.uid} has {has} connections to the broker, which is as many as one may: "
-                f"close some"
+                f"user {who.uid} has {has} connections to the broker, which is the limit: close "
+                f"some"
             )
         return None if self._descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
-        """Say no to a connection, and close it when it has said hello.
+        """Refuse a connection, and close it after its hello.
 
-        What is left unread, or not sent yet, would end it before the reason is read.
+        Closing with unread or unsent data would end it before the client reads the reason.
         """
         log.warning("refused a connection: %s", reason)
         refusal = errors.QuotaExceeded(f"hello: {reason}")
@@ -184,7 +184,7 @@ class Door:
         self._poll.register(sock, select.EPOLLIN)
 
     def _leave(self, number: int) -> None:
-        """Close a connection that was refused."""
+        """Close a refused connection."""
         sock = self._refused.pop(number)
         with contextlib.suppress(OSError):
             sock.recv(protocol.PACKET_LIMIT)

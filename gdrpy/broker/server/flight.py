@@ -1,8 +1,8 @@
-"""Descriptors on their way: sent, and not read yet.
+"""Descriptors in flight: sent, but not read yet.
 
-The kernel lets a user have as many of them as a process may have files (unix(7), ETOOMANYREFS), and
-one that is sent is on its way until its receiver reads it or is gone, whatever the sender does. So
-clients that do not read must not get so many that the broker could send none to anybody else.
+The kernel lets a user have as many in flight as a process may have files (unix(7), ETOOMANYREFS). A
+descriptor stays in flight until its receiver reads it or is gone, whatever the sender does. So
+clients that do not read must not use up the broker's share.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Protocol
 
 #: Descriptors that one connection may always leave unread: two packets full of them.
 _CONNECTION_FDS = 506
-#: Connections of a user that are looked at a time, and seconds until the next look, for each of
-#: them; one takes a fiftieth.
+#: Connections of a user that are checked at a time, and for each of them the seconds until the next
+#: check, which takes a fiftieth of that.
 _SLICE, _PAUSE = 64, 5e-5
 
 
@@ -27,15 +27,15 @@ class Receiver(Protocol):
 
     @property
     def uid(self) -> int:
-        """Whose it is."""
+        """The user that it belongs to."""
 
     def unread(self) -> int:
         """Bytes that it has not read."""
 
 
 class Flight:
-    """What may be on its way to all connections of a user: half of what the kernel has for
-    everybody; and to one of them: a quarter of that.
+    """Limits descriptors in flight: a user's connections may have half of the kernel's limit, and
+    one connection a quarter of that.
 
     A connection that has read everything may always be sent one.
     """
@@ -44,12 +44,12 @@ class Flight:
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         self._share = max(_CONNECTION_FDS, self._limit // 4)
         self._of_user: dict[int, int] = defaultdict(int)
-        #: Of each user; those that were looked at last are the last.
+        #: The receivers of each user, in order of their last check.
         self._receivers: dict[int, dict[Receiver, None]] = defaultdict(dict)
         self._next_look: dict[int, float] = {}
 
     def admits(self, receiver: Receiver, count: int) -> bool:
-        """Whether so many more may be sent to a connection now."""
+        """Whether ``count`` more may be sent to a connection now."""
         if self._fits(receiver, count):
             return True
         if receiver.in_flight and not receiver.unread():
@@ -58,7 +58,9 @@ class Flight:
         return self._fits(receiver, count)
 
     def _look_at(self, uid: int) -> None:
-        """Forget who has read everything of some of a user's, so few that others do not notice."""
+        """Check some of a user's connections, few enough not to delay others, and forget those
+        that have read everything.
+        """
         now = time.monotonic()
         if now < self._next_look.get(uid, 0.0):
             return
@@ -78,14 +80,14 @@ class Flight:
         return receiver.in_flight == 0 and (count == 1 or used == 0)
 
     def note(self, receiver: Receiver, count: int) -> None:
-        """They were sent."""
+        """Count ``count`` sent descriptors."""
         if not receiver.in_flight:
             self._receivers[receiver.uid][receiver] = None
         receiver.in_flight += count
         self._of_user[receiver.uid] += count
 
     def forget(self, receiver: Receiver) -> None:
-        """The connection has read everything, or is gone."""
+        """Stop counting for a connection that has read everything or is gone."""
         uid = receiver.uid
         self._receivers[uid].pop(receiver, None)
         self._of_user[uid] -= receiver.in_flight

@@ -1,8 +1,8 @@
-"""The broker's state as a log in a memfd, which outlives the broker with whoever holds it.
+"""The broker's state as a log in a memfd, which outlives the broker in its store.
 
-An entry is its length and CRC-32 (two little-endian 32-bit words) and its bytes. One that a killed
-broker left half-written does not have the checksum that it says, and is none.
-A header of 16 bytes precedes them: magic, generation, and whether the log was begun completely.
+An entry is its length and CRC-32 (two little-endian 32-bit words) and its bytes. An entry that a
+killed broker left half-written fails its checksum and ends the log. A header of 16 bytes precedes
+the entries: magic, generation, and whether the beginning of the log is complete.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _FIRST_SIZE = 1 << 20
 
 
 class Journal:
-    """A log that is appended to. ``fd`` is its memfd, ``generation`` its place in a row of them."""
+    """An append-only log. ``fd`` is its memfd; each new journal has the next ``generation``."""
 
     def __init__(self, fd: int) -> None:
-        """Take over a memfd that :meth:`begin` of some broker made. Raises ValueError."""
+        """Take over a memfd that :meth:`begin` of a broker made. Raises ValueError."""
         self.fd = fd
         self._view = mmap.mmap(fd, 0)
         magic, self.generation, complete = _HEADER.unpack_from(self._view)
         if magic != _MAGIC or not complete:
-            raise ValueError("a journal that was never begun completely")
+            raise ValueError("the beginning of the journal is not complete")
         #: Bytes used.
         self.size = _HEADER.size
         for entry in self.entries():
@@ -36,7 +36,7 @@ class Journal:
 
     @classmethod
     def empty(cls, generation: int) -> Journal:
-        """A new journal that no broker takes over before :meth:`complete`."""
+        """A new journal. No broker takes it over before :meth:`complete`."""
         fd = os.memfd_create("gdrpy-journal", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _FIRST_SIZE)
@@ -62,11 +62,11 @@ class Journal:
         return journal
 
     def complete(self) -> None:
-        """All is there that was before it."""
+        """Mark the beginning as complete: the journal has all earlier state."""
         _HEADER.pack_into(self._view, 0, _MAGIC, self.generation, 1)
 
     def append(self, entry: bytes) -> None:
-        """Add an entry; whoever takes the journal over finds all of it or nothing."""
+        """Add an entry; the next broker finds all of it or nothing."""
         start = self.size
         end = start + _ENTRY.size + len(entry)
         if end + _ENTRY.size > len(self._view):
@@ -75,7 +75,7 @@ class Journal:
         self.size = end
 
     def entries(self) -> Iterator[bytes]:
-        """All entries, in order, up to the first that is not whole."""
+        """All entries, in order, up to the first incomplete one."""
         position, view = _HEADER.size, self._view
         while position + _ENTRY.size <= len(view):
             length, checksum = _ENTRY.unpack_from(view, position)
@@ -87,6 +87,6 @@ class Journal:
             position = data + length
 
     def close(self) -> None:
-        """Give the memory up; whoever else holds the memfd keeps it."""
+        """Close the memfd; other holders of it keep the memory."""
         self._view.close()
         os.close(self.fd)

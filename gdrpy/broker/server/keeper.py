@@ -1,12 +1,12 @@
 """The keeper: a process that only holds descriptors, so that a killed broker loses nothing.
 
-It listens on a socket that it inherits, serves one broker at a time, and does what these packets
-say (a kind in one byte, then a key): ``H`` hold the descriptor that comes along, ``D`` drop one,
-``G`` give all back, ``E`` end. A ``G`` is answered by packets of keys separated by zero bytes, with
-their descriptors, up to one without; an ``E`` by the end of the connection, when nothing is held
-any more. It leaves when no broker has come for a time, and when
-another one has its place. A broker starts one; where it shall not end with the broker's container,
-``python -m gdrpy.broker.server.keeper PATH SECONDS`` does.
+It listens on a socket that it inherits, serves one broker at a time, and obeys these packets (a
+kind in one byte, then a key): ``H`` hold the descriptor beside the packet, ``D`` drop one, ``G``
+give all back, ``E`` end. The reply to ``G`` is packets of keys separated by zero bytes, with their
+descriptors, up to a packet without. After ``E`` it closes the connection, when it has closed all
+descriptors. It ends when no broker has connected for a time, or another keeper has replaced its
+socket. A broker starts one; for one that outlives the broker's container, run
+``python -m gdrpy.broker.server.keeper PATH SECONDS``.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import time
 from gdrpy.broker import unix as _unix
 
 HOLD, DROP, GIVE, END = b"H", b"D", b"G", b"E"
-#: Bytes of a packet: a key to hold or drop, or as many keys as descriptors can travel together.
+#: Bytes of a packet: a key to hold or drop, or the keys of all descriptors in one packet.
 PACKET_LIMIT = 8192
 _SEPARATOR = b"\0"
-#: Seconds between two looks at whether the socket is still there, while no broker is.
+#: Seconds between two checks that the socket still exists, while no broker is connected.
 _CARE = 1.0
 
 
 class Keeper:
-    """Descriptors by key. Closing one may take long, so a thread does it."""
+    """Descriptors by key. A thread closes them, since that may take long."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, int] = {}
@@ -42,7 +42,7 @@ class Keeper:
             os.close(self._dropped.get())
 
     def hold(self, key: bytes, fd: int) -> None:
-        """Own a descriptor, in place of the one of this key."""
+        """Own a descriptor, in place of an earlier one with this key."""
         self.drop(key)
         self._held[key] = fd
 
@@ -58,7 +58,7 @@ class Keeper:
         self._held.clear()
 
     def give(self, broker: socket.socket) -> None:
-        """Send everything, in packets of as many descriptors as the kernel takes."""
+        """Send all descriptors, in packets with as many as the kernel allows."""
         keys = list(self._held)
         for start in range(0, len(keys), _unix.MAX_FDS):
             some = keys[start : start + _unix.MAX_FDS]
@@ -66,7 +66,7 @@ class Keeper:
         broker.send(_SEPARATOR)
 
     def serve(self, broker: socket.socket) -> bool:
-        """Do what one broker says until it is gone; whether it said that this is the end."""
+        """Serve one broker until it is gone; returns whether it sent ``E``."""
         try:
             while True:
                 packet, fds = _unix.receive(broker, PACKET_LIMIT, 1)
@@ -74,7 +74,7 @@ class Keeper:
                 held = kind == HOLD and len(fds) == 1
                 if held:
                     self.hold(key, fds.pop())
-                _unix.close_all(fds)  # what nobody asked for
+                _unix.close_all(fds)  # unexpected descriptors
                 if kind == DROP:
                     self.drop(key)
                 elif kind == GIVE:
@@ -86,7 +86,7 @@ class Keeper:
 
 
 def _inode(path: str) -> int:
-    """Which file is at a path; 0 where there is none."""
+    """The inode of the file at a path; 0 if there is none."""
     try:
         return os.lstat(path).st_ino
     except OSError:
@@ -94,7 +94,7 @@ def _inode(path: str) -> int:
 
 
 def main(listener_fd: int, linger: float) -> None:
-    """Keep what brokers hand over; ``linger`` is how many seconds to wait for the next one."""
+    """Keep brokers' descriptors; wait ``linger`` seconds for the next broker."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     keeper = Keeper()
     listener = socket.socket(fileno=listener_fd)
@@ -124,7 +124,7 @@ def main(listener_fd: int, linger: float) -> None:
 
 
 def _again(listener: socket.socket, path: str) -> socket.socket:
-    """Another socket at a path from which the file was removed; the old one where none can be."""
+    """A new socket at a path whose file was removed; the old one if that fails."""
     try:
         made = _unix.listen(path, 0o600, backlog=4)
     except OSError:
@@ -134,7 +134,7 @@ def _again(listener: socket.socket, path: str) -> socket.socket:
 
 
 def _listener(place: str) -> int:
-    """The descriptor that a broker passed, or of a new socket at a path."""
+    """The descriptor of the listening socket that a broker passed, or of a new one at a path."""
     if place.isdigit():
         return int(place)
     _unix.remove_stale(place)

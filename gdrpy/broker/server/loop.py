@@ -1,4 +1,4 @@
-"""The broker's one thread: it reads requests, has the service do them, and sends the replies."""
+"""The broker's serving thread: it reads requests, passes them to the service, sends replies."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from gdrpy.broker.server import requests
 from gdrpy.broker.server.connection import (
     EVENTS_LIMIT,
     NONSENSE_LIMIT,
-    Connection,
-    Event,
+    Notification,
+    ServerConnection,
     User,
 )
 from gdrpy.broker.server.digests import Digests
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.orphans import Orphans
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.service import SLICE, Service, Work, other_version
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import JOURNAL, Turns
 from gdrpy.memory.descriptors import duplicate
@@ -47,26 +47,24 @@ log.addFilter(Throttle())
 
 _T = TypeVar("_T")
 
-#: Bytes that are kept for all connections of a user: of replies that they have not read, also in
-#: the kernel, and of requests under way. Those that have most are closed at more, until there are
-#: three quarters.
+#: Bytes kept for all connections of a user: unread replies, also in the kernel, and requests under
+#: way. Above this, the connections with the most bytes are closed, down to three quarters.
 USER_BYTES = 64 << 20
 #: Bytes that a name, lease or region of a request under way takes, at most.
 _ASKED_BYTES = 128
-#: Seconds after which it is looked who else came, if turns are left.
+#: Seconds of serving turns after which the loop polls again.
 _ROUND = 0.0002
-#: What is told at a time of what happened: connections whose turn may come; and where it is told of
-#: more than so many, it is told no more of those that wait for theirs already.
+#: Events that one poll returns; and the number of events above which the loop stops listening to
+#: connections that already wait for their turn.
 _EVENTS, _KNOWN = 1024, 64
-#: Seconds until a keeper that could not be started is tried again.
+#: Seconds until the loop tries again to start a keeper.
 _RETRY = 1.0
-#: Seconds after which clients that may be sent no more descriptors are looked at again, and how
-#: many of them.
+#: Seconds between checks of clients that may get no more descriptors, and how many are checked.
 _LOOK, _LOOK_SLICE = 0.002, 8
-#: And at least so many seconds for each of them: looking at many shall not be all that is done.
+#: The least seconds for each of them, so that the checks leave time for other work.
 _LOOK_EACH = 5e-5
 
-#: Characters that are told of why a packet is none.
+#: Characters of the reason that a packet was refused.
 _REASON_LIMIT = 300
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
@@ -81,28 +79,28 @@ class Server:
         self,
         listener: socket.socket,
         state: State,
-        limits: Limits,
+        quotas: Quotas,
         server: str,
         strict: bool,
         resume_within: float,
     ) -> None:
         self._state = state
-        self.service = Service(state, limits, server, strict, self._announce)
+        self.service = Service(state, quotas, server, strict, self._announce)
         self._calls = self.service.calls()
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
-        #: Connections, and what else is to be done for a user.
-        self._turns: Turns[Connection | Callable[[], object]] = Turns()
+        #: Connections, and other work for a user.
+        self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
         self._event = 0
         self._flight = Flight()
-        #: Those that may be sent no more descriptors before they or others of their user read.
-        self._waiting: dict[Connection, None] = {}
+        #: Connections that get no more descriptors until they or others of their user read.
+        self._waiting: dict[ServerConnection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
-        #: tells others of it, and may close them, and no request shall lose its session half-way.
+        #: sends events, which may close other connections, and a request must keep its session.
         self._ended: list[Session] = []
-        #: By the session's number.
-        self._of_session: dict[int, Connection] = {}
+        #: Connections by their session's number.
+        self._of_session: dict[int, ServerConnection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
@@ -167,7 +165,7 @@ class Server:
         self.stopped.set()
 
     def _guarded(self, do: Callable[..., object], *args: object) -> None:
-        """Do something that may fail without others noticing."""
+        """Call a function; log an exception and go on."""
         try:
             do(*args)
         except Exception:
@@ -176,9 +174,9 @@ class Server:
             self._end_sessions()
 
     def _guarded_for(
-        self, connection: Connection, do: Callable[..., object], *args: object
+        self, connection: ServerConnection, do: Callable[..., object], *args: object
     ) -> None:
-        """Do something for one client, which is closed where that fails."""
+        """Call a function for one client; log an exception and close the client."""
         try:
             do(connection, *args)
         except Exception:
@@ -188,12 +186,12 @@ class Server:
             self._end_sessions()
 
     def _serve_turns(self) -> None:
-        """Serve one after the other for a while."""
+        """Serve turns for _ROUND seconds."""
         end = time.monotonic() + _ROUND
         turns = self._turns
         while turns.circle:
             one = turns.next()
-            if isinstance(one, Connection):
+            if isinstance(one, ServerConnection):
                 one.queued = False
                 if one.open:
                     self._serve(one)
@@ -204,16 +202,14 @@ class Server:
             if time.monotonic() > end:
                 return
 
-    def _queue(self, connection: Connection) -> None:
+    def _queue(self, connection: ServerConnection) -> None:
         """Let a connection wait for its turn."""
         if not connection.queued:
             connection.queued = True
             self._turns.add(connection.uid, connection)
 
-    def _serve(self, connection: Connection) -> None:
-        """One turn of a connection: what it is still to be sent, else what is next of its request,
-        or else a new one.
-        """
+    def _serve(self, connection: ServerConnection) -> None:
+        """One turn of a connection: send its outbox, else go on with its request, else read one."""
         try:
             try:
                 if connection.outbox or connection.busy:
@@ -229,16 +225,14 @@ class Server:
                 self._fail(connection, out)
             if connection.user.owed > USER_BYTES:
                 self._relieve(connection.user)
-        except Exception:  # of this client's alone: the others go on
+        except Exception:  # only this client fails: the others go on
             log.exception("a request failed inside the broker: %r", connection.request)
             self._close(connection)
         if self._ended:
             self._end_sessions()
 
     def _relieve(self, user: User) -> None:
-        """Have a user's connections closed, before anything else is done for that user, that leave
-        most unread: all leave too much.
-        """
+        """Close a user's connections with the most unread bytes, before other work for the user."""
         if not user.relieved:
             self._go_on_relieving(user, self._relief(user))
 
@@ -251,14 +245,14 @@ class Server:
             return
 
     def _relief(self, user: User) -> Iterator[None]:
-        """Close those of a user's connections that have left most unread, one at a time."""
+        """Close a user's connections with the most unread bytes, one at a time."""
         connections = list(user.connections)
         for start in range(0, len(connections), SLICE):
             for connection in connections[start : start + SLICE]:
                 if connection.open:
                     connection.settle()
             yield
-        if user.owed <= USER_BYTES * 7 // 8:  # else each of the next turns would ask all again
+        if user.owed <= USER_BYTES * 7 // 8:  # above, the next turns would settle all again
             return
         for connection in sorted(user.connections, key=lambda one: one.owed, reverse=True):
             if user.owed <= USER_BYTES * 3 // 4:
@@ -273,28 +267,28 @@ class Server:
                 yield
 
     def listen_on(self, listener: socket.socket) -> None:
-        """Take new connections from another socket. For the serving thread."""
+        """Accept new connections from another socket. For the serving thread."""
         self._door.listen_on(listener)
 
     def _happened(self, number: int, store_fd: int | None) -> None:
-        """What is no client's: a connection, a word of another thread, an end of something."""
+        """Handle an event that is not a client's: of the door, an orphan, a thread, the store."""
         if self._door.happened(number) or self._orphans.happened(number):
             return
         if number == self._woken.fileno():
             self._woken.recv(4096)
             self._give_digests()
             self._answer()
-        elif number == store_fd and not self._store_is_new:  # else a request found out first
+        elif number == store_fd and not self._store_is_new:  # a request may have replaced it
             self._state.mend_store("it ended")
 
     def _patience(self) -> float | None:
-        """Seconds to wait for something to happen."""
+        """Seconds to wait for events; None without limit."""
         if self._waiting or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
         return self._orphans.patience()
 
     def _look_at_waiting(self) -> None:
-        """Send to those that have read in the meantime: the kernel does not tell of that."""
+        """Send to waiting connections that have read meanwhile: epoll does not report that."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -320,11 +314,11 @@ class Server:
         return self._waker.fileno()
 
     def numbers(self) -> dict[str, Any]:
-        """What the service counts, and the connections. For the serving thread."""
+        """The service's numbers, and the number of connections. For the serving thread."""
         return {**self.service.numbers(None), "connections": len(self._connections)}
 
     def ask(self, question: Callable[[], _T]) -> Future[_T]:
-        """The answer to a question about the state, between two requests. For other threads."""
+        """Call ``question`` in the serving thread, between two requests. For other threads."""
         answer: Future[_T] = Future()
         self._questions.append((question, answer))
         self._wake()
@@ -349,7 +343,7 @@ class Server:
             self._epoll.register(self._store_fd, _IN)
 
     def _compact(self) -> None:
-        """Have the journal begun anew, in turns."""
+        """Compact the journal, in turns."""
         self._turns.add(JOURNAL, self._go_on_compacting)
 
     def _go_on_compacting(self) -> None:
@@ -357,7 +351,7 @@ class Server:
             self._compact()
 
     def _end_sessions(self) -> None:
-        """End one session, and have the others wait for their turns."""
+        """End one session now, and the others in turns."""
         first = True
         while self._ended:
             session = self._ended.pop()
@@ -369,7 +363,7 @@ class Server:
             first = False
 
     def _end(self, uid: int, work: Work) -> None:
-        """Do a turn's worth of ending a session; the rest when its user's turn comes again."""
+        """Do one turn of ending a session, and queue the rest for the user's next turn."""
         for _ in work:
             self._turns.add(uid, functools.partial(self._end, uid, work))
             return
@@ -377,15 +371,15 @@ class Server:
     def _let_in(self, sock: socket.socket, who: Identity) -> None:
         """Serve a new connection. Raises OSError."""
         user = self._users.get(who.uid) or User(who.uid)
-        connection = Connection(sock, who, self._flight, user)
+        connection = ServerConnection(sock, who, self._flight, user)
         self._epoll.register(connection.number, _IN)
         connection.mask = _IN
         self._users[who.uid] = user
         user.connections[connection] = None
         self._connections[connection.number] = connection
 
-    def _close(self, connection: Connection) -> None:
-        """The client is gone, or is to be: what it held is given back."""
+    def _close(self, connection: ServerConnection) -> None:
+        """Close a connection and release its leases."""
         if not connection.open:
             return
         connection.open = False
@@ -404,8 +398,8 @@ class Server:
             del self._of_session[connection.session.number]
             self._ended.append(connection.session)
 
-    def _flush(self, connection: Connection) -> None:
-        """Send what was still to be sent, if there is anybody who could receive it."""
+    def _flush(self, connection: ServerConnection) -> None:
+        """Send the outbox, unless the client is gone."""
         if connection.ended:
             self._close(connection)
             return
@@ -418,8 +412,8 @@ class Server:
         else:
             self._listen_to(connection)
 
-    def _listen_to(self, connection: Connection) -> None:
-        """Take requests again where nothing is left to be sent or done."""
+    def _listen_to(self, connection: ServerConnection) -> None:
+        """Listen for requests if nothing is left to send or do."""
         if not connection.open:
             return
         if connection.waiting:
@@ -435,13 +429,13 @@ class Server:
         else:
             self._listen(connection, _IN)
 
-    def _listen(self, connection: Connection, mask: int) -> None:
+    def _listen(self, connection: ServerConnection, mask: int) -> None:
         if mask != connection.mask:
             connection.mask = mask
             self._epoll.modify(connection.number, mask)
 
-    def _read(self, connection: Connection) -> None:
-        """Read a request, and do all of it that is no more than a turn's work."""
+    def _read(self, connection: ServerConnection) -> None:
+        """Read a request, and do as much of it as fits a turn."""
         try:
             size = connection.sock.recv_into(self._buffer)
         except BlockingIOError:
@@ -477,11 +471,11 @@ class Server:
             if connection.work is not None:
                 connection.ask(size + _ASKED_BYTES * requests.count_of(request))
 
-    def _go_on(self, connection: Connection) -> None:
-        """Do a turn's worth of the request under way."""
+    def _go_on(self, connection: ServerConnection) -> None:
+        """Do one turn of the request under way."""
         assert connection.work is not None
         if type(connection.request) is requests.GetMany:
-            # Else it would wait for others of its user, who may never read.
+            # Otherwise it would wait for other clients of its user, which may never read.
             self.service.at_once = SLICE if self._flight.admits(connection, SLICE) else 1
         for made in connection.work:
             if made is not None:
@@ -496,9 +490,9 @@ class Server:
         connection.ask(0)
 
     def _serve_connection(
-        self, connection: Connection, session: Session | None, request: Any
+        self, connection: ServerConnection, session: Session | None, request: Any
     ) -> None:
-        """Requests that are about the connection, or about what takes longer than a turn of it."""
+        """Handle requests about the connection, and requests that take longer than a turn."""
         match request, session:
             case requests.Hello(), None:
                 connection.session, reply = self.service.begin(connection.identity, request)
@@ -519,7 +513,7 @@ class Server:
                 self._reply(connection, request.id, {}, [])
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
-        """Take over what a connection of the same process had, which ends if it is still there."""
+        """Take over the leases of a connection of the same process, which is closed if open."""
         ended = self.service.table.sessions.get(request.session)
         for made in self.service.resume(session, request):
             if made is not None and not request.more:
@@ -527,12 +521,12 @@ class Server:
                 if before is not None:
                     self._close(before)
                 self._orphans.resumed(request.session)
-                if ended is not None:  # before it is said: the broker may be killed then
+                if ended is not None:  # before the reply: the broker may be killed after it
                     yield from self.service.end(ended)
             yield made
 
-    def _refuse(self, connection: Connection, size: int, error: Exception) -> None:
-        """Answer a packet that is no request; a client that sends only such is closed."""
+    def _refuse(self, connection: ServerConnection, size: int, error: Exception) -> None:
+        """Reply to a packet that is not a request; close a client that sends only such packets."""
         refusal: errors.Error
         packet = self._view[:size]
         greeting = _greeting(packet)
@@ -540,26 +534,26 @@ class Server:
             refusal = errors.ProtocolError(other_version(greeting.version))
             self._reply(connection, greeting.id, protocol.error_message(refusal), [])
             return
-        reason = str(error)[:_REASON_LIMIT]  # it may repeat what the packet says
+        reason = str(error)[:_REASON_LIMIT]  # it may quote the packet
         try:
             number = _Numbered.decode(packet).id
             kind: type[errors.Error] = errors.InvalidRequest
         except _UNDECODABLE:
             number, kind = 0, errors.ProtocolError
-            reason = f"a packet of {size} bytes is none: {reason}"
+            reason = f"a packet of {size} bytes is not a request: {reason}"
         connection.nonsense += 1
         if connection.nonsense >= NONSENSE_LIMIT:
             reason += (
                 f"; after {NONSENSE_LIMIT} such packets in a row the broker closes the "
-                f"connection, and what it held is given back"
+                f"connection and releases its regions"
             )
         self._reply(connection, number, protocol.error_message(kind(f"request: {reason}")), [])
         if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
-    def _close_read(self, connection: Connection) -> None:
-        """Close a connection that sends nonsense, once all was sent that it is told, and it has
-        read the descriptors: until then these are on their way, and count.
+    def _close_read(self, connection: ServerConnection) -> None:
+        """Close a connection that sends nonsense, once its outbox was sent and it has read the
+        descriptors, which count as in flight until then.
         """
         try:
             told = connection.flush()
@@ -572,13 +566,15 @@ class Server:
             self._listen(connection, 0)
             return
         log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
-        with contextlib.suppress(OSError):  # what is left unread would reset it before it reads
+        with contextlib.suppress(OSError):  # unread data would reset it before the client reads
             connection.sock.shutdown(socket.SHUT_RD)
             while connection.sock.recv_into(self._buffer):
                 pass
         self._close(connection)
 
-    def _digest(self, connection: Connection, session: Session, request: requests.Digest) -> None:
+    def _digest(
+        self, connection: ServerConnection, session: Session, request: requests.Digest
+    ) -> None:
         region = self.service.digestible(session, request)
         if region.digest is not None:
             self._reply(connection, request.id, {"sha256": region.digest}, [])
@@ -602,21 +598,21 @@ class Server:
             self._reply(job.connection, job.number, reply, [])
 
     def _reply(
-        self, connection: Connection, number: int, reply: dict[str, Any], fds: list[int]
+        self, connection: ServerConnection, number: int, reply: dict[str, Any], fds: list[int]
     ) -> None:
         reply["id"] = number
         if fds:
             reply["fds"] = len(fds)
         self._send(connection, _encode(reply), fds)
 
-    def _fail(self, connection: Connection, error: errors.Error) -> None:
+    def _fail(self, connection: ServerConnection, error: errors.Error) -> None:
         number = getattr(connection.request, "id", 0)  # a release has none
         connection.work = None
         connection.ask(0)
         self._reply(connection, number, protocol.error_message(error), [])
 
-    def _send(self, connection: Connection, packet: bytes, fds: list[int]) -> None:
-        """Send now or when the client reads again; until then none of its requests is taken."""
+    def _send(self, connection: ServerConnection, packet: bytes, fds: list[int]) -> None:
+        """Send now, or when the client reads again; until then its requests wait."""
         if not connection.open:
             return
         try:
@@ -625,8 +621,8 @@ class Server:
         except OSError:
             self._close(connection)
 
-    def _announce(self, event: str, region: Region | None) -> None:
-        """Have watchers told of a change, each user's when its turn comes."""
+    def _announce(self, event: str, region: RegionEntry | None) -> None:
+        """Queue an event for all watchers, in their users' turns."""
         self._event += 1
         packet = None
         for user in self._users.values():
@@ -637,12 +633,12 @@ class Server:
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell, user))
             if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Event(self._event, packet, region))
+                user.events.append(Notification(self._event, packet, region))
             else:
-                user.events[-1] = Event(self._event, None, None)
+                user.events[-1] = Notification(self._event, None, None)
 
     def _tell(self, user: User) -> None:
-        """Tell some of a user's watchers of what happened first."""
+        """Send a user's oldest event to some of its watchers."""
         event = user.events[0]
         if event.left is None:
             event.left = iter(list(user.watchers))
@@ -657,8 +653,8 @@ class Server:
         if user.owed > USER_BYTES:
             self._relieve(user)
 
-    def _tell_one(self, connection: Connection, event: Event) -> None:
-        """Tell a watcher of what it may know of."""
+    def _tell_one(self, connection: ServerConnection, event: Notification) -> None:
+        """Send an event to a watcher, if it may know of it."""
         region = event.region
         if region is not None and not (
             region.name is not None
@@ -677,7 +673,7 @@ class Server:
             self._send(connection, event.packet, [])
 
 
-def _event_packet(event: str, region: Region | None) -> bytes:
+def _event_packet(event: str, region: RegionEntry | None) -> bytes:
     message: dict[str, Any] = {"event": event}
     if region is not None:
         message |= {"name": region.name, "region": region.number, "version": region.version}
@@ -685,7 +681,7 @@ def _event_packet(event: str, region: Region | None) -> bytes:
 
 
 class _Number(msgspec.Struct):
-    """The number of a request that is none otherwise."""
+    """The number of a malformed request."""
 
     id: int
 
@@ -694,7 +690,7 @@ _Numbered = msgspec.msgpack.Decoder(_Number)
 
 
 class _Greeting(msgspec.Struct, tag_field="op", tag="hello"):
-    """What a hello of every version has, whatever else it says."""
+    """The fields that a hello of every version has."""
 
     id: int
     version: int
@@ -704,7 +700,7 @@ _Greetings = msgspec.msgpack.Decoder(_Greeting)
 
 
 def _greeting(packet: memoryview) -> _Greeting | None:
-    """The hello of some version that a packet is."""
+    """The hello, of any version, in a packet; None for any other packet."""
     try:
         return _Greetings.decode(packet)
     except _UNDECODABLE:

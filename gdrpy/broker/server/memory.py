@@ -1,4 +1,4 @@
-"""The memory behind regions: on which devices there is some, and making it, without a context."""
+"""The memory of regions: the capacity of each device, and allocation without a CUDA context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdrpy.memory.choice import open_export
 
 
 def capacities() -> dict[int, int]:
-    """Bytes of each device that regions can take: a GPU's memory, and half of the host's.
+    """Bytes of each device that regions can use: a GPU's memory, and half of the host's.
 
     Raises BackendUnavailable, CudaError.
     """
@@ -30,28 +30,28 @@ def uuids() -> dict[int, str]:
 
 
 def rounded(nbytes: int, device: int) -> int:
-    """Bytes that a region of ``nbytes`` takes on a device."""
+    """The bytes allocated for a region of ``nbytes`` on a device."""
     if device == CPU_DEVICE:
         return file.rounded_size(nbytes)
     return vmm.rounded_size(nbytes, device)
 
 
 def make(size: int, device: int) -> int:
-    """A descriptor of new memory, the caller's to close. Raises OutOfMemory, CudaError, OSError."""
+    """A descriptor of new memory; the caller closes it. Raises OutOfMemory, CudaError, OSError."""
     if device == CPU_DEVICE:
         return file.create_export(size)
     return vmm.create_export(size, device)
 
 
 def readonly(fd: int) -> int | None:
-    """The same memory by a descriptor that cannot be written through; None where none can be had.
+    """A read-only descriptor of the same memory; None if the memory cannot have one.
 
-    Only memory files have one: a descriptor of a real GPU's memory lets its holder write. Raises
-    OutOfMemory where the descriptors are used up.
+    Only memory files have one: every descriptor of a real GPU's memory is writable. Raises
+    OutOfMemory if the descriptors are used up.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:  # it is none
+    except OSError:  # not a memory file
         return None
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -62,7 +62,7 @@ def readonly(fd: int) -> int | None:
 
 
 def digest(fd: int, nbytes: int, buffer: bytearray) -> Generator[None, None, str]:
-    """The SHA-256 of the first bytes, in hex, made in steps of as many as the buffer has.
+    """The SHA-256 of the first bytes, in hex, made in steps of the buffer's size.
 
     Raises Error.
     """

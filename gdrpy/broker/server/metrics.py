@@ -1,4 +1,4 @@
-"""The broker's numbers for Prometheus, by HTTP: one request at a time, in a thread of its own."""
+"""The broker's metrics for Prometheus, by HTTP: one request at a time, in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from gdrpy.errors import Error
 
 log = logging.getLogger(__name__)
 
-#: Seconds that one scrape may take, from the first byte to the last: others wait meanwhile.
+#: Seconds that one scrape may take, since others wait meanwhile.
 PATIENCE = 5.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-#: What :meth:`gdrpy.broker.server.service.Service.numbers` gives.
+#: The result of :meth:`gdrpy.broker.server.service.Service.numbers`.
 Numbers = dict[str, Any]
 
 
 class Metrics(HTTPServer):
-    """``GET /metrics`` at a host and port. ``about`` are labels that tell of the broker itself.
+    """``GET /metrics`` at a host and port. ``about`` are labels that describe the broker.
 
-    ``numbers`` is called for each request, in the thread that serves them. Raises OSError where the
-    address cannot be had.
+    ``numbers`` is called for each request, in the serving thread. Raises OSError if the address
+    cannot be bound.
     """
 
     request_queue_size = 16
@@ -47,20 +47,20 @@ class Metrics(HTTPServer):
 
     @property
     def host(self) -> str:
-        """The address that it was bound to, as an URL has it."""
+        """The bound address, as in a URL."""
         host = str(self.server_address[0])
         return f"[{host}]" if ":" in host else host
 
     @property
     def port(self) -> int:
-        """Where it listens, also if it was asked to choose by port 0."""
+        """The bound port, also if port 0 was requested."""
         return int(self.server_address[1])
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # not HTTPServer's, which asks the name server
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's would ask the name server
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Serve one request, which ends when its time is over."""
+        """Serve one request, and end it after PATIENCE seconds."""
         end = threading.Timer(PATIENCE, _shut_down, [request])
         end.daemon = True
         end.start()
@@ -74,7 +74,7 @@ class Metrics(HTTPServer):
         log.debug("a scrape from %s failed", client_address, exc_info=True)
 
     def text(self) -> str:
-        """All metrics as Prometheus reads them. Raises TimeoutError, Error."""
+        """All metrics in Prometheus' text format. Raises TimeoutError, Error."""
         return "".join(_lines(self._numbers(), self._about, self._began))
 
 
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Metrics
 
     def do_GET(self) -> None:
-        """Answer with the metrics, whatever parameters the address has."""
+        """Reply with the metrics; ignore parameters of the URL."""
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -110,7 +110,7 @@ def _shut_down(request: socket.socket) -> None:
 
 def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[str]:
     def labels(device: str) -> dict[str, str]:
-        """Of a device: the broker's number of it, and what it is called everywhere."""
+        """The labels of a device: the broker's number and the UUID."""
         if int(device) == CPU_DEVICE:
             return {"device": "cpu"}
         return {"device": device, "uuid": numbers["uuids"].get(device, "")}
@@ -120,7 +120,7 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
         "start_time_seconds", "gauge", "When the broker started, in Unix time.", [({}, began)]
     )
     for name, meaning in (
-        ("regions", "Regions, also those without a name."),
+        ("regions", "Regions, including those without a name."),
         ("names", "Names, each of one region."),
         ("connections", "Connections of clients."),
         ("sessions", "Sessions: connections, and processes that held regions at a restart."),
@@ -130,19 +130,19 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
     yield from _metric(
         "used_bytes",
         "gauge",
-        "Bytes of a device that regions take.",
+        "Bytes of a device that regions use.",
         [(labels(device), used) for device, used in numbers["used"].items()],
     )
     yield from _metric(
         "limit_bytes",
         "gauge",
-        "Bytes of a device that regions may take.",
+        "Bytes of a device that regions may use.",
         [(labels(device), limit) for device, limit in numbers["limits"].items()],
     )
     yield from _metric(
         "user_bytes",
         "gauge",
-        "Bytes of a device that a user's regions take.",
+        "Bytes of a device that a user's regions use.",
         [
             ({**labels(device), "uid": uid}, used)
             for (device, _, uid), used in (
@@ -153,7 +153,7 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
     yield from _metric(
         "requests_total",
         "counter",
-        "Requests, by what they ask.",
+        "Requests, by operation.",
         [({"op": op}, count) for op, count in sorted(numbers["requests"].items())],
     )
 

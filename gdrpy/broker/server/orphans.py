@@ -1,4 +1,4 @@
-"""Sessions of an earlier broker's connections, whose processes may live."""
+"""Sessions of an earlier broker's connections, whose processes may still run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class Orphans:
-    """Sessions that are given to ``end`` when their processes end, or resume them.
+    """Sessions that are passed to ``end`` when their processes end or resume them.
 
-    Those that nobody has resumed ``resume_within`` seconds later are given up.
+    Sessions that are not resumed within ``resume_within`` seconds are ended too.
     """
 
     def __init__(
@@ -27,12 +27,12 @@ class Orphans:
         self._poll = poll
         self._end = end
         self._resume_by = time.monotonic() + resume_within
-        #: By a descriptor of their process, and these descriptors by the session's number.
+        #: Sessions by their process's descriptor, and the descriptors by the session's number.
         self._sessions: dict[int, Session] = {}
         self._process_of: dict[int, int] = {}
 
     def keep(self, session: Session) -> None:
-        """Keep what a process held under an earlier broker until it resumes or ends."""
+        """Keep a process's session with an earlier broker until the process resumes it or ends."""
         who = session.identity
         if not session.regions:  # nothing to keep
             self._end(session)
@@ -46,11 +46,11 @@ class Orphans:
         self._process_of[session.number] = process
         self._poll.register(process, select.EPOLLIN)
         with contextlib.suppress(OSError):
-            if start_time(who.pid) != who.started:  # another process has the number by now
+            if start_time(who.pid) != who.started:  # another process has the pid now
                 self.happened(process)
 
     def happened(self, process: int) -> bool:
-        """Whether a descriptor that something happened to was of a process, which has ended."""
+        """Handle an event of a descriptor; returns whether it was a process's, which has ended."""
         session = self._sessions.pop(process, None)
         if session is None:
             return False
@@ -60,21 +60,21 @@ class Orphans:
         return True
 
     def resumed(self, number: int) -> None:
-        """The session of this number, if it is one of these, was resumed."""
+        """Handle that the session ``number``, if it is one of these, was resumed."""
         process = self._process_of.get(number)
         if process is not None:
             self.happened(process)
 
     def patience(self) -> float | None:
-        """Seconds until those that are left are late; None if there are none."""
+        """Seconds until the remaining sessions are late; None if there are none."""
         return max(0.0, self._resume_by - time.monotonic()) if self._sessions else None
 
     def late(self) -> bool:
-        """Whether there are some whose time is over."""
+        """Whether any session is late."""
         return bool(self._sessions) and time.monotonic() > self._resume_by
 
     def give_up(self) -> None:
-        """End them: their clients live, and may have let go of what they held unheard."""
-        log.info("%d clients of the broker before did not come back in time", len(self._sessions))
+        """End all: their clients live, but may have released regions without a broker."""
+        log.info("%d clients of the earlier broker did not resume in time", len(self._sessions))
         for process in list(self._sessions):
             self.happened(process)

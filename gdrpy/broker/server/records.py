@@ -1,7 +1,7 @@
-"""What the journal tells: every change of the broker's state, one record each.
+"""The journal's records: one for each change of the broker's state.
 
-A snapshot is the same records. They are arrays that begin with their number; fields are only ever
-added at the end, with a default.
+A snapshot consists of the same records. They are arrays that begin with their tag; new fields are
+only added at the end, with a default.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 class Life(Record, tag=0):
-    """The state's identity, and the number that the next region and session get at least."""
+    """The state's identity, and the least number of the next region or session."""
 
     life: str
     next_number: int
 
 
 class Made(Record, tag=1):
-    """A region that nobody holds and no name means yet."""
+    """A new region, without a lease, whose name does not refer to it yet."""
 
     region: int
     name: str | None
@@ -32,21 +32,21 @@ class Made(Record, tag=1):
     gid: int
     mode: int
     metadata: bytes
-    #: Not 0 for one that was published and replaced before a snapshot.
+    #: Not 0 for a region that was published and replaced before a snapshot.
     version: int = 0
-    #: The GPU's, since another broker may number the GPUs otherwise; empty for the host.
+    #: The GPU's, since another broker may number the GPUs differently; empty for the host.
     uuid: str = ""
 
 
 class Published(Record, tag=2):
-    """A region's name means it now, in this version."""
+    """A region's name refers to it from now on, with this version."""
 
     region: int
     version: int
 
 
 class Unlinked(Record, tag=3):
-    """A region's name means it no longer."""
+    """A region's name no longer refers to it."""
 
     region: int
 

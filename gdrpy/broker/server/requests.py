@@ -1,4 +1,4 @@
-"""What clients may ask: the one description of every request's fields and their bounds.
+"""Clients' requests: the only description of their fields and bounds.
 
 Decoding refuses unknown requests, unknown fields and values out of bounds.
 """
@@ -22,12 +22,12 @@ Names = Annotated[list[Name], Meta(max_length=BATCH_LIMIT)]
 Regions = Annotated[list[Number], Meta(max_length=BATCH_LIMIT)]
 #: A region of any broker: its life, and the region's number.
 Original = tuple[Annotated[str, Meta(max_length=32)], Number]
-#: Region, whether it was granted writable, whether for a GPU view.
+#: A region, whether the lease is writable, and whether it is for a GPU view.
 Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)]
 
 
 class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, gc=False):
-    """What all requests have: a number that the reply repeats."""
+    """The base of requests, with a number that the reply repeats."""
 
     id: Number
 
@@ -40,7 +40,7 @@ class Hello(Request, tag="hello"):
 class Resume(Request, tag="resume"):
     session: Number
     leases: Leases
-    #: Whether another resume from the same one follows: it ends with the last.
+    #: Whether another resume of the same session follows; the last one ends that session.
     more: bool = False
 
 
@@ -86,7 +86,7 @@ class GetMany(Request, tag="get_many"):
 
 
 class Release(msgspec.Struct, tag="release", tag_field="op", forbid_unknown_fields=True, gc=False):
-    """The one request that has no number and no reply."""
+    """The only request without a number and a reply."""
 
     regions: Regions
 
@@ -151,7 +151,7 @@ AnyRequest = (
 
 
 def count_of(request: AnyRequest) -> int:
-    """Names, leases or regions that a request lists."""
+    """The number of names, leases or regions that a request lists."""
     match request:
         case GetMany():
             return len(request.names)
@@ -163,7 +163,7 @@ def count_of(request: AnyRequest) -> int:
 
 
 def name_of(kind: type) -> str:
-    """What a request is called in its packet."""
+    """A request's name in its packet."""
     return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
 
 

@@ -1,10 +1,10 @@
-"""Who may do what with a region: mode bits as a file's, and the kernel's word on who asks."""
+"""Permissions on regions work like a file's; the kernel authenticates clients."""
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
+import socket
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,35 +18,35 @@ _WORDS = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A process as the kernel describes it; ``started`` tells it from a later one of its number."""
+    """A process as the kernel describes it; ``started`` tells it from a later one with its pid."""
 
     pid: int
     started: int
     uid: int
     gid: int
     groups: frozenset[int]
-    #: Root, and whoever runs the broker: its memory is theirs anyway.
+    #: Whether it is root or the broker's user, which can access the broker's memory anyway.
     privileged: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "privileged", self.uid in (0, os.geteuid()))
 
 
-def identity_of(sock: _socket.socket) -> Identity:
-    """Who is at the other end of a connection."""
+def identity_of(sock: socket.socket) -> Identity:
+    """The process at the other end of a connection."""
     pid, uid, gid = _unix.peer_credentials(sock)
     return Identity(pid, start_time(pid), uid, gid, _unix.peer_groups(sock))
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 where that cannot be known.
+    """When a process started, in clock ticks since boot; 0 if that is unknown.
 
-    Source: proc_pid_stat(5), field 22. Raises OSError where descriptors are used up.
+    Source: proc_pid_stat(5), field 22. Raises OSError if descriptors are used up.
     """
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            text = os.read(fd, 4096)  # with a name that may be any bytes
+            text = os.read(fd, 4096)  # contains the process's name, which may be any bytes
         finally:
             os.close(fd)
     except OSError as error:
@@ -57,7 +57,7 @@ def start_time(pid: int) -> int:
 
 
 class Owned(Protocol):
-    """What has an owner and mode bits."""
+    """An object with an owner and mode bits."""
 
     uid: int
     gid: int
@@ -65,7 +65,7 @@ class Owned(Protocol):
 
 
 def allowed(who: Identity, region: Owned, wanted: int) -> bool:
-    """Whether somebody may do all of ``wanted``: the first class of bits that fits decides."""
+    """Whether ``who`` has all of ``wanted``: the first class that fits decides, as for files."""
     if who.privileged:
         return True
     if who.uid == region.uid:
@@ -78,7 +78,7 @@ def allowed(who: Identity, region: Owned, wanted: int) -> bool:
 
 
 def require(who: Identity, region: Any, wanted: int, call: str) -> None:
-    """Raise PermissionDenied unless somebody may do all of ``wanted``."""
+    """Raise PermissionDenied unless ``who`` has all of ``wanted``."""
     if not allowed(who, region, wanted):
         raise PermissionDenied(
             errno.EACCES,
@@ -88,21 +88,21 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
 
 
 def owns(who: Identity, region: Owned) -> bool:
-    """Whether somebody may change a region's mode."""
+    """Whether ``who`` may change a region's mode."""
     return who.privileged or who.uid == region.uid
 
 
 def require_owner(who: Identity, region: Any, call: str) -> None:
-    """Raise PermissionDenied unless somebody owns the region."""
+    """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
         raise PermissionDenied(
             errno.EACCES,
-            f"{call}: {region} is not user {who.uid}'s own{_whose(who, region)}",
+            f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}",
         )
 
 
 def _whose(who: Identity, region: Any) -> str:
-    """What a refusal says of a region: nothing to who could not read it in a list."""
+    """A refusal's text about a region; empty if ``who`` may not see the region in a list."""
     if not (owns(who, region) or allowed(who, region, READ)):
         return ""
     return f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"

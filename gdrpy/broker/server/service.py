@@ -1,4 +1,4 @@
-"""What the broker does for each request. Replies are maps; descriptors go beside them."""
+"""The broker's requests. Replies are maps, with descriptors beside them."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from msgspec import UNSET
 from gdrpy import errors
 from gdrpy.broker import protocol
 from gdrpy.broker.server import memory, records, requests, telling
-from gdrpy.broker.server.limits import Descriptors, Limits, device_words
+from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import Region, Session
+from gdrpy.broker.server.table import RegionEntry, Session
 
 Message = dict[str, Any]
 #: A reply, and the descriptors beside it.
 Reply = tuple[Message, list[int]]
 #: Grants of a get_many, the descriptors beside them, and how many of its names are done.
 Grants = tuple[Message, list[int], int]
-#: What is done of a long request in its turns: None, or a reply where one is to be sent.
+#: The turns of a long request: each gives None, or a reply to send.
 Work = Iterator[Reply | None]
 
-#: Names, leases and regions that one turn is about.
+#: Names, leases and regions that one turn handles.
 SLICE = 64
 
 
 @dataclass
 class Service:
-    """The calls, on one state. ``announce`` is told of every change that a watcher may see."""
+    """The requests, on one state. ``announce`` is called for every change that watchers see."""
 
     state: State
-    limits: Limits
+    quotas: Quotas
     server: str
-    #: Whether memory is kept from readers where the kernel cannot keep them from writing it.
+    #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
-    announce: Callable[[str, Region | None], None]
+    announce: Callable[[str, RegionEntry | None], None]
     counts: Counter[type] = field(default_factory=Counter)
-    #: Grants that the next packet of a get_many may have: as many descriptors can be sent.
+    #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
-    #: Whether the GPUs of an earlier broker's regions have the numbers that they have here.
+    #: Whether an earlier broker's regions have this broker's GPU numbers.
     recognized: bool = False
 
     def __post_init__(self) -> None:
         self.table = self.state.table
-        self.descriptors = Descriptors()
+        self.descriptors = DescriptorReserve()
 
     def recognize(self) -> None:
-        """Have an earlier broker's regions be on the GPUs that they lie on. Raises Error."""
+        """Give an earlier broker's regions this broker's GPU numbers. Raises Error."""
         if not self.recognized:
-            self.table.renumber(self.limits.uuids)
+            self.table.renumber(self.quotas.uuids)
             self.recognized = True
 
     def _number(self, call: str, device: int | str) -> int:
@@ -64,7 +64,7 @@ class Service:
         if isinstance(device, int):
             return device
         self.recognize()
-        return self.limits.number(call, device)
+        return self.quotas.number(call, device)
 
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
         """A session for a connection that says hello. Raises ProtocolError."""
@@ -82,7 +82,7 @@ class Service:
         return self.table.sessions[number], reply
 
     def end(self, session: Session) -> Work:
-        """The session's connection or process is gone; nothing to do once it was resumed."""
+        """End a session whose connection or process is gone, unless it was resumed."""
         table = self.table
         while len(session.regions) > SLICE and session.number in table.sessions:
             for region in list(itertools.islice(session.regions, SLICE)):
@@ -94,8 +94,8 @@ class Service:
             self._tell_of_room()
 
     def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work | None]]:
-        """What gives the reply to a request, by its type, or raises Error; None where all is done
-        that has no reply.
+        """The function for each type of request: it gives a reply, or None without one, or raises
+        Error.
         """
         return {
             requests.Allocate: self._allocate,
@@ -119,7 +119,7 @@ class Service:
             self.announce("freed", None)
 
     def _release(self, session: Session, request: requests.Release) -> Work | None:
-        """Give leases back; those that the session does not have are nothing to it."""
+        """Release leases, and ignore regions without one."""
         if len(request.regions) > SLICE:
             return self._release_in_turns(session, request.regions)
         self._release_some(session, request.regions)
@@ -151,7 +151,7 @@ class Service:
         yield {"lost": lost}, []
 
     def _before(self, session: Session, number: int) -> Session | None:
-        """The session to resume, if it is still there. Raises InvalidRequest."""
+        """The session to resume, if it still exists. Raises InvalidRequest."""
         before = self.table.sessions.get(number)
         if before is not None and (before is session or before.identity != session.identity):
             raise errors.InvalidRequest(
@@ -162,7 +162,7 @@ class Service:
     def _resume_lease(
         self, session: Session, before: Session | None, number: int, writable: bool, gpu: bool
     ) -> bool:
-        """Grant a lease that a session had before, or that its process may have; whether it was."""
+        """Grant a lease that the earlier session had or the process may have; returns whether."""
         if before is not None and number in before.regions:
             region = before.regions[number]
             lease = region.leases[before.number]
@@ -175,7 +175,7 @@ class Service:
         if number not in session.regions:
             if found.draft or not allowed(session.identity, found, wanted):
                 return False
-            self.limits.require_lease("resume", self.table, session.identity)
+            self.quotas.require_lease("resume", self.table, session.identity)
         self.table.grant(session, found, writable, gpu)
         return True
 
@@ -196,7 +196,7 @@ class Service:
             device = self._number("allocate", request.device)
             if (region.nbytes, region.device) != (request.nbytes, device):
                 raise errors.SizeMismatch(
-                    f"allocate: {region} is there with {region.nbytes} bytes on "
+                    f"allocate: {region} exists with {region.nbytes} bytes on "
                     f"{device_words(region.device)}, and {request.nbytes} bytes on "
                     f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
@@ -208,7 +208,7 @@ class Service:
     def _rounded_size(self, session: Session, request: requests.RoundedSize) -> Reply:
         del session
         device = self._number("rounded_size", request.device)
-        self.limits.require_device("rounded_size", device)
+        self.quotas.require_device("rounded_size", device)
         return {"size": memory.rounded(request.nbytes, device)}, []
 
     def _create(self, session: Session, request: requests.Create) -> Reply:
@@ -219,15 +219,15 @@ class Service:
 
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
-    ) -> Region:
-        """A new region's memory, which a lease or a name must keep at once."""
+    ) -> RegionEntry:
+        """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
-        self.limits.require_device(call, device)
+        self.quotas.require_device(call, device)
         if not self.recognized:
             self.recognize()
         size = memory.rounded(request.nbytes, device)
-        self.limits.require_room(call, self.table, who, size, device)
-        self.limits.require_lease(call, self.table, who)
+        self.quotas.require_room(call, self.table, who, size, device)
+        self.quotas.require_lease(call, self.table, who)
         number = self.table.number()
         try:
             fd = memory.make(size, device)
@@ -248,7 +248,7 @@ class Service:
             who.gid,
             request.mode,
             request.metadata,
-            uuid=self.limits.uuids.get(device, ""),
+            uuid=self.quotas.uuids.get(device, ""),
         )
         try:
             return self.state.add(made, fd)
@@ -263,7 +263,7 @@ class Service:
         if not region.draft and not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
-                f"name has been deleted or means another one since: make a new draft by create()"
+                f"name was deleted or refers to another region: make a new draft by create()"
             )
         replaced = None
         if region.draft:
@@ -278,7 +278,7 @@ class Service:
         return {"version": region.version, "replaced": replaced}, []
 
     def _require_replaceable(self, call: str, session: Session, name: str) -> None:
-        """A name belongs to who may write the region that it means."""
+        """Require write permission on the region that the name refers to, if any."""
         current = self.table.names.get(name)
         if current is not None:
             require(session.identity, current, WRITE, call)
@@ -290,18 +290,20 @@ class Service:
             region = self._find_copy(session, request.life, request.region)
         return self._get_region(session, region, request.readonly, request.gpu)
 
-    def _find_copy(self, session: Session, life: str, number: int | None) -> Region:
-        """This user's copy of another broker's region: what others call a copy is not believed."""
+    def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
+        """This user's copy of another broker's region. Other users' copies are not trusted."""
         uid = session.identity.uid
         region = None if number is None else self.table.copy_of(life, number, uid)
         if region is not None:
             return region
         raise errors.Gone(
-            f"get: region {number} is of another broker, or one whose state was lost: get it by "
-            f"name"
+            f"get: region {number} belongs to another broker, or to one that lost its state: get "
+            f"it by name"
         )
 
-    def _get_region(self, session: Session, region: Region, readonly: bool, gpu: bool) -> Reply:
+    def _get_region(
+        self, session: Session, region: RegionEntry, readonly: bool, gpu: bool
+    ) -> Reply:
         who = session.identity
         if readonly or region.sealed or not allowed(who, region, READ | WRITE):
             require(who, region, READ, "get")
@@ -316,7 +318,7 @@ class Service:
             yield reply, fds
 
     def _get_some(self, session: Session, request: requests.GetMany, done: int) -> Grants:
-        """A packet of grants, when so many names were done, and how many are then."""
+        """The next packet of grants after ``done`` names, and how many names are done then."""
         grants: list[Message] = []
         fds: list[int] = []
         room = _GRANTS_BYTES
@@ -334,8 +336,8 @@ class Service:
                 break
         return {"grants": grants}, fds, done + len(grants)
 
-    def _grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> Reply:
-        """A lease, and what the client needs to open the memory."""
+    def _grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> Reply:
+        """Grant a lease; the reply has the fields that open the memory."""
         fd: int | None = region.fd
         enforced = False
         if not writable and (not gpu or region.device == protocol.CPU_DEVICE):
@@ -344,12 +346,12 @@ class Service:
         if self.strict and not (writable or enforced or session.identity.privileged):
             raise errors.PermissionDenied(
                 errno.EACCES,
-                f"get: {region} is read-only for you, and CUDA lets who opens it write: this "
-                f"broker is strict and does not hand it out so; ask with gpu=False"
-                + ("" if gpu else ", which helps on memory of the host alone"),
+                f"get: {region} is read-only for you, and CUDA would let you write: this broker is "
+                f"strict and refuses it; ask with gpu=False"
+                + ("" if gpu else ", which helps only for host memory"),
             )
         if region.number not in session.regions:
-            self.limits.require_lease("get", self.table, session.identity)
+            self.quotas.require_lease("get", self.table, session.identity)
         self.table.grant(session, region, writable, gpu)
         return {
             "region": region.number,
@@ -364,8 +366,8 @@ class Service:
             "metadata": region.metadata,
         }, [region.fd if fd is None else fd]
 
-    def _readonly_fd(self, region: Region) -> int | None:
-        """The region's descriptor that cannot be written through, made when first asked for."""
+    def _readonly_fd(self, region: RegionEntry) -> int | None:
+        """The region's read-only descriptor, made on first use."""
         if region.readonly_fd is None:
             fd = memory.readonly(region.fd)
             if fd is not None:
@@ -378,24 +380,24 @@ class Service:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if request.copy_of is not None:
-            require_owner(session.identity, region, "seal")  # it is said to all of its owner's
+            require_owner(session.identity, region, "seal")  # all processes of its owner trust it
         if not region.sealed:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
                 self.announce("sealed", region)
         return {}, []
 
-    def digestible(self, session: Session, request: requests.Digest) -> Region:
+    def digestible(self, session: Session, request: requests.Digest) -> RegionEntry:
         """The region of a digest request, which takes too long for this thread. Raises Error."""
         region = self._find("digest", session, None, request.region)
         require(session.identity, region, READ, "digest")
         if not region.sealed:
             raise errors.InvalidRequest(
-                f"digest: {region} is not sealed, so its content may change: seal it first"
+                f"digest: {region} is not sealed, so its contents may change: seal it first"
             )
         return region
 
-    def digested(self, region: Region, sha256: str) -> None:
+    def digested(self, region: RegionEntry, sha256: str) -> None:
         """Remember a digest."""
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
@@ -404,7 +406,7 @@ class Service:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
-                f"delete: {request.name!r} does not mean region {request.region} any more"
+                f"delete: {request.name!r} no longer refers to region {request.region}"
             )
         require(session.identity, region, WRITE, "delete")
         self.table.commit(records.Unlinked(region.number))
@@ -417,7 +419,7 @@ class Service:
 
     def _stat(self, session: Session, request: requests.Stat) -> Reply:
         region = self._find("stat", session, request.name, request.region)
-        if not owns(session.identity, region):  # who may chmod it also where nobody may read it
+        if not owns(session.identity, region):  # the owner may chmod even an unreadable region
             require(session.identity, region, READ, "stat")
         return telling.all_about(self.table, region), []
 
@@ -430,7 +432,7 @@ class Service:
         if request.metadata is not UNSET:
             require(session.identity, region, WRITE, "change")
             if region.sealed:
-                raise errors.Sealed(f"change: {region} is sealed, and its metadata with it")
+                raise errors.Sealed(f"change: {region} is sealed, and so is its metadata")
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
         return {}, []
@@ -440,7 +442,7 @@ class Service:
         return self.numbers(session.identity), []
 
     def numbers(self, who: Identity | None) -> Message:
-        """What there is and was done; of users' bytes those that ``who`` may know, None: all."""
+        """The counts of the status reply; ``users`` has only users that ``who`` may see, or all."""
         self.recognize()
         users = {
             f"{device}/{uid}": used
@@ -452,21 +454,23 @@ class Service:
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
             "leases": self.table.leases,
-            "used": {str(device): self.table.used[device] for device in self.limits.devices},
-            "limits": {str(device): limit for device, limit in self.limits.devices.items()},
-            "uuids": {str(device): uuid for device, uuid in self.limits.uuids.items()},
+            "used": {str(device): self.table.used[device] for device in self.quotas.devices},
+            "limits": {str(device): limit for device, limit in self.quotas.devices.items()},
+            "uuids": {str(device): uuid for device, uuid in self.quotas.uuids.items()},
             "users": users,
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }
 
-    def _find(self, call: str, session: Session, name: str | None, number: int | None) -> Region:
+    def _find(
+        self, call: str, session: Session, name: str | None, number: int | None
+    ) -> RegionEntry:
         """A region by its name, or by its number if the session may know of it."""
         if (name is None) == (number is None):
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
         if number is not None:
             region = self.table.regions.get(number)
             if region is None or not _may_know_of(session, region):
-                raise errors.Gone(f"{call}: there is no region {number} any more")
+                raise errors.Gone(f"{call}: region {number} no longer exists")
             return region
         assert name is not None
         region = self.table.names.get(name)
@@ -474,15 +478,15 @@ class Service:
             raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
         return region
 
-    def _held(self, call: str, session: Session, number: int) -> Region:
+    def _held(self, call: str, session: Session, number: int) -> RegionEntry:
         region = session.regions.get(number)
         if region is None:
-            raise errors.Gone(f"{call}: this connection holds no region {number}")
+            raise errors.Gone(f"{call}: this connection does not hold region {number}")
         return region
 
 
-def _may_know_of(session: Session, region: Region) -> bool:
-    """Whether a session is told that a region of some number is there: drafts are their makers'."""
+def _may_know_of(session: Session, region: RegionEntry) -> bool:
+    """Whether a session may know that a region exists; only its holders know of a draft."""
     if region.number in session.regions:
         return True
     who = session.identity
@@ -492,7 +496,7 @@ def _may_know_of(session: Session, region: Region) -> bool:
 
 
 def other_version(version: int) -> str:
-    """What a client of another version is told."""
+    """The error for a client of another version."""
     return (
         f"hello: the client speaks version {version} of the protocol and this broker version "
         f"{protocol.VERSION}: install the same gdrpy on both sides"
@@ -507,12 +511,12 @@ def _check_name(call: str, name: str) -> None:
         or _INVISIBLE.search(name)
     ):
         raise errors.InvalidRequest(
-            f"{call}: a name has visible characters, with spaces between them alone, "
-            f"{protocol.NAME_LIMIT} bytes of them in UTF-8 at most, and not {name!a}"
+            f"{call}: a name must have visible characters, with spaces only between them, and at "
+            f"most {protocol.NAME_LIMIT} bytes in UTF-8, and is {name!a}"
         )
 
 
-#: Characters that are printable, and that nobody sees: fillers, joiners, variation selectors.
+#: Printable but invisible characters: fillers, joiners, variation selectors.
 #: Source: Default_Ignorable_Code_Point of Unicode; and the Braille blank.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
@@ -522,5 +526,5 @@ _INVISIBLE = re.compile(
 
 #: Bytes that a grant takes besides its name and metadata, at most.
 _GRANT_BYTES = 160
-#: Bytes of grants after which a get_many goes on in another packet.
+#: Bytes of grants after which a get_many continues in another packet.
 _GRANTS_BYTES = 16 * 1024

@@ -1,4 +1,4 @@
-"""The broker's state, and what makes it outlive the broker: journal, store and descriptors."""
+"""The broker's state, which outlives the broker by its journal, store and descriptors."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
 from gdrpy.broker.server.store import Full, Store
-from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 log.addFilter(Throttle())
 
-#: Bytes of a journal, and times its size when it was begun, at which a new one is begun.
+#: A journal is compacted above this many bytes, and above this multiple of its size when new.
 _COMPACT_BYTES = 1 << 20
 _COMPACT_RATIO = 4
-#: Records that a turn of that copies.
+#: Records that a turn of compaction copies.
 _COMPACT_SLICE = 128
 
 
 class State:
-    """The table, kept. What an earlier broker of the same store left is there again."""
+    """The table, recorded in a journal. It begins with the state of the store's last broker."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.table = Table(self._remember, self._free)
-        # Giving memory back may take seconds, and nobody shall wait for it.
+        # Freeing memory may take seconds, so a thread does it.
         self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
-        #: Whether there is no store, because no other one could be had when it was lost.
+        #: Whether the store was lost and could not be replaced.
         self.store_lost = False
-        #: Called when there is another store.
+        #: Called when the store was replaced.
         self.store_replaced: Callable[[], object] = lambda: None
-        #: Called when the journal has become so long that :meth:`compact` is to be called.
+        #: Called when the journal is so long that :meth:`compact` must be called.
         self.too_long: Callable[[], object] = lambda: None
         self._compact_at = _COMPACT_BYTES
         self._due = False
-        #: The next journal, and what copies the state into it.
+        #: The next journal, and the compaction that fills it.
         self._next: tuple[Journal, Compaction] | None = None
         found = store.recover()
         try:
@@ -67,13 +67,13 @@ class State:
                 os.close(one)
 
     def _replay(self, found: dict[str, int]) -> Journal:
-        """The newest journal among what was found, its records applied; else a first one."""
+        """The newest journal found, with its records applied, or a first one."""
         journals: list[Journal] = []
         for key in [key for key in found if key.startswith("j")]:
             fd = found.pop(key)
             try:
                 journals.append(Journal(fd))
-            except ValueError:  # its broker was killed while it wrote the snapshot
+            except ValueError:  # the broker was killed while it wrote the snapshot
                 os.close(fd)
                 self._store.drop(key)
         journals.sort(key=lambda journal: journal.generation)
@@ -88,12 +88,12 @@ class State:
         return journals[-1]
 
     def _claim(self, found: dict[str, int]) -> None:
-        """Give every region its descriptor, and drop what nobody needs."""
+        """Give every region its descriptor, and drop the others."""
         self.table.discard_unheld()
         for region in list(self.table.regions.values()):
             fd = found.pop(_key(region), None)
             if fd is None:
-                log.error("%s is lost: nobody held its memory", region)
+                log.error("%s is lost: the store did not hold its memory", region)
                 self._lose(region)
             else:
                 region.fd = fd
@@ -102,7 +102,7 @@ class State:
             self._closing.put(fd)
         found.clear()
 
-    def _lose(self, region: Region) -> None:
+    def _lose(self, region: RegionEntry) -> None:
         for session in list(region.leases):
             self.table.commit(records.Released(session, region.number))
         if region.linked:
@@ -120,7 +120,7 @@ class State:
             self.too_long()
 
     def compact(self) -> bool:
-        """Do a turn's worth of beginning a new journal, if one is due; whether none is then."""
+        """Do one turn of a compaction that is due; returns whether none is due any more."""
         try:
             return not self._due or self._compact()
         except (OSError, OutOfMemory) as error:
@@ -128,9 +128,9 @@ class State:
             return True
 
     def _compact(self) -> bool:
-        """Copy some of the state into the next journal, and take that one when it has all.
+        """Copy some of the state into the next journal, and switch to it when it is complete.
 
-        Raises OSError, OutOfMemory. A broker that is killed meanwhile leaves the old one.
+        Raises OSError, OutOfMemory. A broker that is killed meanwhile leaves the old journal.
         """
         if self._next is None:
             made = Journal.empty(self._journal.generation + 1)
@@ -147,23 +147,23 @@ class State:
         return True
 
     def _stay(self, error: Exception) -> None:
-        """Go on with the journal that there is."""
-        log.warning("the journal goes on growing: no new one can be begun (%s)", error)
+        """Keep using the current journal."""
+        log.warning("the journal keeps growing: it cannot be compacted (%s)", error)
         self._compact_at = 2 * self._journal.size
         self._due = False
         if self._next is not None:
             self._next[0].close()
             self._next = None
 
-    def add(self, made: records.Made, fd: int) -> Region:
-        """Take a new region's memory over. Raises OSError, and ``fd`` is the caller's then."""
+    def add(self, made: records.Made, fd: int) -> RegionEntry:
+        """Take a new region's memory over. Raises OSError; the caller keeps ``fd`` then."""
         self._hold(f"r{made.region}", fd)
         self.table.commit(made)
         region = self.table.regions[made.region]
         region.fd = fd
         return region
 
-    def _free(self, region: Region) -> None:
+    def _free(self, region: RegionEntry) -> None:
         self.freed = True
         if region.fd < 0:  # while an earlier broker's journal is read
             return
@@ -188,7 +188,7 @@ class State:
             self.mend_store(error)
 
     def mend_store(self, reason: object) -> None:
-        """Have another store, which gets everything anew, if one can be had now."""
+        """Replace a lost store, if possible, and store everything again."""
         log.warning("the keeper is gone (%s): starting another one", reason)
         try:
             self._store.replace()
@@ -209,16 +209,16 @@ class State:
 
     @property
     def store_fd(self) -> int | None:
-        """What becomes readable when the store is lost, None if it cannot be."""
+        """A descriptor that becomes readable when the store is lost; None if it cannot be lost."""
         return self._store.fileno()
 
     def end(self) -> None:
-        """Give everything up: the broker stops for good."""
+        """Drop the state: the broker stops for good."""
         self._store.end()
         self._journal.close()
         if self._next is not None:
             self._next[0].close()
 
 
-def _key(region: Region) -> str:
+def _key(region: RegionEntry) -> str:
     return f"r{region.number}"

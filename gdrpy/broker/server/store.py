@@ -1,4 +1,4 @@
-"""Who keeps the broker's descriptors while no broker runs: a keeper process, or nobody."""
+"""Stores, which keep the broker's descriptors while no broker runs: a keeper process, or none."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gdrpy.errors import OutOfMemory
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which a keeper may be silent before another one takes its place.
+#: Seconds that a keeper may be silent before another one replaces it.
 _PATIENCE = 2.0
-#: How often to try, and the seconds in between, to send a descriptor while too many are on their
-#: way. The keeper reads them at once.
+#: Attempts to send a descriptor while too many are in flight, and seconds between them. The keeper
+#: reads at once.
 _TRIES, _PAUSE = 20, 0.002
 
 
@@ -35,15 +35,15 @@ class Store(ABC):
 
     @abstractmethod
     def recover(self) -> dict[str, int]:
-        """What an earlier broker had held; the descriptors are the caller's."""
+        """The descriptors that an earlier broker stored; the caller owns them."""
 
     @abstractmethod
     def hold(self, key: str, fd: int) -> None:
-        """Have a descriptor kept; ``fd`` stays the caller's. Raises Full, OSError: it is lost."""
+        """Store a duplicate of ``fd``. Raises Full, and OSError if the store is lost."""
 
     @abstractmethod
     def drop(self, key: str) -> None:
-        """Have it forgotten. Raises OSError."""
+        """Forget a descriptor. Raises OSError."""
 
     @abstractmethod
     def end(self) -> None:
@@ -51,19 +51,19 @@ class Store(ABC):
 
     @abstractmethod
     def replace(self) -> None:
-        """Put another one, which holds nothing yet, in place of a lost one. Raises OSError."""
+        """Replace a lost store with an empty one. Raises OSError."""
 
     def whole(self) -> bool:
         """Whether the next broker will find it."""
         return True
 
     def fileno(self) -> int | None:
-        """What becomes readable when the store is lost, None if it cannot be."""
+        """A descriptor that becomes readable when the store is lost; None if it cannot be lost."""
         return None
 
 
 class NoStore(Store):
-    """Nobody keeps anything: the regions end with the broker."""
+    """Stores nothing: the regions end with the broker."""
 
     def recover(self) -> dict[str, int]:
         return {}
@@ -82,7 +82,7 @@ class NoStore(Store):
 
 
 def identity_of_file(path: str) -> tuple[int, int] | None:
-    """Which file is at a path: device and inode; None where there is none."""
+    """Device and inode of the file at a path; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -91,22 +91,22 @@ def identity_of_file(path: str) -> tuple[int, int] | None:
 
 
 def _import_path() -> str:
-    """Where this process finds its modules, for one that runs in another folder."""
+    """This process's module path, for a process that runs in another folder."""
     return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 class KeeperStore(Store):
-    """A keeper process, which is found at its socket or started."""
+    """A keeper process: a running one at its socket, or a new one."""
 
     def __init__(self, path: str, linger: float) -> None:
         self._path = path
         self._linger = linger
-        #: What the file of our keeper's socket is.
+        #: The identity of our keeper's socket file.
         self._file: tuple[int, int] | None = None
         self._keeper = self._connect() or self._start()
 
     def _connect(self) -> socket.socket | None:
-        """A connection to the keeper that runs, if one does and it is ours."""
+        """A connection to the running keeper, or None. Raises PermissionError, OSError."""
         self._file = identity_of_file(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _unix.set_timeout(sock, _PATIENCE)
@@ -132,7 +132,7 @@ class KeeperStore(Store):
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,  # whoever reads the broker's would wait for both
+                    stderr=subprocess.DEVNULL,  # a reader of the broker's would wait for both
                     cwd="/",
                     env=os.environ | {"PYTHONPATH": _import_path()},
                     start_new_session=True,
@@ -143,14 +143,14 @@ class KeeperStore(Store):
         return started
 
     def replace(self) -> None:
-        """Start another keeper, which holds nothing yet, unless another broker's has the place."""
+        """Start another, empty keeper. Raises OSError if another broker's is at the path."""
         ours = self.whole()
         if not ours and os.path.lexists(self._path):
             _unix.remove_stale(self._path)
-        with contextlib.suppress(OSError):  # it is gone, or will see that another has its place
+        with contextlib.suppress(OSError):  # it is gone, or will see that it was replaced
             self._keeper.send(keeper.END, socket.MSG_DONTWAIT)
         self._keeper.close()
-        if ours and _unix.is_live(self._path):  # it runs, but does not listen to us
+        if ours and _unix.is_live(self._path):  # it runs, but does not respond
             Path(self._path).unlink(missing_ok=True)
         self._keeper = self._start()
 
@@ -160,7 +160,7 @@ class KeeperStore(Store):
         except ConnectionError:
             if _unix.is_live(self._path):
                 raise
-        # It was killed just now, and its socket still took the connection.
+        # It was killed just now, and its socket still accepted the connection.
         self._keeper.close()
         self._keeper = self._start()
         return {}
@@ -172,7 +172,7 @@ class KeeperStore(Store):
             packet, fds = _unix.receive(self._keeper, keeper.PACKET_LIMIT, _unix.MAX_FDS)
             if not fds:
                 if not packet:
-                    raise ConnectionError("the keeper ended while it gave back what it held")
+                    raise ConnectionError("the keeper ended while it gave descriptors back")
                 return found
             found.update(zip(packet.decode().split("\0"), fds, strict=True))
 
@@ -184,7 +184,7 @@ class KeeperStore(Store):
                 if error.errno != errno.ETOOMANYREFS:
                     raise
             time.sleep(_PAUSE)
-        raise OutOfMemory("too many descriptors are on their way to clients that do not read them")
+        raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
 
     def drop(self, key: str) -> None:
         self._keeper.send(keeper.DROP + key.encode())
@@ -192,7 +192,7 @@ class KeeperStore(Store):
     def end(self) -> None:
         with contextlib.suppress(OSError):  # it is gone already
             self._keeper.send(keeper.END)
-            self._keeper.recv(1)  # nothing: it closes the connection when it holds nothing
+            self._keeper.recv(1)  # returns when the keeper has closed everything
         self._keeper.close()
         if self.whole():
             Path(self._path).unlink(missing_ok=True)

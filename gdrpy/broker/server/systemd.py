@@ -1,4 +1,4 @@
-"""systemd around the broker: what it passes to a process, what it keeps, and what it is told.
+"""The broker under systemd: socket activation, the descriptor store, and notifications.
 
 Sources: sd_listen_fds(3), sd_notify(3), sd_pid_notify_with_fds(3).
 """
@@ -19,29 +19,29 @@ from gdrpy.broker.server.store import Full, Store
 
 log = logging.getLogger(__name__)
 
-#: Descriptors that one service can have kept. systemd names them all in one variable of the next
-#: process's environment, and execve(2) takes 128 KiB of each.
+#: Descriptors that systemd can store for one service. It names them all in one environment variable
+#: of the next process, and execve(2) limits a variable to 128 KiB.
 STORE_LIMIT = 8192
-#: Of these so many are for journals: one, and the next one while it is begun.
+#: Of these, descriptors for journals: the current one, and the next one during compaction.
 _JOURNALS = 2
-#: What systemd calls a broker's descriptors: regions and journals.
+#: The names of a broker's descriptors in systemd's store: regions and journals.
 _KEY = re.compile("[rj][0-9]+")
 _FIRST = 3
-#: Seconds that systemd may take to take a message in.
+#: Seconds that systemd may take to receive a message.
 _PATIENCE = 5.0
 
 
 class Passed(NamedTuple):
-    """What systemd handed to this process; the descriptors are the receiver's to close."""
+    """The descriptors that systemd passed to this process; the receiver closes them."""
 
     listener: socket.socket | None
     kept: dict[str, int]
 
 
 def take_passed() -> Passed:
-    """Take over what systemd passed on, once: its variables are gone from the environment then.
+    """Take over the descriptors that systemd passed, and remove its environment variables.
 
-    Raises OSError for a socket that no broker can serve.
+    Raises OSError for a socket that a broker cannot serve.
     """
     pid, count, names = (
         os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
@@ -59,7 +59,7 @@ def take_passed() -> Passed:
         elif _KEY.fullmatch(name) and name not in kept:
             kept[name] = fd
         else:
-            log.warning("closed a descriptor that systemd passed as %r: it is no broker's", name)
+            log.warning("closed a descriptor that systemd passed as %r: not a broker's", name)
             os.close(fd)
     return Passed(listener, kept)
 
@@ -70,13 +70,13 @@ def _listener(fd: int, name: str) -> socket.socket:
     if kind != (socket.AF_UNIX, socket.SOCK_SEQPACKET, 1):
         raise OSError(
             errno.EPROTOTYPE,
-            f"systemd passed {name!r}, which is no Unix socket of ListenSequentialPacket=",
+            f"systemd passed {name!r}, which is not a Unix socket of ListenSequentialPacket=",
         )
     return sock
 
 
 class Notifier:
-    """Tells systemd how the broker is, where systemd started it; else nobody."""
+    """Notifies systemd of the broker's status, if systemd started the broker."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -84,16 +84,16 @@ class Notifier:
 
     @classmethod
     def of_environment(cls) -> Notifier:
-        """What ``$NOTIFY_SOCKET`` says, which is not for the processes that this one starts."""
+        """The notifier of ``$NOTIFY_SOCKET``, which is removed so that children do not get it."""
         return cls(os.environ.pop("NOTIFY_SOCKET", None))
 
     @property
     def present(self) -> bool:
-        """Whether anybody listens."""
+        """Whether systemd started the broker."""
         return self._address is not None
 
     def tell(self, message: str, fds: tuple[int, ...] = ()) -> None:
-        """Send one message, with descriptors, which stay the caller's. Raises OSError."""
+        """Send one message, with descriptors, which the caller keeps. Raises OSError."""
         if self._address is None:
             return
         if self._sock is None:
@@ -101,8 +101,8 @@ class Notifier:
         deadline = time.monotonic() + _PATIENCE
         while not _sent(self._sock, message.encode(), fds):
             if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "systemd does not take descriptors in")
-            time.sleep(0.001)  # nothing tells when it has taken earlier ones in
+                raise TimeoutError(errno.ETIMEDOUT, "systemd does not receive descriptors")
+            time.sleep(0.001)  # no event reports that it received earlier ones
 
     def _connect(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -115,14 +115,14 @@ class Notifier:
         return sock
 
     def reconnect(self) -> None:
-        """Connect anew before the next message."""
+        """Connect again before the next message."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
 
 def _sent(sock: socket.socket, message: bytes, fds: tuple[int, ...]) -> bool:
-    """Send, unless too many descriptors are on their way already."""
+    """Send, unless too many descriptors are in flight; returns whether it was sent."""
     try:
         _unix.send(sock, message, fds)
     except OSError as error:
@@ -133,9 +133,9 @@ def _sent(sock: socket.socket, message: bytes, fds: tuple[int, ...]) -> bool:
 
 
 class SystemdStore(Store):
-    """systemd's store of a service's descriptors, up to ``limit`` of them.
+    """systemd's store of up to ``limit`` descriptors of a service.
 
-    What was kept is systemd's to forget: when the service is stopped, not when it is restarted.
+    systemd drops them when the service is stopped, but not when it is restarted.
     """
 
     def __init__(self, notifier: Notifier, kept: dict[str, int], limit: int) -> None:
@@ -150,14 +150,14 @@ class SystemdStore(Store):
         return kept
 
     def _like(self, key: str) -> set[str]:
-        """The keys that are held of this kind."""
+        """The stored keys of the same kind, regions or journals."""
         return self._regions if key.startswith("r") else self._journals
 
     def hold(self, key: str, fd: int) -> None:
         held = self._like(key)
         if held is self._regions and key not in held and len(held) >= self._limit - _JOURNALS:
             raise Full(errno.ENOSPC, f"systemd keeps {self._limit} descriptors of this service")
-        # FDPOLL=0: systemd shall not take what poll says of a GPU's descriptor for its end.
+        # FDPOLL=0: systemd must not drop a GPU's descriptor because of poll's result.
         self._notifier.tell(f"FDSTORE=1\nFDNAME={key}\nFDPOLL=0", (fd,))
         held.add(key)
 
@@ -170,11 +170,11 @@ class SystemdStore(Store):
         pass
 
     def replace(self) -> None:
-        """Connect to systemd anew; what it keeps already, it keeps once."""
+        """Connect to systemd again, which stores a descriptor only once."""
         self._notifier.reconnect()
 
 
 def store_limit() -> int:
-    """How many descriptors systemd keeps of this service, so far as it says."""
-    told = os.environ.get("FDSTORE", "")  # systemd 254
+    """The number of descriptors that systemd stores for this service, if it says so."""
+    told = os.environ.get("FDSTORE", "")  # set since systemd 254
     return min(int(told), STORE_LIMIT) if told.isdigit() else STORE_LIMIT

@@ -1,7 +1,7 @@
-"""The broker's state: regions, names, sessions and leases. No I/O but the records that it gives.
+"""The broker's state: regions, names, sessions and leases. Its only output is records.
 
-Every change is a record, and :meth:`Table.apply` alone makes changes: what a broker does and what
-the next one reads from its journal is the same code.
+Every change is a record, and only :meth:`Table.apply` makes changes, so that a broker and the next
+one, which reads the journal, run the same code.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gdrpy.broker.server.rights import Identity
 _K = TypeVar("_K")
 
 
-class Lease:
-    """A session's hold on a region: how many grants, and of which kind any of them was.
+class LeaseEntry:
+    """A session's lease of a region: the number of grants, and whether any is writable, or for GPU.
 
-    After a restart there is one grant of each lease, until its holder says how many it has.
+    After a restart each lease has one grant, until its holder resumes the others.
     """
 
     __slots__ = ("count", "gpu", "writable")
@@ -31,8 +31,8 @@ class Lease:
         self.gpu = False
 
 
-class Region:
-    """A region as the broker knows it. ``fd`` and what is made from it are the server's."""
+class RegionEntry:
+    """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``."""
 
     __slots__ = (
         "copy_of",
@@ -67,23 +67,23 @@ class Region:
         self.gid = made.gid
         self.mode = made.mode
         self.metadata = made.metadata
-        #: Of the name; 0 for drafts and regions without one.
+        #: The name's version; 0 for drafts and regions without a name.
         self.version = made.version
-        #: Whether the name means this region.
+        #: Whether the name refers to this region.
         self.linked = False
         self.sealed = False
         #: The life and the number of another broker's region that it is a copy of.
         self.copy_of: tuple[str, int] | None = None
         self.digest: str | None = None
-        self.leases: dict[int, Lease] = {}
-        #: How many of them are writable.
+        self.leases: dict[int, LeaseEntry] = {}
+        #: The number of writable leases.
         self.writers = 0
         self.fd = -1
         self.readonly_fd: int | None = None
 
     @property
     def draft(self) -> bool:
-        """Whether it waits to be published."""
+        """Whether it has a name but is not published yet."""
         return self.name is not None and self.version == 0
 
     def __str__(self) -> str:
@@ -91,41 +91,41 @@ class Region:
 
 
 class Session:
-    """A client's connection, or what was one of an earlier broker's until its process ends."""
+    """A client's session: of a connection, or of an earlier broker's until its process ends."""
 
     __slots__ = ("identity", "number", "regions")
 
     def __init__(self, number: int, identity: Identity) -> None:
         self.number = number
         self.identity = identity
-        #: Those that it has leases of.
-        self.regions: dict[int, Region] = {}
+        #: The regions that it has leases of.
+        self.regions: dict[int, RegionEntry] = {}
 
 
 class Table:
-    """All state. ``journal`` gets every record before it is applied; ``freed`` every region that
-    neither a name nor a lease keeps any longer.
+    """All state. ``journal`` gets every record before it is applied; ``freed`` gets every region
+    that no name and no lease keeps any longer.
     """
 
     def __init__(
-        self, journal: Callable[[records.Record], object], freed: Callable[[Region], object]
+        self, journal: Callable[[records.Record], object], freed: Callable[[RegionEntry], object]
     ) -> None:
         self.life = ""
-        self.regions: dict[int, Region] = {}
-        self.names: dict[str, Region] = {}
+        self.regions: dict[int, RegionEntry] = {}
+        self.names: dict[str, RegionEntry] = {}
         self.sessions: dict[int, Session] = {}
-        #: Bytes of each device's memory that regions take, and each user's share of it.
+        #: Bytes of each device that regions use, and each user's part of them.
         self.used: dict[int, int] = defaultdict(int)
         self.used_by: dict[tuple[int, int], int] = {}
-        #: How many regions each user has, and how many leases.
+        #: The number of each user's regions, and of each user's leases.
         self.counted: dict[int, int] = {}
         self.leased: dict[int, int] = {}
-        #: How many leases there are.
+        #: The number of all leases.
         self.leases = 0
         #: All names, in order.
         self.sorted_names: list[str] = []
-        #: Copies of another broker's region: by its life and number, and whose they are.
-        self._copies: dict[tuple[str, int, int], dict[int, Region]] = defaultdict(dict)
+        #: Copies of other brokers' regions, by the original's life and number, and the owner.
+        self._copies: dict[tuple[str, int, int], dict[int, RegionEntry]] = defaultdict(dict)
         self._next = 1
         self._journal = journal
         self._freed = freed
@@ -137,18 +137,18 @@ class Table:
         return found
 
     def commit(self, record: records.Record) -> None:
-        """Make a change, and have it remembered."""
+        """Record a change in the journal, and apply it."""
         self._journal(record)
         _APPLY[type(record)](self, record)
 
     def apply(self, record: Any) -> None:
-        """Make the change that a record tells of."""
+        """Make the change of a record."""
         _APPLY[type(record)](self, record)
 
     def renumber(self, uuids: dict[int, str]) -> None:
-        """Give the GPUs of an earlier broker's regions the numbers that they have here.
+        """Give the GPUs of an earlier broker's regions this broker's numbers.
 
-        One that is not here gets a number that none has.
+        A GPU that this broker does not see gets an unused number.
         """
         numbers = {uuid: number for number, uuid in uuids.items()}
         for region in self.regions.values():
@@ -157,8 +157,8 @@ class Table:
                 region.device = numbers.setdefault(region.uuid, len(numbers))
                 self._use(region, region.size)
 
-    def _use(self, region: Region, nbytes: int) -> None:
-        """Count bytes more, or less, on a region's device."""
+    def _use(self, region: RegionEntry, nbytes: int) -> None:
+        """Add to the bytes used on a region's device; negative ``nbytes`` subtract."""
         self.used[region.device] += nbytes
         _count(self.used_by, (region.device, region.uid), nbytes)
 
@@ -167,7 +167,7 @@ class Table:
         self._next = max(self._next, record.next_number)
 
     def _make(self, record: records.Made) -> None:
-        region = Region(record)
+        region = RegionEntry(record)
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
         self._use(region, region.size)
@@ -221,8 +221,8 @@ class Table:
         for region in session.regions.values():
             self._drop(session, region)
 
-    def grant(self, session: Session, region: Region, writable: bool, gpu: bool) -> None:
-        """One grant more. The journal tells that there is one of a kind, not how many there are."""
+    def grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> None:
+        """Add a grant. The journal records only the first grant of each kind."""
         lease = region.leases.get(session.number)
         if lease is None or lease.writable < writable or lease.gpu < gpu:
             self.commit(records.Granted(session.number, region.number, writable, gpu))
@@ -233,7 +233,7 @@ class Table:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
-            lease = region.leases[record.session] = Lease()
+            lease = region.leases[record.session] = LeaseEntry()
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
@@ -244,8 +244,8 @@ class Table:
         lease.writable |= record.writable
         lease.gpu |= record.gpu
 
-    def release(self, session: Session, region: Region) -> None:
-        """One grant less, of those that there are."""
+    def release(self, session: Session, region: RegionEntry) -> None:
+        """Remove a grant; the last one ends the lease."""
         lease = region.leases[session.number]
         if lease.count > 1:
             lease.count -= 1
@@ -256,14 +256,14 @@ class Table:
         session = self.sessions[record.session]
         self._drop(session, session.regions.pop(record.region))
 
-    def _drop(self, session: Session, region: Region) -> None:
-        """A session's lease is no more."""
+    def _drop(self, session: Session, region: RegionEntry) -> None:
+        """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         self.leases -= 1
         _count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 
-    def _forget_unheld(self, region: Region) -> None:
+    def _forget_unheld(self, region: RegionEntry) -> None:
         if region.linked or region.leases:
             return
         del self.regions[region.number]
@@ -276,22 +276,22 @@ class Table:
                 del self._copies[origin]
         self._freed(region)
 
-    def copy_of(self, life: str, number: int, uid: int) -> Region | None:
+    def copy_of(self, life: str, number: int, uid: int) -> RegionEntry | None:
         """A user's first copy of another broker's region."""
         return next(iter(self._copies.get((life, number, uid), {}).values()), None)
 
     def discard_unheld(self) -> None:
-        """Forget regions that were made by a broker which died before anybody got them."""
+        """Forget regions whose broker died before a client got them."""
         for region in list(self.regions.values()):
             self._forget_unheld(region)
 
     def beginning(self) -> records.Life:
-        """The first record of those that make this state."""
+        """The first of the records that make this state."""
         return records.Life(self.life, self._next)
 
 
 def _count(counts: dict[_K, int], key: _K, more: int) -> None:
-    """Count more of a key, or less; what there is none of is not kept."""
+    """Add ``more``, which may be negative, to a key's count; remove the key at 0."""
     count = counts.get(key, 0) + more
     if count:
         counts[key] = count

@@ -1,4 +1,4 @@
-"""What the broker tells of its regions: entries, pages of them, and all about one."""
+"""The broker's descriptions of regions: entries, pages of a list, and the reply to a stat."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msgspec.structs import asdict
 from gdrpy.broker import protocol
 from gdrpy.broker.messages import Holder, RegionInfo
 from gdrpy.broker.server.rights import READ, Identity, allowed
-from gdrpy.broker.server.table import Region, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 
 Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
-#: What an entry that the asker may not see counts for: a page is one turn's work.
+#: Bytes counted for an entry that the client may not see, since a page must fit one turn.
 _HIDDEN_BYTES = 16
 
 
-def entry(region: Region) -> RegionInfo:
+def entry(region: RegionEntry) -> RegionInfo:
     """A region in a list."""
     return RegionInfo(
         region=region.number,
@@ -41,7 +41,7 @@ def entry(region: Region) -> RegionInfo:
 
 
 def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
-    """Named regions that somebody may read, by name, after a name; and after which to go on."""
+    """Named regions that ``who`` may read, in order, after a name; and the name to go on after."""
     names = table.sorted_names
     start = bisect.bisect_left(names, prefix)
     if after:
@@ -62,7 +62,7 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
     return {"regions": found, "next": None}
 
 
-def all_about(table: Table, region: Region) -> Message:
+def all_about(table: Table, region: RegionEntry) -> Message:
     """A region's entry, metadata, digest and holders."""
     holders = [
         Holder(

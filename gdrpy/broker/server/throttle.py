@@ -1,4 +1,4 @@
-"""What the broker says of its clients, so that a client cannot fill its log."""
+"""Throttling of the broker's log, so that clients cannot fill it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import logging
 import time
 from collections.abc import Callable
 
-#: Records of a kind that are let through in a row, and the seconds after which as many are again.
+#: Records of one message that pass within as many seconds.
 LIMIT, SECONDS = 10, 60.0
 
 
 class Throttle(logging.Filter):
-    """Lets some records of each message through, and says then how many it did not."""
+    """Passes some records of each message, and later logs how many it dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        #: When each message was first seen in this row, and how often since.
+        #: When each message's period began, and its count since.
         self._seen: dict[str, tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

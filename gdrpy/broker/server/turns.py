@@ -1,26 +1,26 @@
-"""Whose turn is next: users take turns, and so do the connections of each."""
+"""The order of work: users take turns, and so do each user's connections."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Generic, TypeVar
 
-#: The rows of new connections and of the journal, among those of users.
+#: The rows for new connections and for the journal, beside those of users.
 DOOR, JOURNAL = -1, -2
 
 _T = TypeVar("_T")
 
 
 class Turns(Generic[_T]):
-    """A row for each user who waits, served one from each row in a circle."""
+    """A row of waiting items for each user; the rows are served in a circle, one item each."""
 
     def __init__(self) -> None:
         self._rows: dict[int, deque[_T]] = {}
-        #: The users who have one that waits.
+        #: The users with waiting items.
         self.circle: deque[int] = deque()
 
     def add(self, uid: int, one: _T) -> None:
-        """Let one wait at the end of a user's row; a user who had none comes last in the circle."""
+        """Add an item at the end of a user's row; a new row comes last in the circle."""
         row = self._rows.get(uid)
         if row is None:
             self._rows[uid] = deque((one,))
@@ -29,12 +29,12 @@ class Turns(Generic[_T]):
             row.append(one)
 
     def add_again(self, uid: int, one: _T) -> None:
-        """Let one that was not done in its turn be the first of its user's row."""
+        """Add an item that its turn did not finish at the front of its user's row."""
         self.add(uid, one)
         self._rows[uid].rotate(1)
 
     def next(self) -> _T:
-        """The one whose turn it is, who waits no longer. Raises IndexError where none waits."""
+        """Remove and return the next item. Raises IndexError if none waits."""
         uid = self.circle.popleft()
         row = self._rows[uid]
         one = row.popleft()

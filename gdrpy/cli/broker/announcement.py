@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def say(output: Output, settings: Options, recovered: int, metrics: Metrics | None) -> None:
     """Announce the broker once CUDA has started: its devices and its limits."""
     try:
-        devices = [_device(*one) for one in settings.limits.devices.items()]
+        devices = [_device(*one) for one in settings.quotas.devices.items()]
     except Error as error:
         log.warning("no memory can be allocated: %s", error)
         devices = []
@@ -30,8 +30,8 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
             f"{device['name']}: regions may take {approximate_size(device['limit'])} of "
             f"{approximate_size(device['memory'])}"
         )
-    if settings.limits.user is not None:
-        output.line(f"of that each user {approximate_size(settings.limits.user)}")
+    if settings.quotas.user is not None:
+        output.line(f"of that each user {approximate_size(settings.quotas.user)}")
     if recovered:
         output.line(f"took over {counted(recovered, 'region')} of an earlier broker")
     if metrics:

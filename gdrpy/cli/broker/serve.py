@@ -32,9 +32,9 @@ from typing import Any
 from gdrpy.broker import place
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import daemon, store, systemd
-from gdrpy.broker.server.limits import Limits
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.metrics import Metrics
+from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.state import State
 from gdrpy.cli import options
 from gdrpy.cli.broker import announcement, units
@@ -129,7 +129,7 @@ def _settings(args: argparse.Namespace) -> daemon.Options:
         path = passed.listener.getsockname()
     return daemon.Options(
         path=path,
-        limits=Limits(args.max_bytes, args.max_bytes_per_user, args.max_regions),
+        quotas=Quotas(args.max_bytes, args.max_bytes_per_user, args.max_regions),
         store=_store(args, path, notifier, passed.kept),
         listener=passed.listener,
         mode=args.mode if args.mode is not None else 0o600 if args.group is None else 0o660,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The consumer's end of a channel in CUDA C++, for one thread or for one thread block. It needs no
- * other header, and compute capability 7.0 or newer. docs/channel.md has the protocol.
+ * The consumer's end of a channel in CUDA C++, for one thread or for one thread block. It needs
+ * only channel.h and compute capability 7.0 or newer. docs/channel.md describes the protocol.
  *
  *	extern "C" __global__ void serve(const gdr_channel *channel)
  *	{
@@ -19,45 +19,59 @@
 
 #include <gdrpy/channel.h>
 
-namespace gdrpy {
+namespace gdrpy
+{
 
-/* A thread's, or the copy that each thread of a block has: then all call the *_block functions. */
-class ChannelReader {
-public:
-	/* Goes on after the records that earlier consumers have taken. */
+/* For one thread; or each thread of a block has a copy, and all call the *_block functions. */
+class ChannelReader
+{
+      public:
+	/* Continues after the records that earlier consumers have taken. */
 	__device__ explicit ChannelReader(const gdr_channel *channel)
-		: channel_(*channel), head_(acquire(channel->head))
+	    : channel_(*channel), head_(acquire(channel->head))
 	{
 	}
 
-	/* Whether the address was a channel's, of the version of this header. */
+	/* Whether the address is that of a channel of this header's version. */
 	__device__ bool valid() const
 	{
 		return channel_.magic == GDR_CHANNEL_MAGIC &&
 		       channel_.version == GDR_CHANNEL_VERSION;
 	}
 
-	__device__ unsigned int record_nbytes() const { return channel_.record_nbytes; }
-	__device__ unsigned long long capacity() const { return channel_.capacity; }
+	__device__ unsigned int record_nbytes() const
+	{
+		return channel_.record_nbytes;
+	}
+	__device__ unsigned long long capacity() const
+	{
+		return channel_.capacity;
+	}
 
-	/* How many records were released, so the index of the first that is ready. */
-	__device__ unsigned long long popped() const { return head_; }
+	/* How many records were released, which is the index of the first ready one. */
+	__device__ unsigned long long popped() const
+	{
+		return head_;
+	}
 
 	/* How many records are ready now, without waiting. */
-	__device__ unsigned long long ready() const { return acquire(channel_.tail) - head_; }
+	__device__ unsigned long long ready() const
+	{
+		return acquire(channel_.tail) - head_;
+	}
 
-	/* Waits until records are ready, and says how many; 0 at the end. For one thread. */
+	/* Waits until records are ready, and returns how many; 0 at the end. For one thread. */
 	__device__ unsigned long long wait() const
 	{
 		for (;;) {
 			if (unsigned long long n = ready())
 				return n;
 			if (acquire(channel_.closed))
-				return ready(); /* pushed before the end was told */
+				return ready(); /* pushed before the close */
 		}
 	}
 
-	/* The same for a block: all its threads call it, and get the same answer. */
+	/* The same for a block: all its threads call it, and get the same result. */
 	__device__ unsigned long long wait_block() const
 	{
 		__shared__ unsigned long long shared;
@@ -67,13 +81,13 @@ public:
 			shared = wait();
 		__syncthreads();
 		n = shared;
-		__syncthreads(); /* all have it before the next call changes it */
+		__syncthreads(); /* all threads have read it before the next call changes it */
 		return n;
 	}
 
 	/*
-	 * 16 bytes of a ready record, 0 being the first: never out of the L1 cache, which does not
-	 * see what the CPU has stored there since.
+	 * 16 bytes of ready record i, counted from 0. The load bypasses the L1 cache, which does
+	 * not see later stores of the CPU.
 	 */
 	__device__ uint4 load16(unsigned long long i, unsigned int piece) const
 	{
@@ -102,14 +116,14 @@ public:
 		return record.value;
 	}
 
-	/* Gives the first n ready records' room back to the CPU. For one thread. */
+	/* Returns the slots of the first n ready records to the CPU. For one thread. */
 	__device__ void release(unsigned long long n)
 	{
 		head_ += n;
 		store(channel_.head, head_);
 	}
 
-	/* The same for a block, whose threads have all loaded what they need of them. */
+	/* The same for a block, each of whose threads calls it after its last load of them. */
 	__device__ void release_block(unsigned long long n)
 	{
 		head_ += n;
@@ -118,10 +132,13 @@ public:
 			store(channel_.head, head_);
 	}
 
-	/* Takes no more: the CPU's pushes raise Closed. For one thread. */
-	__device__ void stop() { store(channel_.stopped, 1); }
+	/* Takes no more records: the CPU's pushes raise Closed. For one thread. */
+	__device__ void stop()
+	{
+		store(channel_.stopped, 1);
+	}
 
-private:
+      private:
 	static __device__ bool is_first_thread()
 	{
 		return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
@@ -140,7 +157,7 @@ private:
 
 	static __device__ void store(unsigned long long address, unsigned long long value)
 	{
-		__threadfence_system(); /* records are loaded before their room is given back */
+		__threadfence_system(); /* records are loaded before their slots are returned */
 		*(volatile unsigned long long *)address = value;
 	}
 

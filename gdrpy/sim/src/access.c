@@ -11,7 +11,7 @@ static CUresult check_mapped(const struct range *range, const struct device *dev
 {
 	uint64_t end = span.start + span.size;
 
-	/* One copy may span any number of mappings that lie side by side. */
+	/* One copy may span any number of adjacent mappings. */
 	while ((range->access[device->ordinal] & rights) == rights) {
 		uint64_t next = range_end(range);
 

@@ -12,12 +12,12 @@ struct span {
 
 /*
  * Whether the device may read or write (CU_MEM_ACCESS_FLAGS_...) all of the span. Memory that the
- * driver does not know is ordinary host memory, good only where `pageable` says so.
+ * driver does not know is ordinary host memory, allowed only if `pageable`.
  */
 CUresult access_check(const struct device *device, struct span span, unsigned int rights,
 		      bool pageable);
 
-/* From begin to end the spans stay mapped, though the lock is open. */
+/* From begin to end the spans stay mapped, even while the lock is released. */
 struct access {
 	struct span destination;
 	struct span source;
@@ -27,7 +27,7 @@ struct access {
 void access_begin(struct access *access);
 void access_end(struct access *access);
 
-/* Waits, with the lock open, until no running copy touches these addresses. */
+/* Waits, with the lock released, until no running copy touches these addresses. */
 void access_drain(uint64_t start, uint64_t size);
 
 #endif

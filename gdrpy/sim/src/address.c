@@ -43,7 +43,7 @@ uint64_t address_reserve(uint64_t size, uint64_t alignment, uint64_t wish)
 	return aligned;
 }
 
-/* Both fail only if the kernel cannot split a mapping; going on would leave stale memory behind. */
+/* mmap and munmap fail only if the kernel cannot split a mapping; stale memory would remain. */
 static void check(bool done)
 {
 	if (done)

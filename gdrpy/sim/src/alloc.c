@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * cuMemAlloc. As on a real driver, allocations of up to 1 MiB share a block of 2 MiB, one after
- * the other at multiples of 512 bytes; larger ones have a block of their own.
+ * cuMemAlloc. As on a real driver, allocations of up to 1 MiB share blocks of 2 MiB, at multiples
+ * of 512 bytes; each larger one has a separate block.
  */
 #include <sys/mman.h>
 
@@ -43,7 +43,7 @@ put_block:
 	return result;
 }
 
-/* Takes a block that only the caller still holds out of the process. */
+/* Unmaps and frees a block whose last reference is the caller's. */
 static void block_discard(struct context *context, struct block *block)
 {
 	struct block **link = &context->small_blocks;
@@ -80,7 +80,7 @@ static uint64_t find_gap(const struct block *block, uint64_t size)
 	return gap < end && end - gap >= size ? gap : 0;
 }
 
-/* Gives the caller a reference to the block in which the address is. */
+/* Gives the caller a reference to the block that contains the address. */
 static CUresult find_room(struct context *context, uint64_t size, struct block **block,
 			  uint64_t *address)
 {

@@ -23,7 +23,7 @@ struct allocation *allocation_new(struct block *block, const CUmemAllocationProp
 
 	if (!allocation)
 		return NULL;
-	/* Off the small numbers, so that a descriptor or a count is no handle by chance. */
+	/* Away from small numbers, so that a descriptor or a count is not a handle by chance. */
 	allocation->handle = 0x51d00000 + sim_next_id();
 	allocation->retains = 1;
 	allocation->block = block;

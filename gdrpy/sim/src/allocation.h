@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Allocations of cuMemCreate, of this process or imported: physical memory, known by a handle. */
+/* Allocations of cuMemCreate, of this process or imported: physical memory with a handle. */
 #ifndef GDRPY_SIM_ALLOCATION_H
 #define GDRPY_SIM_ALLOCATION_H
 
@@ -7,19 +7,19 @@
 
 struct allocation {
 	uint64_t handle;
-	unsigned int retains;  /* of the handle; at 0 it is no longer good */
-	unsigned int mappings; /* which keep the memory, and can bring the handle back */
+	unsigned int retains;  /* of the handle, which is invalid at 0 */
+	unsigned int mappings; /* these keep the memory, and can revive the handle */
 	struct block *block;
 	CUmemAllocationProp properties;
 };
 
-/* NULL unless it is a good handle. */
+/* NULL if the handle is invalid. */
 struct allocation *allocation_get(CUmemGenericAllocationHandle handle);
 
 /* A retained allocation. The caller's reference to the block becomes the allocation's. */
 struct allocation *allocation_new(struct block *block, const CUmemAllocationProp *properties);
 
-/* To be called when a retain or a mapping has gone. */
+/* Called after a retain or a mapping was removed. */
 void allocation_put(struct allocation *allocation);
 
 #endif

@@ -12,7 +12,7 @@
 #include "gpustandin.h"
 #include "sim.h"
 
-/* Memory of a real bar where a kernel module gives it, unless GDRPY_SIM_BAR=0. */
+/* Memory of a real BAR if a kernel module provides it, unless GDRPY_SIM_BAR=0. */
 static const struct backing_kind *kind(void)
 {
 	static const struct backing_kind *chosen;
@@ -62,7 +62,7 @@ CUresult backing_map(const struct backing *backing, uint64_t address, int protec
 		backing_unmap(backing, address);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	/* A device address means nothing in a forked child. */
+	/* Device addresses are invalid in a forked child. */
 	madvise(start, backing->size, MADV_DONTFORK);
 	return CUDA_SUCCESS;
 }

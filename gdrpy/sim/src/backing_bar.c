@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Blocks of memory on the bar of a PCI device, which a kernel module can pin and map as it would a
- * real GPU's. Each holder, and each descriptor handed out, has a view of its own of the block, so
- * that what one process has announced ends with that process.
+ * Blocks of memory on the BAR of a PCI device, which a kernel module can pin and map like a real
+ * GPU's. Each holder and each exported descriptor has a separate view of the block, so that a
+ * process's announcements end with that process.
  */
 #define _GNU_SOURCE
 
@@ -43,7 +43,7 @@ static CUresult bar_create(struct backing *backing, int ordinal, uint64_t size)
 	return CUDA_SUCCESS;
 }
 
-/* A new view of the block that another descriptor is a view of, or -1. */
+/* A new view of the block behind another view, or -1. */
 static int attach(int fd)
 {
 	int view = open_node();
@@ -87,7 +87,7 @@ static int bar_export(const struct backing *backing)
 	return attach(backing->fd);
 }
 
-/* Opening the owner's descriptor by its path in /proc would give a file that is no view yet. */
+/* Opening the owner's descriptor through /proc would give a file that is not a view. */
 static int bar_take(uint32_t pid, uint32_t fd)
 {
 	int process = (int)syscall(SYS_pidfd_open, pid, 0);
@@ -110,7 +110,7 @@ static void bar_withdraw(const struct backing *backing, uint64_t address)
 {
 	if (!ioctl(backing->fd, GPUSTANDIN_UNREGISTER, &address))
 		return;
-	perror("gdrpy simulated GPU: cannot take device memory away");
+	perror("gdrpy simulated GPU: cannot withdraw device memory");
 	abort();
 }
 

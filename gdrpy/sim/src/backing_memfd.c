@@ -37,7 +37,7 @@ static CUresult memfd_create_block(struct backing *backing, int ordinal, uint64_
 	backing->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (backing->fd < 0)
 		return result;
-	/* Nobody else opens it anew, by /proc, for more than their descriptor allows. */
+	/* Other users cannot reopen it through /proc with more rights than their descriptor has. */
 	if (fchmod(backing->fd, 0600) || ftruncate(backing->fd, (off_t)size) ||
 	    fcntl(backing->fd, F_ADD_SEALS, SEALS))
 		goto close_fd;
@@ -51,7 +51,7 @@ close_fd:
 	return result;
 }
 
-/* The device that a descriptor's memory file is named for, or -1 when it is no such file. */
+/* The device in the name of a descriptor's memory file, or -1 if it is not such a file. */
 static int parse_name(int fd)
 {
 	char path[48], target[64], expected[64];
@@ -69,7 +69,7 @@ static int parse_name(int fd)
 	return strcmp(target, expected) ? -1 : ordinal;
 }
 
-/* Read-write, of a fixed size that is whole, and nothing that only looks like it. */
+/* Whether it is open for reading and writing, sealed, and a multiple of the granularity. */
 static bool is_block(const struct backing *backing)
 {
 	int flags = fcntl(backing->fd, F_GETFL);
@@ -111,7 +111,7 @@ static int memfd_take(uint32_t pid, uint32_t fd)
 	return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Nobody pins what is ordinary memory. */
+/* Ordinary memory is not pinned. */
 static CUresult memfd_announce(const struct backing *backing, uint64_t address)
 {
 	(void)backing;

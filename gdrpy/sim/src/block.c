@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-static struct block *blocks; /* all that there are */
+static struct block *blocks; /* all blocks */
 
 static void link_block(struct block *block)
 {

@@ -8,12 +8,12 @@
 
 struct block {
 	struct backing backing;
-	struct device *device; /* NULL where this process does not see it: then it is imported */
+	struct device *device; /* NULL if not visible to this process; then imported */
 	bool imported;
 	unsigned int references;
-	uint64_t address;   /* where cuMemAlloc mapped it, 0 for a block of the VMM functions */
-	struct block *next; /* in its context's list of blocks for small allocations */
-	struct block *after, **link; /* in the list of all */
+	uint64_t address;	     /* where cuMemAlloc mapped it; 0 for VMM blocks */
+	struct block *next;	     /* in its context's list of blocks for small allocations */
+	struct block *after, **link; /* in the list of all blocks */
 };
 
 /* Both give the caller a reference. `size` is a multiple of the granularity. */
@@ -23,7 +23,7 @@ CUresult block_import(int fd, struct block **block);
 void block_get(struct block *block);
 void block_put(struct block *block);
 
-/* In a forked child, which a real driver's memory is not in either: it is to keep none of it. */
+/* Called in a forked child, which does not keep device memory, as with a real driver. */
 void blocks_begin_child(void);
 
 #endif

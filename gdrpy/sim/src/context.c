@@ -72,7 +72,7 @@ static CUresult context_start(struct context *context)
 	return CUDA_SUCCESS;
 }
 
-/* Takes away all that the context has. Work in its queues ends at once, with nothing more done. */
+/* Frees everything in the context. Queued work ends at once without being done. */
 static void context_stop(struct context *context)
 {
 	context->alive = false;
@@ -249,7 +249,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 	return CUDA_SUCCESS;
 }
 
-/* A primary context may be made current before it is retained; it works once it is. */
+/* A primary context may be made current before it is retained, and works after that. */
 static CUresult check_usable(CUcontext context)
 {
 	if (!known(context))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What can be asked of a context and set in it, and waiting for all of it. */
+/* Queries and settings of a context, and synchronization with it. */
 #include "context.h"
 #include "queue.h"
 
@@ -16,7 +16,7 @@ static CUresult get_device(CUcontext handle, CUdevice *device)
 
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A context that is destroyed still knows its device. */
+	/* A destroyed context still knows its device. */
 	if (!context)
 		return result;
 	*device = context->device->ordinal;
@@ -75,7 +75,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
 		return CUDA_ERROR_INVALID_VALUE;
 	result = context_of(handle, &context);
 	if (result == CUDA_SUCCESS)
-		*version = 3020; /* of the context interface: what every driver since has said */
+		*version = 3020; /* of the context interface: the same in all later drivers */
 	return result;
 }
 

@@ -49,7 +49,7 @@ static CUresult check(const struct context *context, const struct copy *copy)
 
 static void move_rows(const struct copy *copy)
 {
-	/* Of no bytes the pointers may be anything, which memmove does not allow. */
+	/* For no bytes the pointers may be invalid, which memmove does not allow. */
 	if (!copy->width)
 		return;
 	for (uint64_t row = 0; row < copy->height; row++)
@@ -67,7 +67,7 @@ static CUresult run_copy(struct stream *stream, struct operation *operation)
 		.source = side_span(&copy->source, copy),
 	};
 
-	/* What was there when it was submitted may be gone. */
+	/* The memory may have been freed since the copy was submitted. */
 	if (check(stream->context, copy) != CUDA_SUCCESS)
 		return CUDA_ERROR_ILLEGAL_ADDRESS;
 	access_begin(&access);
@@ -105,7 +105,7 @@ static bool is_pageable(const struct side *side)
 	return side->pageable && !range_at(side->start);
 }
 
-/* Takes the rows of the source along, one behind the other. The stream may be gone after it. */
+/* Copies the source's rows into the operation, packed. The stream may be gone after this. */
 static void stage(struct copy_operation *operation)
 {
 	struct side staged = {

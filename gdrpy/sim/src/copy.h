@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Copies of rows of bytes, of which a plain copy is one row. */
+/* Copies of rows of bytes. A plain copy has one row. */
 #ifndef GDRPY_SIM_COPY_H
 #define GDRPY_SIM_COPY_H
 
@@ -10,8 +10,8 @@
 struct side {
 	uint64_t start;
 	uint64_t pitch;		     /* from row to row; any for one row */
-	bool pageable;		     /* may be memory that the driver does not know */
-	const struct device *device; /* that accesses it; NULL: the stream's */
+	bool pageable;		     /* may be memory unknown to the driver */
+	const struct device *device; /* the device that accesses it; NULL: the stream's */
 };
 
 struct copy {
@@ -21,16 +21,16 @@ struct copy {
 	uint64_t height;
 };
 
-/* On the calling thread, in the stream's order. */
+/* Copies on the calling thread, in stream order. */
 CUresult copy_run(CUstream stream, const struct copy *copy);
 
 /*
- * Through a queue. As on a real driver, pageable memory is read before this returns, and a copy to
- * pageable memory is waited for.
+ * Copies through a queue. As on a real driver, pageable memory is read before this returns, and a
+ * copy to pageable memory is complete on return.
  */
 CUresult copy_queue(CUstream stream, const struct copy *copy, queue_function *queue);
 
-/* The span of all rows of one side; the size is 0 for no bytes, and all of memory on overflow. */
+/* The span of all rows of one side. The size is 0 for no bytes, and UINT64_MAX on overflow. */
 struct span copy_span(uint64_t start, uint64_t pitch, uint64_t width, uint64_t height);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The part of the CUDA driver's binary interface that the simulated driver speaks: its types with
- * their sizes and offsets, the numbers it takes and gives, and the functions of functions.h.
- * The test tests/sim/test_abi.py compares it with what cuda.bindings was compiled against.
+ * The part of the CUDA driver's binary interface that the simulated driver implements: types with
+ * their sizes and offsets, constants, and the functions in functions.h. tests/sim/test_sim_abi.py
+ * compares it with the headers that cuda.bindings was compiled against.
  */
 #ifndef GDRPY_SIM_CUDA_ABI_H
 #define GDRPY_SIM_CUDA_ABI_H
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The version of the driver that is played. */
+/* The simulated driver's version. */
 #define SIM_CUDA_VERSION 13000
 
 typedef int CUdevice;
@@ -53,7 +53,7 @@ typedef struct {
 	char bytes[16];
 } CUuuid;
 
-/* Devices: the attributes that do not answer 0, in device.c */
+/* Devices: attributes that device.c reports with values other than 0 */
 
 enum {
 	CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
@@ -245,7 +245,7 @@ enum {
 	CU_STREAM_MEM_OP_BARRIER = 6,
 };
 
-/* The four members of the union lie over each other, the longer two being the same. */
+/* CUDA's union has four members, of which the two longer ones have the same layout. */
 typedef union {
 	unsigned int operation;
 	struct {
@@ -278,13 +278,13 @@ enum {
 #undef SIM_FUNCTION
 
 /*
- * What tests may ask of the simulation. `spec` is as in GDRPY_SIM_FAULT and replaces the faults set
- * before; "" clears them. 0, or -EINVAL. A function is named without its version suffix; there is
- * no count, but UINT64_MAX, for one that the simulation does not have.
+ * For tests. `spec` is as in GDRPY_SIM_FAULT and replaces the earlier faults; "" clears them. 0, or
+ * -EINVAL. Functions are named without their version suffix. The count of a function that the
+ * simulation does not have is UINT64_MAX.
  */
 SIM_EXPORT int gdrsim_set_fault(const char *spec);
 SIM_EXPORT uint64_t gdrsim_call_count(const char *function);
-/* Whether device memory is on a PCI bar, where a kernel module can pin it. */
+/* Whether device memory is on a PCI BAR, where a kernel module can pin it. */
 SIM_EXPORT int gdrsim_on_bar(void);
 
 #endif

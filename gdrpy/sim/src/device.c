@@ -30,10 +30,9 @@ static const int attributes[] = {
 	[CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED] = 1,
 	[CU_DEVICE_ATTRIBUTE_NUMA_ID] = -1,
 	[CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID] = -1,
-	/* An attribute of CUDA 13.0 that is not named above answers 0. */
+	/* Attributes of CUDA 13.0 that are not listed are 0. */
 	[CU_DEVICE_ATTRIBUTE_LAST_OF_13_0] = 0,
-	/* Newer than the version that is played, and there all the same: the memory can be mapped.
-	 */
+	/* Newer than the simulated version, but supported: the memory can be mapped. */
 	[CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED] = 1,
 };
 
@@ -149,7 +148,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-/* [domain:]bus:device.function or domain:bus:device, hexadecimal; what follows is not looked at. */
+/* [domain:]bus:device.function or domain:bus:device, hexadecimal; the rest is ignored. */
 static bool parse_bus_id(const char *id, unsigned int *domain, unsigned int *bus,
 			 unsigned int *device, unsigned int *function)
 {

@@ -44,8 +44,7 @@ static size_t error_find(CUresult code)
 	return i;
 }
 
-/* Neither takes the lock: they work everywhere, in a stream's callback and in a forked child too.
- */
+/* Neither takes the lock, so they also work in a stream's callback and in a forked child. */
 
 CUresult cuGetErrorName(CUresult error, const char **name)
 {

@@ -135,7 +135,7 @@ static CUresult record_in(struct stream *stream, struct event *event)
 	}
 	record->references = 2;
 	record->point = point_last(stream);
-	record->point.sequence++; /* that of this very operation */
+	record->point.sequence++; /* that of this operation */
 	operation->operation.run = run_record;
 	operation->operation.release = release_record;
 	operation->record = record;
@@ -159,7 +159,7 @@ static CUresult event_record(CUevent event, CUstream handle)
 	return result == CUDA_SUCCESS ? record_in(stream, event) : result;
 }
 
-/* In a stream of its own, which comes after all others and goes away with the recording. */
+/* Records in a new stream, which comes after all others and is freed with the recording. */
 CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
 {
 	struct context *context;

@@ -8,7 +8,7 @@
 
 #define MAGIC 0x51dfab01
 
-/* Where the exporter has the block: /proc/PID/fd/FD, and which block it is. */
+/* The exporter's descriptor of the block, /proc/PID/fd/FD, and the block's identity. */
 struct fabric_handle {
 	uint32_t magic;
 	uint32_t pid;
@@ -19,7 +19,7 @@ struct fabric_handle {
 	uint64_t zeros[4];
 };
 
-_Static_assert(sizeof(struct fabric_handle) == sizeof(CUmemFabricHandle), "it is 64 bytes");
+_Static_assert(sizeof(struct fabric_handle) == sizeof(CUmemFabricHandle), "the handle is 64 bytes");
 
 CUresult fabric_check(void)
 {
@@ -68,7 +68,7 @@ CUresult fabric_import(const CUmemFabricHandle *handle, struct block **block)
 	close(fd);
 	if (result != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* It may be another one, which took the number since. */
+	/* Another block may have the descriptor's number by now. */
 	found = words_of(*block, words.pid, words.fd);
 	if (memcmp(&words, &found, sizeof(words)) || !(*block)->device) {
 		block_put(*block);

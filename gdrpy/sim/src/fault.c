@@ -9,7 +9,7 @@
 
 struct fault {
 	const char *function;
-	unsigned long calls_left; /* 0: none, or it has happened */
+	unsigned long calls_left; /* 0: no fault, or already triggered */
 	CUresult code;
 };
 
@@ -30,7 +30,7 @@ static const char *known_function(const char *name, size_t length)
 	return NULL;
 }
 
-/* ":N" at *text, N in 1 to 1000000; moves *text behind it. 0: it is not there. */
+/* Parses ":N" at *text, N in 1 to 1000000, and moves *text past it. 0 if it is missing. */
 static unsigned long parse_number(const char **text)
 {
 	char *end;

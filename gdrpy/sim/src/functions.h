@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every driver function that the simulation has: the exported symbol, the name it is asked for by,
- * the CUDA version (1000 * major + 10 * minor) since which that name means this symbol, parameters.
- * To be included with SIM_FUNCTION defined. Versions of one name are in ascending order.
+ * Every driver function of the simulation: the exported symbol, the name to look it up by, the CUDA
+ * version (1000 * major + 10 * minor) since which that name means this symbol, the parameters.
+ * Define SIM_FUNCTION before including this. Versions of one name are in ascending order.
  */
 /* clang-format off */
 

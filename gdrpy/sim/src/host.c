@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Pinned host memory. A device reaches it at the same address as the program does. */
+/* Pinned host memory. Devices and the program access it at the same address. */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ static void host_destroy(struct range *range)
 
 static void registered_destroy(struct range *range)
 {
-	(void)range; /* the memory is the program's */
+	(void)range; /* the program owns the memory */
 }
 
 static CUresult host_alloc(struct context *context, void **pointer, size_t size, unsigned int flags)
@@ -93,7 +93,7 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 
 	API(cuMemHostRegister_v2, NEEDS_CONTEXT);
 
-	/* No memory of a simulated machine is I/O memory. */
+	/* A simulated machine has no I/O memory. */
 	if (!pointer || !size || start + size < start ||
 	    flags & (~(unsigned int)REGISTER_FLAGS | CU_MEMHOSTREGISTER_IOMEMORY))
 		return CUDA_ERROR_INVALID_VALUE;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Legacy IPC: cuMemAlloc memory named by 64 bytes. The words that other programs are known to read
- * are where a real driver has them, and client and memory name the block's descriptor in its
- * owner, so that another process finds it as /proc/PID/fd/FD; the inode tells whether what is
- * there is still the same block. That a small allocation in a block that lives on was freed since
- * cannot be told.
+ * Legacy IPC: cuMemAlloc memory named by 64 bytes. The words that other programs read are where a
+ * real driver has them. client and memory name the block's descriptor in its owner, so that another
+ * process finds it as /proc/PID/fd/FD, and the inode tells whether it is still the same block. If a
+ * small allocation was freed but its block lives on, that is not detected.
  */
 #include <string.h>
 #include <sys/mman.h>
@@ -34,7 +33,7 @@ struct ipc_handle {
 
 _Static_assert(sizeof(struct ipc_handle) == CU_IPC_HANDLE_SIZE, "the handle is 64 bytes");
 
-/* A real driver tells of a large block no more than its one allocation takes of it. */
+/* For a large block, a real driver reports only the size that its one allocation takes. */
 static uint32_t block_pages(const struct range *range)
 {
 	uint64_t size = range->block->backing.size;
@@ -62,7 +61,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 	return CUDA_SUCCESS;
 }
 
-/* Refuses what no driver of this kind wrote, and blocks that are no longer what they were. */
+/* Refuses handles of other drivers, and blocks that have been replaced. */
 static CUresult import_block(const struct ipc_handle *words, struct block **block)
 {
 	uint64_t block_size = (uint64_t)words->block_pages * PAGE;
@@ -96,7 +95,7 @@ static void opened_destroy(struct range *range)
 	block_put(range->block);
 }
 
-/* The range by which this context has the memory open already. */
+/* The range in which this context already has the memory open. */
 static struct range *find_opened(const struct context *context, const struct ipc_handle *words)
 {
 	struct range *range;

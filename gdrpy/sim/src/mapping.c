@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Mapping of allocations into reserved addresses, and who may access them there. */
+/* Mappings of allocations at reserved addresses, and which devices may access them. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -83,7 +83,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 	if (!reservation || size > reservation->start + reservation->size - pointer ||
 	    !splits_no_mapping(pointer, end))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Holes are no error. */
+	/* Holes are allowed. */
 	while ((range = range_next(pointer)) && range->start < end)
 		unmap(range);
 	return CUDA_SUCCESS;
@@ -103,7 +103,7 @@ static bool covers_whole_mappings(uint64_t start, uint64_t size)
 	return start == end;
 }
 
-/* The program reaches the memory itself by what any of the devices may do with it. */
+/* The program has the access rights of all devices together. */
 static void protect(const struct range *range)
 {
 	unsigned int rights = 0;
@@ -127,7 +127,7 @@ static bool valid_access(const CUmemAccessDesc *access)
 		access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
-/* Whether every device that is given access has a way to the memory. */
+/* Whether every device that gets access can reach the memory. */
 static bool reach(const struct range *range, const CUmemAccessDesc *accesses, size_t count)
 {
 	for (size_t i = 0; i < count; i++)

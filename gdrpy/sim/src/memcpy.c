@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The copy functions. A host pointer may be any memory, a device pointer only what a device has. */
+/* The copy functions. A host pointer may be any memory, a device pointer only device memory. */
 #include <stddef.h>
 
 #include "copy.h"
@@ -14,7 +14,7 @@ static struct side device_side(CUdeviceptr pointer)
 	return (struct side){.start = pointer};
 }
 
-/* For functions that take either, by unified addressing. */
+/* For functions that take both kinds of pointers, by unified addressing. */
 static struct side any_side(CUdeviceptr pointer)
 {
 	return (struct side){.start = pointer, .pageable = true};
@@ -85,7 +85,7 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size)
 
 	API(cuMemcpyDtoD_v2, NEEDS_CONTEXT);
 
-	/* Nobody on the host waits for a copy within a device. */
+	/* The host does not wait for a copy within a device. */
 	return copy_queue(NULL, &copy, queue_launch);
 }
 

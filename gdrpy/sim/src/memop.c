@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Waiting for a word of memory and writing one, in a stream. */
+/* Stream operations that wait for a word of memory or write one. */
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #define MAX_BATCH 255
 
-/* A wait looks this often in a row before it sleeps between two looks. */
+/* A wait checks this often without sleeping, then sleeps between checks. */
 #define SPINS 100
 #define SLEEP_NS 20000
 
@@ -123,7 +123,7 @@ static CUresult check_word(const struct context *context, const struct word_oper
 {
 	if (word->address % width(word))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* No device of ours needs, or can do, a flush of remote writes. */
+	/* Simulated devices neither need nor support a flush of remote writes. */
 	if (word->wait && flags & CU_STREAM_WAIT_VALUE_FLUSH)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (flags > (word->wait ? CU_STREAM_WAIT_VALUE_NOR : 0))
@@ -131,7 +131,7 @@ static CUresult check_word(const struct context *context, const struct word_oper
 	return check_access(context, word);
 }
 
-/* Adds to the batch what one parameter asks for, if it is anything here. */
+/* Adds one parameter's operation to the batch, if it does anything. */
 static CUresult add(struct batch_operation *batch, const struct context *context,
 		    const CUstreamBatchMemOpParams *parameters)
 {

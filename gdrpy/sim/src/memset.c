@@ -101,7 +101,7 @@ static CUresult submit(CUstream handle, struct fill fill, queue_function *queue)
 	return queue(stream, &operation->operation, NULL);
 }
 
-/* The functions without a stream do not wait for the memory of a device, but for the host's. */
+/* The functions without a stream wait only when they fill host memory. */
 static CUresult fill_legacy(struct fill fill)
 {
 	const struct range *range = range_at(fill.start);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What can be asked of a pointer. */
+/* Attributes of pointers. */
 #include <string.h>
 
 #include "allocation.h"
@@ -7,7 +7,7 @@
 #include "range.h"
 #include "reservation.h"
 
-/* How many bytes an answer has; 0: no such attribute. */
+/* Bytes of an attribute's value; 0 if there is no such attribute. */
 static size_t attribute_width(int attribute)
 {
 	switch (attribute) {
@@ -42,7 +42,7 @@ static struct device *device_of(const struct range *range)
 	return range->block ? range->block->device : range->context->device;
 }
 
-/* By the device whose context is current, or where none is, by the memory's own. */
+/* The rights of the current context's device, or without one, of the memory's device. */
 static unsigned int access_flags(const struct range *range)
 {
 	struct context *context;
@@ -55,7 +55,7 @@ static unsigned int access_flags(const struct range *range)
 	return range->access[device->ordinal];
 }
 
-/* The bytes that the allocation has, or the reservation in which it is mapped. */
+/* The extent of the allocation, or of the reservation in which it is mapped. */
 static struct reservation extent(const struct range *range)
 {
 	if (range->kind == RANGE_MAPPED)
@@ -63,7 +63,7 @@ static struct reservation extent(const struct range *range)
 	return (struct reservation){range->start, range->size};
 }
 
-/* What the driver mapped at one time: a whole block of device memory. */
+/* The extent of one mapping by the driver: a whole block of device memory. */
 static struct reservation mapping(const struct range *range)
 {
 	if (!range->block)
@@ -142,7 +142,7 @@ static CUresult ask(const struct range *range, uint64_t pointer, int attribute, 
 	return CUDA_SUCCESS;
 }
 
-/* As seen on driver 580: the same for all memory, whose copies are synchronous from then on. */
+/* As seen on driver 580: the same tokens for all memory. Later copies are synchronous. */
 static CUresult ask_tokens(struct range *range, CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *tokens)
 {
 	if (range_is_host(range))
@@ -172,7 +172,7 @@ CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
 	return result;
 }
 
-/* Here an attribute that the pointer does not have is no error: its answer is nothing. */
+/* Unlike above, an attribute that the pointer does not have is 0, not an error. */
 CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data,
 				CUdeviceptr pointer)
 {

@@ -24,9 +24,9 @@ CUresult cuDriverGetVersion(int *version)
 }
 
 /*
- * The newest symbol of that name which `version` knows. The flags choose between legacy and
- * per-thread default streams on a real driver; here both get the legacy one, whose order is
- * stricter. A negative version stands for the newest.
+ * The newest symbol of a name in `version`; negative means the newest version. On a real driver,
+ * the flags choose between legacy and per-thread default streams; here both get the legacy one,
+ * whose order is stricter.
  */
 static CUresult find_function(const char *symbol, void **function, int version, uint64_t flags,
 			      int *status)

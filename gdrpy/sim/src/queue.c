@@ -33,7 +33,7 @@ static bool is_null_stream(const struct stream *stream)
 
 /*
  * The legacy default stream and the blocking streams of its context wait for each other: an
- * operation of one comes after all that the other was given before, if any of it is left to do.
+ * operation of one comes after all earlier work of the other, if any is outstanding.
  */
 static bool comes_after(const struct stream *stream, const struct stream *other)
 {
@@ -62,7 +62,7 @@ static void keep_operation(struct operation *operation)
 	(void)operation;
 }
 
-/* Lists what the operation comes after. */
+/* Lists the points that the operation comes after. */
 static CUresult find_points(struct stream *stream, struct operation *operation,
 			    const struct point *point)
 {
@@ -147,7 +147,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Detached: a process ends without asking what its streams still wait for. */
+/* Detached: a process may end while its streams still wait. */
 static CUresult start_worker(struct stream *stream)
 {
 	pthread_attr_t attributes;
@@ -239,7 +239,7 @@ CUresult queue_wait_stream(struct stream *stream)
 	return result;
 }
 
-/* One stream after the other, each up to where it was at the start: ids are never given twice. */
+/* Waits for each stream that existed at the start, in order of ids, which are never reused. */
 CUresult queue_wait_context(struct context *context)
 {
 	uint64_t newest = sim_next_id();

@@ -68,7 +68,7 @@ bool range_overlaps(uint64_t start, uint64_t size)
 	return range_at(start) || (next && next->start < start + size);
 }
 
-/* False: there is no such range, or there no longer was when the last copy on it had ended. */
+/* False if there is no such range, or if it was gone once its last copy had ended. */
 static bool destroy(uint64_t start, enum range_kind kind)
 {
 	struct range *range = range_starting(start, kind);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every range of addresses that the driver knows: device memory, and host memory that is pinned.
+ * Every range of addresses that the driver knows: device memory and pinned host memory.
  * Ranges never overlap.
  */
 #ifndef GDRPY_SIM_RANGE_H
@@ -22,9 +22,9 @@ struct range {
 	uint64_t size;
 	enum range_kind kind;
 	uint64_t id;
-	struct context *context; /* that it goes away with; NULL for RANGE_MAPPED */
+	struct context *context; /* its owner; NULL for RANGE_MAPPED */
 	bool sync_memops;
-	void (*destroy)(struct range *range); /* undo what made it, the range aside */
+	void (*destroy)(struct range *range); /* frees the memory, not the range */
 
 	/* device memory: */
 	struct block *block;
@@ -37,16 +37,16 @@ struct range {
 	unsigned int host_flags;
 };
 
-/* A new range, of which the caller fills in what its kind needs; NULL for want of memory. */
+/* A new range, in which the caller fills in the fields of its kind; NULL without memory. */
 struct range *range_new(enum range_kind kind, uint64_t start, uint64_t size);
 
-/* Forgets the range; what it stands for has been undone, or has never been done. */
+/* Forgets the range, whose memory was already freed or never mapped. */
 void range_drop(struct range *range);
 
 /* The range that holds the address, or NULL. */
 struct range *range_at(uint64_t address);
 
-/* The same, but only a range of that kind that begins there. */
+/* The range of that kind that begins there, or NULL. */
 struct range *range_starting(uint64_t address, enum range_kind kind);
 
 bool range_overlaps(uint64_t start, uint64_t size);
@@ -57,10 +57,10 @@ struct range *range_next(uint64_t address);
 bool range_is_host(const struct range *range);
 uint64_t range_end(const struct range *range);
 
-/* Destroys it when all work that its context was given before, which may use it, is done. */
+/* Destroys a range after all earlier work of its context, which may use it, is done. */
 CUresult range_free(uint64_t start, enum range_kind kind);
 
-/* Destroys all ranges of a context; only the copies that are running are waited for. */
+/* Destroys all ranges of a context; waits only for running copies. */
 void range_free_all(struct context *context);
 
 #endif

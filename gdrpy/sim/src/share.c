@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Handing memory to other processes: as file descriptors, or by fabric handles. */
+/* Sharing memory with other processes, as file descriptors or by fabric handles. */
 #include <unistd.h>
 
 #include "allocation.h"
@@ -18,7 +18,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (!shareable || !allocation || flags ||
 	    (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* An imported allocation has no handle types: only its owner exports it. */
+	/* An imported allocation has no handle types: only its owner can export it. */
 	if (!(allocation->properties.requestedHandleTypes & type))
 		return CUDA_ERROR_INVALID_VALUE;
 	if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
@@ -79,7 +79,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	return CUDA_SUCCESS;
 }
 
-/* Whether device memory goes on without a hole to the end. */
+/* Whether the range is device memory without holes. */
 static bool is_device_memory(uint64_t start, uint64_t size, uint64_t page)
 {
 	uint64_t end = start + size;
@@ -90,7 +90,7 @@ static bool is_device_memory(uint64_t start, uint64_t size, uint64_t page)
 		if (!range || (range->kind != RANGE_ALLOCATED && range->kind != RANGE_MAPPED))
 			return false;
 		start = range_end(range);
-		/* A cuMemAlloc may be handed out up to the end of its last page. */
+		/* A cuMemAlloc allocation may be exported up to the end of its last page. */
 		if (range->kind == RANGE_ALLOCATED)
 			return end <= (start + page - 1) / page * page;
 	}
@@ -113,8 +113,8 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 	if (!is_device_memory(pointer, size, page))
 		return CUDA_ERROR_INVALID_VALUE;
 	/*
-	 * A memory file stands in for the dma-buf, and offset 0 of it must be the range's start. So
-	 * what a real driver exports from within a block, or across blocks, is refused here.
+	 * A memory file stands in for the dma-buf, and its offset 0 must be the range's start. So
+	 * ranges within a block or across blocks, which a real driver exports, are refused.
 	 */
 	range = range_at(pointer);
 	if (flags || pointer - range->start + range->block_offset ||

@@ -71,7 +71,7 @@ static bool configure_fabric(const char *text)
 	return false;
 }
 
-/* Reads the environment. False, having said what is wrong with it. */
+/* Reads the environment. On an invalid value, reports it and returns false. */
 static bool configure(void)
 {
 	const char *memory = getenv("GDRPY_SIM_MEMORY");

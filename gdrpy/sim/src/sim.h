@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What all parts of the simulation share: its devices, the lock, and how a driver call begins. */
+/* Shared by all parts of the simulation: the devices, the lock, and the entry of driver calls. */
 #ifndef GDRPY_SIM_SIM_H
 #define GDRPY_SIM_SIM_H
 
@@ -18,17 +18,17 @@ struct device {
 	struct context *primary;
 };
 
-/* What becomes of handles that name memory to the other nodes of an NVLink network. */
+/* Support for handles that name memory to other nodes of an NVLink network. */
 enum fabric {
 	FABRIC_ABSENT,
 	FABRIC_USABLE,	  /* from any process of this machine and user */
-	FABRIC_NO_CHANNEL /* the devices have them, and this process may use no IMEX channel */
+	FABRIC_NO_CHANNEL /* devices support them, but this process has no IMEX channel */
 };
 
-/* Everything is guarded by the lock, which no thread holds while it waits, copies or calls back. */
+/* The lock guards everything. No thread holds it while it waits, copies or calls back. */
 extern struct sim {
 	pthread_mutex_t lock;
-	pthread_cond_t changed; /* an operation ended, or one came to the head of its queue */
+	pthread_cond_t changed; /* an operation ended, or reached the head of its queue */
 	bool initialized;
 	bool forked; /* of an initialized process: nothing works in the child */
 	int device_count;
@@ -37,10 +37,10 @@ extern struct sim {
 	struct device devices[SIM_MAX_DEVICES];
 } sim;
 
-/* NULL unless the ordinal is a device's. */
+/* NULL if there is no such device. */
 struct device *device_get(int ordinal);
 
-/* Numbers for handles and buffer ids: never 0, never given twice. */
+/* Numbers for handles and buffer ids: never 0, never reused. */
 uint64_t sim_next_id(void);
 
 enum sim_function {
@@ -53,7 +53,7 @@ enum sim_function {
 enum api_needs {
 	NEEDS_NOTHING,
 	NEEDS_INIT,
-	NEEDS_CONTEXT, /* a current one that works; it is api_context */
+	NEEDS_CONTEXT, /* a usable current context, which becomes api_context */
 };
 
 CUresult api_enter(enum sim_function function, enum api_needs needs, struct context **context);
@@ -67,7 +67,7 @@ void api_leave(CUresult *entered);
 	if (api_entered != CUDA_SUCCESS)                                                           \
 	return api_entered
 
-/* Set while this thread runs a function of the program's in a stream, which may not call us. */
+/* Set while this thread runs a program's stream callback, which may not call the driver. */
 extern __thread bool sim_in_callback;
 
 #endif

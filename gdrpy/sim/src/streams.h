@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The streams that there are: those that are open, and those still held by work or by events. */
+/* All streams: open ones, and those that work or events still hold. */
 #ifndef GDRPY_SIM_STREAMS_H
 #define GDRPY_SIM_STREAMS_H
 
@@ -9,17 +9,17 @@
 #define STREAM_GREATEST_PRIORITY (-5)
 
 struct stream {
-	struct stream *next; /* in the list of all */
+	struct stream *next; /* in the list of all streams */
 	struct context *context;
 	uint64_t id;
 	unsigned int flags;
 	int priority;
-	uint64_t thread; /* whose per-thread stream it is, or 0 */
+	uint64_t thread; /* the thread whose per-thread stream it is, or 0 */
 	unsigned int references;
-	bool open;	  /* until it is destroyed; what it has been given is done all the same */
-	bool cancelled;	  /* its context ended: operations end at once, doing nothing more */
+	bool open;	  /* until it is destroyed; queued work is still done */
+	bool cancelled;	  /* its context ended: operations end at once, without effect */
 	bool worker;	  /* a thread serves the queue */
-	bool last_of_all; /* operations come after all that the context was given before */
+	bool last_of_all; /* operations come after all earlier work of the context */
 	uint64_t submitted;
 	uint64_t completed;
 	struct operation *first;
@@ -28,19 +28,19 @@ struct stream {
 
 extern struct stream *streams;
 
-/* An open stream of the context; NULL for want of memory. */
+/* A new open stream of the context; NULL without memory. */
 struct stream *stream_new(struct context *context, unsigned int flags, int priority);
 
-/* No more is submitted to it; it goes away when it is done. */
+/* Accepts no more work; the stream is freed when its work is done. */
 void stream_close(struct stream *stream);
 
 /* Cancels and closes all streams of a context. */
 void stream_close_all(struct context *context);
 
-/* What a handle of the program's means, the special ones too. Its context can be used. */
+/* The stream of a program's handle, including the special ones, if its context is usable. */
 CUresult stream_use(CUstream handle, struct stream **stream);
 
-/* Whether it is one of the handles that are no stream of the program's making. */
+/* Whether a handle is special: not a stream that the program created. */
 bool stream_is_special(CUstream handle);
 
 void stream_get(struct stream *stream);

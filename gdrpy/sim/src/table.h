@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A sorted array of objects by a 64-bit key: an address or a handle. It does not own them. */
+/* An array of objects, sorted by a 64-bit key: an address or a handle. It does not own them. */
 #ifndef GDRPY_SIM_TABLE_H
 #define GDRPY_SIM_TABLE_H
 
@@ -24,7 +24,7 @@ void *table_find(const struct table *table, uint64_t key);
 /* The object with the greatest key that is not above `key`. */
 void *table_floor(const struct table *table, uint64_t key);
 
-/* False for want of memory. The key must be new. */
+/* False without memory. The key must be new. */
 bool table_insert(struct table *table, uint64_t key, void *value);
 
 void table_remove(struct table *table, uint64_t key);

@@ -239,7 +239,7 @@ array[0] = 2
     def test_is_refused_by_backends_that_have_none(self, pointer: int) -> None:
         with (
             gdrpy.open(backend="sim") as gdr,
-            pytest.raises(gdrpy.BackendUnavailable, match="its pins keep the memory"),
+            pytest.raises(gdrpy.BackendUnavailable, match="its pins cannot be revoked"),
         ):
             gdr.pin(pointer, MIB, revocable=True)
 

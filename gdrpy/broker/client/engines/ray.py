@@ -2,61 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import sys
+from collections.abc import Generator
+from typing import Any
 
-import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from gdrpy.broker.client import copies, engines
+from gdrpy.broker.client.reading import PATIENCE, Source, read
 from gdrpy.errors import Gone, Timeout
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from gdrpy.broker.client.attach import Identity
 
 #: Pieces that the reader is ahead of who takes them: all that lies in Ray's object store.
 _AHEAD = 2
 
-_read = ray.remote(copies.read)
-
 
 def place() -> str | None:
-    """The node of this process."""
+    """The node of this process, None if it takes no part in Ray."""
+    if "ray" not in sys.modules:
+        return None
+    import ray
+
     if not ray.is_initialized():
         return None
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
 
-def pieces(place: str, identity: Identity) -> Generator[Any, None, None]:
+@functools.cache
+def _task() -> Any:
+    import ray
+
+    return ray.remote(read)
+
+
+def pieces(place: str, source: Source) -> Generator[Any, None, None]:
     """What the region is, then its bytes. Raises what reading it there raises, Gone, Timeout."""
-    task = _read.options(
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = _task().options(
         num_cpus=0,
         num_returns="streaming",
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(place, soft=False),
         _generator_backpressure_num_objects=_AHEAD,
     )
-    stream = task.remote(*identity.fields())
+    stream = task.remote(source)
     try:
         while True:
-            ready, _ = ray.wait([stream], timeout=engines.PATIENCE)
+            ready, _ = ray.wait([stream], timeout=PATIENCE)
             if not ready:
                 raise Timeout(
-                    f"copying {identity}: nothing came from Ray's node {place} within "
-                    f"{engines.PATIENCE:g} s"
+                    f"copying {source}: nothing came from Ray's node {place} within {PATIENCE:g} s"
                 )
             try:
                 piece = next(stream)
             except StopIteration:
                 return
-            yield ray.get(piece, timeout=engines.PATIENCE)
+            yield ray.get(piece, timeout=PATIENCE)
             del piece
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
-        raise Gone(f"copying {identity}: Ray's node {place} cannot read it: {error}") from error
+        raise Gone(f"copying {source}: Ray's node {place} cannot read it: {error}") from error
     finally:
         ray.cancel(stream)

@@ -1,4 +1,4 @@
-"""How much of each device's memory regions may take, all of them and each user's."""
+"""The limits of memory, regions, leases and descriptors, in total and for each user."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Table
 from gdrpy.errors import InvalidRequest, NotFound, OutOfMemory, QuotaExceeded
 
-#: Connections of one process, and of one user, where there are four times as many descriptors.
+#: Connections of one process, and of one user, if there are four times as many descriptors.
 PROCESS_CONNECTIONS = 256
 USER_CONNECTIONS = 4096
-#: Connections, and regions, of each user for whom descriptors are kept.
+#: Each user's connections, and regions, with reserved descriptors.
 _FIRST = 8
-#: Leases that all sessions of a user may have, on any regions.
+#: Leases of all sessions of a user.
 USER_LEASES = 128 * 1024
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Bytes that regions may take on a device, in all and of each user, and how many a user has.
+class Quotas:
+    """Bytes of regions on a device, in total and for each user, and the count of a user's regions.
 
-    By default a device's whole memory, and half of the host's.
+    By default regions may use a device's whole memory, and half of the host's.
     """
 
     device: int | None = None
@@ -36,7 +36,7 @@ class Limits:
 
     @functools.cached_property
     def devices(self) -> dict[int, int]:
-        """Bytes that regions may take on each device. Takes the time that CUDA takes to begin."""
+        """Bytes that regions may use on each device. Waits for CUDA's initialization."""
         return {
             device: capacity if self.device is None else min(self.device, capacity)
             for device, capacity in memory.capacities().items()
@@ -44,7 +44,7 @@ class Limits:
 
     @functools.cached_property
     def uuids(self) -> dict[int, str]:
-        """The UUID of each GPU. Takes the time that CUDA takes to begin."""
+        """The UUID of each GPU. Waits for CUDA's initialization."""
         return memory.uuids()
 
     def number(self, call: str, device: str) -> int:
@@ -65,7 +65,7 @@ class Limits:
             raise NotFound(f"{call}: this machine has no {device_words(device)}")
 
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
-        """Raise QuotaExceeded unless somebody's new region of ``size`` bytes fits the limits."""
+        """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits."""
         limit, used = self.devices[device], table.used[device]
         if used + size > limit:
             raise QuotaExceeded(
@@ -87,25 +87,25 @@ class Limits:
             )
 
     def require_lease(self, call: str, table: Table, who: Identity) -> None:
-        """Raise QuotaExceeded where a user may have no lease more."""
+        """Raise QuotaExceeded if a user may not have another lease."""
         if table.leased.get(who.uid, 0) >= USER_LEASES and not who.privileged:
             raise QuotaExceeded(
                 f"{call}: clients of user {who.uid} hold {USER_LEASES} regions, counted once for "
-                f"each connection, which is as many as they may: close some"
+                f"each connection, which is the limit: close some"
             )
 
 
 def device_words(device: int) -> str:
-    """A device as messages call it."""
+    """A device's name in messages."""
     return "the host" if device == CPU_DEVICE else f"GPU {device}"
 
 
-class Descriptors:
-    """Which of the broker's descriptors are for whom.
+class DescriptorReserve:
+    """Reserves some of the broker's descriptors.
 
-    The kernel gives the lowest number that is free, so the highest numbers are kept: for each
-    user's first connections and regions, then for root and the broker's own user, and the last ones
-    for the broker itself, to say no with.
+    The kernel gives the lowest free number, so the highest numbers are reserved: for each user's
+    first connections and regions, then for root and the broker's user, and the last ones for the
+    broker itself, to refuse requests with.
     """
 
     def __init__(self) -> None:
@@ -118,15 +118,16 @@ class Descriptors:
         self._first = self._root - min(1024, limit // 4)
 
     def admits(self, fd: int, uid: int, has: int) -> bool:
-        """Whether a user who has so many connections, or regions, may have this one more."""
+        """Whether a user that has ``has`` connections, or regions, may have one more, ``fd``."""
         if uid in self._privileged:
             return fd < self._own
         return fd < (self._root if has < _FIRST else self._first)
 
     def require(self, call: str, fd: int, uid: int, has: int) -> None:
-        """Close a descriptor of a user's region and raise OutOfMemory if it is not for them."""
+        """Close a descriptor and raise OutOfMemory if it is reserved for others than the user."""
         if not self.admits(fd, uid, has):
             os.close(fd)
             raise OutOfMemory(
-                f"{call}: the broker's descriptors are used up, but for what is kept for others"
+                f"{call}: the broker's descriptors are used up, except those reserved for other "
+                f"users"
             )

@@ -1,6 +1,6 @@
-"""How a connection waits: a channel carries packets, and either blocks or suspends its caller.
+"""How a connection waits: a transport carries packets, and either blocks or suspends its caller.
 
-Everything above it is written once, as coroutines. Those of a :class:`BlockingChannel` never
+Everything above it is written once, as coroutines. Those of a :class:`BlockingTransport` never
 suspend, so that ``run`` runs them to their end without an event loop.
 
 A signal's handler may raise between any two bytecodes. So descriptors are objects from the first,
@@ -9,91 +9,89 @@ and locks are taken and given back within one call, ``alone``.
 
 from __future__ import annotations
 
-import _socket
 import errno
 import functools
 import os
 import select
+import socket
 import time
-from _thread import allocate_lock
-from _weakref import ref
+from collections.abc import Awaitable, Callable, Coroutine
+from threading import Lock
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import ref
 
-from gdrpy._core._mapping import alone, exchange, receive, run, try_alone
+from gdrpy._core._mapping import Descriptor, alone, exchange, receive, run, try_alone
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
 from gdrpy.broker.unix import packet_socket, set_timeout
 from gdrpy.errors import PermissionDenied, ProtocolError
 from gdrpy.memory.descriptors import fork_lock
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-    from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+S = TypeVar("S")
+T = TypeVar("T")
+P = ParamSpec("P")
 
-    S = TypeVar("S")
-    T = TypeVar("T")
-    P = ParamSpec("P")
-
-    from gdrpy._core._mapping import Descriptor
-
-    #: None stands for one that did not arrive.
-    Descriptors = list[Descriptor | None]
-    #: A packet and its descriptors, None if they did not all arrive.
-    Packet = tuple[bytes, Descriptors | None]
-
-    class Channel(Protocol):
-        """A packet socket and a way to wait for it.
-
-        Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
-        waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
-        """
-
-        timeout: float | None
-        connected: bool
-
-        async def connect(self, path: str) -> None:
-            """Connect, from not connected."""
-
-        async def exchange(self, packet: bytes) -> Packet:
-            """Send a packet and receive one."""
-
-        async def receive(self) -> Packet:
-            """Receive one more."""
-
-        async def wait(self, deadline: float | None) -> bool:
-            """Until something can be received; False if that is not so by ``time.monotonic()``."""
-
-        async def sleep(self, seconds: float) -> None:
-            """Let time pass."""
-
-        def send_now(self, packet: bytes) -> bool:
-            """Send without waiting; whether it was possible."""
-
-        async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
-            """Await it while no other caller does."""
-
-        def try_alone(self, do: Callable[[], bool]) -> bool:
-            """What it returns; False, at once, while another caller is at it."""
-
-        def fileno(self) -> int:
-            """The socket's descriptor, -1 if not connected."""
-
-        def close(self) -> None:
-            """To not connected."""
-
-        def hang_up(self) -> None:
-            """To not connected, but to what was left."""
-
-        def leave(self) -> None:
-            """To not connected, which the peer does not notice before :meth:`forget`."""
-
-        def forget(self) -> None:
-            """Disconnect from all that was left."""
-
-        def abandon(self) -> None:
-            """Close the sockets alone: they are the parent process's."""
+#: None stands for one that did not arrive.
+Descriptors = list[Descriptor | None]
+#: A packet and its descriptors, None if they did not all arrive.
+Packet = tuple[bytes, Descriptors | None]
 
 
-_TRUNCATED = _socket.MSG_TRUNC | _socket.MSG_CTRUNC
+class Transport(Protocol):
+    """A packet socket and a way to wait for it.
+
+    Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
+    waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
+    """
+
+    timeout: float | None
+    connected: bool
+
+    async def connect(self, path: str) -> None:
+        """Connect, from not connected."""
+
+    async def exchange(self, packet: bytes) -> Packet:
+        """Send a packet and receive one."""
+
+    async def receive(self) -> Packet:
+        """Receive one more."""
+
+    async def wait(self, deadline: float | None) -> bool:
+        """Until something can be received; False if that is not so by ``time.monotonic()``."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    def send_now(self, packet: bytes) -> bool:
+        """Send without waiting; whether it was possible."""
+
+    async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await it while no other caller does."""
+
+    def try_alone(self, do: Callable[[], bool]) -> bool:
+        """What it returns; False, at once, while another caller is at it."""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, -1 if not connected."""
+
+    def close(self) -> None:
+        """To not connected."""
+
+    def hang_up(self) -> None:
+        """To not connected, but to what was left."""
+
+    def leave(self) -> None:
+        """To not connected, which the peer does not notice before :meth:`forget`."""
+
+    def forget(self) -> None:
+        """Disconnect from all that was left."""
+
+    def abandon(self) -> None:
+        """Close the sockets alone: they are the parent process's."""
+
+
+#: As numbers: flags of the enum are slow.
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_DONT_WAIT = int(socket.MSG_DONTWAIT)
 _UNREAD = (errno.ECONNRESET, errno.EPIPE)
 
 
@@ -109,7 +107,7 @@ class Silent(Exception):
     """The other end did not answer in time."""
 
 
-def receive_packet(sock: _socket.socket) -> Packet:
+def receive_packet(sock: socket.socket) -> Packet:
     """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
     try:
         packet = receive(sock.fileno(), PACKET_LIMIT, FDS_LIMIT)
@@ -122,7 +120,7 @@ def _checked(data: bytes, fds: Descriptors, flags: int) -> Packet:
     """A packet. Raises Lost for what stands for the peer's end, ProtocolError."""
     if flags & _TRUNCATED:
         fds.clear()
-        if flags & _socket.MSG_TRUNC:
+        if flags & socket.MSG_TRUNC:
             raise ProtocolError(f"a packet has more than {PACKET_LIMIT} bytes")
         return data, None
     if not data and not fds:
@@ -147,24 +145,24 @@ def refused(error: OSError, path: str) -> Exception:
 
 
 class Sockets:
-    """The sockets of a channel: the one that is connected, and those that were left."""
+    """The sockets of a transport: the one that is connected, and those that were left."""
 
     def __init__(self) -> None:
         self.connected = False
-        self._sock: _socket.socket | None = None
-        self._left: list[_socket.socket] = []
+        self._sock: socket.socket | None = None
+        self._left: list[socket.socket] = []
 
     def fileno(self) -> int:
         return -1 if self._sock is None else self._sock.fileno()
 
-    def begin(self) -> _socket.socket:
+    def begin(self) -> socket.socket:
         """A new socket, to be connected, which forked children close.
 
         Else the broker could not tell that this process has ended.
         """
         return alone(fork_lock, self._begin)
 
-    def _begin(self) -> _socket.socket:
+    def _begin(self) -> socket.socket:
         _begun.add(ref(self, _begun.discard))
         self._sock = packet_socket()
         return self._sock
@@ -191,13 +189,13 @@ class Sockets:
         self.forget()
 
 
-class BlockingChannel(Sockets):
-    """A channel whose coroutines block instead of suspending."""
+class BlockingTransport(Sockets):
+    """A transport whose coroutines block instead of suspending."""
 
     def __init__(self, timeout: float | None) -> None:
         super().__init__()
         self.timeout = timeout
-        self.lock = allocate_lock()
+        self.lock = Lock()
 
     async def connect(self, path: str) -> None:
         sock = self.begin()
@@ -218,7 +216,7 @@ class BlockingChannel(Sockets):
         return try_alone(self.lock, do)
 
     def exchange_now(self, packet: bytes) -> Packet:
-        """As :meth:`exchange`, for who is no coroutine."""
+        """As :meth:`exchange`, for callers that are not coroutines."""
         assert self._sock is not None
         try:
             reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)
@@ -251,7 +249,7 @@ class BlockingChannel(Sockets):
         if self._sock is None:
             return False
         try:
-            self._sock.send(packet, _socket.MSG_DONTWAIT)
+            self._sock.send(packet, _DONT_WAIT)
         except OSError:
             return False
         return True
@@ -265,9 +263,9 @@ _begun: set[ref[Sockets]] = set()
 
 def _abandon_all() -> None:
     for known in list(_begun):
-        channel = known()
-        if channel is not None:
-            channel.abandon()
+        transport = known()
+        if transport is not None:
+            transport.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,58 @@
+"""How a region's metadata tells of the array that it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gdrpy.arrays.elements import Elements
+from gdrpy.common.dtypes import DTYPES, DType, as_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: The key of an array's element type and shape in a region's metadata.
+ARRAY = "array"
+
+
+def layout_of(array: Elements) -> list[Any]:
+    """The element type and shape of an array, as msgpack takes them. Raises TypeError."""
+    return [_type_name(array.dtype), list(array.shape)]
+
+
+def _type_name(dtype: DType | np.dtype[Any]) -> str:
+    """What stands for an element type: numpy's letters, safetensors' name where it has none."""
+    if isinstance(dtype, tuple):
+        return dtype.numpy("put").str if dtype.native else dtype.name
+    if dtype.kind != "V":
+        if dtype.hasobject:
+            raise TypeError(f"put: an array of {dtype} holds objects, not bytes: convert it first")
+        return dtype.str
+    if dtype.names is None:
+        return as_dtype("put", dtype).name
+    raise TypeError(f"put: an array of structures ({dtype}) cannot be put: put each field")
+
+
+def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """The element type and shape of an array that :func:`put` stored, by its metadata.
+
+    Raises ValueError for what put() does not store, TypeError where ml_dtypes is missing for it.
+    """
+    import numpy as np
+
+    try:
+        name, lengths = layout
+        kind = DTYPES.get(name) or np.dtype(str(name))
+        if isinstance(kind, np.dtype) and (kind.str != name or kind.hasobject):
+            raise ValueError
+        if type(lengths) is not list or not all(map(_is_length, lengths)):
+            raise ValueError
+    except (TypeError, ValueError, SyntaxError):
+        raise ValueError(
+            f"{call}: the region's metadata has {layout!r:.80} for {ARRAY!r}, which no put() "
+            f"stored: pass the array's dtype and shape"
+        ) from None
+    return kind if isinstance(kind, np.dtype) else kind.numpy(call), tuple(lengths)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -267,7 +267,7 @@ GOALS = (
         )
     ),
     Goal(
-        "broker: get with its CPU view, one client on one core",
+        "broker: get with its CPU view, one core",
         _broker(broker.ROUND_TRIP, broker.GET),
         25,
         "us",
@@ -321,10 +321,7 @@ GOALS = (
         "ms",
     ),
     Goal(
-        "broker: get with its CPU view, one client on one core",
-        _broker(broker.ROUND_TRIP, broker.GET),
-        150,
-        "us",
+        "broker: get with its CPU view, on a GPU", _broker(broker.ROUND_TRIP, broker.GET), 150, "us"
     ),
     Goal(
         "broker: time that allocate adds to cuMemCreate and export",
@@ -336,9 +333,10 @@ GOALS = (
 
 
 #: The words of each goal by what it compares. Results of earlier commits may word it otherwise.
-_WORDS = {(goal.source, goal.relative_to): goal.words for goal in GOALS}
+_WORDS = {(goal.source, goal.relative_to, goal.bound): goal.words for goal in GOALS}
 
 
 def goal_words(goal: Mapping[str, Any]) -> str:
-    """The words for a goal in a result: today's, or the result's own if the goal was given up."""
-    return _WORDS.get((goal["source"], tuple(goal["relative_to"])), goal["goal"])
+    """The words for a goal in a result: today's, or the result's own if the goal has changed."""
+    key = (goal["source"], tuple(goal["relative_to"]), goal["bound"])
+    return _WORDS.get(key, goal["goal"])

@@ -17,6 +17,7 @@ from payload import GpuBytes
 MODULE = "attach"
 
 FRESH = "fresh CPU-only process, descriptor to first store"
+FRESH_WITH_GPU = "fresh process with a GPU view, descriptor to first store"
 FURTHER = "attached process, further region to first store"
 
 _CHILD = Path(__file__).resolve().parent / "attach_child.py"
@@ -59,7 +60,7 @@ def _attaches(session: Session, region: Region, action: str, processes: int) -> 
     if action == "gpu":
         times.report(
             "first",
-            "fresh process with a GPU view, descriptor to first store",
+            FRESH_WITH_GPU,
             "Region.from_fd(fd) and a store after `import gdrpy`: CUDA starts; one a process",
         )
         return

@@ -23,7 +23,9 @@ from gdrpy.cli.sizes import approximate_size
 from gdrpy.copies.limits import NEVER
 from goals import MISSED
 from plots import plot_path
+from promises import goal_words
 from publishing import NotPublishable, as_markdown, check, origin
+from summary import summary
 from table import Table
 from tables import GOALS_TITLE, measured, tables
 from words import with_unit
@@ -45,99 +47,133 @@ SECTIONS = (
     Section(
         "Small copies and single words",
         latency.MODULE,
-        "One call from Python, beside the same copy called in C and beside other libraries. What "
-        "Python takes more than C is taken round by round. `mapping.write` is given a `bytes` "
-        "object, or the array that the other libraries are given.",
+        "One call from Python, beside the same copy from C and from other libraries. "
+        "`mapping.write` takes a `bytes` object, or the array that the other libraries take. The "
+        "last row is the time that Python adds to C, taken round by round.",
     ),
     Section(
         "Transfers of every size",
         transfers.MODULE,
-        "`region.write`, `region.readinto` and `region.read` as they choose (automatic), forced by "
-        "`via=` to the mapping and to DMA, and everybody else on the same bytes. *Pageable* is "
-        "ordinary memory, *pinned* page-locked memory, *new* an object made by the call. "
-        "`automatic over better way` is the time of the choice over that of the better way, "
-        "1 where they are level; `automatic over itself` is the same of two that do the same: what "
-        "it is off 1 is noise. `best rival over automatic` is how many times faster gdrpy is than "
-        "the best of the other libraries. Reads by plain loads end at 64 KiB, and those through "
-        "the mapping at 64 MiB: above, DMA is faster by far.",
-        ("latency", "bandwidth", "choice"),
+        "`region.write`, `region.readinto` and `region.read` choose a way by themselves "
+        "(*automatic*), or take the mapping or DMA by `via=`. The other libraries copy the same "
+        "bytes. *Pageable* is ordinary memory, *pinned* is page-locked memory, *new* is an object "
+        "that the call makes.\n\n"
+        "- `automatic over better way`: time of the chosen way, relative to the better way.\n"
+        "- `best rival over automatic`: how many times faster gdrpy is than the best library.\n"
+        "- `automatic over itself`: the same way measured twice. Its distance from 1 is the "
+        "measurement noise.\n\n"
+        "Reads by plain loads end at 64 KiB and reads through the mapping at 64 MiB. DMA is far "
+        "faster above these sizes.",
+        ("bandwidth", "choice"),
     ),
     Section(
         "The copy engine",
         engine.MODULE,
-        "In C, on the mapping: the engine against `memcpy` and against each of its routines alone, "
-        "at every alignment that was tried; 1 is level, more is faster. A row is of all sizes up "
-        "to the next row's: of each ratio the median, and the least. The times are of the size "
-        "itself, aligned. `engine over itself` is of two that do the same: what it is off 1 is "
-        "noise, and no other ratio is truer.",
+        "The copy engine in C, on the mapping, beside `memcpy` and each of its own routines. "
+        "A row covers all sizes up to the next row's, at every alignment that was tried. Ratios "
+        "are medians, with the least in brackets; above 1 the engine is faster. Times are those "
+        "of the row's own size, aligned. `engine over itself` measures the engine twice. Its "
+        "distance from 1 is the measurement noise, which is in every other ratio too.",
         ("engine",),
     ),
     Section(
         "Threads",
         threads.MODULE,
-        "One copy shared by threads of the engine's pool, in C.",
+        "One copy in C, divided among threads of the engine's pool.",
         ("threads",),
     ),
-    Section("Many small records", scatter.MODULE, "10,000 records of 64 bytes to places all over."),
+    Section(
+        "Many small records", scatter.MODULE, "10,000 records of 64 bytes to scattered places."
+    ),
     Section(
         "Signals to the GPU and back",
         pingpong.MODULE,
-        "From before `Flag.set` until `Flag.wait` has seen the answer of a kernel that runs all "
-        "the time, both called from Python.",
+        "Time from the call of `Flag.set` until `Flag.wait` returns with the answer of a resident "
+        "kernel. Python makes both calls.",
         ("pingpong",),
     ),
     Section(
         "Starting work",
         queued.MODULE,
-        "From the CPU's act until it sees the work's result in page-locked memory: work that was "
-        "queued behind `flag.stream_wait` and is started by `flag.set`, and work that is launched "
-        "at that moment.",
+        "Time from the CPU's call until the CPU sees the result in page-locked memory. The work is "
+        "either queued behind `flag.stream_wait` and started by `flag.set`, or launched at that "
+        "moment.",
     ),
     Section(
         "A channel",
         channel.MODULE,
-        "`gdrpy.Channel`: from the first push until the kernel has taken the last record. The "
-        "kernel holds every word of every record against what it must be.",
+        "`gdrpy.Channel`, from the first push until the kernel has taken the last record. The "
+        "kernel verifies every word of every record.",
     ),
     Section(
         "Getting at memory",
         attach.MODULE,
-        "From a descriptor to the first store, in fresh processes and in this one.",
+        "Time from a descriptor to the first store, in fresh processes and in this one.",
     ),
     Section(
         "libgdrapi, from C",
         libgdrapi.MODULE,
-        "Each call alone, in fresh processes that have a CUDA context: 64 KiB of buffers of 2 MiB. "
-        "Its copies beside the engine's routines on the same mapping; a row is of all sizes up to "
-        "the next row's.",
+        "Each call alone, on 64 KiB of 2 MiB buffers, in fresh processes that have a CUDA context. "
+        "Then the library's copies beside the engine's routines on the same mapping. A row covers "
+        "all sizes up to the next row's.",
     ),
-    Section("The broker", broker.MODULE, "Named regions; see [the broker](broker.md#measured)."),
+    Section(
+        "The broker", broker.MODULE, "Named regions. See also [the broker](broker.md#measured)."
+    ),
 )
 
 _INTRODUCTION = """# Performance
 
-What gdrpy does on a real GPU, beside the other ways to do the same. This page is made by
-`{command}`
-from [the data]({data}), and by hand only where it says why a goal was missed."""
+Small writes reach GPU memory in a fraction of a microsecond, because they are CPU stores: there is
+no launch and no driver call. Large copies take threads or DMA, whichever is faster at that size. A
+process that needs only the CPU view starts without CUDA."""
+
+_PLOT = "latency"
+_CAPTION = "Time of a copy by size, for gdrpy and for other libraries"
+
+_GAINS = """## What you gain
+
+{summary}
+
+- **Small writes and signals**: a CPU can steer a running kernel from Python, without a launch. See
+  [small copies](#small-copies-and-single-words) and [signals](#signals-to-the-gpu-and-back).
+- **Large copies from ordinary memory** go through several staging threads. From page-locked memory
+  every library reaches the speed of the bus, and gdrpy gains nothing. See
+  [transfers](#transfers-of-every-size).
+- **Reads** through the mapping take a bus round trip of about 1 us. Larger reads go by DMA.
+- **Processes that share memory** need neither a copy each nor a CUDA context each. See
+  [getting at memory](#getting-at-memory)."""
 
 _METHOD = """## Method
 
-Ways that are compared take turns, in an order drawn by lot for each round, so that drift hits
-all of them; ratios and differences are taken round by round, and their median is given. Nothing
-that was measured is left out. Host memory is warm: the same in every call, and in the CPU's caches
-as far as it fits. Figures from Python include the loop and the call. What is copied is verified
-before and after it is timed (large copies only afterwards), by the driver's own copies.
+{origin}
 
-The rivals work on the same bytes of the same region, as their documentation shows. A DMA copy has
-arrived when its call returns, but for `cuMemcpyHtoD` and cupy's `set` from pageable memory, which
-CUDA lets return when the bytes are staged. A store through the mapping has left the CPU, fenced,
-and is on the bus: how long it takes until the GPU has seen it and answered is under *signals to the
-GPU and back*.
+- Ways that are compared take turns, in an order drawn by lot for each round, so drift affects all
+  of them. Ratios and differences are taken within a round; the tables show their medians. No sample
+  is left out.
+- Every copy is verified by the driver's own copies, before and after it is timed (large copies only
+  afterwards).
+- Host memory is warm: each call uses the same memory, which is in the CPU's caches as far as it
+  fits.
+- Figures from Python include the loop and the call.
+- The rivals work on the same bytes of the same region, as their documentation shows. A DMA copy has
+  arrived when its call returns. `cuMemcpyHtoD` and cupy's `set` from pageable memory are
+  exceptions: CUDA lets them return when the bytes are staged.
+- A store through the mapping is fenced: when the call returns, it has left the CPU and is on the
+  bus. The time until a kernel sees it and answers is under [signals](#signals-to-the-gpu-and-back).
 
-*At worst* is the worst of many points, and has the noise of all of them: where `itself` stands
-beside it, that is the worst ratio of one way to the same way once more. A bound of 0.952 is 1/1.05:
-no slower, but for 5 %. More is in [benchmarks/README.md]({readme}); `make bench` measures the same
-on another machine."""
+{limits}
+
+[benchmarks/README.md]({readme}) has the whole method. `make bench` measures the same on another
+machine. `{command}`
+made this page from [the data]({data}). Only the reasons for missed goals are written by hand."""
+
+_GOALS = """## Goals
+
+The project's own goals, met or missed. They guard against regressions.
+
+The slowest case is the worst of many points and carries the noise of all of them. *Itself* is the
+slowest case of one way measured twice. A bound of 0.952 is 1/1.05: at most 5 % slower."""
 
 
 def page(result: Result, path: Path, target: Path) -> str:
@@ -147,28 +183,35 @@ def page(result: Result, path: Path, target: Path) -> str:
 
 
 def _parts(result: Result, path: Path, target: Path) -> Iterator[str]:
-    data = _link(path, target)
-    command = f"python benchmarks/report.py {_from_top(path)} --page {_from_top(target)}"
-    yield _INTRODUCTION.format(command=command, data=data)
-    yield origin(result)
     made = list(tables(result))
-    goals = [one for one in made if one.title == GOALS_TITLE]
-    yield from _goals(result, goals, notes(path))
-    yield _choice(result["header"])
-    yield _METHOD.format(readme=_link(Path(__file__).with_name("README.md"), target))
-    for section in SECTIONS:
-        found = [one for one in made if one.title.partition(":")[0] == section.module]
-        if found:
-            yield from _section(section, found, path, target)
+    found = {
+        section: [one for one in made if one.title.partition(":")[0] == section.module]
+        for section in SECTIONS
+    }
+    yield _INTRODUCTION
+    yield f"![{_CAPTION}]({_link(plot_path(path, _PLOT), target)})"
+    yield _GAINS.format(summary=summary(result, path, target))
+    yield _METHOD.format(
+        origin=origin(result),
+        limits=_choice(result["header"]),
+        readme=_link(Path(__file__).with_name("README.md"), target),
+        command=f"python benchmarks/report.py {_from_top(path)} --page {_from_top(target)}",
+        data=_link(path, target),
+    )
+    for section, shown in found.items():
+        if shown:
+            yield from _section(section, shown, path, target)
     for one in result["absent"]:
         yield f"Not measured: {one['what']} ({one['reason']})."
+    goals = [one for one in made if one.title == GOALS_TITLE]
+    yield from _goals(result, goals, notes(path))
 
 
 def _choice(header: dict[str, Any]) -> str:
     """The limits by which copies chose their ways."""
     measured_here = header["limits_measured"]
     source = (
-        "`gdrpy tune` had measured them on this machine" if measured_here else "they are built in"
+        "which `gdrpy tune` measured on this machine" if measured_here else "which are built in"
     )
     sizes = {
         name: "never" if size == NEVER else f"from {approximate_size(size)} on"
@@ -176,9 +219,9 @@ def _choice(header: dict[str, Any]) -> str:
         if name not in ("threads_to", "threads_from", "lanes")
     }
     return (
-        f"Copies took their ways by these limits, as {source}: stores by "
+        f"Copies chose their way by these limits, {source}: stores by "
         f"{header['limits']['threads_to']} threads {sizes['write_threads']}; DMA from pageable "
-        f"memory, by up to {header['limits']['lanes']} threads, {sizes['write_dma']}, and from "
+        f"memory, by up to {header['limits']['lanes']} threads, {sizes['write_dma']}; DMA from "
         f"page-locked memory {sizes['write_dma_pinned']}; DMA instead of loads "
         f"{sizes['read_dma']}. See [transfers](transfers.md)."
     )
@@ -195,16 +238,16 @@ def _section(section: Section, found: list[Table], path: Path, target: Path) -> 
 
 def _goals(result: Result, found: list[Table], noted: dict[str, str]) -> Iterator[str]:
     if found:
-        yield "## Goals"
+        yield _GOALS
     for table in found:
         yield as_markdown(table)
     missed = [one for one in result["goals"] if one["verdict"] == MISSED]
-    unknown = noted.keys() - {one["goal"] for one in missed}
+    unknown = noted.keys() - {goal_words(one) for one in missed}
     if unknown:
-        raise NotPublishable(f"there are notes on what is no missed goal: {', '.join(unknown)}")
+        raise NotPublishable(f"there are notes on goals that were not missed: {', '.join(unknown)}")
     if missed:
         yield "Missed:"
-        yield "\n".join(_shortfall(one, noted.get(one["goal"])) for one in missed)
+        yield "\n".join(_shortfall(one, noted.get(goal_words(one))) for one in missed)
 
 
 def _shortfall(goal: dict[str, Any], note: str | None) -> str:
@@ -214,8 +257,8 @@ def _shortfall(goal: dict[str, Any], note: str | None) -> str:
     by = ""
     if bound:
         off = abs(figure - bound) / bound
-        by = f", {off:.1%} off" if off < 1 else f": {figure / bound:.1f} times that"
-    words = f"- **{goal['goal']}** is {measured(goal)}, and should be {should}{by}."
+        by = f" ({off:.1%} off)" if off < 1 else f" ({figure / bound:.1f} times that)"
+    words = f"- **{goal_words(goal)}** is {measured(goal)}. The bound is {should}{by}."
     return f"{words} {note}" if note else words
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import attach
 import broker
@@ -89,21 +90,21 @@ def _transfers(operation: str) -> tuple[Goal, ...]:
 
     return (
         Goal(
-            f"{call}: its time over the better way's, at worst",
+            f"{call}: longest time, relative to the better way",
             source(transfers.WORST),
             1.05,
             "x",
             control=source(transfers.WORST_ITSELF),
         ),
         Goal(
-            f"{call}: the best rival's time over its own, at worst up to 64 KiB",
+            f"{call}: slowest case up to 64 KiB, relative to the best rival",
             source(transfers.WORST_RIVAL_SMALL),
             1,
             "x",
             at_least=True,
         ),
         Goal(
-            f"{call}: the best rival's time over its own, at worst above 64 KiB",
+            f"{call}: slowest case above 64 KiB, relative to the best rival",
             source(transfers.WORST_RIVAL_LARGE),
             _LEVEL,
             "x",
@@ -114,19 +115,19 @@ def _transfers(operation: str) -> tuple[Goal, ...]:
 
 GOALS = (
     Goal(
-        "flag.set: Python over the C store and fence",
+        "flag.set: time that Python adds to a store and fence in C",
         _latency("store a word", 4, f"{latency.FLAG_SET} - {latency.C_ROUTINE}"),
         0.06,
         "us",
     ),
     Goal(
-        "write 64 B: Python over the C routine",
+        "write 64 B: time that Python adds to the C routine",
         _latency("write", 64, f"{latency.WRITE} - {latency.C_ROUTINE}"),
         0.08,
         "us",
     ),
     Goal(
-        "write 4 KiB: the C routine over Python",
+        "write 4 KiB: speed from Python, relative to the C routine",
         _latency("write", 4096, latency.WRITE),
         _LEVEL,
         "x",
@@ -134,7 +135,7 @@ GOALS = (
         relative_to=(_latency("write", 4096, latency.C_ROUTINE),),
     ),
     Goal(
-        "write 64 B: times faster than cuMemcpyHtoD at its best",
+        "write 64 B: times faster than cuMemcpyHtoD",
         _latency("write", 64, latency.WRITE),
         20,
         "x",
@@ -144,13 +145,13 @@ GOALS = (
         ),
     ),
     Goal(
-        "read 64 B: Python over the C routine",
+        "read 64 B: time that Python adds to the C routine",
         _latency("read", 64, f"{latency.READ} - {latency.C_ROUTINE}"),
         0.15,
         "us",
     ),
     Goal(
-        "engine to the mapping: its speed over the best routine's, at worst",
+        "engine to the mapping: slowest case, relative to the best routine",
         _to(engine.worst()),
         0.95,
         "x",
@@ -158,7 +159,7 @@ GOALS = (
         control=_to(engine.worst_itself()),
     ),
     Goal(
-        "engine from the mapping: its speed over the best routine's, at worst",
+        "engine from the mapping: slowest case, relative to the best routine",
         _from(engine.worst()),
         0.95,
         "x",
@@ -166,7 +167,7 @@ GOALS = (
         control=_from(engine.worst_itself()),
     ),
     Goal(
-        "engine to the mapping: its speed over memcpy's, at worst",
+        "engine to the mapping: slowest case, relative to memcpy",
         _to(engine.worst_memcpy()),
         1,
         "x",
@@ -174,7 +175,7 @@ GOALS = (
         control=_to(engine.worst_itself()),
     ),
     Goal(
-        "engine from the mapping: its speed over memcpy's, at worst from 1 KiB on",
+        "engine from the mapping: slowest case from 1 KiB on, relative to memcpy",
         _from(engine.worst_memcpy_large()),
         10,
         "x",
@@ -206,7 +207,7 @@ GOALS = (
     ),
     Goal("ping-pong: flag through the mapping", _pingpong(pingpong.FASTEST), 1.7, "us"),
     Goal(
-        "ping-pong: all in page-locked memory over flag through the mapping",
+        "ping-pong: flag through the mapping, relative to page-locked memory alone",
         _pingpong(pingpong.FASTEST),
         1,
         "x",
@@ -242,7 +243,7 @@ GOALS = (
     ),
     *(
         Goal(
-            f"libgdrapi {operation}: its speed over the best routine's, at worst",
+            f"libgdrapi {operation}: slowest case, relative to the best routine",
             _libgdrapi(operation, engine.worst(libgdrapi.MODULE)),
             0.95,
             "x",
@@ -273,7 +274,7 @@ GOALS = (
         simulated=True,
     ),
     Goal(
-        "broker: a bare server's round trip over get with its CPU view",
+        "broker: get with its CPU view, relative to a bare server's round trip",
         _broker(broker.ROUND_TRIP, broker.GET),
         round(1 / 1.6, 3),
         "x",
@@ -282,7 +283,7 @@ GOALS = (
         simulated=True,
     ),
     Goal(
-        "broker: a bare server's requests a second over its own, 16 clients",
+        "broker: a bare server's requests a second, relative to the broker's, 16 clients",
         _broker(broker.THROUGHPUT, broker.BROKER),
         round(1 / 0.6, 3),
         "x",
@@ -290,14 +291,14 @@ GOALS = (
         simulated=True,
     ),
     Goal(
-        "broker: cold process, first get and load, over a bare Python's start",
+        "broker: time that the first get and load add to a bare Python's start",
         _broker(broker.COLD, f"{broker.CONNECT_AND_GET} - {broker.BARE_PYTHON}"),
         30,
         "ms",
         simulated=True,
     ),
     Goal(
-        "broker: 1,000 regions got in one call",
+        "broker: 1,000 regions from one get_many",
         _broker(broker.MANY, "gdrpy"),
         20,
         "ms",
@@ -305,7 +306,7 @@ GOALS = (
     ),
     *(
         Goal(
-            f"broker: 4,000 regions listed by {way}, its start included",
+            f"broker: 4,000 regions listed by {way}, with its start",
             _broker(broker.LISTING, way),
             500,
             "ms",
@@ -323,9 +324,19 @@ GOALS = (
         "broker: get with its CPU view, on a GPU", _broker(broker.ROUND_TRIP, broker.GET), 150, "us"
     ),
     Goal(
-        "broker: allocate over the driver's cuMemCreate and export",
+        "broker: time that allocate adds to cuMemCreate and export",
         _broker(broker.ALLOCATE, f"{broker.BROKER} - {broker.CREATE_AND_EXPORT}"),
         40,
         "us",
     ),
 )
+
+
+#: The words of each goal by what it compares. Results of earlier commits may word it otherwise.
+_WORDS = {(goal.source, goal.relative_to, goal.bound): goal.words for goal in GOALS}
+
+
+def goal_words(goal: Mapping[str, Any]) -> str:
+    """The words for a goal in a result: today's, or the result's own if the goal has changed."""
+    key = (goal["source"], tuple(goal["relative_to"]), goal["bound"])
+    return _WORDS.get(key, goal["goal"])

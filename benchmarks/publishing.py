@@ -71,7 +71,7 @@ def origin(result: dict[str, Any]) -> str:
         f"`{header['backend']}`; {header['cpu']}, {header['cpus']} CPUs, Linux "
         f"{header['kernel']}; Python {header['python']}, {_libraries(header)}. "
         f"{min(counts)} to {max(counts)} samples a figure; {_verified(result)} figures with "
-        f"verified data, the others move none."
+        f"verified data; the others move no data."
     )
 
 

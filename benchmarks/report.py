@@ -12,6 +12,7 @@ from typing import Any
 import plots
 from page import page
 from publishing import NoSuchTable, NotPublishable, markdown
+from summary import summary
 
 #: Fields that every result has.
 NEEDED = ("header", "modules", "quick", "measurements", "absent", "goals")
@@ -31,6 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--page", metavar="FILE", type=Path, help="write docs/performance.md there, and the plots"
     )
+    parser.add_argument(
+        "--summary",
+        metavar="FILE",
+        type=Path,
+        help="print four figures beside the best other way, for the page FILE",
+    )
     options = parser.parse_args(arguments)
     try:
         result = read(options.result)
@@ -42,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.page:
             options.page.write_text(page(result, options.result, options.page))
             plots.draw_if_possible(result, options.result)
+        elif options.summary:
+            print(summary(result, options.result, options.summary))
         else:
             print(markdown(result, options.only), end="")
     except NoSuchTable as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from latency import EMPTY_CALL
+from promises import goal_words
 from sweep_tables import sweep_tables
 from table import Table
 from words import ABSENT, figure, size_words, with_unit
@@ -112,7 +113,7 @@ def _goals(goals: list[dict[str, Any]]) -> Table:
         ["goal", "bound", "measured", "verdict"],
         [
             [
-                one["goal"],
+                goal_words(one),
                 with_unit(f"{one['relation']} {one['bound']:g}", one["unit"]),
                 ABSENT if one["figure"] is None else measured(one),
                 one["verdict"],

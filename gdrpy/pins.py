@@ -19,7 +19,7 @@ from gdrpy.memory.backends import ALL, forced
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.node import Node, own_node
 from gdrpy.memory.sending import map_part, travel
-from gdrpy.memory.view import Mapping, MappingType
+from gdrpy.memory.view import Mapping, MappingType, Travel
 from gdrpy.region import region_of
 
 #: The names that gdrpy itself does not offer.
@@ -317,7 +317,7 @@ class Pin(Viewed):
         if self.readonly:
             raise ReadOnly(f"{call}: the pin is read-only, as its array or the GPU's view of it is")
 
-    def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
+    def _travel(self, start: int) -> Travel:
         # The memory that arrives begins with the pin's first page.
         return travel(None, self._memory, self.ptr % self._memory.page_size + start)
 

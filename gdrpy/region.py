@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 from weakref import ref
 
@@ -19,7 +18,7 @@ from gdrpy.memory.file import HOST_LOCATION, MemoryFile
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.sending import CALL as RECEIVING
 from gdrpy.memory.sending import received, travel
-from gdrpy.memory.view import Mapping
+from gdrpy.memory.view import Mapping, Travel
 
 #: The regions of this process that have a GPU view, by id(), so that each can be removed when it is
 #: gone. Dicts need no lock for that.
@@ -231,7 +230,7 @@ class Region(Viewed):
             )
         return self._memory.fabric
 
-    def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
+    def _travel(self, start: int) -> Travel:
         return travel(ref(self), self._memory.source or self._memory, start)
 
     def __reduce__(self) -> tuple[Any, ...]:

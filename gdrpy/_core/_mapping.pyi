@@ -62,6 +62,7 @@ def receive(
 class Resource:
     _closed: bool
     _mutex: RLock
+    def __init__(self, mutex: RLock = ..., /) -> None: ...
     @property
     def closed(self) -> bool: ...
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
@@ -25,7 +25,7 @@ from gdrpy.errors import Closed, MissingView, ReadOnly
 from gdrpy.memory import vmm
 from gdrpy.memory.memory import Memory, settle
 from gdrpy.memory.page_locked_pool import borrow
-from gdrpy.memory.view import Flag, Mapping
+from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
 
         The object takes the memory over. ``readonly`` makes each of its views read-only.
         """
-        super().__init__()
+        super().__init__(memory._mutex)
         self.nbytes = nbytes
         self.device = memory.device
         self.readonly = readonly
@@ -83,7 +83,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         """The CPU view of all bytes."""
 
     @abstractmethod
-    def _travel(self, start: int) -> Callable[[Mapping], tuple[Any, ...]]:
+    def _travel(self, start: int) -> Travel:
         """A function that pickles a mapping from byte ``start`` on."""
 
     def _map(self, start: int, size: int, readonly: bool) -> Mapping:

@@ -72,24 +72,26 @@ class Owner(Resource):
     collector may finalize an owner before the objects made from it.
     """
 
+    _users: set[object] | frozenset[object] = frozenset()  # a set after the first
+
     def __init__(self, undo: Undo | None) -> None:
         super().__init__()
         self._undo = undo
-        self._users: set[object] = set()
 
     def hold(self, user: object) -> None:
         """Keep it for a user, an object equal to no other user. Raises Closed, Forked."""
-        if self._forked():
-            self._check(f"using a {type(self).__name__}")
-        alone(self._mutex, self._hold_open, user)
+        alone(self._lock, self._hold_open, user)
 
     def _hold_open(self, user: object) -> None:
         self._check(f"using a {type(self).__name__}")
+        if not isinstance(self._users, set):
+            self._users = set()
         self._users.add(user)
 
     def let_go(self, user: object) -> None:
         """End a user's hold; the end of the last hold on a closed owner releases it."""
-        self._users.discard(user)
+        if isinstance(self._users, set):
+            self._users.discard(user)
         if not self._forked():
             alone(self._mutex, self._drop_unused)
 

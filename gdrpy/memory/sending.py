@@ -6,9 +6,7 @@ Only multiprocessing's pickler can send descriptors.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from errno import EACCES
-from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
@@ -22,7 +20,7 @@ from gdrpy.memory.choice import open_export
 from gdrpy.memory.file import MemoryFile
 from gdrpy.memory.gpu import GpuMemory
 from gdrpy.memory.memory import Memory
-from gdrpy.memory.view import Mapping
+from gdrpy.memory.view import Mapping, Travel
 
 #: The call that errors of a receiver name.
 CALL = "receiving a Region"
@@ -53,15 +51,13 @@ class Received(Owner):
         return mapping
 
 
-def travel(
-    view: ref[Any] | None, memory: object, offset: int
-) -> Callable[[Mapping], tuple[Any, ...]]:
+def travel(view: ref[Any] | None, memory: object, offset: int) -> Travel:
     """How to pickle a mapping that begins at byte ``offset``: as a part of its region.
 
     ``view`` refers to the region. If it is None or the region is gone, the mapping is pickled as a
     part of ``memory``: a Memory, a Received or a lease.
     """
-    return partial(_reduce_mapping, view, memory, offset)
+    return _reduce_mapping, view, memory, offset
 
 
 def _reduce_mapping(

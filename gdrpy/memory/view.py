@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
@@ -18,6 +17,10 @@ from gdrpy.errors import MissingView, ReadOnly
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
+
+
+#: How a mapping is pickled: a function to call, and its arguments before the mapping.
+Travel: TypeAlias = tuple[Any, ...]
 
 
 class MappingType(enum.IntEnum):
@@ -40,7 +43,7 @@ class Mapping(Closing, _mapping.Mapping):
     """
 
     #: How to pickle it; None for memory that cannot be shared.
-    _travel: Callable[[Mapping], tuple[Any, ...]] | None = None
+    _travel: Travel | None = None
 
     @property
     def mapping_type(self) -> MappingType:
@@ -127,7 +130,9 @@ class Mapping(Closing, _mapping.Mapping):
                 "a Mapping of gdrpy.page_locked() cannot be copied or pickled: its memory cannot "
                 "be shared; share host memory, gdrpy.alloc(nbytes, device='cpu')"
             )
-        return self._travel(self)
+        reduce, *parts = self._travel
+        found: tuple[Any, ...] = reduce(*parts, self)
+        return found
 
     def __repr__(self) -> str:
         if self.closed:

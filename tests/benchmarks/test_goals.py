@@ -31,7 +31,9 @@ def verdict(words, *measurements, **options):
 class TestBound:
     @pytest.mark.parametrize(("value", "expected"), [(0.08, "met"), (0.0801, "missed")])
     def test_from_above(self, value, expected):
-        found = verdict("write 64 B: Python over", measured(f"{WRITE} - C routine", value))
+        found = verdict(
+            "write 64 B: time that Python adds", measured(f"{WRITE} - C routine", value)
+        )
         assert found == (expected, value)
 
     @pytest.mark.parametrize(("value", "expected"), [(0.3, "met"), (0.31, "missed")])
@@ -49,7 +51,7 @@ class TestFigure:
 
     def test_of_many_points_is_held_to_its_goal_and_says_where(self):
         found = checked(
-            "engine to the mapping: its speed over the best",
+            "engine to the mapping: slowest case, relative to the best",
             figures=[Figure(self.WORST, 0.94, "x", "64 B, mapping offset 1")],
         )
         assert (found["verdict"], found["figure"]) == ("missed", 0.94)
@@ -58,7 +60,7 @@ class TestFigure:
 
     def test_has_the_noise_of_the_same_points_beside_it(self):
         found = checked(
-            "engine to the mapping: its speed over the best",
+            "engine to the mapping: slowest case, relative to the best",
             figures=[
                 Figure(self.WORST, 0.94, "x", "64 B"),
                 Figure("engine/to the mapping/engine over itself, at worst", 0.955, "x"),
@@ -79,11 +81,11 @@ class TestNoFigure:
 
     def test_where_wrong_data_was_moved(self):
         wrong = measured(f"{WRITE} - C routine", 0.05, verified=False)
-        assert verdict("write 64 B: Python over", wrong) == ("not measured", None)
+        assert verdict("write 64 B: time that Python adds", wrong) == ("not measured", None)
 
     def test_on_a_simulated_gpu(self):
         found = measured(f"{WRITE} - C routine", 0.05)
-        assert verdict("write 64 B: Python over", found, simulated=True) == (
+        assert verdict("write 64 B: time that Python adds", found, simulated=True) == (
             "not applicable (simulated GPU)",
             None,
         )

@@ -49,7 +49,8 @@ class TestPage:
         target = tmp_path / "performance.md"
         assert report.main([str(saved), "--page", str(target)]) == 0
         chapters = re.findall("^## (.*)$", target.read_text(), re.MULTILINE)
-        assert chapters == ["Goals", "Method", *(one.title for one in page.SECTIONS)]
+        titles = (one.title for one in page.SECTIONS)
+        assert chapters == ["What you gain", "Method", *titles, "Goals"]
 
     def test_shows_plots_that_are_there(self, saved, tmp_path):
         target = tmp_path / "performance.md"
@@ -73,9 +74,16 @@ class TestPage:
 
 class TestMissedGoal:
     def test_is_told_with_how_much(self, publishable, saved, tmp_path):
-        missed(publishable, bound=0.06, unit="us", relation="<=", goal="a call")
+        goal = missed(publishable, bound=0.06, unit="us", relation="<=")
         text = page.page(publishable, saved, tmp_path / "performance.md")
-        assert "Missed:\n\n- **a call** is 0.090 us, and should be <= 0.06 us, 50.0% off." in text
+        assert f"- **{goal['goal']}** is 0.090 us. The bound is <= 0.06 us (50.0% off)." in text
+
+    def test_of_an_earlier_commit_has_the_words_of_today(self, publishable, saved, tmp_path):
+        words = missed(publishable)["goal"]
+        publishable["goals"][0]["goal"] = "as it was called then"
+        text = page.page(publishable, saved, tmp_path / "performance.md")
+        assert f"- **{words}** is " in text
+        assert "as it was called then" not in text
 
     def test_says_where_and_why(self, publishable, saved, tmp_path):
         goal = missed(publishable, where="64 B, mapping offset 1")
@@ -83,7 +91,7 @@ class TestMissedGoal:
         notes.write_text(f"# Why\n\n## {goal['goal']}\n\nThe bus was\nbusy.\n")
         text = page.page(publishable, saved, tmp_path / "performance.md")
         assert "(64 B, mapping offset 1)" in text
-        assert " off. The bus was busy." in text
+        assert " off). The bus was busy." in text
 
     def test_that_was_none_may_have_no_note(self, publishable, saved, tmp_path):
         saved.with_name("test-all-notes.md").write_text("# Why\n\n## a goal\n\nNo.\n")

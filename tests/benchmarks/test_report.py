@@ -120,6 +120,40 @@ class TestOnly:
         assert "  goals (medians)" in titles
 
 
+class TestSummary:
+    @pytest.fixture
+    def summed_up(self, publishable, tmp_path, capsys):
+        """The lines of the summary of the result as the test left it."""
+
+        def summed_up():
+            path = tmp_path / "data" / "result.json"
+            path.parent.mkdir()
+            path.write_text(json.dumps(publishable))
+            assert report.main([str(path), "--summary", str(tmp_path / "page.md")]) == 0
+            return capsys.readouterr().out.splitlines()
+
+        return summed_up
+
+    def test_sets_a_time_beside_the_best_of_the_other_ways(self, publishable, summed_up):
+        rivals = {"cuda.bindings, pageable": 5, "cuda.bindings, pinned": 4}
+        publishable["measurements"] = [
+            one | {"median": rivals.get(one["way"], 0.2)}
+            for one in publishable["measurements"]
+            if one["way"] in rivals or one["way"] == "mapping.write"
+        ]
+        found = [line for line in summed_up() if line.startswith("| Write 64 B")]
+        assert found == [
+            "| Write 64 B to GPU memory | **0.200 us** | 4.00 us, cuda.bindings | 20.0 |"
+        ]
+
+    def test_leaves_out_what_was_not_measured(self, publishable, summed_up):
+        publishable["distributions"] = []
+        assert not any("Signal" in line for line in summed_up())
+
+    def test_links_its_data_from_the_page(self, summed_up):
+        assert summed_up()[-1].endswith(": [data](data/result.json).")
+
+
 class TestGoals:
     def test_have_no_table_where_none_applies(self, publishable):
         publishable["goals"] = []

@@ -1,7 +1,7 @@
-"""Do what the README's first two sections say, as somebody who has only them, and tell how it went.
+"""Follow the README's first two sections as a user who has only them, and print how it went.
 
-In a fresh checkout: ``python tests/docs/newcomer.py > transcript``. It takes the commands from the
-README, each terminal's in a shell of its own, and stops at the first that fails.
+``python tests/docs/newcomer.py > transcript`` clones this checkout into an empty folder and runs
+the README's commands there, each terminal's in its own shell. It stops at the first that fails.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 TOP = Path(__file__).parents[2]
 #: What a shell says when a command has ended, and with which status.
@@ -22,12 +23,13 @@ END = "-- end of command, status "
 class Terminal:
     """An interactive user's shell: one command after another, each seen to its end."""
 
-    def __init__(self, name: str, begun: float) -> None:
+    def __init__(self, name: str, folder: str, begun: float) -> None:
         self.name = name
         self.begun = begun
         self.shell = subprocess.Popen(
             ["bash"],
-            cwd=TOP,
+            cwd=folder,
+            env=os.environ | {"PIP_QUIET": "2"},  # where this machine's pip looks is its own affair
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -64,15 +66,22 @@ def commands(section: str) -> list[list[str]]:
 
 
 def main() -> None:
-    (setting_up,) = commands("Try it")
+    with TemporaryDirectory() as folder:
+        subprocess.run(["git", "clone", "-q", TOP, f"{folder}/gdrpy"], check=True)
+        follow(folder)
+
+
+def follow(folder: str) -> None:
+    """Type the README's commands in a folder that has a checkout."""
+    (installing,) = commands("Install")
     (serving, working) = commands("Two processes")
     begun = time.monotonic()
-    first, second = (Terminal(f"terminal {number}", begun) for number in (1, 2))
+    first, second = (Terminal(f"terminal {number}", folder, begun) for number in (1, 2))
     try:
-        for command in setting_up:
+        for command in installing:
             first.type(command)
         first.type(*serving, until="serving at ")
-        second.type("source .venv/bin/activate")
+        second.type(*(one for one in installing if one.startswith("source ")))
         for command in working:
             second.type(command)
         print(f"[{time.monotonic() - begun:5.1f} s] done")

@@ -55,7 +55,7 @@ class TestReference:
         with gdrpy.connect(socket) as broker:
             with broker.allocate(None, 4096, "cpu") as region:
                 reference = brokers.Reference(region)
-            with pytest.raises(gdrpy.Gone, match="there is no region"):
+            with pytest.raises(gdrpy.Gone, match="no longer exists"):
                 reference.open()
 
     def test_is_not_made_of_a_closed_region(self, socket: str) -> None:

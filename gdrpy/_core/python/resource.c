@@ -35,9 +35,13 @@ static int set(PyObject *self, PyObject *name, PyObject *value)
 	return error;
 }
 
-static int resource_init(PyObject *self, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+static int resource_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-	if (set(self, name_mutex, PyObject_CallNoArgs(make_lock)) ||
+	PyObject *mutex = NULL;
+
+	if (!PyArg_UnpackTuple(args, "Resource", 0, 1, &mutex))
+		return -1;
+	if (set(self, name_mutex, mutex ? Py_NewRef(mutex) : PyObject_CallNoArgs(make_lock)) ||
 	    set(self, name_generation, PyLong_FromUnsignedLong(core_fork_generation)))
 		return -1;
 	return set(self, name_closed, Py_NewRef(Py_False));

@@ -18,7 +18,7 @@ class TestTaskOnTheSameMachine:
         assert dask_cluster(programs.passed_on_by_the_scheduler) == (b"to both", 1, 2)
 
     def test_gets_gone_for_what_nobody_holds(self, dask_cluster):
-        with pytest.raises(gdrpy.Gone, match="there is no region"):
+        with pytest.raises(gdrpy.Gone, match="no longer exists"):
             dask_cluster(programs.use_what_is_gone, "a")
 
 
@@ -58,7 +58,7 @@ class TestTaskOnAnotherMachine:
         assert there == here
 
     def test_gets_gone_for_what_nobody_holds_and_lives_on(self, dask_cluster):
-        with pytest.raises(gdrpy.Gone, match="there is no region"):
+        with pytest.raises(gdrpy.Gone, match="no longer exists"):
             dask_cluster(programs.use_what_is_gone, "there")
         assert dask_cluster(programs.await_workers, 3) == 3
 

@@ -15,7 +15,7 @@ class TestActorOnTheSameMachine:
         assert (told["id"], told["metadata"]) == (number, {"for": "both"})
 
     def test_gets_gone_for_what_nobody_holds(self, ray_cluster):
-        with pytest.raises(gdrpy.Gone, match="there is no region"):
+        with pytest.raises(gdrpy.Gone, match="no longer exists"):
             ray_cluster(programs.use_what_is_gone, False)
 
 
@@ -59,7 +59,7 @@ class TestActorOnAnotherMachine:
         assert ray_cluster(programs.made_there, there.socket) == (b"\7\10\11", {"of": "actor"})
 
     def test_gets_gone_for_what_nobody_holds(self, ray_cluster):
-        with pytest.raises(gdrpy.Gone, match="there is no region"):
+        with pytest.raises(gdrpy.Gone, match="no longer exists"):
             ray_cluster(programs.use_what_is_gone, True)
 
     def test_without_a_broker_is_told_to_start_one(self, ray_cluster, there):

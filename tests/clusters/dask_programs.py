@@ -253,7 +253,7 @@ def share_weights() -> tuple[list[float], int, int, int]:
 
         def work(reference: Reference) -> float:
             with reference.open() as weights:
-                # Array.sum() is Python code, and Dask's profiler may keep its frame, with the array.
+                # Array.sum() is Python code; Dask's profiler may keep its frame and the array.
                 return float(np.add.reduce(weights.tensors()["layer.weight"].numpy(), axis=None))
 
         sums = [run(name, work, reference) for name in "aabb"]

@@ -334,6 +334,10 @@ class TestBrokerKilledWhileItBeginsAnotherJournal:
             except ConnectionError:
                 pass
             if victim.killer.disarm() > 0:
+                deadline = time.monotonic() + 20  # it is copied a turn at a time
+                while len(journals) == 1 and time.monotonic() < deadline:
+                    client.ok("status")
+                    journals |= journals_of(victim.keeper)
                 assert len(journals) > 1
                 victim.clean(client)
                 return

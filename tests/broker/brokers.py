@@ -291,7 +291,8 @@ def _serve(setup: Setup) -> None:
         state._COMPACT_BYTES, state._COMPACT_RATIO, state._COMPACT_SLICE = setup.journal, 1, 3
     if setup.turns is not None:
         _measure(daemon, setup.turns)
-    _watch_garbage(daemon)
+    if getattr(sys, "_is_gil_enabled", lambda: True)():  # else the broker collects garbage
+        _watch_garbage(daemon)
     quotas = daemon.Quotas(**setup.quotas)
     kept = functools.partial(store.KeeperStore, f"{setup.path}.keeper", setup.linger)
     options = daemon.Options(setup.path, quotas, kept, **setup.options)

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,10 +105,12 @@ def _own_signals() -> Iterator[None]:
 def _no_collector() -> Iterator[None]:
     """Disable the garbage collector, whose pauses grow with the lists that clients send.
 
-    The broker makes no cyclic garbage.
+    The broker makes no cyclic garbage. A Python without a GIL needs the collector all the same, for
+    objects that two threads had.
     """
     before = gc.isenabled()
-    gc.disable()
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        gc.disable()
     try:
         yield
     finally:

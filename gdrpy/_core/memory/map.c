@@ -32,7 +32,8 @@ int core_map_fd(struct core_map *map, int fd, uint64_t file_offset, uint64_t off
 		error = -errno;
 	} else if (madvise(map->base, map->length, MADV_DONTFORK)) {
 		error = -errno;
-		munmap(map->base, map->length);
+		if (!at) /* else the caller unmaps its reservation */
+			munmap(map->base, map->length);
 	}
 	core_forks_let_go();
 	if (error)

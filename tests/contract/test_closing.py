@@ -179,10 +179,9 @@ class TestMappingThatEndsInAnotherThread:
             closed.wait()
 
         region = gdrpy.alloc(4096, cpu=False)
-        mappings = [region.map()]
-        steps.names.clear()
         steps.ending = wait
-        dropping = threading.Thread(target=mappings.clear)
+        # Made there too: without a GIL an object ends in the thread that made it.
+        dropping = threading.Thread(target=region.map)
         dropping.start()
         ending.wait()
         region.close()

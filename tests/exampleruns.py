@@ -13,7 +13,8 @@ LAST_LINES = {
     "broker_mirror.py": "the mirror can be written: False\nleft:  []",
     "broker_session.py": "list  []",
     "broker_three_processes.py": "CUDA loaded: False\nleft:   ['frames']",
-    "camera_frames.py": "camera: CUDA loaded: False\n30 of 30 frames whole, through a ring of 4",
+    "camera_frames.py": " frames dropped, CUDA loaded: False\n"
+    "30 of 30 frames whole, through a ring of 4 regions",
     "channel_to_kernel.py": "20000 trades in order, together worth 10000.00",
     "cpu_only_process.py": "GPU and CPU view, {backend}> - b'written without CUDA'",
     "one_region_two_views.py": "GPU and CPU view, {backend}> -> [1. 2. 3. 4.]",

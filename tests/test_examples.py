@@ -17,6 +17,20 @@ class TestExample:
         assert printed.startswith(NO_KERNELS) == (name in WITH_A_KERNEL)
 
 
+class TestControlLoop:
+    def test_counts_every_period_in_both_histograms(self, tmp_path):
+        _, late, took = run("control_loop.py", tmp_path).split("\n\n")[:3]
+        for histogram in (late, took):
+            assert sum(map(int, re.findall(r"#+ (\d+)$", histogram, re.M))) == 1999
+
+    def test_draws_them(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        run("control_loop.py", tmp_path, "--plot", "jitter.svg")
+        drawn = (tmp_path / "jitter.svg").read_text()
+        for words in ("A control loop of 1 ms", "speeds of host memory", "store took"):
+            assert words in drawn
+
+
 class TestListOfExamples:
     def test_has_each(self):
         listed = re.findall(r"^\| \[`(.+?)`\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.M)

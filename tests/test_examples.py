@@ -34,6 +34,8 @@ class TestControlLoop:
 class TestListOfExamples:
     def test_has_each(self):
         listed = re.findall(r"^\| \[`(.+?)`\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.M)
-        there = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".c")]
+        kinds = (".py", ".c", ".json")
+        found = (path for path in EXAMPLES.rglob("*") if path.suffix in kinds)
+        there = [str(path.relative_to(EXAMPLES)) for path in found]
         assert sorted(listed) == sorted(there)
         assert [name for name in sorted(there) if name.endswith(".py")] == sorted(LAST_LINES)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
+import notebookrun
 from exampleruns import EXAMPLES, LAST_LINES, NO_KERNELS, WITH_A_KERNEL, run
 
 
@@ -31,10 +35,31 @@ class TestControlLoop:
             assert words in drawn
 
 
+class TestNotebook:
+    def test_has_the_outputs_of_its_cells(self, tmp_path):
+        """After a change: python tests/notebookrun.py examples/tour.ipynb"""
+        saved = EXAMPLES / "tour.ipynb"
+        fresh = tmp_path / "tour.ipynb"
+        notebook = json.loads(saved.read_text())
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                cell["outputs"] = []
+        fresh.write_text(notebookrun.text_of(notebook))
+        done = subprocess.run(
+            [sys.executable, notebookrun.__file__, fresh],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert fresh.read_text() == saved.read_text()
+
+
 class TestListOfExamples:
     def test_has_each(self):
         listed = re.findall(r"^\| \[`(.+?)`\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.M)
-        kinds = (".py", ".c", ".json")
+        kinds = (".py", ".c", ".json", ".ipynb")
         found = (path for path in EXAMPLES.rglob("*") if path.suffix in kinds)
         there = [str(path.relative_to(EXAMPLES)) for path in found]
         assert sorted(listed) == sorted(there)

@@ -138,10 +138,10 @@ class TestPointerThatCannotBePinned:
         with pytest.raises(gdrpy.InvalidHandle, match="not memory that CUDA knows"):
             gdr.pin(host.ctypes.data, 100)
 
-    def test_pinned_host_memory_is_refused(self, gdr, driver):
+    def test_pinned_host_memory_is_refused(self, gdr, driver, asking):
         host = cuda.call("cuMemAllocHost", 4096)
         with pytest.raises(gdrpy.InvalidHandle):
-            gdr.pin(int(host), 4096)
+            gdr.pin(int(host), 4096, **asking)
         cuda.call("cuMemFreeHost", host)
 
     @pytest.mark.parametrize(

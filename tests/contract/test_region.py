@@ -478,13 +478,13 @@ class TestReadOnlyRegion:
             reader.__dlpack__()
 
     @pytest.mark.parametrize("pointer", [lambda one: one.ptr, lambda one: one.array(MIB, "U8")])
-    def test_is_pinned_read_only_if_it_can_be_pinned(self, reader, backend, pointer):
+    def test_is_pinned_read_only_if_it_can_be_pinned(self, reader, backend, asking, pointer):
         with gdrpy.open() as gdr:
             if backend in ("sim", "nvrm"):
                 with pytest.raises(gdrpy.InvalidHandle, match="cannot be exported"):
                     gdr.pin(pointer(reader), MIB)
                 return
-            with gdr.pin(pointer(reader), MIB) as pin, pin.map() as mapping:
+            with gdr.pin(pointer(reader), MIB, **asking) as pin, pin.map() as mapping:
                 assert (pin.readonly, mapping.readonly) == (True, True)
                 assert mapping.read(4) == b"kept"
 
@@ -509,13 +509,14 @@ class TestMemoryThatTheGpuMayOnlyRead:
         cuda.call("cuMemSetAccess", region.ptr, region.allocation_size, [access], 1)
         return region
 
-    def test_is_pinned_read_only(self, protected):
-        with gdrpy.open() as gdr, gdr.pin(protected.ptr, MIB) as pin, pin.map() as mapping:
+    def test_is_pinned_read_only(self, protected, asking):
+        with gdrpy.open() as gdr, gdr.pin(protected.ptr, MIB, **asking) as pin:
+            mapping = pin.map()
             assert (pin.readonly, mapping.readonly) == (True, True)
             assert mapping.read(4) == b"kept"
             with pytest.raises(gdrpy.ReadOnly):
                 mapping.write(b"x")
 
-    def test_is_pinned_writable_where_it_may_write(self, region):
-        with gdrpy.open() as gdr, gdr.pin(region.ptr, MIB) as pin, pin.map() as mapping:
+    def test_is_pinned_writable_where_it_may_write(self, region, asking):
+        with gdrpy.open() as gdr, gdr.pin(region.ptr, MIB, **asking) as pin, pin.map() as mapping:
             assert (pin.readonly, mapping.readonly) == (False, False)

@@ -106,6 +106,8 @@ class TestSentRegion:
         ForkingPickler.loads(data).close()
         with pytest.raises(gdrpy.Gone, match="another process has received it already"):
             ForkingPickler.loads(data)
+        resource_sharer.stop()  # whose thread prints what it was refused for
+        assert "KeyError" in capfd.readouterr().err
 
     def test_that_is_closed_is_refused(self, region: gdrpy.Region) -> None:
         region.close()

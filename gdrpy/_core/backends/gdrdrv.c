@@ -429,10 +429,12 @@ static int check_nvidias(const struct core_node *node, const struct core_request
 	core_node_origin(node, origin, sizeof(origin));
 	if (request->revocable == node->persistent)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-				 "%s makes %s pins only: pass revocable=%s, or reload the module "
-				 "(parameter use_persistent_mapping)",
-				 origin, node->persistent ? "persistent" : "revocable",
-				 request->revocable ? "False" : "True");
+				 "%s makes %s, or reload the module (parameter "
+				 "use_persistent_mapping)",
+				 origin,
+				 node->persistent
+					 ? "persistent pins only: pass revocable=False"
+					 : "revocable pins only: pass revocable=True, sigbus=True");
 	if (request->revocable && !request->sigbus)
 		return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
 				 "%s raises SIGBUS on access to freed memory: pass "

@@ -365,6 +365,15 @@ class TestNvidiasModule:
         with pytest.raises(gdrpy.BackendUnavailable, match="persistent pins only"):
             gdr.pin(pointer, 4096, revocable=True)
 
+    @pytest.mark.usefixtures("default_revocable")
+    def test_without_persistent_mappings_says_what_its_pins_need(self, pointer: int) -> None:
+        needed = "revocable pins only: pass revocable=True, sigbus=True, or reload the module"
+        with gdrpy.open(backend="gdrdrv") as gdr:
+            with pytest.raises(gdrpy.BackendUnavailable, match=needed):
+                gdr.pin(pointer, 4096)
+            with gdr.pin(pointer, 4096, revocable=True, sigbus=True) as pin:
+                assert not pin.attributes.persistent
+
     def test_has_no_events(self, gdr: gdrpy.Gdr) -> None:
         for call in (gdr.fileno, gdr.events):
             with pytest.raises(gdrpy.BackendUnavailable, match="has no events"):

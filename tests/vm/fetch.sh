@@ -59,6 +59,16 @@ fetch_nvidia() {
 	dpkg -x "$1"/package/*.deb "$1/root"
 }
 
+# For NVIDIA's own gdrdrv, which Debian has not.
+fetch_gdrcopy() {
+	local from=${GDRPY_GDRCOPY:-https://github.com/NVIDIA/gdrcopy}
+	echo "tests/vm/setup: fetching sources of NVIDIA's gdrdrv (gdrcopy 2.6, of $from)"
+	git -c advice.detachedHead=false clone -q --depth 1 --branch v2.6 "$from" "$1/root" || {
+		echo "tests/vm/setup: cannot fetch $from: set GDRPY_GDRCOPY to a clone of it" >&2
+		exit 77
+	}
+}
+
 # No package smaller than a kernel's sources has checkpatch.
 fetch_linters() {
 	local name=linux-source-6.1

@@ -171,9 +171,8 @@ AnyRequest = (
 )
 
 
-#: Requests whose reply is one grant, and all whose replies grant regions.
-ONE_GRANT = (Allocate, Create, Get)
-GRANTS = (*ONE_GRANT, GetMany)
+#: Requests whose replies grant regions.
+GRANTS = (Allocate, Create, Get, GetMany)
 
 
 def count_of(request: AnyRequest) -> int:

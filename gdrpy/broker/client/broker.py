@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copyreg
-from typing import Any, cast
+from typing import Any
 
 from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.connection import Lease, Parcels, R
+from gdrpy.broker.client.connection import Lease, Parcels, R, call_of
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
-from gdrpy.broker.requests import ONE_GRANT, Request
+from gdrpy.broker.requests import Request
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -92,35 +92,33 @@ class Broker(BrokerBase):
         device: int | str | None = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
-            answer = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))
-            if answer is not None:
-                return BrokerRegion._granted(self, *answer, gpu, cpu)
+            answer = self._ask_now(calls.request_to_get(name, gpu, cpu, readonly), Grant)
+            return BrokerRegion._granted(self, *answer, gpu, cpu)
         return run(
             calls.get, self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device
         )
 
     get.__doc__ = calls.get.__doc__
 
-    def _shortcut(self, request: Request) -> tuple[Grant, Parcels] | None:
-        """The reply to a request for one region without a coroutine; None where that cannot be."""
+    def _ask_now(
+        self, request: Request, kind: type[R], lease: Lease | None = None
+    ) -> tuple[R, Parcels]:
+        """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
         transport = connection.transport
         assert isinstance(transport, BlockingTransport)
-        if not transport.connected:  # as in a forked child, where the lock may never be free
-            return None
-        reply = alone(transport.lock, connection.ask_now, request, transport)
-        if connection.returned:
-            connection.flush()
-        return reply
+        if not transport.connected:  # that of a parent process is not, nor a closed one
+            self._check(call_of(request))
+        try:
+            return alone(transport.lock, connection.ask_now, request, kind, lease, transport)
+        finally:
+            if connection.returned:
+                connection.flush()
 
     async def _ask(
         self, request: Request, kind: type[R], lease: Lease | None = None
     ) -> tuple[R, Parcels]:
-        if isinstance(request, ONE_GRANT):
-            answer = self._shortcut(request)
-            if answer is not None:
-                return cast(tuple[R, Parcels], answer)
-        return await super()._ask(request, kind, lease)
+        return self._ask_now(request, kind, lease)
 
     def _region(
         self,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 
 from gdrpy._core import _mapping
-from gdrpy._core._mapping import Descriptor
+from gdrpy._core._mapping import Descriptor, run
 from gdrpy.broker import replies, requests
 from gdrpy.broker.client.transport import (
     BlockingTransport,
@@ -177,14 +177,17 @@ class Connection:
         self.transport.close()
 
     async def ask(
-        self, request: Request, kind: type[R], lease: Lease | None = None
+        self,
+        request: Request,
+        kind: type[R],
+        lease: Lease | None = None,
+        perhaps_done: bool = False,
     ) -> tuple[R, Parcels]:
         """The reply to a request, of this kind; one about a lost lease's region is not sent.
 
         Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
         timeout the connection is dropped: the reply may still come.
         """
-        perhaps_done = False
         deadline: float | None = None
         pause = 0.0
         while True:
@@ -194,7 +197,7 @@ class Connection:
                     await self.open()
                 if self.returned:
                     self._send_returned()
-                if lease is not None and (lease.lost or lease.life != self.life):
+                if lease is not None and not self._holds(lease):
                     raise self._lost_lease(request, lease)
                 asked = True
                 self._granting |= isinstance(request, requests.GRANTS)
@@ -220,31 +223,47 @@ class Connection:
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
 
     def ask_now(
-        self, request: Request, transport: BlockingTransport
-    ) -> tuple[Grant, Parcels] | None:
-        """The reply to a request for one region where nothing is in the way, else None.
+        self,
+        request: Request,
+        kind: type[R],
+        lease: Lease | None,
+        transport: BlockingTransport,
+    ) -> tuple[R, Parcels]:
+        """As :meth:`ask`, without a coroutine while nothing is in the way.
 
-        What :meth:`ask` does when all is well, in a plain call. The transport's lock is held.
+        The transport's lock is held.
         """
-        if not self._settled or not transport.connected or self.returned:
-            return None
+        if (
+            kind is Grants  # which may be several packets
+            or not self._settled
+            or not transport.connected
+            or self.returned
+            or (lease is not None and not self._holds(lease))
+        ):
+            return run(self.ask, request, kind, lease)
         request.id = self._last_id = self._last_id + 1
         packet = requests.encode(request)
-        self._granting = True
+        self._granting |= isinstance(request, requests.GRANTS)
         self._settled = False
         try:
-            answer = self._accept(transport.exchange_now(packet), request, Grant)
-        except Lost:
+            answer = self._accept(transport.exchange_now(packet), request, kind)
+        except Lost as lost:
             transport.hang_up()
-            return None
+            perhaps_done = not isinstance(lost, Unread)
         except Silent:
             self._break_off()
             raise self._timeout(request) from None
         except BaseException:
             self._break_off()
             raise
-        self._settled = True
-        return accepted(answer)
+        else:
+            self._settled = True
+            return accepted(answer)
+        return run(self.ask, request, kind, lease, perhaps_done)
+
+    def _holds(self, lease: Lease) -> bool:
+        """Whether the broker still knows a lease."""
+        return not lease.lost and lease.life == self.life
 
     def _timeout(self, request: Request) -> Timeout:
         return Timeout(

@@ -50,7 +50,7 @@ async def put(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: draft._put("put", source, 0), seal)
+    return await published(draft, lambda: draft._put("put", source, 0), seal)
 
 
 async def put_tensors(
@@ -82,7 +82,7 @@ async def put_tensors(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.store(draft, tensors), seal)
+    return await published(draft, lambda: safetensors.store(draft, tensors), seal)
 
 
 async def load(
@@ -115,10 +115,10 @@ async def load(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.load(path, draft, progress), seal)
+    return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
-async def _publish(draft: R, fill: Callable[[], object], seal: bool) -> R:
+async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
     """The draft, filled and published; it is closed if that fails."""
     try:
         fill()

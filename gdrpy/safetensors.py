@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import abc, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = [
     "Layout",
     "Plan",
     "file_layout",
+    "image_of",
     "layout",
     "load",
     "plan",
@@ -104,6 +105,17 @@ def size_of(path: str | os.PathLike[str]) -> int:
         return _padded(file)[1].nbytes
 
 
+def image_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of the image that :func:`load` makes of a file, in pieces, for their digest.
+
+    Raises ValueError if the file is invalid or is changed meanwhile, OSError.
+    """
+    with File(path) as file:
+        yield _padded(file)[0]
+        yield from file.data(_CHUNK)
+        file.check_unchanged()
+
+
 def load(
     path: str | os.PathLike[str],
     region: Viewed,
@@ -119,6 +131,7 @@ def load(
     with File(path) as file:
         padded, target = _padded(file)
         _begin("load", region, target.nbytes)
+        file.pass_cache()
         done = 0
         shift = target.data_start - file.layout.data_start
         with closing(_copied(file, region, shift)) as pieces:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,7 +37,6 @@ class File:
         try:
             self._state = self._found_state()
             self.header, self.layout = self._read_header()
-            self._pass_cache()
         except BaseException:
             self._file.close()
             raise
@@ -61,7 +61,12 @@ class File:
             )
         return header, layout
 
-    def _pass_cache(self) -> None:
+    def data(self, nbytes: int) -> Iterator[bytes]:
+        """What is behind the header, in pieces of so many bytes."""
+        for at in range(self.layout.data_start, self.layout.nbytes, nbytes):
+            yield os.pread(self._file.fileno(), min(nbytes, self.layout.nbytes - at), at)
+
+    def pass_cache(self) -> None:
         """Have the file read by direct I/O, unless its file system refuses or it is cached.
 
         A probe may itself make the kernel read ahead; those at other places are not misled.
@@ -78,7 +83,7 @@ class File:
                 return
 
     def fill(self, memory: np.ndarray[Any, Any], at: int, nbytes: int) -> None:
-        """Read ``nbytes`` bytes from byte ``at`` on, a multiple of a block.
+        """Read ``nbytes`` bytes from byte ``at`` on, a multiple of a block, past the cache or not.
 
         The memory begins at a block and has room for one more than it gets.
         """

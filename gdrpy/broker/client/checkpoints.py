@@ -21,7 +21,7 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
-    from gdrpy.broker.messages import RegionInfo
+    from gdrpy.broker.replies import RegionInfo
 
 R = TypeVar("R", bound=LeasedRegion)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.messages import Holder, RegionInfo
+from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.broker import listing
 from gdrpy.cli.exits import OK, words_of

@@ -86,7 +86,7 @@ class TestLoadOfAFolder:
         capsys.readouterr()
         assert main(["load", str(folder), "--device", "cpu"]) == 0
         assert capsys.readouterr().out.splitlines() == [
-            "llama: version 2, 6 tensors in 3 files, 12.5 KiB on host",
+            "llama: version 1, 6 tensors in 3 files, 12.5 KiB on host",
             "nothing was read: all of it was there already",
         ]
 

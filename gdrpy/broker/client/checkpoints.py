@@ -93,8 +93,11 @@ async def load_checkpoint(
         there.add(file.path.name)
         done += file.nbytes
     index = json.dumps([place + file.path.name for file in files]).encode()
-    listed = await calls.create(client, name, len(index), device, metadata=CHECKPOINT, **options)
-    (await arrays.published(listed, lambda: listed.write(index), seal)).close()
+    if not await _is_listed(client, name, index, mode, seal, gpu, cpu):
+        listed = await calls.create(
+            client, name, len(index), device, metadata=CHECKPOINT, **options
+        )
+        (await arrays.published(listed, lambda: listed.write(index), seal)).close()
     for info in await shards_of(client, name):
         if not str(info.name).startswith(place):
             with suppress(NotFound, PermissionDenied):
@@ -188,6 +191,20 @@ async def _published(
             await calls.seal(client, name)
         there.add(file.path.name)
     return there
+
+
+async def _is_listed(
+    client: Client[R], name: str, index: bytes, mode: int, seal: bool, gpu: bool, cpu: bool
+) -> bool:
+    """Whether the name means this list already, as this load would publish it."""
+    try:
+        info = await calls.stat(client, name)
+        if (info.metadata, info.mode, info.sealed) != (CHECKPOINT, mode, seal):
+            return False
+        with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
+            return region.read() == index
+    except (NotFound, PermissionDenied):
+        return False
 
 
 def _listed(name: str, data: bytes) -> list[str]:

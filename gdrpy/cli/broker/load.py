@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         try:
             tensors, regions = _load(client, args, path, output, copied)
-            digests = [_compared(region, path) for region in regions if args.digest]
+            digests = _compared(regions, path, output) if args.digest else []
         except Error:
             raise
         except OSError as error:
@@ -138,16 +138,23 @@ def _load(
     return len(arrays), [region for region in regions if isinstance(region, BrokerRegion)]
 
 
-def _compared(region: BrokerRegion, path: Path) -> str:
-    """The SHA-256 of a region. Raises CommandError if that of its file is another."""
-    file = path / str(region.name).rpartition("/")[2] if path.is_dir() else path
-    expected = hashlib.sha256()
-    for piece in safetensors.image_of(file):
-        expected.update(piece)
-    found = region.digest()
-    if found != expected.hexdigest():
-        raise CommandError(
-            f"load: region {region.name!r} has the SHA-256 {found}, and {file} the SHA-256 "
-            f"{expected.hexdigest()}: delete it by 'gdrpy rm {region.name}' and load again"
-        )
-    return found
+def _compared(regions: list[BrokerRegion], path: Path, output: Output) -> list[str]:
+    """The SHA-256 of each region. Raises CommandError if that of its file is another."""
+    digests = []
+    done, total = 0, sum(region.nbytes for region in regions)
+    with output.copying("comparing") as tell:
+        for region in regions:
+            file = path / str(region.name).rpartition("/")[2] if path.is_dir() else path
+            expected = hashlib.sha256()
+            for piece in safetensors.image_of(file):
+                expected.update(piece)
+                done += len(piece)
+                tell(done, total)
+            found = region.digest()
+            if found != expected.hexdigest():
+                raise CommandError(
+                    f"load: region {region.name!r} has the SHA-256 {found}, and {file} the SHA-256 "
+                    f"{expected.hexdigest()}: delete it by 'gdrpy rm {region.name}' and load again"
+                )
+            digests.append(found)
+    return digests

@@ -28,13 +28,6 @@ DATA = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def broker(broker_process: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> BrokerProcess:
-    """One that the commands find by themselves."""
-    monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
-    return broker_process
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "data.bin"
     path.write_bytes(DATA)
@@ -397,6 +390,19 @@ class TestRm:
         assert list(said["errors"]) == ["b"]
         assert said["errors"]["b"] == "rm: there is no region of the name 'b'"
         assert json_of("ls")[1]["regions"] == []
+
+    def test_recursive_deletes_what_is_below_the_name_too(self, put, json_of):
+        for name in ("a", "a/b", "a/b/c", "ab", "b/c"):
+            put(name)
+        assert json_of("rm", "-r", "a", "b", "a/b")[1] == {
+            "deleted": ["a", "a/b", "a/b/c", "b/c"],
+            "errors": {},
+        }
+        assert [region["name"] for region in json_of("ls")[1]["regions"]] == ["ab"]
+
+    def test_recursive_of_nothing_ends_with_1(self, broker, json_of):
+        status, said = json_of("rm", "-r", "a")
+        assert (status, said["errors"]) == (1, {"a": "rm: there is no region of the name 'a'"})
 
 
 class TestSeal:

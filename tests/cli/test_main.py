@@ -79,14 +79,16 @@ class TestHelp:
             main(["load", "--help"])
         assert capsys.readouterr().out.endswith("""
 examples:
-  gdrpy load weights.safetensors weights --seal
+  gdrpy load ~/models/llama llama --seal
+  gdrpy load ~/models/llama llama --seal --digest
   gdrpy load weights.safetensors weights --device 1 --mode
       0644
 
 exit status:
-  0  the region is published
-  1  it is not, and nothing changed: memory or permission
-     is missing, or the file is not a safetensors file
+  0  the tensors are published
+  1  they are not, and what had the name before still has
+     it: memory or permission is missing, or a file is
+     missing or invalid; or a digest differs
   2  wrong usage, or no broker: start one with 'gdrpy
      serve'
 """)

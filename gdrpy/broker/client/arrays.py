@@ -50,7 +50,7 @@ async def put(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: draft._put("put", source, 0), seal)
+    return await published(draft, lambda: draft._put("put", source, 0), seal)
 
 
 async def put_tensors(
@@ -59,6 +59,7 @@ async def put_tensors(
     tensors: Mapping[str, Any],
     device: int | str = 0,
     *,
+    aliases: Mapping[str, str] | None = None,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
     seal: bool = False,
@@ -69,12 +70,20 @@ async def put_tensors(
     """Publish copies of arrays by their names, in one region, for its ``tensors()``.
 
     They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
-    Parameters and errors as of :meth:`put`.
+    ``aliases`` are more names, each with the name of the tensor that it stands for too. Parameters
+    and errors otherwise as of :meth:`put`.
     """
+    aliases = aliases or {}
+    for alias, kept in aliases.items():
+        if alias in tensors or kept not in tensors:
+            what = (
+                "is a tensor's name" if alias in tensors else f"stands for {kept!r}, which is none"
+            )
+            raise ValueError(f"put_tensors: alias {alias!r} {what} of the tensors")
     draft = await calls.create(
         client,
         name,
-        safetensors.plan(tensors).nbytes,
+        safetensors.plan(tensors, aliases).nbytes,
         device,
         mode=mode,
         metadata={**(metadata or {}), **SAFETENSORS},
@@ -82,7 +91,7 @@ async def put_tensors(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.store(draft, tensors), seal)
+    return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
 
 
 async def load(
@@ -115,10 +124,10 @@ async def load(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.load(path, draft, progress), seal)
+    return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
-async def _publish(draft: R, fill: Callable[[], object], seal: bool) -> R:
+async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
     """The draft, filled and published; it is closed if that fails."""
     try:
         fill()

@@ -6,7 +6,7 @@ import copyreg
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Parcels, R, call_of
 from gdrpy.broker.client.region import LeasedRegion
@@ -61,6 +61,8 @@ class Broker(BrokerBase):
     put = blocking(arrays.put)
     put_tensors = blocking(arrays.put_tensors)
     load = blocking(arrays.load)
+    load_checkpoint = blocking(checkpoints.load_checkpoint)
+    tensors = blocking(checkpoints.tensors)
     list = blocking(calls.list_regions)
     stat = blocking(calls.stat)
     delete = blocking(calls.delete)

@@ -88,12 +88,13 @@ def _device(text: str) -> int | str:
     return "cpu" if text == "cpu" else options.device_name(text)
 
 
-def published(region: RegionInfo) -> str:
-    """A region that was just made or replaced, in one line."""
+def published(region: RegionInfo, what: str = "") -> str:
+    """A region that was just made or replaced, in one line; or ``what`` it stands for."""
     state = ", sealed" if region.sealed else ""
+    takes = "" if what else f", takes {format_size(region.size)}"
     return (
-        f"{region.name}: version {region.version}, {format_size(region.nbytes)} on "
-        f"{device_words(region.device)}, takes {format_size(region.size)}{state}"
+        f"{region.name}: version {region.version}, {what or format_size(region.nbytes)} on "
+        f"{device_words(region.device)}{takes}{state}"
     )
 
 

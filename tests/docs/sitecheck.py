@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -88,3 +89,13 @@ def undocumented(site: Path) -> list[str]:
         anchor for page in pages_of(site / "docs" / "reference").values() for anchor in page.anchors
     }
     return sorted(public_names() - entries)
+
+
+def search_entries(site: Path) -> dict[str, list[str]]:
+    """The pages that the site's search puts first, by the words that somebody types for them."""
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    return {
+        words: [index["docnames"][page] for page, _, main in places if main]
+        for words, places in index["indexentries"].items()
+    }

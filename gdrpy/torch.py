@@ -122,8 +122,16 @@ def share(
 ) -> dict[str, torch.Tensor]:
     """Publish a copy of a module's state, or of named tensors, and return the shared tensors.
 
-    They lie in one region of the broker, laid out like a safetensors file, by default on the GPU of
-    the first tensor that is on one, else on GPU 0; ``options`` are those of ``Broker.put_tensors``.
+    They lie in one region of the broker, laid out like a safetensors file.
+
+    Args:
+        broker: The broker.
+        name: The region's name.
+        tensors: A module, or tensors by their names.
+        device: The GPU, named as for :func:`gdrpy.alloc`. None is that of the first tensor that is
+            on one, else GPU 0.
+        options: Those of :meth:`gdrpy.Broker.put_tensors`, by keyword.
+
     :func:`attach` gives any process the same memory.
     ``module.load_state_dict(share(broker, name, module), assign=True)`` makes this process use the
     shared copy and free its own.
@@ -148,6 +156,12 @@ def attach(
     broker: Broker, name: str, *, gpu: bool = True, wait: float | None = None
 ) -> dict[str, torch.Tensor]:
     """The named tensors in a region that :func:`share` or ``put_tensors`` published.
+
+    Args:
+        broker: The broker.
+        name: The region's name.
+        gpu: Whether the tensors show the GPU view; otherwise they show the CPU view.
+        wait: For how many seconds to wait for the name to appear.
 
     No byte is copied: ``module.load_state_dict(attach(broker, name), assign=True)`` makes a module
     use the shared memory, on the GPU, or with ``gpu=False`` through the CPU view. The tensors keep

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from pygments import token
 from pygments.lexers import BashSessionLexer
-from sitecheck import broken_links, fetched_from_elsewhere, search_entries, undocumented
+from sitecheck import (
+    broken_links,
+    fetched_from_elsewhere,
+    search_entries,
+    undocumented,
+    unexplained,
+)
 
 import gdrpy
 
@@ -76,6 +82,12 @@ class TestSite:
         page = (site / "docs" / "reference" / "mappings.html").read_text()
         entry = page[page.index('id="gdrpy.Mapping.load"') :]
         assert '<span class="pre">int</span>' in entry[: entry.index("</dt>")]
+
+    @pytest.mark.parametrize(
+        "page", ["allocators", "broker", "channels", "mappings", "pins", "regions"]
+    )
+    def test_explains_the_parameters_of_every_call(self, site, page):
+        assert unexplained(site / "docs" / "reference" / f"{page}.html") == []
 
     def test_has_the_help_of_every_command(self, site):
         from gdrpy.cli import COMMANDS
@@ -188,6 +200,15 @@ class TestChecks:
     def test_requests_to_other_hosts_are_found(self, tmp_path):
         (tmp_path / "a.html").write_text('<script src="https://host/x.js"></script>')
         assert fetched_from_elsewhere(tmp_path) == ["a.html: https://host/x.js"]
+
+    def test_calls_that_list_no_parameters_are_found(self, tmp_path):
+        call = "".join(f'<em class="sig-param">{name}</em>' for name in "abc")
+        listed = '<dl class="field-list simple"><dd><strong>a</strong></dd></dl>'
+        page = tmp_path / "all.html"
+        page.write_text(
+            f'<dt class="sig" id="f">{call}</dt>{listed}<dt class="sig" id="g">{call}</dt>'
+        )
+        assert unexplained(page) == ["g"]
 
     def test_names_without_an_entry_are_found(self, tmp_path):
         folder = tmp_path / "docs" / "reference"

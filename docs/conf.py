@@ -30,6 +30,7 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "*/README.md",
+    "examples/*.ipynb",
     "tests/vm/README.md",
     "tests/vm/*/README.md",
 ]
@@ -42,6 +43,7 @@ extensions = [
     "names",
     "commands",
     "keywords",
+    "notebooks",
 ]
 
 #: What begins a line that a reader types. Only these lines are copied, without it.

@@ -132,6 +132,12 @@ class TestSite:
             assert typed, session
             assert [one.split(") ")[-1] for one in typed] == prompts
 
+    def test_shows_notebooks_with_their_outputs(self, site):
+        page = (site / "examples" / "tour.html").read_text()
+        assert "<h1>A tour in a notebook" in page
+        assert "gdrpy simulated GPU" in page
+        assert 'href="../docs/concepts.html"' in page
+
     def test_begins_at_its_top(self, site):
         assert 'url=docs/index.html"' in (site / "index.html").read_text()
 

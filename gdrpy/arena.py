@@ -35,9 +35,14 @@ class Functions(NamedTuple):
 
 
 class Arena(Resource):
-    """Blocks in ``nbytes`` bytes (None: all the rest) of a region, from byte ``offset`` on.
+    """Blocks of memory in a region, or in a part of it.
 
-    ``Arena(region)`` needs the region's GPU view. Blocks are found by first fit; their addresses
+    Args:
+        region: The region. It needs its GPU view.
+        offset: Where the part begins.
+        nbytes: The size of the part; None is all the rest.
+
+    Blocks are found by first fit; their addresses
     and sizes are multiples of 512 bytes, and freed neighbours are merged. Allocating makes no CUDA
     call and does not touch the memory. Threads may share an arena, and C code may use it at the
     same time through :attr:`functions`. A process has at most 64 arenas.

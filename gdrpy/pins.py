@@ -69,14 +69,17 @@ def pin(
 ) -> Pin:
     """Hold a range of GPU memory for CPU access.
 
-    ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
-    inside an allocation) with ``nbytes``, or a contiguous GPU array of any library. ``backend``
-    forces a backend; by default the best available one is used.
+    Args:
+        pointer: A device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
+            inside an allocation), or a contiguous GPU array of any library.
+        nbytes: The size of the range; for an array None.
+        revocable: Whether the owner may free the memory under the pin.
+        sigbus: Whether an access then raises SIGBUS, as with NVIDIA's module.
+        backend: The backend; None takes the best one.
 
     The pin keeps the memory when its owner frees it. A ``revocable`` pin, which only the gdrdrv
     backend makes, loses it: mappings raise Revoked once the revocation is known, and views read
-    zeros; with ``sigbus``, as with NVIDIA's module, an access raises SIGBUS instead.
-    :meth:`Gdr.events` reports revocations of the pins of :func:`gdrpy.open`.
+    zeros. :meth:`Gdr.events` reports revocations of the pins of :func:`gdrpy.open`.
 
     On a stock driver, a pin lets any process on the machine that guesses two 32-bit handles map a
     cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
@@ -193,7 +196,14 @@ class Gdr(Resource):
         revocable: bool = False,
         sigbus: bool = False,
     ) -> Pin:
-        """Hold a range of GPU memory for CPU access: see :func:`gdrpy.pin`."""
+        """Hold a range of GPU memory for CPU access: see :func:`gdrpy.pin`.
+
+        Args:
+            pointer: A device address of this process, or a contiguous GPU array of any library.
+            nbytes: The size of the range; for an array None.
+            revocable: Whether the owner may free the memory under the pin.
+            sigbus: Whether an access then raises SIGBUS.
+        """
         call = "Gdr.pin"
         self._check(call)
         with self._lock:

@@ -36,13 +36,16 @@ def alloc(
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
-    A device is named by its CUDA ordinal, which may differ from process to process, by its UUID
-    ("GPU-...") or by its PCI address ("0000:3b:00.0").
+    The allocation is ``nbytes`` rounded up to the granularity; its initial contents are undefined.
 
-    ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
-    CPU view. ``backend`` forces the backend of the CPU view. ``fabric`` gives the region a handle
-    for other nodes, :meth:`Region.export_fabric`. The allocation is ``nbytes`` rounded up to the
-    granularity; its initial contents are undefined.
+    Args:
+        nbytes: The size in bytes.
+        device: A GPU's CUDA ordinal, which may differ from process to process, its UUID
+            ("GPU-...") or its PCI address ("0000:3b:00.0"); or "cpu".
+        gpu: Whether to make the GPU view. Without it no CUDA context is needed.
+        cpu: Whether to make the CPU view.
+        backend: The backend of the CPU view; None takes the best one.
+        fabric: Whether to make a handle for other nodes, :meth:`Region.export_fabric`.
 
     Host memory has only the CPU view and ignores ``gpu`` and ``backend``, so that one program can
     use either kind; it is rounded up to whole pages.
@@ -107,17 +110,20 @@ class Region(Viewed):
     ) -> Self:
         """Open a region by a descriptor from :meth:`export` in this or another process.
 
-        The caller keeps ``fd``. ``nbytes`` is the region's size, by default that of the whole
-        allocation. With ``gpu=False`` CUDA is not needed. Host memory has no GPU view and ignores
-        ``gpu``.
+        Args:
+            fd: The descriptor. The caller keeps it.
+            nbytes: The region's size; None is that of the whole allocation.
+            gpu: Whether to make the GPU view. Without it CUDA is not needed. Host memory has no
+                GPU view and ignores this.
+            cpu: Whether to make the CPU view.
+            readonly: Makes both views read-only, in the page tables of the CPU and of the GPU.
+            backend: The backend of the CPU view; None takes the best one.
+            device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`. It must reach the
+                memory, as over NVLink; both GPUs may use the address. None is the GPU that the
+                memory lies on.
 
-        ``readonly`` makes both views read-only, in the page tables of the CPU and of the GPU. It
-        prevents mistakes, but the process can open the descriptor again to write. CUDA copies to
-        such a GPU view fail; a kernel that stores to it ends its context.
-
-        The GPU view belongs to the GPU that the memory lies on, or to another ``device``, named as
-        for :func:`gdrpy.alloc`, that reaches the memory, as over NVLink. Both GPUs may use the
-        address.
+        ``readonly`` prevents mistakes, but the process can open the descriptor again to write. CUDA
+        copies to such a GPU view fail; a kernel that stores to it ends its context.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
         NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
@@ -142,8 +148,13 @@ class Region(Viewed):
     def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
         """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
+        Args:
+            handle: The 64 bytes of the handle.
+            nbytes: The region's size.
+            device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`.
+
         The memory may lie on another node of the NVLink network, or on another GPU of this node.
-        The region has a GPU view, on ``device`` of this process, but no CPU view and no descriptor;
+        The region has a GPU view, but no CPU view and no descriptor;
         :meth:`write` and :meth:`read` use DMA. The owner must keep its region until this returns.
 
         Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.

@@ -124,11 +124,19 @@ def share(
 ) -> dict[str, torch.Tensor]:
     """Publish a copy of a module's state, or of named tensors, and return the shared tensors.
 
-    They lie in one region of the broker, laid out like a safetensors file, by default on the GPU of
-    the first tensor that is on one, else on GPU 0; ``options`` are those of ``Broker.put_tensors``.
-    Names of one tensor, as of tied weights, are names of one shared tensor. :func:`attach` gives
-    any process the same memory. ``assign(module, share(broker, name, module))`` makes this process
-    use the shared copy and free its own.
+    They lie in one region of the broker, laid out like a safetensors file. Names of one tensor, as
+    of tied weights, are names of one shared tensor.
+
+    Args:
+        broker: The broker.
+        name: The region's name.
+        tensors: A module, or tensors by their names.
+        device: The GPU, named as for :func:`gdrpy.alloc`. None is that of the first tensor that is
+            on one, else GPU 0.
+        options: Those of :meth:`gdrpy.Broker.put_tensors`, by keyword.
+
+    :func:`attach` gives any process the same memory. ``assign(module, share(broker, name,
+    module))`` makes this process use the shared copy and free its own.
 
     Raises TypeError for values that are not tensors and for element types that the safetensors
     format lacks, ValueError for tensors without memory, and the errors of put_tensors.
@@ -163,10 +171,15 @@ def attach(
 ) -> dict[str, torch.Tensor]:
     """The tensors by name that :func:`share`, or the broker's put_tensors or load, published.
 
-    Of a checkpoint (``gdrpy load FOLDER``) they are those of all files. No byte is copied:
-    ``assign(module, attach(broker, name))`` makes a module use the shared memory, on the GPU, or
-    with ``gpu=False`` through the CPU view. The tensors keep their regions. Attach again to get a
-    new version of the name.
+    Args:
+        broker: The broker.
+        name: The region's name, or that of a checkpoint (``gdrpy load FOLDER``): the tensors are
+            those of all its files.
+        gpu: Whether the tensors show the GPU view; otherwise they show the CPU view.
+        wait: For how many seconds to wait for the name to appear.
+
+    No byte is copied: ``assign(module, attach(broker, name))`` makes a module use the shared
+    memory. The tensors keep their regions. Attach again to get a new version of the name.
 
     Raises NotFound, ValueError if the region holds no tensors, and the errors of ``Broker.get``.
     """

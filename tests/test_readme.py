@@ -69,7 +69,13 @@ def run_examples(page: str, **environment: str) -> str:
 
 #: The pages of the documentation, and those of them with Python that runs.
 PAGES = sorted(str(path.relative_to(TOP)) for path in TOP.glob("docs/**/*.md"))
-PROGRAMS = [page for page in PAGES if RUNNABLE.search((TOP / page).read_text())]
+PROGRAMS = [
+    page
+    for page in PAGES
+    if RUNNABLE.search((TOP / page).read_text())
+    and page != "docs/tutorial.md"  # whose programs are files: tests/docs/test_tutorial.py
+]
+REFERENCE = sorted(str(path.relative_to(TOP)) for path in TOP.glob("docs/reference/*.rst"))
 
 
 class TestExamples:
@@ -83,6 +89,19 @@ class TestExamples:
         said = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.MULTILINE)
         printed = run_examples(page, GDRPY_SOCKET=broker_process.socket)
         assert printed.splitlines() == said
+
+    @pytest.mark.parametrize("page", REFERENCE)
+    def test_of_the_reference_answer_what_it_says(self, page, broker_process: BrokerProcess):
+        assert ">>> " in (TOP / page).read_text()
+        done = subprocess.run(
+            [sys.executable, "-m", "doctest", page],
+            cwd=TOP,
+            env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SOCKET": broker_process.socket},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     @pytest.mark.parametrize("page", ["README.md", *PAGES])
     def test_that_do_not_run_say_why(self, page):

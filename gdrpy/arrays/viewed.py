@@ -93,9 +93,12 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return mapping
 
     def map(self, offset: int = 0, nbytes: int | None = None, *, readonly: bool = False) -> Mapping:
-        """Map ``nbytes`` bytes (None: all the rest) from any byte ``offset`` on for the CPU.
+        """Map a range of the memory for the CPU.
 
-        Read-only memory is always mapped read-only.
+        Args:
+            offset: Where the range begins, at any byte.
+            nbytes: Its length; None is all the rest.
+            readonly: Whether stores are refused. Read-only memory is always mapped read-only.
 
         Raises ValueError outside the memory, OutOfMemory if the BAR is full.
         """
@@ -171,9 +174,14 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             self._cpu.flush()  # also flushes the stores of a batch()
 
     def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
-        """Set ``nbytes`` bytes (None: all the rest) from ``offset`` on to ``value``, 0 to 255.
+        """Set bytes to one value, by CPU stores, or from 64 KiB on by the GPU.
 
-        By CPU stores, or from 64 KiB on by the GPU. Raises ValueError, ReadOnly, Closed.
+        Args:
+            value: The value of each byte, 0 to 255.
+            offset: The first byte.
+            nbytes: The number of bytes; None is all the rest.
+
+        Raises ValueError, ReadOnly, Closed.
         """
         call = f"{type(self).__name__}.fill"
         byte = as_int(call, "value", value)
@@ -219,7 +227,13 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """An array over the CPU view: see :meth:`Mapping.numpy`."""
+        """An array over the CPU view: see :meth:`Mapping.numpy`.
+
+        Args:
+            dtype: The elements' type.
+            shape: The shape; None is one dimension with all that fits.
+            offset: The byte at which the first element begins, aligned to the type.
+        """
         return self.cpu.numpy(dtype, shape, offset)
 
     def flag(self, offset: int = 0, width: int = 4) -> Flag:
@@ -227,7 +241,12 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return self.cpu.flag(offset, width)
 
     def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
-        """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
+        """A part of the memory as an array in C order.
+
+        Args:
+            shape: The shape.
+            dtype: The elements' type: numpy's or safetensors' ("BF16").
+            offset: The byte at which the first element begins.
 
         Raises ValueError if they do not fit, TypeError.
         """
@@ -268,11 +287,15 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     ) -> AbstractContextManager[np.ndarray[Any, Any]]:
         """A writable array in host memory, whose bytes go into the region at the block's end.
 
-        ``load`` copies the region's bytes in first; otherwise the initial values are undefined:
-        fill the whole array. It begins at byte 0; ``shape`` None is the whole region. Its memory is
-        page-locked if the region has a GPU view. When its last array is gone, the memory is kept
-        for the next mirror, or freed beyond 256 MiB. Nothing is copied back if the block raises. A
-        read-only region has a read-only mirror.
+        Args:
+            load: Whether to copy the region's bytes in first. Otherwise the initial values are
+                undefined: fill the whole array.
+            dtype: The elements' type.
+            shape: The shape, from byte 0 on; None is the whole region.
+
+        The array's memory is page-locked if the region has a GPU view. When its last array is gone,
+        the memory is kept for the next mirror, or freed beyond 256 MiB. Nothing is copied back if
+        the block raises. A read-only region has a read-only mirror.
         """
         call = f"{type(self).__name__}.mirror"
         self._check(call)

@@ -56,7 +56,12 @@ class Mapping(Closing, _mapping.Mapping):
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """An array over the mapping's bytes, without a copy; by default all from ``offset`` on.
+        """An array over the mapping's bytes, without a copy.
+
+        Args:
+            dtype: The elements' type.
+            shape: The shape; None is one dimension with all that fits.
+            offset: The byte at which the first element begins, aligned to the type.
 
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
         than a few bytes. Raises ValueError if the array does not fit or is not aligned.
@@ -185,9 +190,13 @@ class Flag(_mapping.Flag):
     def stream_wait(self, stream: Any, value: int, op: str = ">=") -> None:
         """Work queued on ``stream`` from now on waits until the word meets the condition.
 
-        ``stream`` is a handle as an int or CUstream, None for the default stream, or a stream of
-        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError if the device
-        does not support the condition ('nor').
+        Args:
+            stream: A handle as an int or CUstream, None for the default stream, or a stream of
+                torch, cupy, numba or cuda.core.
+            value: What the word is compared with.
+            op: The comparison, as in :meth:`wait`.
+
+        Raises CudaError if the device does not support the condition ('nor').
         """
         self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
 

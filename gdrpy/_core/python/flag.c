@@ -224,11 +224,13 @@ static PyMethodDef flag_methods[] = {
 	{"wait", CORE_FASTCALL(flag_wait),
 	 "wait(value, timeout=None, op='>=')\n--\n\n"
 	 "Wait until the word meets the condition, and return it.\n\n"
-	 "op is that of cuStreamWaitValue: '>=' (cyclic: the signed difference is not negative),\n"
-	 "'==', '&' (a common bit) or 'nor' (a bit that is set in neither). timeout is in "
-	 "seconds;\n"
-	 "None waits forever. Meanwhile other Python threads run and signals are handled.\n\n"
-	 "Raises Timeout."},
+	 "Args:\n"
+	 "    value: What the word is compared with.\n"
+	 "    timeout: For how many seconds to wait; None waits forever.\n"
+	 "    op: The comparison, as of cuStreamWaitValue: '>=' (cyclic: the signed difference is\n"
+	 "        not negative), '==', '&' (a common bit) or 'nor' (a bit that is set in "
+	 "neither).\n\n"
+	 "Meanwhile other Python threads run and signals are handled. Raises Timeout."},
 	{NULL, NULL, 0, NULL},
 };
 

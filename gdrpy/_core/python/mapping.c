@@ -301,17 +301,29 @@ static PyMethodDef mapping_methods[] = {
 	 "write_strided(data, pitch, offset=0)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
 	 "in a batch().\n\n"
+	 "Args:\n"
+	 "    data: The array. It may have any strides.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the mapping at which the first row begins.\n\n"
 	 "A row has one index in the first dimension: it is an element of a one-dimensional\n"
-	 "array. Its bytes are those of its elements in C order. The array may have any strides.\n"
-	 "pitch is in bytes, at least a row's. Bytes between rows are not changed.\n\n"
+	 "array. Its bytes are those of its elements in C order. Bytes between rows are not\n"
+	 "changed.\n\n"
 	 "Raises ValueError if the rows do not fit, and as write() does."},
 	{"readinto_strided", CORE_FASTCALL(core_mapping_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. Rows and pitch are as in write_strided()."},
+	 "array's size in bytes.\n\n"
+	 "Args:\n"
+	 "    buffer: The array, whose rows are as in write_strided().\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the mapping at which the first row begins."},
 	{"store", CORE_FASTCALL(core_mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
-	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"
+	 "Store one aligned word, atomically, and fence unless in a batch().\n\n"
+	 "Args:\n"
+	 "    offset: The word's first byte.\n"
+	 "    value: An int.\n"
+	 "    width: The word's bytes, 4 or 8.\n\n"
 	 "Raises ValueError if the value does not fit."},
 	{"load", CORE_FASTCALL(core_mapping_load),
 	 "load(offset, width=4)\n--\n\n"

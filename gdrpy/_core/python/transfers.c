@@ -258,29 +258,49 @@ static void transfers_dealloc(struct transfers *self)
 static PyMethodDef transfers_methods[] = {
 	{"write", CORE_FASTCALL(transfers_write_alone),
 	 "write(data, offset=0, via=None)\n--\n\n"
-	 "Copy a contiguous buffer's bytes to byte `offset`, by what is faster for their number:\n"
-	 "CPU stores, by several threads from a few hundred KiB on, or DMA. via='mapping' or\n"
-	 "'dma' forces one.\n\n"
+	 "Copy bytes into the region, by CPU stores, by several threads from a few hundred KiB\n"
+	 "on, or by DMA.\n\n"
+	 "Args:\n"
+	 "    data: A contiguous buffer.\n"
+	 "    offset: The byte of the region that the first one goes to.\n"
+	 "    via: 'mapping' or 'dma' forces a way; None takes the faster one for the size.\n\n"
 	 "On return the bytes are on their way to the GPU, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
 	{"read", CORE_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
-	 "The `nbytes` bytes at `offset` (None: up to the end), as bytes. By CPU loads up to\n"
-	 "a few KiB, else by DMA; `via` as for write()."},
+	 "Copy bytes out of the region, by CPU loads up to a few KiB, else by DMA.\n\n"
+	 "Args:\n"
+	 "    nbytes: How many bytes; None is all up to the end.\n"
+	 "    offset: The first byte.\n"
+	 "    via: As for write()."},
 	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
-	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
+	 "Fill a buffer from the region; returns its length in bytes.\n\n"
+	 "Args:\n"
+	 "    buffer: A writable contiguous buffer.\n"
+	 "    offset: The first byte.\n"
+	 "    via: As for write().\n\n"
 	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
 	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"
 	 "Mapping.write_strided(): by DMA from large rows in page-locked memory, or if there\n"
-	 "is no CPU view. `via` as for write()."},
+	 "is no CPU view.\n\n"
+	 "Args:\n"
+	 "    data: The array.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the region at which the first row begins.\n"
+	 "    via: As for write()."},
 	{"readinto_strided", CORE_FASTCALL(core_transfers_readinto_strided_alone),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA; `via` as for write()."},
+	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA.\n\n"
+	 "Args:\n"
+	 "    buffer: The array.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the region at which the first row begins.\n"
+	 "    via: As for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
 	{NULL, NULL, 0, NULL},

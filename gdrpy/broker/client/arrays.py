@@ -34,9 +34,15 @@ async def put(
 ) -> R:
     """Publish a copy of an array under the name; ``region.numpy()`` gives it back, as it was.
 
-    It is of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. Others find the
-    array or what was there before, never a part of it. With ``seal`` nobody may write it any more.
-    Parameters and errors as of :meth:`create`; TypeError for arrays of objects and of structures.
+    Args:
+        name: The name.
+        array: An array of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
+        device: Where the copy lies: as for :meth:`allocate`, as are ``mode``, ``metadata``,
+            ``gpu``, ``cpu`` and ``wait``.
+        seal: Whether to make the region immutable.
+
+    Other processes find the array or what was there before, never a part of it. Raises as
+    :meth:`create`, and TypeError for arrays of objects and of structures.
     """
     source = elements_of("put", array)
     draft = await calls.create(
@@ -69,9 +75,14 @@ async def put_tensors(
 ) -> R:
     """Publish copies of arrays by their names, in one region, for its ``tensors()``.
 
+    Args:
+        name: The region's name.
+        tensors: Arrays of any library by their names.
+        aliases: More names, each with the name of the tensor that it stands for too.
+        device: Where the copies lie: as for :meth:`put`, as are the parameters that follow.
+
     They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
-    ``aliases`` are more names, each with the name of the tensor that it stands for too. Parameters
-    and errors otherwise as of :meth:`put`.
+    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or of no tensor.
     """
     aliases = aliases or {}
     for alias, kept in aliases.items():
@@ -110,8 +121,13 @@ async def load(
 ) -> R:
     """Publish a safetensors file's content, for its ``tensors()``.
 
-    ``progress`` is called after each piece with the bytes done and to do. Parameters and errors
-    otherwise as of :meth:`put`; ValueError for an invalid file, OSError.
+    Args:
+        path: The file.
+        name: The region's name.
+        device: Where it lies: as for :meth:`put`, as are the parameters that follow.
+        progress: Called after each piece with the bytes done and to do.
+
+    Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
     draft = await calls.create(
         client,

@@ -19,9 +19,11 @@ from gdrpy.broker.requests import Request
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
     """Connect to the running broker.
 
-    ``socket`` is the path of its socket, by default $GDRPY_SOCKET, else this user's broker, else
-    the machine's (/run/gdrpy/broker.sock). ``timeout`` is for how many seconds to wait for an
-    answer, ``reconnect`` for how many to look for a broker that went away.
+    Args:
+        socket: The path of its socket. None is $GDRPY_SOCKET, else this user's broker, else the
+            machine's (/run/gdrpy/broker.sock).
+        timeout: For how many seconds to wait for an answer.
+        reconnect: For how many seconds to look for a broker that went away.
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """

@@ -106,12 +106,19 @@ async def allocate(
 ) -> R:
     """The region of this name, made if there is none; with a name of None one that only you hold.
 
-    It has ``nbytes`` bytes (in memory: rounded up) on a GPU, or with ``device="cpu"`` in host
-    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA
-    ordinal in the broker, which may differ from the one here. ``mode`` are permission bits as a
-    file's, and ``metadata`` is msgpack's dict of up to 4096 bytes; where the region is found, both
-    are as they were. ``gpu`` and ``cpu`` say which views this process gets; ``gpu=False`` needs no
-    CUDA, and host memory has no GPU view. ``wait`` is for how many seconds to wait for memory.
+    Args:
+        name: The name, or None.
+        nbytes: The size in bytes; in memory it is rounded up.
+        device: A GPU's UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA ordinal in
+            the broker, which may differ from the one here; or "cpu" for host memory.
+        mode: Permission bits, as a file's.
+        metadata: A dict of msgpack's types, of up to 4096 bytes.
+        gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
+            none.
+        cpu: Whether this process gets the CPU view.
+        wait: For how many seconds to wait for memory; None does not wait.
+
+    A region that is found keeps its mode and metadata.
 
     Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
     PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
@@ -135,8 +142,13 @@ async def create(
 ) -> R:
     """A new region that nobody else finds until its ``publish()`` puts it under the name.
 
+    Args:
+        name: The name that ``publish()`` puts it under.
+        nbytes: The size in bytes; in memory it is rounded up.
+        device: Where it lies: as for :meth:`allocate`, as are the parameters that follow.
+
     A region that has the name then is replaced, and stays with those who hold it. A draft that is
-    closed unpublished is gone. Parameters and errors as of :meth:`allocate`.
+    closed unpublished is gone. Raises as :meth:`allocate`.
     """
     as_name("create", name)
     return await _make(client, "create", name, nbytes, device, mode, metadata, gpu, cpu, wait)
@@ -182,13 +194,18 @@ async def get(
 ) -> R:
     """The region of this name, with the views asked for.
 
-    The GPU view is of the GPU that the memory lies on, or of another ``device`` that this process
-    sees, as of :meth:`gdrpy.Region.from_fd`.
+    Args:
+        name: The region's name.
+        gpu: Whether this process gets the GPU view. Without it no CUDA is needed.
+        cpu: Whether this process gets the CPU view.
+        readonly: Whether to get read-only views.
+        wait: For how many seconds to wait for the name to appear; None does not wait.
+        device: The GPU of the GPU view, if it is not the one that the memory lies on: as for
+            :meth:`gdrpy.Region.from_fd`.
 
     It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
     user may only read it: neither of its views can be written then. ``region.enforced`` says
-    whether the process is also kept from mapping it once more to write. ``wait`` is for how many
-    seconds to wait for the name to appear.
+    whether the process is also kept from mapping it once more to write.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
@@ -228,8 +245,13 @@ async def get_many(
 ) -> list[R]:
     """The regions of these names, in their order, asked for at once.
 
-    All or none: one that is refused raises its error, and the others are closed. Parameters and
-    errors as of :meth:`get`.
+    Args:
+        names: The regions' names.
+        gpu: Whether this process gets GPU views: as for :meth:`get`, as are the parameters that
+            follow.
+
+    All or none: one that is refused raises its error, and the others are closed. Raises as
+    :meth:`get`.
     """
     check_views("get_many", gpu, cpu)
     if isinstance(names, str):

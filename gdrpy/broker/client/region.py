@@ -113,6 +113,11 @@ class LeasedRegion(Region):
     ) -> np.ndarray[Any, Any]:
         """The array that was put there; with any argument, or if none was, as of a Mapping.
 
+        Args:
+            dtype: The elements' type; None is that of the array, or "uint8".
+            shape: The shape; None is that of the array, or one dimension with all that fits.
+            offset: The byte at which the first element begins.
+
         Raises ValueError where the metadata tells of an array that no put() stored.
         """
         if dtype is None and shape is None and not offset and ARRAY in self.metadata:

@@ -7,7 +7,7 @@ from weakref import ref
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_int, as_size
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
@@ -64,7 +64,7 @@ def alloc(
     return Region._of(memory, size, cpu=cpu)
 
 
-class Region(Viewed):
+class Region(Shown):
     """Memory with a GPU view, a CPU view, or both. Made by :func:`alloc` and :meth:`from_fd`.
 
     The GPU sees its ``nbytes`` bytes at :attr:`ptr`, the CPU sees them through :attr:`cpu`.

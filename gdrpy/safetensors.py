@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.arrays import safetensors_image as image
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.elements import Elements, elements_of
 from gdrpy.arrays.safetensors_image import Entry, Layout
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
 

@@ -13,8 +13,9 @@ import torch
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.arena import Arena, Functions
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable
 
@@ -93,7 +94,7 @@ class Pool(Resource):
                 f"{call}: the tensor of shape {tuple(tensor.shape)} on {tensor.device} does not "
                 f"lie in {self.region!r}: make it inside `with pool.use():`"
             )
-        return self.region.array(found.shape, found.dtype, offset)
+        return Array(self.region, found.shape, found.dtype, offset)
 
     def _release(self) -> None:
         # torch frees empty segments when the last reference to its pool goes, and those that become

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy import safetensors
-from gdrpy.arrays.viewed import Array
+from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Message
 from gdrpy.broker.client.layouts import ARRAY, stored_array

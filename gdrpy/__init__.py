@@ -40,6 +40,7 @@ from gdrpy.errors import (
     Revoked,
     Sealed,
     SizeMismatch,
+    StillInUse,
     Timeout,
     UntestedDriver,
 )
@@ -139,6 +140,7 @@ __all__ = [
     "Revoked",
     "Sealed",
     "SizeMismatch",
+    "StillInUse",
     "Timeout",
     "UntestedDriver",
     "alloc",

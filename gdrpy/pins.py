@@ -252,6 +252,15 @@ class Gdr(Resource):
             for one in pins:
                 undo.callback(one.close)
 
+    def _release_with_users(self) -> bool:
+        told: list[bool] = []
+        with Undo() as undo:
+            if self._node is not None:
+                undo.keep(self._node)
+            for one in list(self._pins):
+                undo.checked(told.append, one._retire)
+        return any(told)
+
     def __repr__(self) -> str:
         if self.closed:
             return "<Gdr CLOSED>"

@@ -71,6 +71,9 @@ class Region(Shown):
     ``device`` is the CUDA ordinal of the GPU with the GPU view, None without a GPU view;
     ``location`` says in words where the memory lies. Threads may share a region.
 
+    :meth:`close` raises BufferError while arrays of the region are alive. The end of a ``with``
+    block closes it nevertheless, warns StillInUse, and releases the memory with the last array.
+
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped. Dropped GPU memory stays until the work
     queued by then is done.

@@ -104,6 +104,9 @@ class Pool(Resource):
         if self._own:
             self.arena.close()
 
+    def _release_with_users(self) -> bool:
+        return self._own and self.arena._retire()
+
     def __repr__(self) -> str:
         return "<Pool CLOSED>" if self.closed else f"<Pool of {self.arena!r}>"
 

@@ -299,6 +299,11 @@ class Array(Closing, _mapping.Buffer):
         self._closed = True
         self._tensor = self._pin = None
 
+    def _retire(self) -> bool:
+        pin, self._pin = self._pin, None
+        self.close()
+        return pin is not None and pin._retire()
+
     def __enter__(self) -> Self:
         self._check("with Array")
         return self

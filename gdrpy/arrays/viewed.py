@@ -243,9 +243,20 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         if users:
             raise BufferError(
                 f"{type(self).__name__}.close: {users} views or running copies still use the "
-                f"memory; delete the numpy arrays and memoryviews made from it first"
+                f"memory ({self._told_users(mappings)}); delete the arrays made from it first"
             )
         return mappings
+
+    def _told_users(self, mappings: list[Mapping]) -> str:
+        """What uses the memory, in words."""
+        counts = {
+            "of the CPU view, such as numpy arrays and memoryviews": sum(
+                mapping._users for mapping in mappings
+            ),
+            "of the GPU view, such as tensors by DLPack and arenas": self._memory.users,
+            "by DMA": self._running,
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def _release(self) -> None:
         mappings = self._idle_mappings()
@@ -260,3 +271,15 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 undo.keep(self._memory)
                 raise
         self._memory.close()
+
+    def _release_with_users(self) -> bool:
+        told: list[int] = [self._running + self._memory.users]
+        with Undo() as undo:
+            # The memory is released when its last hold has ended.
+            undo.callback(Hold(self._memory).end)
+            undo.callback(self._memory.close)
+            for mapping in self._mapped():
+                undo.checked(told.append, mapping._retire, Hold(self._memory))
+            self._disarm()
+            self._keep(Hold(self._memory))
+        return any(told)

@@ -35,8 +35,9 @@ class Mapping(Closing, _mapping.Mapping):
     """A range of GPU memory in this process's address space.
 
     Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
-    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. Several
-    threads may use a mapping at once; concurrent writes to one place are undefined.
+    :meth:`close` raises BufferError while one is alive. The end of a ``with`` block warns of it by
+    StillInUse instead, and unmaps when the last view is gone. Offsets and sizes are in bytes.
+    Several threads may use a mapping at once; concurrent writes to one place are undefined.
 
     Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
     byte, None in a process that has only the CPU view.
@@ -119,6 +120,11 @@ class Mapping(Closing, _mapping.Mapping):
         """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
         super().close()
         self._travel = None
+
+    def _retire(self, keep: object = None) -> bool:
+        self._travel = None
+        told: bool = super()._retire(keep)
+        return told
 
     def __copy__(self) -> NoReturn:
         raise TypeError(f"a Mapping cannot be copied or pickled: {HOW_TO_SEND}")

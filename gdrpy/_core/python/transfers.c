@@ -223,6 +223,23 @@ static PyObject *transfers_disarm(struct transfers *self, void *Py_UNUSED(unused
 	Py_RETURN_NONE;
 }
 
+void core_transfers_end(struct transfers *self)
+{
+	if (!--self->running)
+		Py_CLEAR(self->keep);
+}
+
+static PyObject *transfers_keep(struct transfers *self, void *object)
+{
+	PyObject *kept = self->keep;
+
+	if (self->running) {
+		self->keep = Py_NewRef((PyObject *)object);
+		Py_XDECREF(kept);
+	}
+	Py_RETURN_NONE;
+}
+
 CORE_ALONE_FASTCALL(transfers_write, transfers)
 CORE_ALONE_FASTCALL(transfers_read, transfers)
 CORE_ALONE_FASTCALL(transfers_readinto, transfers)
@@ -230,6 +247,7 @@ CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
 CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_disarm, transfers)
+CORE_ALONE(transfers_keep, transfers)
 
 static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
 {
@@ -251,6 +269,7 @@ static void transfers_dealloc(struct transfers *self)
 
 	PyObject_GC_UnTrack(self);
 	forget_views(self);
+	Py_CLEAR(self->keep);
 	free_object(self);
 	Py_DECREF(type);
 }
@@ -283,6 +302,8 @@ static PyMethodDef transfers_methods[] = {
 	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA; `via` as for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
+	{"_keep", (PyCFunction)(void (*)(void))transfers_keep_alone, METH_O,
+	 "_keep(object, /)\n--\n\nKeep an object until the copies by DMA in progress are done."},
 	{NULL, NULL, 0, NULL},
 };
 

@@ -41,7 +41,6 @@ class LeasedRegion(Region):
     _again = "connect to the broker, and get it again"
 
     _broker: BrokerBase
-    _lease: Lease
     _packed: bytes
     _metadata: dict[str, Any] | None = None
 
@@ -97,8 +96,13 @@ class LeasedRegion(Region):
         region.enforced = grant["enforced"]
         region._packed = grant["metadata"]
         region._broker = broker
-        region._lease = lease
         return region
+
+    @property
+    def _lease(self) -> Lease:
+        """The grant, which the memory keeps: arrays outlive the region."""
+        lease: Any = self._memory.source
+        return lease  # type: ignore[no-any-return]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -150,8 +154,9 @@ class LeasedRegion(Region):
             self._cpu = view
 
     def _release(self) -> None:
+        lease: Any = self._memory.source
         super()._release()
-        self._lease.close()
+        lease.close()
 
     def __repr__(self) -> str:
         if self.closed:

@@ -8,7 +8,7 @@ from weakref import ref
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.arrays.shown import Shown
-from gdrpy.common.arguments import as_int, as_size
+from gdrpy.common.arguments import as_device, as_int, as_size
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -27,7 +27,7 @@ _known: dict[int, ref[Region]] = {}
 
 def alloc(
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
@@ -37,7 +37,8 @@ def alloc(
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
     A device is named by its CUDA ordinal, which may differ from process to process, by its UUID
-    ("GPU-...") or by its PCI address ("0000:3b:00.0").
+    ("GPU-..."), by its PCI address ("0000:3b:00.0"), or by a torch.device or torch's name of it:
+    "cuda:1", or "cuda" for the current device.
 
     ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
     CPU view. ``backend`` forces the backend of the CPU view. ``fabric`` gives the region a handle
@@ -51,7 +52,8 @@ def alloc(
     """
     size = as_size("alloc", nbytes)
     memory: Memory
-    if device == "cpu":
+    named = as_device("alloc", device, or_cpu=True)
+    if named == "cpu":
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         if not cpu:
@@ -59,7 +61,7 @@ def alloc(
         memory = MemoryFile.create(size)
     else:
         _check_views("alloc", gpu, cpu)
-        ordinal = cuda.ordinal("alloc", device, or_cpu=True)
+        ordinal = cuda.ordinal("alloc", named)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
 
@@ -106,7 +108,7 @@ class Region(Shown):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> Self:
         """Open a region by a descriptor from :meth:`export` in this or another process.
 
@@ -142,7 +144,7 @@ class Region(Shown):
         return cls._of(memory, wanted or memory.size, cpu=cpu, readonly=readonly)
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
+    def from_fabric(cls, handle: bytes, nbytes: int, device: Any = 0) -> Self:
         """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
         The memory may lie on another node of the NVLink network, or on another GPU of this node.

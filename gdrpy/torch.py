@@ -121,7 +121,7 @@ def share(
     broker: Broker,
     name: str,
     tensors: torch.nn.Module | abc.Mapping[str, torch.Tensor],
-    device: int | str | None = None,
+    device: Any = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """Publish a copy of a module's state, or of named tensors, and return the shared tensors.

@@ -7,8 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer as _Buffer
 
-# numpy's stubs declare arrays to be buffers only from Python 3.12 on.
-_Bytes: TypeAlias = _Buffer | NDArray[Any]
+class _Exporter(Protocol):
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+# numpy's stubs declare arrays to be buffers only from Python 3.12 on. torch's tensors are none.
+_Bytes: TypeAlias = _Buffer | NDArray[Any] | _Exporter
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

@@ -106,6 +106,29 @@ class Array(Closing, _mapping.Buffer):
             return part.flag(0, width)
         return self.region.flag(self.offset + start, width)
 
+    def __getitem__(self, index: Any) -> Array:
+        """The part at an index of ints, slices and ``...``, as of numpy's, without a copy.
+
+        Raises IndexError, TypeError for any other index, and ValueError if the part's elements are
+        not packed in C order.
+        """
+        call = "Array[...]"
+        self._check(call)
+        shape, first = part_of(call, self.shape, index)
+        offset = self.offset + first * self._kind.nbytes
+        part = Array(self.region, shape, self._kind, offset, self._readonly)
+        part._tensor = self._tensor
+        return part
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """:meth:`write` to a part; a Python number goes to each of its elements."""
+        part = self[index]
+        if isinstance(value, int | float):
+            import numpy as np
+
+            value = np.full(part.shape, value, self._kind.numpy("Array[...]"))
+        part.write(value)
+
     def write(self, array: Any) -> None:
         """Copy an array of the same shape and element type into the region, by the fastest path.
 
@@ -332,3 +355,51 @@ def as_shape(call: str, value: Any) -> tuple[int, ...]:
             f"{call}: a shape is up to {MAX_DIMENSIONS} lengths of 0 or more, and this is {value!r}"
         )
     return shape
+
+
+def part_of(call: str, shape: tuple[int, ...], index: Any) -> tuple[tuple[int, ...], int]:
+    """The shape and the first element of the part at an index. Raises as Array.__getitem__."""
+    keys = index if isinstance(index, tuple) else (index,)
+    at = [number for number, key in enumerate(keys) if key is ...]
+    given = len(keys) - len(at)
+    if given > len(shape) or len(at) > 1:
+        raise IndexError(
+            f"{call}: {index!r} has {given} indices and {len(at)} '...', and the shape {shape} "
+            f"takes up to {len(shape)} indices and one '...'"
+        )
+    whole = (slice(None),) * (len(shape) - given)
+    keys = (*keys[: at[0]], *whole, *keys[at[0] + 1 :]) if at else (*keys, *whole)
+    first, packed, steps = 0, 1, []
+    for key, length in zip(reversed(keys), reversed(shape), strict=True):
+        if isinstance(key, slice):
+            chosen = range(length)[key]
+            first += chosen.start * packed
+            steps.append((len(chosen), chosen.step * packed))
+        else:
+            first += _place(call, key, length) * packed
+        packed *= length
+    lengths = tuple(number for number, _ in reversed(steps))
+    if 0 in lengths:
+        return lengths, 0
+    packed = 1
+    for number, step in steps:
+        if number != 1 and step != packed:
+            raise ValueError(
+                f"{call}: the part of shape {lengths} at {index!r} of shape {shape} is not "
+                f"contiguous: index array.numpy() instead, or copy rows by readinto_strided()"
+            )
+        packed *= number
+    return lengths, first
+
+
+def _place(call: str, key: Any, length: int) -> int:
+    """An index of one dimension, counted from 0."""
+    try:
+        place = as_int(call, "an index", key)
+    except TypeError as error:
+        raise TypeError(
+            f"{error}: it may also be a slice or '...'; for others index array.numpy()"
+        ) from None
+    if not -length <= place < length:
+        raise IndexError(f"{call}: index {place} lies outside a dimension of length {length}")
+    return place % length

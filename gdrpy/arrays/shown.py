@@ -12,14 +12,16 @@ from gdrpy.common.dtypes import as_dtype
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 
 class Shown(Viewed):
     """Memory that is also an array of its bytes, and that arrays are made in."""
 
     def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:
-        """Elements in C order at byte ``offset``; ``dtype`` is numpy's or safetensors' ("BF16").
+        """Elements in C order at byte ``offset``.
+
+        ``dtype`` is numpy's, torch's or safetensors', or a name of it: ``torch.bfloat16``,
+        "bfloat16", "bf16", "BF16". A name that means two types, as "U8", is safetensors'.
 
         Raises ValueError if they do not fit, TypeError.
         """
@@ -51,7 +53,7 @@ class Shown(Viewed):
     def mirror(
         self,
         load: bool = False,
-        dtype: DTypeLike = "uint8",
+        dtype: Any = "uint8",
         shape: int | tuple[int, ...] | None = None,
     ) -> AbstractContextManager[np.ndarray[Any, Any]]:
         """A writable array in host memory, whose bytes go into the region at the block's end.

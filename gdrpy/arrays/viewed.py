@@ -8,8 +8,8 @@ from weakref import WeakSet
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
-from gdrpy.arrays.elements import Elements, as_bytes
-from gdrpy.arrays.interop import DeviceArray
+from gdrpy.arrays.elements import Elements, as_bytes, readable, refuse_others
+from gdrpy.arrays.interop import DeviceArray, packed_array
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.resource import Hold, Resource
 from gdrpy.copies import dma
@@ -21,7 +21,6 @@ from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 #: From this size in bytes on, a fill by the GPU is quicker, despite its launch cost.
 _DMA_FILL_MIN = 64 * 1024
@@ -203,9 +202,51 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             dma.copy(source.device, piece.ctypes.data, source.address + start, piece.nbytes)
             self.write(piece, offset + start)
 
+    def _get(self, call: str, target: DeviceArray, offset: int) -> None:
+        """Fill a GPU array from ``offset`` on. Complete on return. Raises ReadOnly, Closed."""
+        self._check(call)
+        if target.readonly:
+            raise ReadOnly(f"{call}: the library that made the array made it read-only")
+        if not target.nbytes:
+            return
+        if self._ptr is not None and target.device in self._memory.devices:
+            if self._cpu is not None:
+                self._cpu.flush()
+            with Hold(self._memory):
+                dma.copy(target.device, target.address, self._ptr + offset, target.nbytes)
+            return
+        staging = borrow(min(_COPY_CHUNK, target.nbytes), target.device)
+        for start in range(0, target.nbytes, _COPY_CHUNK):
+            piece = staging[: target.nbytes - start]
+            self.readinto(piece, offset + start)
+            dma.copy(target.device, target.address + start, piece.ctypes.data, piece.nbytes)
+
+    def _copy_array(
+        self, call: str, array: Any, offset: int, via: str | None, to_write: bool
+    ) -> int | None:
+        """Copy a GPU array, which the C core cannot, to or from ``offset``; returns its bytes.
+
+        None for any other object, which the C core then copies or refuses.
+        """
+        refuse_others(call, array)
+        found = packed_array(call, readable(array) if to_write else array)
+        if found is None:
+            return None
+        if via == "mapping":
+            raise ValueError(
+                f"{call}: via='mapping' copies host memory, and this {type(array).__name__} is on "
+                f"a GPU, which copies it: leave via out"
+            )
+        start, size = as_range(call, offset, found.nbytes, self.nbytes)
+        if to_write:
+            self._put(call, Elements(found.dtype, found.shape, found), start)
+        else:
+            self._get(call, found, start)
+        return size
+
     def numpy(
         self,
-        dtype: DTypeLike = "uint8",
+        dtype: Any = "uint8",
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:

@@ -10,13 +10,12 @@ from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import HOST, Device, View, export, host_copy
-from gdrpy.common.dtypes import DTYPES
+from gdrpy.common.dtypes import DTYPES, as_numpy_dtype
 from gdrpy.common.resource import HOW_TO_SEND, Closing
 from gdrpy.errors import MissingView, ReadOnly
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 
 #: How a mapping is pickled: a function to call, and its arguments before the mapping.
@@ -53,19 +52,21 @@ class Mapping(Closing, _mapping.Mapping):
 
     def numpy(
         self,
-        dtype: DTypeLike = "uint8",
+        dtype: Any = "uint8",
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
         """An array over the mapping's bytes, without a copy; by default all from ``offset`` on.
 
+        ``dtype`` is as of :meth:`Region.array`, or any other that numpy knows.
+
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
-        than a few bytes. Raises ValueError if the array does not fit or is not aligned.
+        than a few bytes. Raises ValueError if the array does not fit or is not aligned, TypeError.
         """
         import numpy as np
 
         call = "Mapping.numpy"
-        kind = np.dtype(dtype)
+        kind = as_numpy_dtype(call, dtype)
         start, room = as_range(call, offset, None, self.nbytes)
         if not kind.itemsize or start % kind.alignment:
             raise ValueError(

@@ -319,7 +319,8 @@ static void mapping_dealloc(struct mapping *self)
 static PyMethodDef mapping_methods[] = {
 	{"write", CORE_FASTCALL(core_mapping_write),
 	 "write(data, offset=0)\n--\n\n"
-	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
+	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n"
+	 "data may also be a contiguous host array of any library, such as a torch tensor.\n\n"
 	 "Raises ValueError outside the mapping, and for bytes of this mapping that overlap those\n"
 	 "written; ReadOnly, Closed, Forked, Revoked."},
 	{"read", CORE_FASTCALL(core_mapping_read),

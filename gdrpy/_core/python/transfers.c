@@ -81,6 +81,24 @@ static bool in_range(struct transfers *self, const struct core_copy *copy)
 	return false;
 }
 
+/*
+ * Have the Python side copy an array of a GPU. The bytes copied; -1 with an exception set, -2 for
+ * an object of another kind.
+ */
+static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *copy, PyObject *array,
+			     PyObject *via, bool to_write)
+{
+	PyObject *copied = PyObject_CallMethod((PyObject *)self, "_copy_array", "sOnOO",
+					       copy->method, array, copy->offset,
+					       via ? via : Py_None, to_write ? Py_True : Py_False);
+	Py_ssize_t nbytes = -2;
+
+	if (copied != Py_None)
+		nbytes = copied ? PyLong_AsSsize_t(copied) : -1;
+	Py_XDECREF(copied);
+	return nbytes;
+}
+
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
  */
 static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
@@ -89,14 +107,20 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", "via", NULL};
 	struct core_copy copy = {.method = method};
 	struct core_bytes bytes;
+	Py_ssize_t copied = -2;
 	PyObject *arg[3];
 	bool done;
 
 	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
 		return -1;
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way) ||
-	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
+	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
+		return -1;
+	if (!PyBytes_CheckExact(arg[0]) && !PyObject_CheckBuffer(arg[0]))
+		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
+	if (copied != -2)
+		return copied;
+	if (!core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
@@ -279,7 +303,8 @@ static PyMethodDef transfers_methods[] = {
 	 "write(data, offset=0, via=None)\n--\n\n"
 	 "Copy a contiguous buffer's bytes to byte `offset`, by what is faster for their number:\n"
 	 "CPU stores, by several threads from a few hundred KiB on, or DMA. via='mapping' or\n"
-	 "'dma' forces one.\n\n"
+	 "'dma' forces one. data may also be a contiguous array of any library, such as a torch\n"
+	 "tensor, on the host or on a GPU.\n\n"
 	 "On return the bytes are on their way to the GPU, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
@@ -289,7 +314,8 @@ static PyMethodDef transfers_methods[] = {
 	 "a few KiB, else by DMA; `via` as for write()."},
 	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
-	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
+	 "Fill a writable contiguous buffer, or such an array as write() takes, from byte\n"
+	 "`offset`; returns its length in bytes.\n"
 	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
 	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"

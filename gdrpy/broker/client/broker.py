@@ -89,7 +89,7 @@ class Broker(BrokerBase):
         cpu: bool = True,
         readonly: bool = False,
         wait: float | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
             answer = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))

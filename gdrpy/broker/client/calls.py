@@ -96,7 +96,7 @@ async def allocate(
     client: Client[R],
     name: str | None,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -107,8 +107,9 @@ async def allocate(
     """The region of this name, made if there is none; with a name of None one that only you hold.
 
     It has ``nbytes`` bytes (in memory: rounded up) on a GPU, or with ``device="cpu"`` in host
-    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA
-    ordinal in the broker, which may differ from the one here. ``mode`` are permission bits as a
+    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0"), its CUDA
+    ordinal in the broker, which may differ from the one here, or by a torch.device or torch's name
+    ("cuda:1"), which are of this process. ``mode`` are permission bits as a
     file's, and ``metadata`` is msgpack's dict of up to 4096 bytes; where the region is found, both
     are as they were. ``gpu`` and ``cpu`` say which views this process gets; ``gpu=False`` needs no
     CUDA, and host memory has no GPU view. ``wait`` is for how many seconds to wait for memory.
@@ -125,7 +126,7 @@ async def create(
     client: Client[R],
     name: str,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -147,7 +148,7 @@ async def _make(
     call: str,
     name: str | None,
     nbytes: int,
-    device: int | str,
+    device: Any,
     mode: int,
     metadata: dict[str, Any] | None,
     gpu: bool,
@@ -178,7 +179,7 @@ async def get(
     cpu: bool = True,
     readonly: bool = False,
     wait: float | None = None,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> R:
     """The region of this name, with the views asked for.
 
@@ -224,7 +225,7 @@ async def get_many(
     gpu: bool = True,
     cpu: bool = True,
     readonly: bool = False,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> list[R]:
     """The regions of these names, in their order, asked for at once.
 
@@ -312,7 +313,7 @@ async def chmod(client: Client[R], name: str, mode: int) -> None:
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
-async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) -> int:
+async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)

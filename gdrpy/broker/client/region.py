@@ -18,7 +18,6 @@ from gdrpy.region import Region
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 
 class LeasedRegion(Region):
@@ -111,7 +110,7 @@ class LeasedRegion(Region):
 
     def numpy(
         self,
-        dtype: DTypeLike | None = None,
+        dtype: Any = None,
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:

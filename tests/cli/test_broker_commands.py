@@ -256,7 +256,7 @@ class TestAlloc:
 
 
 class TestPutAndGet:
-    @pytest.mark.parametrize("device", ["0", "cpu"])
+    @pytest.mark.parametrize("device", ["0", "cuda:0", "cpu"])
     def test_give_the_same_bytes(self, put, tmp_path, device):
         put("table", "--device", device)
         assert main(["get", "table", str(tmp_path / "copy")]) == 0

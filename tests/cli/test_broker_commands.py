@@ -246,7 +246,7 @@ class TestAlloc:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--device", "7"], "this machine has no GPU 7"),
+            (["--device", "7"], 'no GPU 7: name another one, or take host memory by device="cpu"'),
             (["--device", "cpu"], "they may take there"),
         ],
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import plotcheck
 from gdrpy.cli import main
 
 #: Every such command, at its quickest, and a word of its plot.
@@ -53,8 +54,17 @@ class TestPlot:
         assert main([*words, "--plot", str(path), "--json"]) == 0
         drawn = path.read_text()
         assert json.loads(capsys.readouterr().out)["header"]["gpu"] == "gdrpy simulated GPU"
-        for text in ("simulated GPU, backend sim, driver", shown):
+        for text in ("simulated GPU, no NVIDIA driver, CUDA", "speeds of host memory", shown):
             assert text in drawn
+
+    def test_cuts_off_and_covers_nothing(self, monkeypatch, tmp_path: Path, words):
+        from matplotlib.figure import Figure
+
+        figures = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
+        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 0
+        (figure,) = figures
+        assert plotcheck.faults(figure) == []
 
     def test_for_which_there_is_no_room_fails_after_the_figures(self, capsys, tmp_path, words):
         (tmp_path / "plot.svg").symlink_to("/dev/full")

@@ -65,7 +65,8 @@ def _want_simulated() -> bool:
 _ADVICE = {
     "CUDA_ERROR_UNKNOWN": "the driver is loaded but starts no GPU: check nvidia-smi, the lines "
     "with NVRM in dmesg, and whether /dev/nvidia-uvm exists (sudo nvidia-modprobe -u)",
-    "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU",
+    "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU; host "
+    'memory needs none: device="cpu"',
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda.so.1 and the NVIDIA kernel driver belong to "
     "different releases: reboot after an upgrade; in a container, use the host's libcuda",
     "CUDA_ERROR_SYSTEM_NOT_READY": "check whether nvidia-fabricmanager is running",
@@ -87,7 +88,8 @@ def _load() -> Any:
     except RuntimeError:  # cuda.pathfinder found no libcuda
         raise BackendUnavailable(
             "CUDA cannot be loaded: there is no libcuda.so.1. Install the NVIDIA driver, put its "
-            "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU",
+            "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU; host "
+            'memory needs no GPU: device="cpu"',
         ) from None
     if result != driver.CUresult.CUDA_SUCCESS:
         raise CudaError("cuInit", result.name, _explain(driver, result) + _advice(result.name))
@@ -226,12 +228,16 @@ def _require(call: str, ordinal: int) -> None:
         )
 
 
-def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
-    """The ordinal of a GPU that the caller names by ordinal, UUID or PCI address.
+def ordinal(call: str, device: Any) -> int:
+    """The ordinal of a GPU that the caller names as as_device() says; "cuda" is the current one.
 
-    ``or_cpu`` as for as_device(). Raises TypeError, ValueError, NotFound.
+    Raises TypeError, ValueError, NotFound.
     """
-    named = as_device(call, device, or_cpu=or_cpu)
+    named = as_device(call, device)
+    if named == "cuda":
+        named = _current()
+    elif isinstance(named, str) and named.startswith("cuda:"):
+        named = int(named.removeprefix("cuda:"))
     if isinstance(named, int):
         _require(call, named)
         return named
@@ -244,6 +250,11 @@ def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
         f"{call}: there is no GPU {named} among those that this process sees ({known}): check "
         f"CUDA_VISIBLE_DEVICES and the GPUs given to the container"
     )
+
+
+def _current() -> int:
+    """The ordinal of this thread's current device; 0 before one is chosen, as in torch."""
+    return int(call("cuCtxGetDevice")) if int(call("cuCtxGetCurrent")) else 0
 
 
 def viewer(call: str, device: Any, gpu: bool) -> int | None:

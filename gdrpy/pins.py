@@ -9,8 +9,9 @@ from weakref import WeakSet
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable, ReadOnly, SizeMismatch
@@ -261,13 +262,22 @@ class Gdr(Resource):
             for one in pins:
                 undo.callback(one.close)
 
+    def _release_with_users(self) -> bool:
+        told: list[bool] = []
+        with Undo() as undo:
+            if self._node is not None:
+                undo.keep(self._node)
+            for one in list(self._pins):
+                undo.checked(told.append, one._retire)
+        return any(told)
+
     def __repr__(self) -> str:
         if self.closed:
             return "<Gdr CLOSED>"
         return f"<Gdr with {len(self._pins)} pins, backend {self._backend or 'chosen by pin'}>"
 
 
-class Pin(Viewed):
+class Pin(Shown):
     """A pinned range of GPU memory. Made by :func:`gdrpy.pin` and :meth:`Gdr.pin`.
 
     Byte 0 of a pin is at the pointer that was pinned, aligned or not. A pin is written and read

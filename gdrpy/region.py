@@ -7,8 +7,8 @@ from weakref import ref
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
-from gdrpy.arrays.viewed import Viewed
-from gdrpy.common.arguments import as_int, as_size
+from gdrpy.arrays.shown import Shown
+from gdrpy.common.arguments import as_device, as_int, as_size
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -27,7 +27,7 @@ _known: dict[int, ref[Region]] = {}
 
 def alloc(
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
@@ -41,7 +41,8 @@ def alloc(
     Args:
         nbytes: The size in bytes.
         device: A GPU's CUDA ordinal, which may differ from process to process, its UUID
-            ("GPU-...") or its PCI address ("0000:3b:00.0"); or "cpu".
+            ("GPU-..."), its PCI address ("0000:3b:00.0"), a torch.device or torch's name of it
+            ("cuda:1", or "cuda" for the current device); or "cpu".
         gpu: Whether to make the GPU view. Without it no CUDA context is needed.
         cpu: Whether to make the CPU view.
         backend: The backend of the CPU view; None takes the best one.
@@ -54,7 +55,8 @@ def alloc(
     """
     size = as_size("alloc", nbytes)
     memory: Memory
-    if device == "cpu":
+    named = as_device("alloc", device, or_cpu=True)
+    if named == "cpu":
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         if not cpu:
@@ -62,17 +64,20 @@ def alloc(
         memory = MemoryFile.create(size)
     else:
         _check_views("alloc", gpu, cpu)
-        ordinal = cuda.ordinal("alloc", device, or_cpu=True)
+        ordinal = cuda.ordinal("alloc", named)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
 
 
-class Region(Viewed):
+class Region(Shown):
     """Memory with a GPU view, a CPU view, or both. Made by :func:`alloc` and :meth:`from_fd`.
 
     The GPU sees its ``nbytes`` bytes at :attr:`ptr`, the CPU sees them through :attr:`cpu`.
     ``device`` is the CUDA ordinal of the GPU with the GPU view, None without a GPU view;
     ``location`` says in words where the memory lies. Threads may share a region.
+
+    :meth:`close` raises BufferError while arrays of the region are alive. The end of a ``with``
+    block closes it nevertheless, warns StillInUse, and releases the memory with the last array.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped. Dropped GPU memory stays until the work
@@ -106,7 +111,7 @@ class Region(Viewed):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> Self:
         """Open a region by a descriptor from :meth:`export` in this or another process.
 
@@ -145,7 +150,7 @@ class Region(Viewed):
         return cls._of(memory, wanted or memory.size, cpu=cpu, readonly=readonly)
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
+    def from_fabric(cls, handle: bytes, nbytes: int, device: Any = 0) -> Self:
         """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
         Args:

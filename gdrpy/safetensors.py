@@ -14,10 +14,11 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from gdrpy.arrays import safetensors_image as image
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.elements import Elements, elements_of
 from gdrpy.arrays.safetensors_file import BLOCK, File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
 
@@ -206,6 +207,11 @@ def _taken(pieces: deque[int]) -> int | None:
 
 
 def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:
+    if not isinstance(tensors, abc.Mapping):
+        raise TypeError(
+            f"safetensors: tensors must be a dict of arrays by name, such as a torch module's "
+            f"state_dict(), and is a {type(tensors).__name__}"
+        )
     return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 
 

@@ -15,8 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.arena import Arena, Functions
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable
 
@@ -95,7 +96,7 @@ class Pool(Resource):
                 f"{call}: the tensor of shape {tuple(tensor.shape)} on {tensor.device} does not "
                 f"lie in {self.region!r}: make it inside `with pool.use():`"
             )
-        return self.region.array(found.shape, found.dtype, offset)
+        return Array(self.region, found.shape, found.dtype, offset)
 
     def _release(self) -> None:
         # torch frees empty segments when the last reference to its pool goes, and those that become
@@ -104,6 +105,9 @@ class Pool(Resource):
         torch.cuda.empty_cache()
         if self._own:
             self.arena.close()
+
+    def _release_with_users(self) -> bool:
+        return self._own and self.arena._retire()
 
     def __repr__(self) -> str:
         return "<Pool CLOSED>" if self.closed else f"<Pool of {self.arena!r}>"
@@ -119,7 +123,7 @@ def share(
     broker: Broker,
     name: str,
     tensors: torch.nn.Module | abc.Mapping[str, torch.Tensor],
-    device: int | str | None = None,
+    device: Any = None,
     **options: Any,
 ) -> dict[str, torch.Tensor]:
     """Publish a copy of a module's state, or of named tensors, and return the shared tensors.

@@ -24,7 +24,7 @@ _CALLED = {"gdrpy.Channel", "gdrpy.Arena", "gdrpy.torch.Pool"}
 _MEANINGS = {
     r"\bR\b": "BrokerRegion",  # what a call of either client returns
     r"\b_Bytes\b": "Buffer",
-    r"\bViewed\b": "Region",  # or a Pin
+    r"\b(Shown|Viewed)\b": "Region",  # or a Pin
     r"\bBatch\b": "contextlib.AbstractContextManager[None]",
     r"\b(abc\.)?Mapping\[": "collections.abc.Mapping[",
 }

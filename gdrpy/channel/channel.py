@@ -60,9 +60,7 @@ class Channel(_End, _mapping.Channel):
 
     _reader: weakref.ref[ChannelReader] | None = None
 
-    def __init__(
-        self, record_nbytes: int = 64, capacity: int = 4096, device: int | str = 0
-    ) -> None:
+    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
         size = as_int("Channel", "record_nbytes", record_nbytes)
         if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
             raise ValueError(

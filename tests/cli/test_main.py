@@ -115,8 +115,8 @@ class TestWrongUsage:
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
             (["validate", "--backend", "magic"], "invalid choice: 'magic'"),
-            (["validate", "--device", "-1"], "address ('0000:3b:00.0'), and is '-1'"),
-            (["validate", "--device", "one"], "address ('0000:3b:00.0'), and is 'one'"),
+            (["validate", "--device", "-1"], "torch's name ('cuda:0'), and is '-1'"),
+            (["validate", "--device", "one"], "torch's name ('cuda:0'), and is 'one'"),
             (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
             (["validate", "--seed", "x"], "'x' is not a whole number"),
             (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
@@ -142,7 +142,7 @@ class TestWrongUsage:
             (["serve", "--max-regions", "0"], "must be 1 or more"),
             (["serve", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
             (["serve", "--socket", "x" * 101], "is too long: a socket's path has 107 bytes"),
-            (["alloc", "x", "1M", "--device", "gpu"], "address ('0000:3b:00.0'), and is 'gpu'"),
+            (["alloc", "x", "1M", "--device", "gpu"], "torch's name ('cuda:0'), and is 'gpu'"),
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
@@ -218,7 +218,8 @@ class TestErrors:
         assert done.stdout == ""
         assert done.stderr == (
             "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; check "
-            "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU\n"
+            "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU; host memory needs none: "
+            'device="cpu"\n'
         )
 
     def test_of_cuda_in_the_middle_of_it_end_with_1(self, gdrpy_command):

@@ -147,7 +147,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	spin.looks = self->mapping->type == CORE_MAPPING_CACHED ? CORE_LOOKS_CACHED
 								: CORE_LOOKS_UNCACHED;
 	end = core_spin(&spin);
-	core_users_let_go(&self->mapping->users, CORE_ONE_VIEW);
+	core_mapping_let_go(self->mapping, CORE_ONE_VIEW);
 
 	if (end == CORE_SPIN_CAME) {
 		core_load_fence(); /* announced data is read after the flag */

@@ -93,7 +93,7 @@ class Broker(BrokerBase):
         cpu: bool = True,
         readonly: bool = False,
         wait: float | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
             answer = self._ask_now(calls.request_to_get(name, gpu, cpu, readonly), Grant)

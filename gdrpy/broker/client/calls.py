@@ -96,7 +96,7 @@ async def allocate(
     client: Client[R],
     name: str | None,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -110,7 +110,8 @@ async def allocate(
         name: The name, or None.
         nbytes: The size in bytes; in memory it is rounded up.
         device: A GPU's UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA ordinal in
-            the broker, which may differ from the one here; or "cpu" for host memory.
+            the broker, which may differ from the one here; a torch.device or torch's name
+            ("cuda:1"), which are of this process; or "cpu" for host memory.
         mode: Permission bits, as a file's.
         metadata: A dict of msgpack's types, of up to 4096 bytes.
         gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
@@ -132,7 +133,7 @@ async def create(
     client: Client[R],
     name: str,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -159,7 +160,7 @@ async def _make(
     call: str,
     name: str | None,
     nbytes: int,
-    device: int | str,
+    device: Any,
     mode: int,
     metadata: dict[str, Any] | None,
     gpu: bool,
@@ -190,7 +191,7 @@ async def get(
     cpu: bool = True,
     readonly: bool = False,
     wait: float | None = None,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> R:
     """The region of this name, with the views asked for.
 
@@ -241,7 +242,7 @@ async def get_many(
     gpu: bool = True,
     cpu: bool = True,
     readonly: bool = False,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> list[R]:
     """The regions of these names, in their order, asked for at once.
 
@@ -334,7 +335,7 @@ async def chmod(client: Client[R], name: str, mode: int) -> None:
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
-async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) -> int:
+async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)

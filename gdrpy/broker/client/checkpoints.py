@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gdrpy import safetensors
-from gdrpy.arrays.viewed import Array
+from gdrpy.arrays.array import Array
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.arrays import SAFETENSORS

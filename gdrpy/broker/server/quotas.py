@@ -62,7 +62,10 @@ class Quotas:
     def require_device(self, call: str, device: int) -> None:
         """Raise NotFound for a device that the machine does not have."""
         if device not in self.devices:
-            raise NotFound(f"{call}: this machine has no {device_words(device)}")
+            raise NotFound(
+                f"{call}: this machine has no {device_words(device)}: name another one, or take "
+                f'host memory by device="cpu"'
+            )
 
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits."""

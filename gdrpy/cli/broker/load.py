@@ -55,6 +55,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         except ValueError as error:
             raise CommandError(f"{args.file}: {error}", FAILED) from error
         info = client.stat(args.name)
+        told = broker.shown(client, info)
     output.line(f"{broker.published(info)}, {tensors} tensors")
-    output.finish({**broker.shown(info), "tensors": tensors})
+    output.finish({**told, "tensors": tensors})
     return OK

@@ -31,12 +31,13 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         region = client.stat(args.name)
+        told = broker.shown(client, region)
     for name, value in _lines(region):
         output.line(f"{name:10}{value}")
     if region.holders:
         columns = ("process", "user", "writes", "GPU view", "times")
         output.show(table(columns, map(_holder, region.holders)))
-    output.finish(broker.shown(region))
+    output.finish(told)
     return OK
 
 

@@ -147,6 +147,8 @@ setup(
             extra_link_args=["-Wl,-soname,libgdrapi.so", f"-Wl,--filter,$ORIGIN/{LIBGDRAPI}"],
         ),
     ],
+    # In a source distribution, which gets them from packaging/manual.py.
+    data_files=[("share/man/man1", sources("man/*.1"))],
     cffi_modules=["gdrpy/_core/python/build_ffi.py:ffi"],
     cmdclass={"build_ext": BuildExt},
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},

@@ -74,6 +74,15 @@ class TestSourceDistribution:
         run(sys.executable, "-m", "twine", "check", "--strict", *dist[:3])
 
 
+class TestMakeDist:
+    def test_needs_none_of_what_the_tests_need(self):
+        """Which is gigabytes: torch, jax, ray."""
+        planned = run("make", "-C", CHECKOUT, "--no-print-directory", "-n", "-B", "dist")
+        assert re.findall(r'-e "?(.*?)"?$', planned, re.M) == [".", ".[package]"]
+        assert planned.rstrip().endswith("packaging/dist.py")
+        assert "torch" not in planned
+
+
 class TestChecksums:
     def test_are_of_all_files(self, dist):
         listed = run("sha256sum", "--check", dist.checksums, cwd=dist.checksums.parent)

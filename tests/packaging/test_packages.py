@@ -62,6 +62,23 @@ class TestSourceDistribution:
             "there is no cffi: take python3.14t, or a Python with the GIL from 3.11 on\n",
         )
 
+    @pytest.mark.parametrize("command", ["bdist_wheel", "build_clib"])
+    def test_says_in_one_line_that_there_is_no_compiler(self, checkout, command):
+        done = subprocess.run(
+            [sys.executable, "setup.py", "-q", command],
+            cwd=checkout,
+            env={**os.environ, "CC": "no-such-cc -pthread"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (
+            1,
+            "",
+            "gdrpy's C parts need a C compiler, and there is no no-such-cc: apt install gcc "
+            "libc6-dev (dnf install gcc), or name another one by CC\n",
+        )
+
     def test_is_the_same_whenever_it_is_made(self, dist, checkout, tmp_path):
         program = f"import dist; dist.build_all(dist.Path({str(tmp_path)!r}), ('x86_64',))"
         folder = str(checkout / "packaging")

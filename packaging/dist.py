@@ -3,7 +3,7 @@
 The source distribution has what a checkout has, and manual pages of the commands. The wheels are
 made of it, by zig for the glibc that their tags name, so that neither this machine's compiler nor
 its C library is in them. The same checkout gives the same bytes: times are of $SOURCE_DATE_EPOCH,
-else of the commit.
+else of the commit. Recipes for conda and Spack are filled in for the source distribution.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import recipes
 import ziglang
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -166,6 +167,7 @@ def build_all(
             itertools.product(machines, (sys.executable, *pythons)),
         )
     (into / "SHA256SUMS").write_text(checksums(files))
+    recipes.fill(files[0], into / "recipes")
     return files
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Self
 
-import msgpack
+from msgspec import msgpack
 
 from gdrpy.broker import unix as _unix
 
@@ -40,9 +40,9 @@ class BareClient:
 
     def get(self) -> Descriptor:
         """One round trip."""
-        self._socket.send(msgpack.packb({"op": "get", "id": 1, "name": "bench"}))
+        self._socket.send(msgpack.encode({"op": "get", "id": 1, "name": "bench"}))
         data, ancillary, _, _ = self._socket.recvmsg(_LIMIT, self._room, socket.MSG_CMSG_CLOEXEC)
-        msgpack.unpackb(data)
+        msgpack.decode(data)
         return Descriptor(struct.unpack("i", ancillary[0][2])[0])
 
     def __enter__(self) -> Self:
@@ -61,9 +61,9 @@ class WireClient:
         self._greeted = False
 
     def _ask(self, **request: object) -> tuple[dict[str, object], list[int]]:
-        _unix.send(self._socket, msgpack.packb(request), ())
+        _unix.send(self._socket, msgpack.encode(request), ())
         data, fds = _unix.receive(self._socket, _LIMIT, 1)
-        reply = msgpack.unpackb(data)
+        reply = msgpack.decode(data)
         if "error" in reply:
             raise RuntimeError(reply["message"])
         return reply, fds
@@ -105,7 +105,7 @@ class WireClient:
 
     def release(self, numbers: list[int]) -> None:
         """Give leases back."""
-        _unix.send(self._socket, msgpack.packb({"op": "release", "regions": numbers}), ())
+        _unix.send(self._socket, msgpack.encode({"op": "release", "regions": numbers}), ())
 
     def __enter__(self) -> Self:
         return self

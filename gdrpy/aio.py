@@ -20,15 +20,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
-from gdrpy.broker.client.connection import Connection, Message
+from gdrpy.broker.client.connection import Connection, Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import (
-    Descriptors,
     Lost,
     Packet,
     Silent,
@@ -38,9 +37,7 @@ from gdrpy.broker.client.transport import (
     refused,
 )
 from gdrpy.broker.client.watch import Watching, deadline_of, heard
-
-if TYPE_CHECKING:
-    from gdrpy.broker.messages import Event
+from gdrpy.broker.replies import Event, Grant
 
 T = TypeVar("T")
 
@@ -250,13 +247,13 @@ class Broker(BrokerBase):
 
     def _region(
         self,
-        grant: Message,
-        fds: Descriptors,
+        grant: Grant,
+        parcels: Parcels,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
     ) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
+        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         self._connection.close()

@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.msgpack import decode, encode
+
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT, VERSION, decode, encode
+from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT, VERSION
 from golden import REPLIES
 
 LIFE = "00112233445566778899aabbccddeeff"
@@ -82,7 +84,7 @@ class Peer:
     def give(self, request: dict[str, Any], *grants: dict[str, Any]) -> None:
         """The answer that grants regions, with their memory: one to get, several to get_many."""
         fields = {"grants": list(grants), "more": False} if len(grants) > 1 else grants[0]
-        fds = [memory() for one in grants if "error" not in one]
+        fds = [memory() for _ in grants]
         self.send({"id": request["id"], "fds": len(fds), **fields}, fds)
 
     def hello(self, session: int = 1, life: str = LIFE, version: int = VERSION) -> None:

@@ -123,6 +123,20 @@ class RawClient:
         assert "error" in reply, reply
         return str(reply["error"])
 
+    def get_many(self, names: list[str]) -> tuple[list[dict[str, Any]], str | None]:
+        """Grants to read, whose memory is closed, and the error of the first name refused."""
+        self.send("get_many", names=names, readonly=True, gpu=False)
+        grants: list[dict[str, Any]] = []
+        more = True
+        while more:
+            reply = self.receive()
+            if "error" in reply:
+                return grants, str(reply["error"])
+            grants += reply["grants"]
+            more = reply["more"]
+            reply.close()
+        return grants, None
+
     def release(self, *regions: int) -> None:
         """Give leases back, which has no reply."""
         self.sock.send(msgpack.packb({"op": "release", "regions": list(regions)}))

@@ -1,13 +1,14 @@
 """What each call asks, and what it refuses to ask."""
 
+import msgpack
 import pytest
 
 import gdrpy
 from fake_server import LIFE
 from gdrpy._core._mapping import run
+from gdrpy.broker import replies
 from gdrpy.broker.client import arrays, calls, region_calls
-from gdrpy.broker.client.replies import decode_reply
-from gdrpy.broker.protocol import decode, encode
+from gdrpy.broker.requests import encode
 from golden import REPLIES, REQUESTS
 
 
@@ -18,11 +19,12 @@ class Recorder:
         self._answers = [dict(REPLIES[answer][0]) for answer in answers]
         self.asked = []
 
-    async def _ask(self, request, lease=None):
-        self.asked.append({**request, "id": len(self.asked) + 1})
-        return decode_reply(request["op"], encode(self._answers.pop(0))), [3]
+    async def _ask(self, request, kind, lease=None):
+        request.id = 1
+        self.asked.append(request)
+        return replies.decode(type(request), kind, msgpack.packb(self._answers.pop(0))), [3]
 
-    def _region(self, grant, fds, gpu, cpu, viewer=None):
+    def _region(self, grant, parcels, gpu, cpu, viewer=None):
         return grant
 
 
@@ -96,18 +98,19 @@ class TestCall:
         assert frame == REQUESTS["rounded_size"][1]
 
     def test_status(self):
-        assert asked(calls.status, "done") == REQUESTS["status"][1]
+        assert asked(calls.status, "status") == REQUESTS["status"][1]
 
     def test_chmod_finds_the_region_of_the_name_first(self):
         client = Recorder("stat", "done")
         run(calls.chmod, client, "a", 0o644)
-        assert [request["op"] for request in client.asked] == ["stat", "change"]
-        assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["change"][1]
+        stat, change = client.asked
+        assert encode(stat).hex() == REQUESTS["stat"][1]
+        assert encode(change).hex() == REQUESTS["change"][1]
 
     def test_seal_finds_the_region_of_the_name_first(self):
         client = Recorder("stat", "done")
         run(calls.seal, client, "a")
-        assert encode({**client.asked[1], "id": 1}).hex() == REQUESTS["seal"][1]
+        assert encode(client.asked[1]).hex() == REQUESTS["seal"][1]
 
     def test_region_publish(self):
         assert asked_about_region(region_calls.publish, "publish") == REQUESTS["publish"][1]
@@ -126,11 +129,11 @@ class TestCall:
 class TestManyNames:
     def test_are_asked_for_in_portions_that_fit_a_packet(self):
         class Counter(Recorder):
-            async def _ask(self, request, lease=None):
+            async def _ask(self, request, kind, lease=None):
                 self.asked.append(encode(request))
-                return {"grants": [{} for _ in request["names"]]}, []
+                return kind(grants=[None for _ in request.names], more=False), []
 
-            def _region(self, grant, fds, gpu, cpu, viewer=None):
+            def _region(self, grant, parcels, gpu, cpu, viewer=None):
                 return ClosedAlready()
 
         class ClosedAlready:
@@ -140,7 +143,7 @@ class TestManyNames:
         client = Counter()
         names = [f"{number:0255}" for number in range(300)] + ["x"] * 9000
         assert len(run(calls.get_many, client, names)) == 9300
-        sent = [decode(packet)["names"] for packet in client.asked]
+        sent = [msgpack.unpackb(packet)["names"] for packet in client.asked]
         assert [name for batch in sent for name in batch] == names
         assert len(sent) == 3 + 2
 
@@ -200,7 +203,7 @@ class TestList:
         found = run(calls.list_regions, client)
         assert [info.name for info in found] == ["a", "z"]
         assert [info.device for info in found] == [0, "cpu"]
-        assert [request["after"] for request in client.asked] == ["", "hidden"]
+        assert [request.after for request in client.asked] == ["", "hidden"]
 
 
 class TestRecord:

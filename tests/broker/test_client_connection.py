@@ -12,13 +12,13 @@ import sys
 import threading
 
 import pytest
+from msgspec.msgpack import decode, encode
 
 import gdrpy
 from fake_server import LIFE, described, grant, memory
 from gdrpy import aio
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.client.broker import connect
-from gdrpy.broker.protocol import decode, encode
 from golden import REPLIES
 from support import open_descriptors
 
@@ -112,7 +112,7 @@ class TestConnect:
         def half(peer):
             peer.reply(peer.take("hello"), version=1)
 
-        with pytest.raises(gdrpy.ProtocolError, match="the broker's reply has no 'life'"):
+        with pytest.raises(gdrpy.ProtocolError, match="hello: the broker's reply has no life"):
             connect(fake(half))
 
     def test_to_silence_raises_timeout(self, fake):
@@ -185,13 +185,13 @@ class TestReplyThatCannotBe:
         def send(peer, request):
             peer.send({"id": request["id"], "fds": 1, "region": 7}, [memory()])
 
-        self.check(fake, send, "get: the broker's reply has no 'name'")
+        self.check(fake, send, "get: the broker's reply .* missing required field `name`")
 
     def test_that_is_no_message(self, fake):
         def send(peer, request):
             peer.send_bytes(b"\x93\x01")
 
-        self.check(fake, send, "a packet of 2 bytes is not a message")
+        self.check(fake, send, "get: the broker's reply has a malformed value: Expected `object`")
 
     def test_that_is_longer_than_a_packet_may_be(self, fake):
         def send(peer, request):
@@ -247,6 +247,7 @@ GOOD = {
     "get_many": {"grants": [], "more": False},
     "list": {"regions": [], "next": None},
     "stat": described(),
+    "status": {name: value for name, value in REPLIES["status"][0].items() if name != "id"},
 }
 ENTRY = REPLIES["list"][0]["regions"][0]
 
@@ -301,7 +302,7 @@ class TestMalformedGrant:
             peer.give(decode(packet), malformed(field, value))
             assert peer.sock.recv(1) == b""  # no release of a lease that was never there
 
-        with pytest.raises(gdrpy.ProtocolError, match=rf"(get|allocate): .* '{field}'"):
+        with pytest.raises(gdrpy.ProtocolError, match=rf"(get|allocate): .*[.`]{field}`"):
             call(fake(serve))
 
     @pytest.mark.parametrize(("field", "value"), MALFORMED)
@@ -311,7 +312,7 @@ class TestMalformedGrant:
             peer.give(peer.take("get_many"), grant(8), malformed(field, value))
             assert peer.sock.recv(1) == b""
 
-        with pytest.raises(gdrpy.ProtocolError, match=f"get_many: .* '{field}'"):
+        with pytest.raises(gdrpy.ProtocolError, match=f"get_many: .*[.`]{field}`"):
             get_many(fake(serve))
 
     @pytest.mark.parametrize("value", ODD)
@@ -369,7 +370,8 @@ class TestMalformedReply:
     @pytest.mark.parametrize("op", CALLS)
     def test_with_an_odd_number_of_descriptors_is_refused(self, fake, op, value):
         message = self.check(fake, op, **{**GOOD.get(op, {}), "fds": value})
-        assert message.startswith(f"{op}: the reply tells of ")
+        assert message.startswith(f"{op}: the ")
+        assert "tells of" in message or "`$.fds`" in message
 
     @pytest.mark.parametrize("op", ["stat", "list", "rounded_size", "status", "delete"])
     def test_with_a_descriptor_that_nothing_grants_is_refused(self, fake, op):
@@ -415,11 +417,18 @@ class TestMalformedReply:
         assert message.startswith("stat: the broker's reply has a malformed value: ")
         assert f"{field}`" in message
 
-    @pytest.mark.parametrize("value", [value for value in ODD if value != ABSENT])
+    @pytest.mark.parametrize("value", [value for value in ODD if not isinstance(value, str | None)])
     def test_with_an_error_of_no_name_is_a_protocol_error(self, fake, value):
+        message = self.check(fake, "delete", error=value, message="delete: why")
+        assert message.startswith("delete: the broker's reply has a malformed value")
+        assert "`$.error`" in message
+
+    def test_with_an_unknown_error_is_a_protocol_error_and_leaves_the_connection_as_it_is(
+        self, fake
+    ):
         def serve(peer):
             peer.hello()
-            peer.reply(peer.take("delete"), error=value, message="delete: why")
+            peer.reply(peer.take("delete"), error="x", message="delete: why")
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -431,7 +440,7 @@ class TestMalformedReply:
             peer.reply(peer.take("hello"), version=1, **fields)
             assert peer.sock.recv(1) == b""
 
-        with pytest.raises(gdrpy.ProtocolError, match="hello: the broker's reply has a '"):
+        with pytest.raises(gdrpy.ProtocolError, match=r"hello: .* at `\$\.(life|session)`"):
             connect(fake(serve))
 
 
@@ -472,14 +481,16 @@ class TestRefusal:
     def test_of_one_name_of_many_raises_and_gives_the_others_back(self, fake):
         def refuse(peer):
             peer.hello()
-            refusal = {"error": "PermissionDenied", "message": "get_many: not b"}
-            peer.give(peer.take("get_many"), grant(1), refusal, grant(3))
-            assert sorted(given_back(peer, 2)) == [1, 3]
+            request = peer.take("get_many")
+            granted = {"id": request["id"], "fds": 2, "grants": [grant(1), grant(2)], "more": True}
+            peer.send(granted, [memory(), memory()])
+            peer.reply(request, error="PermissionDenied", message="get_many: not c")
+            assert sorted(given_back(peer, 2)) == [1, 2]
             peer.until_closed()
 
         with (
             connect(fake(refuse)) as broker,
-            pytest.raises(gdrpy.PermissionDenied, match="not b"),
+            pytest.raises(gdrpy.PermissionDenied, match="not c"),
         ):
             broker.get_many(["a", "b", "c"], gpu=False)
 
@@ -788,7 +799,7 @@ class TestGivingBack:
             request = peer.take("status")
             asked.set()
             assert closed.wait(10)
-            peer.reply(request)
+            peer.reply(request, **GOOD["status"])
             assert given_back(peer, 1) == [7]
             peer.until_closed()
 

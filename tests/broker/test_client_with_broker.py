@@ -23,8 +23,8 @@ import pytest
 import gdrpy
 from brokers import Broker
 from gdrpy import aio
+from gdrpy.broker import requests
 from gdrpy.broker.client.broker import attach
-from gdrpy.broker.protocol import encode
 from gdrpy.cli import main
 from support import gpu_mappings, open_descriptors
 
@@ -546,7 +546,7 @@ with gdrpy.connect(sys.argv[1]).get("a", gpu=False) as region:
 heavy = sys.argv[2].split()
 print(sorted(name for name in sys.modules if name in heavy or name.partition(".")[0] in heavy))
 """
-HEAVY = "numpy asyncio rich tempfile importlib.metadata inspect cuda"
+HEAVY = "numpy asyncio rich tempfile importlib.metadata cuda"
 
 
 class TestColdProcess:
@@ -582,8 +582,8 @@ class TestLeaseThatABrokersDeathMadeUncertain:
         connection = connected._connection
         # As a client does that is interrupted, or whose broker dies, after it has asked.
         connection._granting, connection._settled = True, False
-        request = {"op": "get", "name": "a", "readonly": False, "gpu": False, "id": 99}
-        connection.transport._sock.send(encode(request))
+        request = requests.Get(name="a", readonly=False, gpu=False, id=99)
+        connection.transport._sock.send(requests.encode(request))
         assert connection.transport._sock.recv(1 << 16)
         broker.restart()
         assert self.leases(broker, connected) == 0

@@ -90,7 +90,7 @@ CASES = {
     "publish": Case("publish", draft),
     "get readonly": Case("get", there(**GET, readonly=True)),
     "get writable": Case("get", there(**GET, readonly=False)),
-    "get many": Case("get_many", there(names=["k/a", "none", "k/a"], readonly=True, gpu=False)),
+    "get many": Case("get_many", there(names=["k/a", "k/a"], readonly=True, gpu=False)),
     "seal": Case("seal", region()),
     "digest": Case("digest", sealed),
     "delete": Case("delete", there(name="k/a"), {"NotFound"}),

@@ -2,33 +2,51 @@
 
 import errno
 
+import msgpack
+import msgspec
 import pytest
 
 import gdrpy
-from gdrpy.broker import protocol
-from gdrpy.broker.protocol import (
-    METADATA_LIMIT,
-    PACKET_LIMIT,
-    decode,
-    encode,
-    error_message,
-    error_of,
-    pack_metadata,
-    unpack_metadata,
-)
-from gdrpy.broker.server import requests
+from gdrpy.broker import replies, requests
+from gdrpy.broker.protocol import METADATA_LIMIT, PACKET_LIMIT, pack_metadata, unpack_metadata
+from gdrpy.broker.replies import error_of, refusal
 from golden import REPLIES, REQUESTS
+
+#: The kind of each golden reply.
+KINDS = {
+    "hello": replies.Welcome,
+    "grant": replies.Grant,
+    "grant of allocate": replies.Grant,
+    "grants": replies.Grants,
+    "resume": replies.Resumed,
+    "rounded_size": replies.Size,
+    "publish": replies.Published,
+    "done": replies.Reply,
+    "digest": replies.Sha256,
+    "list": replies.Page,
+    "stat": replies.Description,
+    "status": replies.Counters,
+    "event": replies.Event,
+    "event without a region": replies.Event,
+    "refusal": replies.Refusal,
+}
+
+decode_request = msgspec.msgpack.Decoder(requests.AnyRequest).decode
 
 
 @pytest.mark.parametrize("name", REQUESTS)
 class TestRequest:
     def test_is_encoded_as_its_golden_frame(self, name):
+        _, frame = REQUESTS[name]
+        assert requests.encode(decode_request(bytes.fromhex(frame))).hex() == frame
+
+    def test_golden_frame_is_its_message(self, name):
         message, frame = REQUESTS[name]
-        assert encode(message).hex() == frame
+        assert msgpack.unpackb(bytes.fromhex(frame)) == message
 
     def test_golden_frame_is_what_the_broker_understands(self, name):
         message, frame = REQUESTS[name]
-        request = requests.decoder.decode(bytes.fromhex(frame))
+        request = decode_request(bytes.fromhex(frame))
         assert requests.name_of(type(request)) == message["op"]
         for field in message.keys() - {"op", "leases"}:
             assert getattr(request, field) == message[field]
@@ -36,32 +54,53 @@ class TestRequest:
     def test_with_an_unknown_field_is_refused_by_the_broker(self, name):
         message, _ = REQUESTS[name]
         with pytest.raises(Exception, match="unknown field `colour`"):
-            requests.decoder.decode(encode({**message, "colour": "red"}))
+            decode_request(msgpack.packb({**message, "colour": "red"}))
 
 
+@pytest.mark.parametrize("name", REPLIES)
 class TestReply:
-    @pytest.mark.parametrize("name", REPLIES)
     def test_golden_frame_is_its_message(self, name):
         message, frame = REPLIES[name]
-        assert decode(bytes.fromhex(frame)) == message
+        assert msgpack.unpackb(bytes.fromhex(frame)) == message
 
-    @pytest.mark.parametrize("kind", protocol.ERRORS)
+    def test_is_encoded_as_its_golden_frame(self, name):
+        _, frame = REPLIES[name]
+        reply = msgspec.msgpack.decode(bytes.fromhex(frame), type=KINDS[name])
+        assert replies.encode(reply).hex() == frame
+
+    def test_with_an_unknown_field_is_understood(self, name):
+        message, frame = REPLIES[name]
+        later = msgpack.packb({**message, "colour": "red"})
+        assert replies.encode(msgspec.msgpack.decode(later, type=KINDS[name])).hex() == frame
+
+
+class TestRefusal:
+    @pytest.mark.parametrize("kind", replies.ERRORS)
     def test_carries_an_error_as_its_class_and_message(self, kind):
         sent = kind(errno.EACCES, "get: no") if kind is gdrpy.PermissionDenied else kind("get: no")
-        received = error_of(decode(encode(error_message(sent))))
-        assert type(received) is kind
-        assert "get: no" in str(received)
+        packet = replies.encode(refusal(sent, 7))
+        received = replies.decode(requests.Get, replies.Grant, packet)
+        assert received.id == 7
+        assert type(error_of(received)) is kind
+        assert "get: no" in str(error_of(received))
 
     def test_carries_a_subclass_as_what_the_client_knows(self):
         class Special(gdrpy.NotFound):
             pass
 
-        assert error_message(Special("x")) == {"error": "NotFound", "message": "x"}
+        assert refusal(Special("x")) == replies.Refusal(0, "NotFound", "x")
 
     def test_with_an_unknown_error_raises_protocol_error_with_its_message(self):
-        error = error_of({"error": "Surprise", "message": "get: something new"})
+        error = error_of(replies.Refusal(1, "Surprise", "get: something new"))
         assert type(error) is gdrpy.ProtocolError
         assert str(error) == "get: something new"
+
+    @pytest.mark.parametrize("kind", [replies.Reply, replies.Published, replies.Grants])
+    def test_is_never_taken_for_another_reply(self, kind):
+        """Not even if it has all fields of that one."""
+        fields = {"version": 1, "grants": [], "more": False}
+        packet = msgpack.packb({"id": 1, "error": "NotFound", "message": "no", **fields})
+        assert type(replies.decode(requests.Get, kind, packet)) is replies.Refusal
 
 
 class TestPacket:
@@ -69,14 +108,15 @@ class TestPacket:
         "packet", [b"", b"\xc1", b"\x93\x01\x02", b"\x81\xa1a", b"\x01", b"\x90", b"\x80\x80"]
     )
     def test_that_is_no_map_raises_protocol_error(self, packet):
-        with pytest.raises(gdrpy.ProtocolError, match=f"a packet of {len(packet)} bytes"):
-            decode(packet)
+        with pytest.raises(gdrpy.ProtocolError, match="get: the broker's reply has a malformed"):
+            replies.decode(requests.Get, replies.Grant, packet)
 
     def test_has_at_most_64_kib(self):
-        fits = {"op": "x", "rest": b"0" * (PACKET_LIMIT - 14)}
-        assert len(encode(fits)) == PACKET_LIMIT
-        with pytest.raises(gdrpy.InvalidRequest, match="x: 65537 bytes are more than the 65536"):
-            encode({**fits, "rest": fits["rest"] + b"0"})
+        fits = requests.Hello(1, "0" * (PACKET_LIMIT - 33), id=1)
+        assert len(requests.encode(fits)) == PACKET_LIMIT
+        fits.client += "0"
+        with pytest.raises(gdrpy.InvalidRequest, match="hello: 65537 bytes are more than"):
+            requests.encode(fits)
 
 
 class TestMetadata:

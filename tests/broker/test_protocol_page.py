@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from gdrpy.broker import protocol
-from gdrpy.broker.server import loop, quotas, requests, service
+from gdrpy.broker import protocol, replies, requests
+from gdrpy.broker.server import loop, quotas, service
 from gdrpy.broker.server.connection import EVENTS_LIMIT, NONSENSE_LIMIT
 from golden import REPLIES
 
@@ -44,7 +44,7 @@ class TestReplies:
 
 class TestErrors:
     def test_are_all_described(self):
-        assert set(rows("Errors")) == {kind.__name__ for kind in protocol.ERRORS}
+        assert set(rows("Errors")) == {kind.__name__ for kind in replies.ERRORS}
 
 
 class TestLimits:

@@ -194,7 +194,7 @@ class TestLs:
 
     @pytest.mark.parametrize(("columns", "table"), TABLES.items())
     def test_fits_the_terminal(self, monkeypatch, columns, table):
-        from gdrpy.broker.messages import RegionInfo
+        from gdrpy.broker.replies import RegionInfo
         from gdrpy.cli.broker import ls
         from gdrpy.cli.output import Output
 

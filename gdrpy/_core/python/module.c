@@ -5,7 +5,6 @@
 #include "channel.h"
 #include "descriptor.h"
 #include "dlpack.h"
-#include "fields.h"
 #include "layout.h"
 #include "lease.h"
 #include "mapping.h"
@@ -67,12 +66,6 @@ static PyMethodDef functions[] = {
 	 "fork_generation()\n--\n\nHow many forks separate this process from the first import."},
 	{"dlpack", core_dlpack, METH_VARARGS, core_dlpack_doc},
 	{"take_dlpack", core_take_dlpack, METH_O, core_take_dlpack_doc},
-	{"misfit", (PyCFunction)(void (*)(void))core_misfit, METH_FASTCALL,
-	 "misfit(message, fields, /)\n--\n\n"
-	 "The name of the first field that a dict lacks, or has a wrong value for; None if all "
-	 "fit.\n\n"
-	 "A field is its name, a tuple of the types that its value may have, and the bounds of a\n"
-	 "number or of a length, None for no bounds."},
 	{"open_dma", core_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a "
 	 "capsule."},

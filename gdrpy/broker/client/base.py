@@ -6,9 +6,10 @@ import math
 import os
 from collections.abc import Callable
 
-from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+from gdrpy.broker.client.connection import Connection, Lease, Parcels, R, call_of
 from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
+from gdrpy.broker.requests import Request
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
@@ -38,13 +39,15 @@ class BrokerBase(Resource):
         """What stands for the broker's state, 32 hexadecimal digits: regions are of one life."""
         return self._connection.life
 
-    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+    async def _ask(
+        self, request: Request, kind: type[R], lease: Lease | None = None
+    ) -> tuple[R, Parcels]:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
         if not connection.transport.connected:  # that of a parent process is not, nor a closed one
-            self._check(request["op"])
+            self._check(call_of(request))
         try:
-            return await connection.transport.alone(connection.ask, request, lease)
+            return await connection.transport.alone(connection.ask, request, kind, lease)
         finally:
             if connection.returned:
                 connection.flush()

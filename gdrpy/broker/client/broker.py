@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copyreg
-from typing import Any
+from typing import Any, cast
 
 from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.connection import Lease, Message, Reply
+from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.client.transport import BlockingTransport, Descriptors, blocking
+from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
+from gdrpy.broker.replies import Grant
+from gdrpy.broker.requests import Allocate, Create, Get, Request
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -90,16 +92,16 @@ class Broker(BrokerBase):
         device: int | str | None = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
-            reply = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))
-            if reply is not None:
-                return BrokerRegion._granted(self, *reply, gpu, cpu)
+            answer = self._shortcut(calls.request_to_get(name, gpu, cpu, readonly))
+            if answer is not None:
+                return BrokerRegion._granted(self, *answer, gpu, cpu)
         return run(
             calls.get, self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device
         )
 
     get.__doc__ = calls.get.__doc__
 
-    def _shortcut(self, request: Message) -> Reply | None:
+    def _shortcut(self, request: Request) -> tuple[Grant, Parcels] | None:
         """The reply to a request for one region without a coroutine; None where that cannot be."""
         connection = self._connection
         transport = connection.transport
@@ -111,22 +113,24 @@ class Broker(BrokerBase):
             connection.flush()
         return reply
 
-    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
-        if "gpu" in request and "names" not in request:
-            reply = self._shortcut(request)
-            if reply is not None:
-                return reply
-        return await super()._ask(request, lease)
+    async def _ask(
+        self, request: Request, kind: type[R], lease: Lease | None = None
+    ) -> tuple[R, Parcels]:
+        if isinstance(request, Allocate | Create | Get):
+            answer = self._shortcut(request)
+            if answer is not None:
+                return cast(tuple[R, Parcels], answer)
+        return await super()._ask(request, kind, lease)
 
     def _region(
         self,
-        grant: Message,
-        fds: Descriptors,
+        grant: Grant,
+        parcels: Parcels,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
     ) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, fds, gpu, cpu, viewer)
+        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         run(self._connection.transport.alone, self._disconnect)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
+from gdrpy.broker import replies, requests
 from gdrpy.broker.client.arguments import (
     as_device,
     as_mode,
@@ -20,21 +21,19 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     check_views,
 )
-from gdrpy.broker.client.connection import Connection, Lease, Message, Reply
+from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
+from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import (
     BATCH_LIMIT,
     CPU_DEVICE,
     PAGE_BYTES,
-    error_of,
     pack_metadata,
 )
+from gdrpy.broker.replies import Grant, RegionInfo, Reply
+from gdrpy.broker.requests import Request
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
-
-if TYPE_CHECKING:
-    from gdrpy.broker.messages import RegionInfo
 
 R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
 R = TypeVar("R", bound=LeasedRegion)
@@ -43,7 +42,9 @@ R = TypeVar("R", bound=LeasedRegion)
 class Client(Protocol[R_co]):
     """A connected broker, whichever way it waits, whose regions are of class ``R``."""
 
-    async def _ask(self, request: Message, lease: Lease | None = None) -> Reply:
+    async def _ask(
+        self, request: Request, kind: type[M], lease: Lease | None = None
+    ) -> tuple[M, Parcels]:
         """The reply to a request; see :meth:`Connection.ask`."""
 
     def _separate(self) -> Connection:
@@ -51,13 +52,13 @@ class Client(Protocol[R_co]):
 
     def _region(
         self,
-        grant: Message,
-        fds: Descriptors,
+        grant: Grant,
+        parcels: Parcels,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
     ) -> R_co:
-        """The region of a grant, whose descriptor it takes out of ``fds``."""
+        """The region of a grant, which takes the last of ``parcels`` out."""
 
 
 #: Seconds after which memory is asked for again though the broker told of none that came back:
@@ -68,22 +69,22 @@ _NAME_HEAD = 3
 
 
 async def _patiently(
-    client: Client[R], request: Message, wait: float, refusal: type[Error], prefix: str
-) -> Reply:
+    client: Client[R], request: Request, wait: float, refusal: type[Error], prefix: str
+) -> tuple[Grant, Parcels]:
     """Ask until it is not refused so any more: at every event of names with this prefix."""
-    call = request["op"]
+    call = call_of(request)
     if not wait >= 0:
         raise ValueError(f"{call}: wait must be a number of seconds, and is {wait!r}")
     deadline = time.monotonic() + wait
     try:
-        return await client._ask(request)
+        return await client._ask(request, Grant)
     except refusal:
         pass
     with Watching(client._separate(), prefix) as watching:
         await watching.begin()
         while True:
             try:
-                return await client._ask(request)
+                return await client._ask(request, Grant)
             except refusal as error:
                 now = time.monotonic()
                 if now >= deadline:
@@ -115,6 +116,8 @@ async def allocate(
     Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
     PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
     """
+    if name is not None:
+        as_name("allocate", name)
     return await _make(client, "allocate", name, nbytes, device, mode, metadata, gpu, cpu, wait)
 
 
@@ -154,20 +157,17 @@ async def _make(
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
     check_views(call, gpu, cpu)
-    request = {
-        "op": call,
-        "name": name if name is None else as_name(call, name),
-        "nbytes": as_nbytes(call, nbytes),
-        "device": ordinal,
-        "mode": as_mode(call, mode),
-        "metadata": pack_metadata(call, metadata),
-        "gpu": gpu,
-    }
-    if wait is None:
-        message, fds = await client._ask(request)
+    rest = as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
+    request: Request
+    if call == "create" and name is not None:
+        request = requests.Create(name, *rest, id=0)
     else:
-        message, fds = await _patiently(client, request, wait, OutOfMemory, "")
-    return client._region(message, fds, gpu, cpu)
+        request = requests.Allocate(name, *rest, id=0)
+    if wait is None:
+        grant, parcels = await client._ask(request, Grant)
+    else:
+        grant, parcels = await _patiently(client, request, wait, OutOfMemory, "")
+    return client._region(grant, parcels, gpu, cpu)
 
 
 async def get(
@@ -196,30 +196,25 @@ async def get(
     request = request_to_get(name, gpu, cpu, readonly)
     viewer = cuda.viewer("get", device, gpu)
     if wait is None:
-        message, fds = await client._ask(request)
+        grant, parcels = await client._ask(request, Grant)
     else:
-        message, fds = await _patiently(client, request, wait, NotFound, name)
-    return client._region(message, fds, gpu, cpu, viewer)
+        grant, parcels = await _patiently(client, request, wait, NotFound, name)
+    return client._region(grant, parcels, gpu, cpu, viewer)
 
 
-def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> Message:
+def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> requests.Get:
     """What :func:`get` asks. Raises TypeError, ValueError."""
     check_views("get", gpu, cpu)
-    return {
-        "op": "get",
-        "name": as_name("get", name),
-        "readonly": bool(readonly),
-        "gpu": bool(gpu),
-    }
+    return requests.Get(name=as_name("get", name), readonly=bool(readonly), gpu=bool(gpu), id=0)
 
 
 async def attach(
     client: Client[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
 ) -> R:
     """The region of this identity. Raises Gone when it is no more, and as :meth:`get`."""
-    request = {"op": "get", "region": region, "life": life, "readonly": readonly, "gpu": gpu}
-    message, fds = await client._ask(request)
-    return client._region(message, fds, gpu, cpu)
+    request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
+    grant, parcels = await client._ask(request, Grant)
+    return client._region(grant, parcels, gpu, cpu)
 
 
 async def get_many(
@@ -244,19 +239,12 @@ async def get_many(
     regions: list[R] = []
     with Undo() as undo:
         for batch in _batches(wanted):
-            request = {
-                "op": "get_many",
-                "names": batch,
-                "readonly": bool(readonly),
-                "gpu": bool(gpu),
-            }
-            message, fds = await client._ask(request)
-            undo.callback(fds.clear)
-            fds.reverse()  # each grant takes the last
-            for grant in message["grants"]:
-                if "error" in grant:
-                    raise error_of(grant)
-                regions.append(undo.keep(client._region(grant, fds, gpu, cpu, viewer)))
+            request = requests.GetMany(batch, bool(readonly), bool(gpu), id=0)
+            reply, parcels = await client._ask(request, replies.Grants)
+            undo.callback(parcels.clear)
+            parcels.reverse()  # each grant takes the last
+            for grant in reply.grants:
+                regions.append(undo.keep(client._region(grant, parcels, gpu, cpu, viewer)))
         if len(regions) != len(wanted):
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.forget()
@@ -281,13 +269,13 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
     """The named regions that this user may read whose names begin with ``prefix``, by name."""
     wanted = as_prefix("list", prefix)
     found: list[RegionInfo] = []
-    after: str | None = ""
+    after = ""
     while True:
-        message, _ = await client._ask({"op": "list", "prefix": wanted, "after": after})
-        found += message["regions"]
-        after = message["next"]
-        if after is None:
+        page, _ = await client._ask(requests.List(wanted, after, id=0), replies.Page)
+        found += replies.listed(page)
+        if page.next is None:
             return found
+        after = page.next
 
 
 async def stat(client: Client[R], name: str) -> RegionInfo:
@@ -295,9 +283,9 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
-    message, _ = await client._ask({"op": "stat", "name": as_name("stat", name)})
-    info: RegionInfo = message["info"]
-    return info
+    request = requests.Stat(as_name("stat", name), id=0)
+    description, _ = await client._ask(request, replies.Description)
+    return replies.described(description)
 
 
 async def delete(client: Client[R], name: str) -> None:
@@ -305,7 +293,7 @@ async def delete(client: Client[R], name: str) -> None:
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
-    await client._ask({"op": "delete", "name": as_name("delete", name)})
+    await client._ask(requests.Delete(as_name("delete", name), id=0), Reply)
 
 
 async def seal(client: Client[R], name: str) -> None:
@@ -314,30 +302,24 @@ async def seal(client: Client[R], name: str) -> None:
     Views that somebody has stay as they are. Raises NotFound, PermissionDenied.
     """
     info = await stat(client, name)
-    await client._ask({"op": "seal", "region": info.region})
+    await client._ask(requests.Seal(info.region, id=0), Reply)
 
 
 async def chmod(client: Client[R], name: str, mode: int) -> None:
     """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
     bits = as_mode("chmod", mode)
     info = await stat(client, name)
-    await client._ask({"op": "change", "region": info.region, "mode": bits})
+    await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
 async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) -> int:
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
-    request = {
-        "op": "rounded_size",
-        "nbytes": as_nbytes("rounded_size", nbytes),
-        "device": as_device("rounded_size", device),
-    }
-    message, _ = await client._ask(request)
-    size: int = message["size"]
-    return size
+    bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
+    reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)
+    return reply.size
 
 
 async def status(client: Client[R]) -> dict[str, Any]:
     """The broker's counters: bytes per device and user, connections, requests."""
-    message, _ = await client._ask({"op": "status"})
-    del message["id"]
-    return message
+    counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
+    return counters.as_dict()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, TypeVar, cast
+
+from msgspec import UNSET
 
 from gdrpy._core import _mapping
-from gdrpy.broker.client.replies import WELCOME, check, decode_reply, grants_of
+from gdrpy._core._mapping import Descriptor
+from gdrpy.broker import replies, requests
 from gdrpy.broker.client.transport import (
     BlockingTransport,
     Descriptors,
@@ -17,14 +20,9 @@ from gdrpy.broker.client.transport import (
     Transport,
     Unread,
 )
-from gdrpy.broker.protocol import (
-    BATCH_LIMIT,
-    FDS_LIMIT,
-    VERSION,
-    encode,
-    error_of,
-    packer,
-)
+from gdrpy.broker.protocol import BATCH_LIMIT, VERSION
+from gdrpy.broker.replies import Grant, Grants, Refusal, Reply
+from gdrpy.broker.requests import Request
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
@@ -35,14 +33,12 @@ from gdrpy.errors import (
     Timeout,
 )
 
-Message = dict[str, Any]
-#: A reply and its descriptors, which are the receiver's to close. Each grant has its ``lease``.
-Reply = tuple[Message, Descriptors]
+R = TypeVar("R", bound=Reply | replies.Description)
 
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
 #: What a repeated request is refused with after the first one was carried out.
-_DONE_BEFORE = {"delete": "NotFound"}
+_DONE_BEFORE: dict[type[Request], str] = {requests.Delete: "NotFound"}
 
 
 class Lease(_mapping.Lease):
@@ -68,6 +64,11 @@ class Lease(_mapping.Lease):
         return self._entry is None
 
 
+#: A grant's descriptor, None if it did not arrive, and its lease: both end when they are dropped.
+Parcel = tuple[Descriptor | None, Lease]
+Parcels = list[Parcel]
+
+
 class Connection:
     """Requests to the broker at ``path``, one at a time: who asks holds the transport's lock.
 
@@ -86,8 +87,6 @@ class Connection:
         self.path = path
         #: 32 hexadecimal digits that stand for the broker's state.
         self.life = ""
-        #: What hello answered.
-        self.server: Message = {}
         #: Region, writable, gpu of each lease, by a number of its object's.
         self.leases: dict[int, tuple[int, bool, bool]] = {}
         #: Regions given back that the broker has not been told of, by those numbers.
@@ -104,7 +103,6 @@ class Connection:
         #: Whether those may hold anything for us.
         self._granting = False
         self._last_id = 0
-        self._pack = packer()
 
     @property
     def ready(self) -> bool:
@@ -119,16 +117,16 @@ class Connection:
         self._greeted = False
         await self.transport.connect(self.path)
         try:
-            self.server, _ = accepted(
-                await self._exchange({"op": "hello", "version": VERSION, "client": "gdrpy"})
-            )
-            if self.server["version"] != VERSION:
+            hello = requests.Hello(VERSION, "gdrpy", id=0)
+            welcome, _ = accepted(await self._exchange(hello, replies.Welcome))
+            if welcome.version != VERSION:
                 raise ProtocolError(
-                    f"the broker at {self.path} speaks version {self.server['version']} of the "
+                    f"the broker at {self.path} speaks version {welcome.version} of the "
                     f"protocol, this client version {VERSION}: use one gdrpy on both ends"
                 )
-            check("hello", self.server, WELCOME)
-            await self._resume(self.server["life"], self.server["session"])
+            if welcome.life is UNSET or welcome.session is UNSET:
+                raise ProtocolError("hello: the broker's reply has no life or no session")
+            await self._resume(welcome.life, welcome.session)
         except BaseException:
             self._break_off()
             raise
@@ -163,14 +161,13 @@ class Connection:
         wanted = list(leases.values())
         for first in range(0, len(wanted) or 1, BATCH_LIMIT):
             batch = wanted[first : first + BATCH_LIMIT]
-            request: Message = {"op": "resume", "session": session, "leases": batch}
-            if first + BATCH_LIMIT < len(wanted):
-                request["more"] = True
+            more = first + BATCH_LIMIT < len(wanted)
+            request = requests.Resume(session, batch, more, id=0)
             try:
-                reply, _ = accepted(await self._exchange(request))
+                resumed, _ = accepted(await self._exchange(request, replies.Resumed))
             except InvalidRequest:  # this process has become another user's
                 return leases
-            lost.update(reply["lost"])
+            lost.update(resumed.lost)
         return {key: lease for key, lease in leases.items() if lease[0] in lost}
 
     def close(self) -> None:
@@ -179,8 +176,10 @@ class Connection:
         self.leases.clear()
         self.transport.close()
 
-    async def ask(self, request: Message, lease: Lease | None = None) -> Reply:
-        """The reply to a request; one about the region of a lease is not sent once it is lost.
+    async def ask(
+        self, request: Request, kind: type[R], lease: Lease | None = None
+    ) -> tuple[R, Parcels]:
+        """The reply to a request, of this kind; one about a lost lease's region is not sent.
 
         Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
         timeout the connection is dropped: the reply may still come.
@@ -198,14 +197,13 @@ class Connection:
                 if lease is not None and (lease.lost or lease.life != self.life):
                     raise self._lost_lease(request, lease)
                 asked = True
-                self._granting |= "gpu" in request
+                self._granting |= isinstance(request, requests.Granted)
                 self._settled = False
-                message, fds = await self._exchange(request)
+                answer = await self._exchange(request, kind)
                 self._settled = True
-                refusal = message.get("error")
-                if refusal and perhaps_done and refusal == _DONE_BEFORE.get(request["op"]):
-                    return {}, []
-                return accepted((message, fds))
+                if perhaps_done and _was_done_before(request, answer):
+                    return cast(R, Reply()), []
+                return accepted(answer)
             except Silent:
                 raise self._timeout(request) from None
             except Lost as lost:
@@ -215,25 +213,27 @@ class Connection:
                     deadline = now + self.reconnect
                 elif now >= deadline:
                     raise BrokerUnavailable(
-                        f"{request['op']}: the broker at {self.path} went away and did not come "
-                        f"back within {self.reconnect:g} s ({lost}): start it by `gdrpy serve`"
+                        f"{call_of(request)}: the broker at {self.path} went away and did not "
+                        f"come back within {self.reconnect:g} s ({lost}): start it by `gdrpy serve`"
                     ) from None
             await self.transport.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
 
-    def ask_now(self, request: Message, transport: BlockingTransport) -> Reply | None:
+    def ask_now(
+        self, request: Request, transport: BlockingTransport
+    ) -> tuple[Grant, Parcels] | None:
         """The reply to a request for one region where nothing is in the way, else None.
 
         What :meth:`ask` does when all is well, in a plain call. The transport's lock is held.
         """
         if not self._settled or not transport.connected or self.returned:
             return None
-        request["id"] = self._last_id = self._last_id + 1
-        packet = encode(request, self._pack)
+        request.id = self._last_id = self._last_id + 1
+        packet = requests.encode(request)
         self._granting = True
         self._settled = False
         try:
-            message, fds = self._accept(transport.exchange_now(packet), request)
+            answer = self._accept(transport.exchange_now(packet), request, Grant)
         except Lost:
             transport.hang_up()
             return None
@@ -244,11 +244,11 @@ class Connection:
             self._break_off()
             raise
         self._settled = True
-        return (message, fds) if "error" not in message else accepted((message, fds))
+        return accepted(answer)
 
-    def _timeout(self, request: Message) -> Timeout:
+    def _timeout(self, request: Request) -> Timeout:
         return Timeout(
-            f"{request['op']}: the broker at {self.path} did not answer within "
+            f"{call_of(request)}: the broker at {self.path} did not answer within "
             f"{self.transport.timeout:g} s"
         )
 
@@ -260,80 +260,78 @@ class Connection:
         else:
             self.transport.hang_up()
 
-    def _lost_lease(self, request: Message, lease: Lease) -> Error:
+    def _lost_lease(self, request: Request, lease: Lease) -> Error:
         return Gone(
-            f"{request['op']}: region {lease.region} was lost when the broker at {self.path} was "
-            f"restarted, or closed the connection: its memory stays usable here until it is closed"
+            f"{call_of(request)}: region {lease.region} was lost when the broker at {self.path} "
+            f"was restarted, or closed the connection: its memory stays usable here until it is "
+            f"closed"
         )
 
-    async def _exchange(self, request: Message) -> Reply:
+    async def _exchange(self, request: Request, kind: type[R]) -> tuple[R | Refusal, Parcels]:
         """The reply to a request, or its refusal, put together if it comes in several packets."""
-        request["id"] = self._last_id = self._last_id + 1
-        packet = encode(request, self._pack)
+        request.id = self._last_id = self._last_id + 1
+        packet = requests.encode(request)
+        parcels: Parcels = []
         try:
-            message, fds = self._accept(await self.transport.exchange(packet), request)
-            if request["op"] == "get_many" and message.get("more") and "error" not in message:
-                await self._collect(message, fds, request)
-        except Lost:
-            self.transport.hang_up()
+            reply, parcels = self._accept(await self.transport.exchange(packet), request, kind)
+            while isinstance(reply, Grants) and reply.more:
+                part, its = self._accept(await self.transport.receive(), request, Grants)
+                parcels += its
+                if isinstance(part, Refusal):
+                    return part, parcels
+                reply.grants += part.grants
+                reply.more = part.more
+        except BaseException as error:
+            parcels.clear()
+            if isinstance(error, Lost):
+                self.transport.hang_up()
+            else:
+                self._break_off()
             raise
-        except BaseException:
-            self._break_off()
-            raise
-        return message, fds
+        return reply, parcels
 
-    async def _collect(self, message: Message, fds: Descriptors, request: Message) -> None:
-        """Add to a reply the packets that it goes on with."""
-        try:
-            more = True
-            while more:
-                part, its = self._accept(await self.transport.receive(), request)
-                fds += its
-                if "error" in part:
-                    message |= part
-                    return
-                message["grants"] += part["grants"]
-                more = part["more"]
-        except BaseException:
-            fds.clear()
-            raise
-
-    def _accept(self, packet: Packet, request: Message) -> Reply:
-        """What a packet says that must be the reply to a request. Raises ProtocolError."""
+    def _accept(
+        self, packet: Packet, request: Request, kind: type[R]
+    ) -> tuple[R | Refusal, Parcels]:
+        """The reply of a packet that must be one to this request. Raises ProtocolError."""
         data, fds = packet
         try:
-            message = decode_reply(request["op"], data)
-            if message.get("id") != request["id"]:
-                if "error" in message and not message.get("id"):  # of no request: the connection
-                    raise error_of(message)
+            reply = replies.decode(type(request), kind, data)
+            told = 0 if isinstance(reply, Refusal) else reply.fds
+            if reply.id != request.id:
+                if isinstance(reply, Refusal) and not reply.id:  # of no request: the connection
+                    raise replies.error_of(reply)
                 raise ProtocolError(
-                    f"{request['op']}: a reply to request {message.get('id')!r:.80} came to "
-                    f"request {request['id']}"
+                    f"{call_of(request)}: a reply to request {reply.id} came to request "
+                    f"{request.id}"
                 )
-            told = message.get("fds", 0)
-            if type(told) is not int or not 0 <= told <= FDS_LIMIT:
-                raise ProtocolError(f"{request['op']}: the reply tells of {told!r:.80} descriptors")
             if fds is None:
                 fds = [None] * told
             elif told != len(fds):
                 raise ProtocolError(
-                    f"{request['op']}: the reply tells of {told} descriptors, and {len(fds)} came"
+                    f"{call_of(request)}: the reply tells of {told} descriptors, and {len(fds)} "
+                    f"came"
                 )
-            if "error" not in message:
-                self._take_leases(message, request, told)
+            return reply, self._parcels(reply, request, fds)
         except BaseException:
             if fds is not None:
                 fds.clear()
             raise
-        return message, fds
 
-    def _take_leases(self, message: Message, request: Message, told: int) -> None:
-        """Have a lease in each grant, which must be as many as the descriptors."""
-        grants = grants_of(request["op"], message)
-        if len(grants) != told:
-            raise ProtocolError(f"{len(grants)} grants came with {told} descriptors")
-        for grant in grants:
-            grant["lease"] = Lease(self, grant["region"], not grant["readonly"], request["gpu"])
+    def _parcels(self, reply: Any, request: Any, fds: Descriptors) -> Parcels:
+        """A lease for each grant, with its descriptor: there must be as many."""
+        if type(reply) is Grant:
+            grants = [reply]
+        elif type(reply) is Grants:
+            grants = reply.grants
+        else:
+            grants = []
+        if len(grants) != len(fds):
+            raise ProtocolError(f"{len(grants)} grants came with {len(fds)} descriptors")
+        return [
+            (fd, Lease(self, grant.region, not grant.readonly, request.gpu))
+            for fd, grant in zip(fds, grants, strict=True)
+        ]
 
     def flush(self) -> None:
         """Tell which regions were given back, if that can be done without waiting.
@@ -354,7 +352,7 @@ class Connection:
                 return False
             keys = list(self.returned)[:BATCH_LIMIT]
             regions = [self.returned[key] for key in keys]
-            packet = encode({"op": "release", "regions": regions}, self._pack)
+            packet = requests.encode(requests.Release(regions))
             self._settled = False
             sent = self.transport.send_now(packet)
             if sent:
@@ -366,10 +364,21 @@ class Connection:
         return True
 
 
-def accepted(reply: Reply) -> Reply:
-    """A reply. Raises what a refusal stands for."""
-    message, fds = reply
-    if "error" in message:
-        fds.clear()
-        raise error_of(message)
-    return reply
+def accepted(answer: tuple[R | Refusal, Parcels]) -> tuple[R, Parcels]:
+    """A reply. Raises the error of a refusal."""
+    reply, parcels = answer
+    if isinstance(reply, Refusal):
+        parcels.clear()
+        raise replies.error_of(reply)
+    return reply, parcels
+
+
+def call_of(request: Request) -> str:
+    """The name of the call that makes a request."""
+    return requests.name_of(type(request))
+
+
+def _was_done_before(request: Request, answer: tuple[object, Parcels]) -> bool:
+    """Whether a request that was sent twice is refused since the first one was carried out."""
+    reply, _ = answer
+    return isinstance(reply, Refusal) and reply.error == _DONE_BEFORE.get(type(request))

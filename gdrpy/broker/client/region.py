@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 from gdrpy import safetensors
 from gdrpy.arrays.viewed import Array
 from gdrpy.broker.client.base import BrokerBase
-from gdrpy.broker.client.connection import Lease, Message
+from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, stored_array
-from gdrpy.broker.client.transport import Descriptors
 from gdrpy.broker.protocol import CPU_DEVICE, unpack_metadata
+from gdrpy.broker.replies import Grant
 from gdrpy.errors import MissingView, ReadOnly, Sealed
 from gdrpy.memory.view import Mapping
 from gdrpy.region import Region
@@ -49,53 +49,51 @@ class LeasedRegion(Region):
     def _granted(
         cls,
         broker: BrokerBase,
-        grant: Message,
-        fds: Descriptors,
+        grant: Grant,
+        parcels: Parcels,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
     ) -> Self:
-        """The region of a grant, which takes the last of ``fds`` with it.
+        """The region of a grant, with the last of ``parcels``, which it takes out.
 
         ``viewer`` is the ordinal of the GPU that is to view it, None for the memory's own.
         """
-        lease = grant["lease"]
+        lease = parcels[-1][1]
         try:
-            if fds[-1] is None:
+            if parcels[-1][0] is None:
                 raise OSError(
                     errno.EMFILE,
-                    f"region {grant['name']!r} came without its descriptor: this process may open "
+                    f"region {grant.name!r} came without its descriptor: this process may open "
                     f"no more files; close some, or raise the limit (ulimit -n)",
                 )
-            device = grant["device"]
-            if device == CPU_DEVICE:
-                device = None
-                if not cpu:
-                    raise MissingView(
-                        f"region {grant['name']!r} is host memory, which has no GPU view: open it "
-                        f"with cpu=True"
-                    )
+            device = None if grant.device == CPU_DEVICE else grant.device
+            if device is None and not cpu:
+                raise MissingView(
+                    f"region {grant.name!r} is host memory, which has no GPU view: open it with "
+                    f"cpu=True"
+                )
             region = cls._adopt(
-                fds[-1],
-                grant["nbytes"],
+                parcels[-1][0],
+                grant.nbytes,
                 device,
                 gpu=gpu,
                 cpu=cpu,
-                readonly=grant["readonly"],
+                readonly=grant.readonly,
                 source=lease,
                 viewer=viewer,
             )
-            fds.pop()
+            parcels.pop()
         except BaseException:
-            fds.clear()
+            parcels.clear()
             lease.close()
             raise
-        region.id = grant["region"]
-        region.name = grant["name"]
-        region.version = grant["version"]
-        region.sealed = grant["sealed"]
-        region.enforced = grant["enforced"]
-        region._packed = grant["metadata"]
+        region.id = grant.region
+        region.name = grant.name
+        region.version = grant.version
+        region.sealed = grant.sealed
+        region.enforced = grant.enforced
+        region._packed = grant.metadata
         region._broker = broker
         region._lease = lease
         return region

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gdrpy._core._mapping import Undo
-from gdrpy.broker.client.connection import Message
+from gdrpy.broker import requests
+from gdrpy.broker.client.connection import R, call_of
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
+from gdrpy.broker.replies import Description, Published, RegionInfo, Reply, Sha256, described
+from gdrpy.broker.requests import Request
 
-if TYPE_CHECKING:
-    from gdrpy.broker.messages import RegionInfo
 
-
-async def _ask(region: LeasedRegion, call: str, **fields: Any) -> Message:
-    region._check(f"BrokerRegion.{call}")
-    request = {"op": call, "region": region.id, **fields}
-    message, _ = await region._broker._ask(request, region._lease)
-    return message
+async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
+    region._check(f"BrokerRegion.{call_of(request)}")
+    reply, _ = await region._broker._ask(request, kind, region._lease)
+    return reply
 
 
 async def publish(region: LeasedRegion) -> int:
@@ -27,8 +26,8 @@ async def publish(region: LeasedRegion) -> int:
     already it gives the version. Raises InvalidRequest for one without a name, or whose name means
     it no longer, PermissionDenied where the name is another user's.
     """
-    message = await _ask(region, "publish")
-    region.version = message["version"]
+    published = await _ask(region, requests.Publish(region.id, id=0), Published)
+    region.version = published.version
     return region.version
 
 
@@ -45,16 +44,16 @@ async def seal(region: LeasedRegion) -> None:
 
 async def seal_copy(region: LeasedRegion, life: str, number: int) -> None:
     """As :func:`seal`, and have this user find it by the identity of what it is a copy of."""
-    await _seal(region, copy_of=(life, number))
+    await _seal(region, (life, number))
 
 
-async def _seal(region: LeasedRegion, **fields: Any) -> None:
+async def _seal(region: LeasedRegion, copy_of: tuple[str, int] | None = None) -> None:
     region._check("BrokerRegion.seal")
     with Undo() as undo:
         view = None
         if region._cpu is not None and not region._cpu.readonly:
             view = undo.keep(region.map(readonly=True))
-        await _ask(region, "seal", **fields)
+        await _ask(region, requests.Seal(region.id, copy_of, id=0), Reply)
         region._seal_here(view)
         undo.forget()
 
@@ -65,7 +64,7 @@ async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) ->
     Raises TypeError, ValueError, Sealed, PermissionDenied, Gone.
     """
     packed = pack_metadata("set_metadata", metadata)
-    await _ask(region, "change", metadata=packed)
+    await _ask(region, requests.Change(region.id, metadata=packed, id=0), Reply)
     region._packed, region._metadata = packed, None
 
 
@@ -77,12 +76,11 @@ async def digest(region: LeasedRegion) -> str:
     region._check("BrokerRegion.digest")
     connection = region._broker._separate(endless=True)
     try:
-        request = {"op": "digest", "region": region.id}
-        message, _ = await connection.ask(request, region._lease)
+        request = requests.Digest(region.id, id=0)
+        reply, _ = await connection.ask(request, Sha256, region._lease)
     finally:
         connection.close()
-    sha256: str = message["sha256"]
-    return sha256
+    return reply.sha256
 
 
 async def delete(region: LeasedRegion) -> None:
@@ -92,13 +90,12 @@ async def delete(region: LeasedRegion) -> None:
     """
     if region.name is None:
         raise ValueError("BrokerRegion.delete: an anonymous region has no name: close it")
-    await _ask(region, "delete", name=region.name)
+    await _ask(region, requests.Delete(region.name, region.id, id=0), Reply)
 
 
 async def info(region: LeasedRegion) -> RegionInfo:
     """All that the broker tells of it, with metadata and holders. Raises Gone."""
-    told: RegionInfo = (await _ask(region, "stat"))["info"]
-    return told
+    return described(await _ask(region, requests.Stat(region=region.id, id=0), Description))
 
 
 async def stale(region: LeasedRegion) -> bool:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from gdrpy._core._mapping import run
 from gdrpy.broker.client.arguments import as_prefix
 from gdrpy.broker.client.connection import Connection
-from gdrpy.broker.client.replies import decode_event
 from gdrpy.broker.client.transport import Lost
+from gdrpy.broker.replies import LOST, Event, Reply, decode_event
+from gdrpy.broker.requests import Watch as WatchRequest
 from gdrpy.common.resource import Resource
 from gdrpy.errors import ProtocolError, Timeout
-
-if TYPE_CHECKING:
-    from gdrpy.broker.messages import Event
 
 
 class Watching(Resource):
@@ -37,7 +35,7 @@ class Watching(Resource):
         """Have the broker send events, if it does not yet. Raises as any call does."""
         self._check("watch")
         if not self._connection.ready:
-            await self._connection.ask({"op": "watch", "prefix": self._prefix})
+            await self._connection.ask(WatchRequest(self._prefix, id=0), Reply)
 
     async def next(self, deadline: float | None) -> Event | None:
         """The next event; None if there is none by ``deadline``, of ``time.monotonic()``.
@@ -51,7 +49,7 @@ class Watching(Resource):
                 raise Lost
             if self._hearing:
                 self._hearing = False
-                return decode_event(None)
+                return LOST
             if not await transport.wait(deadline):
                 return None
             self._hearing = True
@@ -60,7 +58,7 @@ class Watching(Resource):
             transport.close()
             await self.begin()
             self._hearing = False
-            return decode_event(None)
+            return LOST
         try:
             event = decode_event(data)
         except ProtocolError:

@@ -8,7 +8,7 @@ import socket
 import struct
 import termios
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gdrpy._core import _packet
@@ -104,7 +104,7 @@ class ServerConnection:
         self.ended = False
         #: None until its hello.
         self.session: Session | None = None
-        self.outbox: deque[tuple[bytes, list[int]]] = deque()
+        self.outbox: deque[tuple[bytes, Sequence[int]]] = deque()
         #: The prefix of the names that it watches, and the number of its first event.
         self.watching: str | None = None
         self.since = 0
@@ -127,7 +127,7 @@ class ServerConnection:
         """Whether the connection is open."""
         return self.open
 
-    def send(self, packet: bytes, fds: list[int]) -> bool:
+    def send(self, packet: bytes, fds: Sequence[int]) -> bool:
         """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.
 
         The descriptors stay open until they are sent: the session has leases on their regions, and
@@ -151,7 +151,7 @@ class ServerConnection:
             self.user.owed -= len(packet) + _KEPT_BYTES
         return True
 
-    def _sent(self, packet: bytes, fds: list[int]) -> bool:
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
         self.waiting = bool(fds) and not self.flight.admits(self, len(fds))
         if self.waiting:
             return False

@@ -13,11 +13,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from gdrpy import errors
 from gdrpy._core import _packet
-from gdrpy.broker import protocol
+from gdrpy.broker import replies
+from gdrpy.broker.protocol import PACKET_LIMIT
 from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
 from gdrpy.broker.server.throttle import Throttle
@@ -33,8 +32,6 @@ _REFUSED = 8
 #: Connections checked a second time before they are refused, since others may have ended.
 _LATE = 64
 _USED_UP = "the broker's descriptors are used up, except those reserved for other users"
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Door:
@@ -179,7 +176,7 @@ class Door:
         while len(self._refused) >= _REFUSED:
             self._leave(next(iter(self._refused)))
         with contextlib.suppress(OSError):
-            _packet.send(sock.fileno(), _encode({"id": 0, **protocol.error_message(refusal)}), [])
+            _packet.send(sock.fileno(), replies.encode(replies.refusal(refusal)), [])
         self._refused[sock.fileno()] = sock
         self._poll.register(sock, select.EPOLLIN)
 
@@ -187,7 +184,7 @@ class Door:
         """Close a refused connection."""
         sock = self._refused.pop(number)
         with contextlib.suppress(OSError):
-            sock.recv(protocol.PACKET_LIMIT)
+            sock.recv(PACKET_LIMIT)
         sock.close()
 
 

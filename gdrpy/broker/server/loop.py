@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -19,9 +19,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gdrpy import errors
-from gdrpy.broker import protocol
-from gdrpy.broker.messages import UNDECODABLE as _UNDECODABLE
-from gdrpy.broker.server import requests
+from gdrpy.broker import protocol, replies, requests
+from gdrpy.broker.protocol import UNDECODABLE
 from gdrpy.broker.server.connection import (
     EVENTS_LIMIT,
     NONSENSE_LIMIT,
@@ -68,8 +67,8 @@ _LOOK_EACH = 5e-5
 _REASON_LIMIT = 300
 
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
-_encode = msgspec.msgpack.Encoder().encode
-_LOST = _encode({"event": "lost"})
+_decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
+_LOST = replies.encode(replies.LOST)
 
 
 class Server:
@@ -406,7 +405,7 @@ class Server:
         try:
             if connection.flush() and connection.lost:
                 connection.lost = False
-                self._send(connection, _LOST, [])
+                self._send(connection, _LOST)
         except OSError:
             self._close(connection)
         else:
@@ -448,8 +447,8 @@ class Server:
         try:
             if size > protocol.PACKET_LIMIT:
                 raise msgspec.DecodeError(f"a packet has {protocol.PACKET_LIMIT} bytes at most")
-            request: Any = requests.decoder.decode(self._view[:size])
-        except _UNDECODABLE as error:
+            request: Any = _decode(self._view[:size])
+        except UNDECODABLE as error:
             self._refuse(connection, size, error)
             return
         connection.nonsense = 0
@@ -463,7 +462,7 @@ class Server:
         else:
             made = call(session, request)
             if type(made) is tuple:
-                self._reply(connection, request.id, *made)
+                self._reply(connection, *made)
             elif made is not None:
                 connection.work = cast(Work, made)
         if connection.work is not None:
@@ -480,9 +479,8 @@ class Server:
         for made in connection.work:
             if made is not None:
                 reply, fds = made
-                done = not reply.get("more")
-                self._reply(connection, connection.request.id, reply, fds)
-                if done:
+                self._reply(connection, reply, fds)
+                if not (isinstance(reply, replies.Grants) and reply.more):
                     break
             self._listen_to(connection)
             return
@@ -495,9 +493,9 @@ class Server:
         """Handle requests about the connection, and requests that take longer than a turn."""
         match request, session:
             case requests.Hello(), None:
-                connection.session, reply = self.service.begin(connection.identity, request)
+                connection.session, welcome = self.service.begin(connection.identity, request)
                 self._of_session[connection.session.number] = connection
-                self._reply(connection, request.id, reply, [])
+                self._reply(connection, welcome)
             case requests.Hello(), _:
                 raise errors.InvalidRequest("hello: this connection has said hello already")
             case _, None:
@@ -510,7 +508,7 @@ class Server:
                 connection.watching = request.prefix
                 connection.since = self._event + 1
                 connection.user.watchers[connection] = None
-                self._reply(connection, request.id, {}, [])
+                self._reply(connection, replies.Reply(id=request.id))
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
         """Take over the leases of a connection of the same process, which is closed if open."""
@@ -532,13 +530,13 @@ class Server:
         greeting = _greeting(packet)
         if greeting is not None and greeting.version != protocol.VERSION:
             refusal = errors.ProtocolError(other_version(greeting.version))
-            self._reply(connection, greeting.id, protocol.error_message(refusal), [])
+            self._reply(connection, replies.refusal(refusal, greeting.id))
             return
         reason = str(error)[:_REASON_LIMIT]  # it may quote the packet
         try:
             number = _Numbered.decode(packet).id
             kind: type[errors.Error] = errors.InvalidRequest
-        except _UNDECODABLE:
+        except UNDECODABLE:
             number, kind = 0, errors.ProtocolError
             reason = f"a packet of {size} bytes is not a request: {reason}"
         connection.nonsense += 1
@@ -547,7 +545,7 @@ class Server:
                 f"; after {NONSENSE_LIMIT} such packets in a row the broker closes the "
                 f"connection and releases its regions"
             )
-        self._reply(connection, number, protocol.error_message(kind(f"request: {reason}")), [])
+        self._reply(connection, replies.refusal(kind(f"request: {reason}"), number))
         if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
@@ -577,7 +575,7 @@ class Server:
     ) -> None:
         region = self.service.digestible(session, request)
         if region.digest is not None:
-            self._reply(connection, request.id, {"sha256": region.digest}, [])
+            self._reply(connection, replies.Sha256(id=request.id, sha256=region.digest))
             return
         fd = duplicate(region.fd)
         who = session.identity
@@ -588,30 +586,28 @@ class Server:
 
     def _give_digests(self) -> None:
         for job, made in self._digests.done():
+            reply: msgspec.Struct
             if isinstance(made, str):
                 self.service.digested(job.region, made)
-                reply = {"sha256": made}
+                reply = replies.Sha256(id=job.number, sha256=made)
             else:
-                reply = protocol.error_message(made)
+                reply = replies.refusal(made, job.number)
             job.connection.busy = False
             self._listen_to(job.connection)
-            self._reply(job.connection, job.number, reply, [])
+            self._reply(job.connection, reply)
 
     def _reply(
-        self, connection: ServerConnection, number: int, reply: dict[str, Any], fds: list[int]
+        self, connection: ServerConnection, reply: msgspec.Struct, fds: Sequence[int] = ()
     ) -> None:
-        reply["id"] = number
-        if fds:
-            reply["fds"] = len(fds)
-        self._send(connection, _encode(reply), fds)
+        self._send(connection, replies.encode(reply), fds)
 
     def _fail(self, connection: ServerConnection, error: errors.Error) -> None:
         number = getattr(connection.request, "id", 0)  # a release has none
         connection.work = None
         connection.ask(0)
-        self._reply(connection, number, protocol.error_message(error), [])
+        self._reply(connection, replies.refusal(error, number))
 
-    def _send(self, connection: ServerConnection, packet: bytes, fds: list[int]) -> None:
+    def _send(self, connection: ServerConnection, packet: bytes, fds: Sequence[int] = ()) -> None:
         """Send now, or when the client reads again; until then its requests wait."""
         if not connection.open:
             return
@@ -666,18 +662,17 @@ class Server:
             connection.lost = True
             if not connection.outbox:
                 connection.lost = False
-                self._send(connection, _LOST, [])
+                self._send(connection, _LOST)
         elif len(connection.outbox) >= EVENTS_LIMIT:
             connection.lost = True
         else:
-            self._send(connection, event.packet, [])
+            self._send(connection, event.packet)
 
 
 def _event_packet(event: str, region: RegionEntry | None) -> bytes:
-    message: dict[str, Any] = {"event": event}
-    if region is not None:
-        message |= {"name": region.name, "region": region.number, "version": region.version}
-    return _encode(message)
+    if region is None:
+        return replies.encode(replies.Event(event))
+    return replies.encode(replies.Event(event, region.name, region.number, region.version))
 
 
 class _Number(msgspec.Struct):
@@ -703,5 +698,5 @@ def _greeting(packet: memoryview) -> _Greeting | None:
     """The hello, of any version, in a packet; None for any other packet."""
     try:
         return _Greetings.decode(packet)
-    except _UNDECODABLE:
+    except UNDECODABLE:
         return None

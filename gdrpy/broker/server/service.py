@@ -1,4 +1,4 @@
-"""The broker's requests. Replies are maps, with descriptors beside them."""
+"""The broker's requests, and their replies, with descriptors beside them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gdrpy import errors
-from gdrpy.broker import protocol
-from gdrpy.broker.server import memory, records, requests, telling
+from gdrpy.broker import protocol, replies, requests
+from gdrpy.broker.replies import Grant, Grants
+from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
 from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry, Session
 
-Message = dict[str, Any]
 #: A reply, and the descriptors beside it.
-Reply = tuple[Message, list[int]]
-#: Grants of a get_many, the descriptors beside them, and how many of its names are done.
-Grants = tuple[Message, list[int], int]
+Answer = tuple[replies.Reply | replies.Description | replies.Refusal, list[int]]
 #: The turns of a long request: each gives None, or a reply to send.
-Work = Iterator[Reply | None]
+Work = Iterator[Answer | None]
 
 #: Names, leases and regions that one turn handles.
 SLICE = 64
@@ -66,20 +64,21 @@ class Service:
         self.recognize()
         return self.quotas.number(call, device)
 
-    def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, Message]:
+    def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, replies.Welcome]:
         """A session for a connection that says hello. Raises ProtocolError."""
         if request.version != protocol.VERSION:
             raise errors.ProtocolError(other_version(request.version))
         number = self.table.number()
         groups = sorted(who.groups)
         self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
-        reply = {
-            "version": protocol.VERSION,
-            "life": self.table.life,
-            "session": number,
-            "server": self.server,
-        }
-        return self.table.sessions[number], reply
+        welcome = replies.Welcome(
+            id=request.id,
+            version=protocol.VERSION,
+            life=self.table.life,
+            session=number,
+            server=self.server,
+        )
+        return self.table.sessions[number], welcome
 
     def end(self, session: Session) -> Work:
         """End a session whose connection or process is gone, unless it was resumed."""
@@ -93,7 +92,7 @@ class Service:
             table.commit(records.Ended(session.number))
             self._tell_of_room()
 
-    def calls(self) -> dict[type, Callable[[Session, Any], Reply | Work | None]]:
+    def calls(self) -> dict[type, Callable[[Session, Any], Answer | Work | None]]:
         """The function for each type of request: it gives a reply, or None without one, or raises
         Error.
         """
@@ -148,7 +147,7 @@ class Service:
                 if not self._resume_lease(session, before, *lease):
                     lost.append(lease[0])
         self._before(session, request.session)
-        yield {"lost": lost}, []
+        yield replies.Resumed(id=request.id, lost=lost), []
 
     def _before(self, session: Session, number: int) -> Session | None:
         """The session to resume, if it still exists. Raises InvalidRequest."""
@@ -179,7 +178,7 @@ class Service:
         self.table.grant(session, found, writable, gpu)
         return True
 
-    def _allocate(self, session: Session, request: requests.Allocate) -> Reply:
+    def _allocate(self, session: Session, request: requests.Allocate) -> Answer:
         name = request.name
         if name is not None:
             _check_name("allocate", name)
@@ -201,21 +200,22 @@ class Service:
                     f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
                 )
-        reply, fds = self._grant(session, region, not region.sealed, request.gpu)
-        reply["created"] = created
-        return reply, fds
+        grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
+        grant.created = created
+        return grant, [fd]
 
-    def _rounded_size(self, session: Session, request: requests.RoundedSize) -> Reply:
+    def _rounded_size(self, session: Session, request: requests.RoundedSize) -> Answer:
         del session
         device = self._number("rounded_size", request.device)
         self.quotas.require_device("rounded_size", device)
-        return {"size": memory.rounded(request.nbytes, device)}, []
+        return replies.Size(id=request.id, size=memory.rounded(request.nbytes, device)), []
 
-    def _create(self, session: Session, request: requests.Create) -> Reply:
+    def _create(self, session: Session, request: requests.Create) -> Answer:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
         region = self._make("create", session, request)
-        return self._grant(session, region, True, request.gpu)
+        grant, fd = self._grant(session, region, True, request.gpu, request.id)
+        return grant, [fd]
 
     def _make(
         self, call: str, session: Session, request: requests.Allocate | requests.Create
@@ -256,7 +256,7 @@ class Service:
             os.close(fd)
             raise
 
-    def _publish(self, session: Session, request: requests.Publish) -> Reply:
+    def _publish(self, session: Session, request: requests.Publish) -> Answer:
         region = self._held("publish", session, request.region)
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
@@ -275,7 +275,7 @@ class Service:
             self.table.commit(records.Published(region.number, version))
             self.announce("published", region)
             self._tell_of_room()
-        return {"version": region.version, "replaced": replaced}, []
+        return replies.Published(id=request.id, version=region.version, replaced=replaced), []
 
     def _require_replaceable(self, call: str, session: Session, name: str) -> None:
         """Require write permission on the region that the name refers to, if any."""
@@ -283,12 +283,13 @@ class Service:
         if current is not None:
             require(session.identity, current, WRITE, call)
 
-    def _get(self, session: Session, request: requests.Get) -> Reply:
+    def _get(self, session: Session, request: requests.Get) -> Answer:
         if request.life is None or request.life == self.table.life:
             region = self._find("get", session, request.name, request.region)
         else:
             region = self._find_copy(session, request.life, request.region)
-        return self._get_region(session, region, request.readonly, request.gpu)
+        grant, fd = self._get_region(session, region, request.readonly, request.gpu, request.id)
+        return grant, [fd]
 
     def _find_copy(self, session: Session, life: str, number: int | None) -> RegionEntry:
         """This user's copy of another broker's region. Other users' copies are not trusted."""
@@ -302,42 +303,57 @@ class Service:
         )
 
     def _get_region(
-        self, session: Session, region: RegionEntry, readonly: bool, gpu: bool
-    ) -> Reply:
+        self,
+        session: Session,
+        region: RegionEntry,
+        readonly: bool,
+        gpu: bool,
+        number: int | UnsetType,
+    ) -> tuple[Grant, int]:
         who = session.identity
         if readonly or region.sealed or not allowed(who, region, READ | WRITE):
             require(who, region, READ, "get")
-            return self._grant(session, region, False, gpu)
-        return self._grant(session, region, True, gpu)
+            return self._grant(session, region, False, gpu, number)
+        return self._grant(session, region, True, gpu, number)
 
     def _get_many(self, session: Session, request: requests.GetMany) -> Work:
+        """Grant the regions up to the first name that is refused."""
         done, more = 0, True
         while more:
-            reply, fds, done = self._get_some(session, request, done)
-            reply["more"] = more = done < len(request.names)
-            yield reply, fds
+            grants: list[Grant] = []
+            fds: list[int] = []
+            refusal: replies.Refusal | None = None
+            room = _GRANTS_BYTES
+            for name in itertools.islice(request.names, done, done + self.at_once):
+                try:
+                    region = self._find("get_many", session, name, None)
+                    grant, fd = self._get_region(
+                        session, region, request.readonly, request.gpu, UNSET
+                    )
+                except errors.Error as error:
+                    refusal = replies.refusal(error, request.id)
+                    break
+                grants.append(grant)
+                fds.append(fd)
+                room -= _GRANT_BYTES + len(name.encode()) + len(grant.metadata)
+                if room < 0:
+                    break
+            done += len(grants)
+            more = refusal is not None or done < len(request.names)
+            if grants or not more:
+                yield Grants(id=request.id, fds=len(fds), grants=grants, more=more), fds
+            if refusal is not None:
+                yield refusal, []
 
-    def _get_some(self, session: Session, request: requests.GetMany, done: int) -> Grants:
-        """The next packet of grants after ``done`` names, and how many names are done then."""
-        grants: list[Message] = []
-        fds: list[int] = []
-        room = _GRANTS_BYTES
-        for name in itertools.islice(request.names, done, done + self.at_once):
-            try:
-                region = self._find("get_many", session, name, None)
-                grant, its = self._get_region(session, region, request.readonly, request.gpu)
-            except errors.Error as error:
-                grant, its = protocol.error_message(error), []
-            grants.append(grant)
-            fds.extend(its)
-            room -= _GRANT_BYTES + len(name.encode())
-            room -= len(grant.get("metadata", b"")) + len(grant.get("message", "").encode())
-            if room < 0:
-                break
-        return {"grants": grants}, fds, done + len(grants)
-
-    def _grant(self, session: Session, region: RegionEntry, writable: bool, gpu: bool) -> Reply:
-        """Grant a lease; the reply has the fields that open the memory."""
+    def _grant(
+        self,
+        session: Session,
+        region: RegionEntry,
+        writable: bool,
+        gpu: bool,
+        number: int | UnsetType,
+    ) -> tuple[Grant, int]:
+        """Grant a lease, as the reply to request ``number``, and the memory's descriptor."""
         fd: int | None = region.fd
         enforced = False
         if not writable and (not gpu or region.device == protocol.CPU_DEVICE):
@@ -353,18 +369,21 @@ class Service:
         if region.number not in session.regions:
             self.quotas.require_lease("get", self.table, session.identity)
         self.table.grant(session, region, writable, gpu)
-        return {
-            "region": region.number,
-            "name": region.name,
-            "nbytes": region.nbytes,
-            "size": region.size,
-            "device": region.device,
-            "version": region.version,
-            "sealed": region.sealed,
-            "readonly": not writable,
-            "enforced": enforced,
-            "metadata": region.metadata,
-        }, [region.fd if fd is None else fd]
+        grant = Grant(
+            id=number,
+            fds=0 if number is UNSET else 1,
+            region=region.number,
+            name=region.name,
+            nbytes=region.nbytes,
+            size=region.size,
+            device=region.device,
+            version=region.version,
+            sealed=region.sealed,
+            readonly=not writable,
+            enforced=enforced,
+            metadata=region.metadata,
+        )
+        return grant, region.fd if fd is None else fd
 
     def _readonly_fd(self, region: RegionEntry) -> int | None:
         """The region's read-only descriptor, made on first use."""
@@ -376,7 +395,7 @@ class Service:
             region.readonly_fd = fd
         return region.readonly_fd
 
-    def _seal(self, session: Session, request: requests.Seal) -> Reply:
+    def _seal(self, session: Session, request: requests.Seal) -> Answer:
         region = self._find("seal", session, None, request.region)
         require(session.identity, region, WRITE, "seal")
         if request.copy_of is not None:
@@ -385,7 +404,7 @@ class Service:
             self.table.commit(records.SealedNow(region.number, request.copy_of))
             if region.linked:
                 self.announce("sealed", region)
-        return {}, []
+        return replies.Reply(id=request.id), []
 
     def digestible(self, session: Session, request: requests.Digest) -> RegionEntry:
         """The region of a digest request, which takes too long for this thread. Raises Error."""
@@ -402,7 +421,7 @@ class Service:
         if region.number in self.table.regions:
             self.table.commit(records.Digested(region.number, sha256))
 
-    def _delete(self, session: Session, request: requests.Delete) -> Reply:
+    def _delete(self, session: Session, request: requests.Delete) -> Answer:
         region = self._find("delete", session, request.name, None)
         if request.region is not None and request.region != region.number:
             raise errors.Gone(
@@ -412,18 +431,18 @@ class Service:
         self.table.commit(records.Unlinked(region.number))
         self.announce("deleted", region)
         self._tell_of_room()
-        return {}, []
+        return replies.Reply(id=request.id), []
 
-    def _list(self, session: Session, request: requests.List) -> Reply:
-        return telling.page(self.table, session.identity, request.prefix, request.after), []
+    def _list(self, session: Session, request: requests.List) -> Answer:
+        return telling.page(self.table, session.identity, request), []
 
-    def _stat(self, session: Session, request: requests.Stat) -> Reply:
+    def _stat(self, session: Session, request: requests.Stat) -> Answer:
         region = self._find("stat", session, request.name, request.region)
         if not owns(session.identity, region):  # the owner may chmod even an unreadable region
             require(session.identity, region, READ, "stat")
-        return telling.all_about(self.table, region), []
+        return telling.all_about(self.table, region, request.id), []
 
-    def _change(self, session: Session, request: requests.Change) -> Reply:
+    def _change(self, session: Session, request: requests.Change) -> Answer:
         region = self._find("change", session, None, request.region)
         mode, metadata = region.mode, region.metadata
         if request.mode is not UNSET:
@@ -435,13 +454,12 @@ class Service:
                 raise errors.Sealed(f"change: {region} is sealed, and so is its metadata")
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
-        return {}, []
+        return replies.Reply(id=request.id), []
 
-    def _status(self, session: Session, request: requests.Status) -> Reply:
-        del request
-        return self.numbers(session.identity), []
+    def _status(self, session: Session, request: requests.Status) -> Answer:
+        return replies.Counters(id=request.id, **self.numbers(session.identity)), []
 
-    def numbers(self, who: Identity | None) -> Message:
+    def numbers(self, who: Identity | None) -> dict[str, Any]:
         """The counts of the status reply; ``users`` has only users that ``who`` may see, or all."""
         self.recognize()
         users = {

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from typing import Any
 
 from msgspec.structs import asdict
 
-from gdrpy.broker import protocol
-from gdrpy.broker.messages import Holder, RegionInfo
+from gdrpy.broker import protocol, requests
+from gdrpy.broker.replies import Description, Holder, Page, RegionInfo
 from gdrpy.broker.server.rights import READ, Identity, allowed
 from gdrpy.broker.server.table import RegionEntry, Table
-
-Message = dict[str, Any]
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
@@ -40,9 +37,9 @@ def entry(region: RegionEntry) -> RegionInfo:
     )
 
 
-def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
+def page(table: Table, who: Identity, request: requests.List) -> Page:
     """Named regions that ``who`` may read, in order, after a name; and the name to go on after."""
-    names = table.sorted_names
+    names, prefix, after = table.sorted_names, request.prefix, request.after
     start = bisect.bisect_left(names, prefix)
     if after:
         start = max(start, bisect.bisect_right(names, after))
@@ -52,32 +49,33 @@ def page(table: Table, who: Identity, prefix: str, after: str) -> Message:
         if not names[index].startswith(prefix):
             break
         if room < 0:
-            return {"regions": found, "next": names[index - 1]}
+            return Page(id=request.id, regions=found, next=names[index - 1])
         region = table.names[names[index]]
         if allowed(who, region, READ):
             found.append(entry(region))
             room -= _ENTRY_BYTES + len(names[index])
         else:
             room -= _HIDDEN_BYTES
-    return {"regions": found, "next": None}
+    return Page(id=request.id, regions=found, next=None)
 
 
-def all_about(table: Table, region: RegionEntry) -> Message:
-    """A region's entry, metadata, digest and holders."""
-    holders = [
+def all_about(table: Table, region: RegionEntry, number: int) -> Description:
+    """A region's entry, metadata, digest and holders, as the reply to request ``number``."""
+    holders = tuple(
         Holder(
-            pid=table.sessions[number].identity.pid,
-            uid=table.sessions[number].identity.uid,
+            pid=table.sessions[session].identity.pid,
+            uid=table.sessions[session].identity.uid,
             writable=lease.writable,
             gpu=lease.gpu,
             count=lease.count,
         )
-        for number, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
-    ]
-    return {
+        for session, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
+    )
+    fields = {
         **asdict(entry(region)),
         "linked": region.linked,
         "metadata": region.metadata,
         "sha256": region.digest,
         "holders": holders,
     }
+    return Description(**fields, id=number)

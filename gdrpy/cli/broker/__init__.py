@@ -12,7 +12,7 @@ from typing import Any
 import gdrpy
 from gdrpy.broker.client.arguments import as_name, as_prefix
 from gdrpy.broker.client.broker import Broker
-from gdrpy.broker.messages import RegionInfo
+from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.options import CommandParser

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 
-from gdrpy.broker.messages import RegionInfo
+from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser

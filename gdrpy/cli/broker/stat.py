@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 
-from gdrpy.broker.messages import Holder, RegionInfo
+from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser

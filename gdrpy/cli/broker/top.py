@@ -31,8 +31,8 @@ from rich.console import Group
 from rich.text import Text
 
 from gdrpy.broker.client.broker import Broker
-from gdrpy.broker.messages import Holder, RegionInfo
 from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker, keys, options
 from gdrpy.cli.broker import ls
 from gdrpy.cli.exits import OK

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 
-from gdrpy.broker.messages import Event
+from gdrpy.broker.replies import Event
 from gdrpy.cli import broker, options
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser

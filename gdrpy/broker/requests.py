@@ -1,6 +1,6 @@
-"""Clients' requests: the only description of their fields and bounds.
+"""Clients' requests: the only description of their fields and bounds, for both ends.
 
-Decoding refuses unknown requests, unknown fields and values out of bounds.
+The broker's decoding refuses unknown requests, unknown fields and values out of bounds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,17 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from gdrpy.broker.messages import Bytes, Metadata, Number
-from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT
+from gdrpy.broker.protocol import (
+    BATCH_LIMIT,
+    CPU_DEVICE,
+    DEVICE_LIMIT,
+    NAME_LIMIT,
+    PACKET_LIMIT,
+    Bytes,
+    Metadata,
+    Number,
+)
+from gdrpy.errors import InvalidRequest
 
 Name = Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT)]
 Prefix = Annotated[str, Meta(max_length=NAME_LIMIT)]
@@ -26,8 +35,18 @@ Original = tuple[Annotated[str, Meta(max_length=32)], Number]
 Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)]
 
 
-class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, gc=False):
-    """The base of requests, with a number that the reply repeats."""
+class Packet(
+    msgspec.Struct,
+    tag_field="op",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    gc=False,
+):
+    """What a client sends."""
+
+
+class Request(Packet, kw_only=True):
+    """A packet with a number that the reply repeats: a connection's next, set when it is sent."""
 
     id: Number
 
@@ -71,12 +90,14 @@ class Publish(Request, tag="publish"):
     region: Number
 
 
-class Get(Request, tag="get"):
-    readonly: bool
-    gpu: bool
+class Get(Request, tag="get", kw_only=True):
+    """A region by its name, or by its number and the life of the broker that gave the number."""
+
     name: Name | None = None
     region: Number | None = None
     life: str | None = None
+    readonly: bool
+    gpu: bool
 
 
 class GetMany(Request, tag="get_many"):
@@ -85,8 +106,8 @@ class GetMany(Request, tag="get_many"):
     gpu: bool
 
 
-class Release(msgspec.Struct, tag="release", tag_field="op", forbid_unknown_fields=True, gc=False):
-    """The only request without a number and a reply."""
+class Release(Packet, tag="release"):
+    """The only packet without a number and a reply."""
 
     regions: Regions
 
@@ -150,6 +171,10 @@ AnyRequest = (
 )
 
 
+#: Requests whose replies grant regions.
+Granted = Allocate | Create | Get | GetMany
+
+
 def count_of(request: AnyRequest) -> int:
     """The number of names, leases or regions that a request lists."""
     match request:
@@ -162,9 +187,20 @@ def count_of(request: AnyRequest) -> int:
     return 0
 
 
-def name_of(kind: type) -> str:
+def name_of(kind: type[Packet]) -> str:
     """A request's name in its packet."""
-    return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
+    return str(kind.__struct_config__.tag)
 
 
-decoder: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+def encode(request: Packet) -> bytes:
+    """A request's packet. Raises InvalidRequest if it is longer than PACKET_LIMIT."""
+    packet = _encode(request)
+    if len(packet) > PACKET_LIMIT:
+        raise InvalidRequest(
+            f"{name_of(type(request))}: {len(packet)} bytes are more than the {PACKET_LIMIT} of a "
+            f"packet: ask for less at once"
+        )
+    return packet
+
+
+_encode = msgspec.msgpack.Encoder().encode

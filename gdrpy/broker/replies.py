@@ -1,0 +1,316 @@
+"""The broker's replies, and the events that it sends: the only description of their fields and
+bounds, for both ends.
+
+Decoding ignores unknown fields, which later brokers may add, and refuses values out of bounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+from msgspec.structs import asdict, force_setattr
+
+from gdrpy import errors
+from gdrpy.broker.protocol import (
+    CPU_DEVICE,
+    DEVICE_LIMIT,
+    FDS_LIMIT,
+    UNDECODABLE,
+    Bytes,
+    Metadata,
+    Number,
+    unpack_metadata,
+)
+from gdrpy.broker.requests import Packet, name_of
+
+_T = TypeVar("_T")
+
+_Size = Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+_Device = Annotated[int, Meta(ge=CPU_DEVICE, lt=DEVICE_LIMIT)]
+_DeviceOrCpu = _Device | Literal["cpu"]
+_NumberOrNone = Number | None
+_Count = Annotated[int, Meta(ge=0, le=FDS_LIMIT)]
+
+
+class Value(msgspec.Struct, frozen=True):
+    """Immutable fields, shown and compared by value."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, with nested records as dicts: ready for JSON."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Value):
+        return value.as_dict()
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+class Holder(Value, frozen=True):
+    """A process with ``count`` grants of a region, at least one ``writable``, or for ``gpu``."""
+
+    pid: Number
+    uid: Number
+    writable: bool
+    gpu: bool
+    count: Number
+
+
+class RegionInfo(Value, frozen=True, omit_defaults=True):
+    """A region as the broker describes it.
+
+    ``nbytes`` is the size requested, ``size`` the bytes allocated. ``device`` is the broker's CUDA
+    ordinal of a GPU, which may differ from other processes' ordinals, or "cpu"; ``uuid`` is the
+    GPU's UUID, None for the host. ``version`` is 0 until the region is published. ``readers`` and
+    ``writers`` count the leases. ``metadata`` and ``holders`` are None in a list, ``sha256`` until
+    a digest is requested. ``linked`` says whether its name refers to it, unlike a draft's name, or
+    one that was replaced or deleted.
+    """
+
+    region: Number
+    name: str | None
+    nbytes: Bytes
+    size: _Size
+    device: _DeviceOrCpu
+    mode: Number
+    uid: Number
+    gid: Number
+    version: Number
+    sealed: bool
+    readers: Number
+    writers: Number
+    uuid: str | None
+    metadata: dict[str, Any] | None = None
+    holders: tuple[Holder, ...] | None = None
+    sha256: str | None = None
+    linked: bool = True
+
+
+class Event(Value, frozen=True, omit_defaults=True):
+    """A change of a region, or lost events.
+
+    ``kind`` is "allocated", "published", "sealed", "deleted", "freed" (memory is free again) or
+    "lost": events before this one are missing, because the watcher read too late or the broker was
+    restarted. ``name``, ``region`` and ``version`` are None for events without one.
+    """
+
+    kind: str = msgspec.field(name="event")
+    name: str | None = None
+    region: _NumberOrNone = None
+    version: _NumberOrNone = None
+
+
+#: The first event of a watch that continues with a restarted broker.
+LOST = Event("lost")
+
+
+class Reply(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
+    """A reply to the request with the number ``id``, with ``fds`` descriptors beside it.
+
+    One without fields of its own says that the request was carried out. A grant in a
+    :class:`Grants` has neither.
+    """
+
+    id: Number | UnsetType = UNSET
+    fds: _Count = 0
+    #: So that no :class:`Refusal` passes for one.
+    error: None = None
+
+
+class Refusal(msgspec.Struct, gc=False):
+    """The reply to a refused request; with an ``id`` of 0 the connection is refused."""
+
+    id: Number
+    error: str
+    message: str
+
+
+class Welcome(Reply):
+    """The reply to a hello. A broker of another version may leave out all but ``version``."""
+
+    version: Number
+    life: Annotated[str, Meta(min_length=32, max_length=32)] | UnsetType = UNSET
+    session: Number | UnsetType = UNSET
+    server: str = ""
+
+
+class Resumed(Reply):
+    """The regions of a resume that could not be resumed."""
+
+    lost: list[Number]
+
+
+class Grant(Reply):
+    """A lease on a region, with its memory's descriptor."""
+
+    region: Number
+    name: str | None
+    nbytes: Bytes
+    size: _Size
+    device: _Device
+    version: Number
+    sealed: bool
+    readonly: bool
+    enforced: bool
+    metadata: Metadata
+    #: Whether an allocate made the region.
+    created: bool | UnsetType = UNSET
+
+
+class Grants(Reply):
+    """A packet of the reply to a get_many; ``more`` follow, or a refusal."""
+
+    grants: list[Grant]
+    more: bool
+
+
+class Size(Reply):
+    size: _Size
+
+
+class Published(Reply):
+    """The region's version, and the number of the region that had its name."""
+
+    version: Number
+    replaced: Number | None = None
+
+
+class Sha256(Reply):
+    sha256: str
+
+
+class Page(Reply):
+    """Regions of a list, and the name after which the next page begins, if there is one."""
+
+    regions: list[RegionInfo]
+    next: str | None
+
+
+class Description(RegionInfo, frozen=True):
+    """The reply to a stat: a region with its metadata as it is stored."""
+
+    metadata: Metadata  # type: ignore[assignment]
+    holders: tuple[Holder, ...]
+    sha256: str | None
+    linked: bool
+    id: Number | UnsetType = UNSET
+    fds: _Count = 0
+
+
+class Counters(Reply):
+    """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` by GPU,
+    ``users`` bytes by device and user, ``requests`` counts by name.
+    """
+
+    regions: Number
+    names: Number
+    sessions: Number
+    leases: Number
+    used: dict[str, Number]
+    limits: dict[str, Number | None]
+    uuids: dict[str, str]
+    users: dict[str, Number]
+    requests: dict[str, Number]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters by name."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in Reply.__struct_fields__
+        }
+
+
+#: Errors in replies, by the name of their class in :mod:`gdrpy.errors`.
+ERRORS: tuple[type[errors.Error], ...] = (
+    errors.BackendUnavailable,
+    errors.Gone,
+    errors.InvalidRequest,
+    errors.NotFound,
+    errors.OutOfMemory,
+    errors.PermissionDenied,
+    errors.ProtocolError,
+    errors.QuotaExceeded,
+    errors.Sealed,
+    errors.SizeMismatch,
+)
+_BY_NAME = {kind.__name__: kind for kind in ERRORS}
+
+
+def refusal(error: errors.Error, number: int = 0) -> Refusal:
+    """The reply for an error of request ``number``."""
+    kinds = (kind for kind in type(error).__mro__ if kind in ERRORS)
+    kind = next(kinds, errors.BackendUnavailable)  # with the driver's message
+    message = error.strerror if isinstance(error, OSError) else str(error)
+    return Refusal(number, kind.__name__, message or "")
+
+
+def error_of(refusal: Refusal) -> errors.Error:
+    """The error of a refusal."""
+    kind = _BY_NAME.get(refusal.error, errors.ProtocolError)
+    if kind is errors.PermissionDenied:
+        return errors.PermissionDenied(errno.EACCES, refusal.message)
+    return kind(refusal.message)
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+#: The function that decodes a kind of reply, made on first use.
+_decoder: Callable[[Any], Callable[[bytes], Any]] = functools.cache(
+    lambda kind: msgspec.msgpack.Decoder(kind).decode
+)
+
+
+def decode(request: type[Packet], kind: type[_T], packet: bytes) -> _T | Refusal:
+    """The reply to a request, of this kind or a refusal. Raises ProtocolError."""
+    try:
+        reply: _T = _decoder(kind)(packet)
+    except UNDECODABLE as error:
+        malformed = error
+    else:
+        return reply
+    try:
+        refusal: Refusal = _decoder(Refusal)(packet)
+    except UNDECODABLE:
+        raise errors.ProtocolError(
+            f"{name_of(request)}: the broker's reply has a malformed value: {malformed!s:.160}"
+        ) from None
+    return refusal
+
+
+def decode_event(packet: bytes) -> Event:
+    """The event of a packet to a watcher. Raises ProtocolError."""
+    try:
+        event: Event = _decoder(Event)(packet)
+    except UNDECODABLE as error:
+        raise errors.ProtocolError(
+            f"watch: the broker's event has a malformed value: {error!s:.160}"
+        ) from None
+    return event
+
+
+def described(reply: Description) -> RegionInfo:
+    """The region of a reply to a stat."""
+    fields = asdict(reply)
+    del fields["id"], fields["fds"]
+    if reply.device == CPU_DEVICE:
+        fields["device"] = "cpu"
+    metadata = unpack_metadata(fields.pop("metadata"))
+    return RegionInfo(**fields, metadata=metadata)
+
+
+def listed(page: Page) -> list[RegionInfo]:
+    """The regions of a page."""
+    for info in page.regions:
+        if info.device == CPU_DEVICE:
+            force_setattr(info, "device", "cpu")
+    return page.regions

@@ -107,7 +107,7 @@ def published(region: RegionInfo) -> str:
 def gpus(client: Broker) -> dict[str, str]:
     """The product names of the broker's GPUs by their numbers; empty where CUDA fails it."""
     try:
-        found: dict[str, str] = client.status().get("gpus", {})
+        found: dict[str, str] = client.status()["gpus"]
     except (BackendUnavailable, CudaError):
         return {}
     return found

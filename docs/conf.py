@@ -44,7 +44,7 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 #: Bounds of a message's fields, which are not what a reader asks for.
 autodoc_type_aliases = dict.fromkeys(("Number", "Bytes", "_Size"), "int") | {
-    "_Device": "int | str",
+    "_DeviceOrCpu": "int | str",
     "_NumberOrNone": "int | None",
 }
 autodoc_typehints = "signature"

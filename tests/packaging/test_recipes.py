@@ -13,8 +13,6 @@ import yaml
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-#: What conda-forge calls packages whose names on PyPI are others.
-OF_CONDA = {"msgpack": "msgpack-python"}
 
 
 def needed() -> dict[str, str]:
@@ -73,9 +71,8 @@ class TestRequirements:
     def test_of_conda_are_the_projects(self, conda: dict) -> None:
         (output,) = (one for one in conda["outputs"] if one["package"]["name"] == "gdrpy")
         run = dict(line.split(" >=") for line in output["requirements"]["run"])
-        bounds = {OF_CONDA.get(name, name): bound for name, bound in needed().items()}
         # One bound for all Pythons there: that of the newest.
-        assert run == bounds | {"python": "3.11", "cffi": "2"}
+        assert run == needed() | {"python": "3.11", "cffi": "2"}
 
     def test_of_spack_are_the_projects(self, recipes: Path) -> None:
         calls = calls_in(recipes / "spack/packages/py_gdrpy/package.py")

@@ -26,6 +26,5 @@ class PyGdrpy(PythonPackage):
     depends_on("py-numpy@1.26:", type=("build", "run"))
     depends_on("py-cffi@1.17:", type=("build", "run"))
     depends_on("py-cuda-bindings@12.9:", type=("build", "run"))
-    depends_on("py-msgpack@1.0:", type=("build", "run"))
     depends_on("py-msgspec@0.19:", type=("build", "run"))
     depends_on("py-rich@14.3:", type=("build", "run"))

@@ -208,7 +208,7 @@ class Description(RegionInfo, frozen=True):
 class Counters(Reply):
     """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` and ``gpus``,
     their product names, by GPU, ``users`` bytes by device and user, ``requests`` counts by name.
-    Brokers before 0.2.0 send no ``gpus``.
+    Older brokers send no ``gpus``.
     """
 
     regions: Number

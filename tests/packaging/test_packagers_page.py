@@ -40,7 +40,7 @@ class TestFiles:
         assert len(set(named)) == 2
         assert [path for path in named if not (CHECKOUT / path).is_file()] == []
         recipes = re.findall(r"dist/recipes/([\w./]+\w)", PAGE)
-        assert recipes == ["conda/recipe.yaml", "spack"]
+        assert recipes == ["conda/recipe.yaml", "spack/spack_repo/gdrpy"]
         assert [path for path in recipes if not (CHECKOUT / "packaging" / path).exists()] == []
 
 

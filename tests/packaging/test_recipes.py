@@ -55,7 +55,7 @@ class TestSource:
         checksum = hashlib.sha256(dist.sdist.read_bytes()).hexdigest()
         assert conda["context"] == {"version": PROJECT["version"]}
         assert conda["source"]["sha256"] == checksum
-        packages = sorted(recipes.glob("spack/packages/*/package.py"))
+        packages = sorted(recipes.glob("spack/spack_repo/gdrpy/packages/*/package.py"))
         assert [path.parent.name for path in packages] == ["libgdrapi", "py_gdrpy"]
         for path in packages:
             versions = [call[1:] for call in calls_in(path) if call[0] == "version"]
@@ -75,7 +75,7 @@ class TestRequirements:
         assert run == needed() | {"python": "3.11", "cffi": "2"}
 
     def test_of_spack_are_the_projects(self, recipes: Path) -> None:
-        calls = calls_in(recipes / "spack/packages/py_gdrpy/package.py")
+        calls = calls_in(recipes / "spack/spack_repo/gdrpy/packages/py_gdrpy/package.py")
         specs = [
             call[1][0] for call in calls if call[0] == "depends_on" and "run" in call[2]["type"]
         ]
@@ -89,7 +89,7 @@ class TestRequirements:
         bound = next(line for line in build["requires"] if line.startswith("setuptools"))
         (output,) = (one for one in conda["outputs"] if one["package"]["name"] == "gdrpy")
         assert bound.replace(">=", " >=") in output["requirements"]["host"]
-        calls = calls_in(recipes / "spack/packages/py_gdrpy/package.py")
+        calls = calls_in(recipes / "spack/spack_repo/gdrpy/packages/py_gdrpy/package.py")
         assert f"py-{bound.replace('>=', '@')}:" in [call[1][0] for call in calls]
 
 
@@ -99,5 +99,5 @@ class TestLibrary:
         assert (CHECKOUT / makefile).exists()
         (output,) = (one for one in conda["outputs"] if one["package"]["name"] == "libgdrapi")
         assert output["build"]["script"] == f"make -f {makefile} install PREFIX=$PREFIX"
-        package = (recipes / "spack/packages/libgdrapi/package.py").read_text()
+        package = (recipes / "spack/spack_repo/gdrpy/packages/libgdrapi/package.py").read_text()
         assert f'makefile = "{makefile}"' in package

@@ -5,23 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import engine
 import pingpong
 import threads
 import transfers
+from gdrpy.cli.measure import plotstyle
 from rivals import NAMES
 from sweep import SIZE
 from sweep_tables import RATES_FROM, Sweep, rates
-from words import PAGEABLE, PINNED, size_words, way
-
-#: Text stays text, and the same data gives the same file.
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "gdrpy", "font.size": 9}
-_PANEL = (6.0, 4.2)
+from words import PAGEABLE, PINNED, way
 
 Result = dict[str, Any]
 #: Fills the axes of its panels.
@@ -38,21 +35,15 @@ def draw_if_possible(result: Result, path: Path) -> list[Path]:
 
 def draw(result: Result, path: Path) -> list[Path]:
     """Write the plots of all measured modules, named after the result. Needs matplotlib."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     drawn = []
-    for name, (rows, columns, wanted, paint) in _PLOTS.items():
-        data = [_find(result, *one) for one in wanted]
+    for name, plot in PLOTS.items():
+        data = [_find(result, *one) for one in plot.wanted]
         if None in data:
             continue
-        with matplotlib.rc_context(_STYLE):
-            size = (_PANEL[0] * columns, _PANEL[1] * rows)
-            figure = Figure(figsize=size, layout="constrained")
-            axes = figure.subplots(rows, columns, squeeze=False).ravel()
-            paint(*axes, *data)
-            file = plot_path(path, name)
-            figure.savefig(file, metadata={"Date": None})
+        file = plot_path(path, name)
+        where = plotstyle.where_measured(result["header"])
+        with plotstyle.drawing(file, plot.title, where, *plot.panels, plot.height) as axes:
+            plot.paint(*axes, *data)
         drawn.append(file)
     return drawn
 
@@ -78,8 +69,9 @@ def _latency(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
     for axes, sweep in ((left, writes), (right, reads)):
         for name in (transfers.AUTOMATIC, transfers.NUMPY, *NAMES):
             _line(axes, sweep, way(name, PAGEABLE), sweep["median"], name, range(RATES_FROM + 1))
-        _by_size(axes, f"region.{sweep['operation']}, pageable memory", "us (median)")
-        _logarithmic(axes, "y")
+        axes.set_title(f"region.{sweep['operation']}, pageable memory")
+        plotstyle.time_axis(axes, "y", "time of a call, median")
+        plotstyle.size_axis(axes, [1 << 2, RATES_FROM])
 
 
 def _bandwidth(*panels_and_sweeps: Any) -> None:
@@ -89,18 +81,19 @@ def _bandwidth(*panels_and_sweeps: Any) -> None:
         fast = {name: rates(sweep, name) for name in sweep["median"]}
         for name in (transfers.AUTOMATIC, transfers.MAPPING, transfers.DMA, *NAMES):
             _line(axes, sweep, way(name, kind), fast, name, range(RATES_FROM, 1 << 62))
-        _by_size(axes, f"region.{sweep['operation']}, {kind} memory", "GB/s (median)")
-        axes.set_ylim(bottom=0)
+        axes.set_title(f"region.{sweep['operation']}, {kind} memory")
+        _rates_by_size(axes, [RATES_FROM, max(sweep["by"][SIZE])])
 
 
 def _choice(axes: Any, writes: Sweep, reads: Sweep) -> None:
     for sweep in (writes, reads):
         for kind in transfers.KINDS[sweep["operation"]]:
             name = way(transfers.OVER_BETTER, kind)
-            label = f"{sweep['operation']}, {kind}"
+            label = f"region.{sweep['operation']}, {kind}"
             _line(axes, sweep, name, sweep["ratios"], label, range(1 << 62))
-    axes.axhline(1.05, color="black", linewidth=0.8, linestyle="--", label="goal: 1.05")
-    _by_size(axes, "the automatic choice over the better way", "times as long")
+    axes.axhline(1.05, color=plotstyle.BLACK, linewidth=1, linestyle="--", label="goal: 1.05")
+    axes.set_ylabel("time over that of the better way")
+    plotstyle.size_axis(axes, writes["by"][SIZE])
 
 
 def _threads(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
@@ -108,30 +101,30 @@ def _threads(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
         fast = {name: rates(sweep, name) for name in sweep["median"]}
         for name in fast:
             _line(axes, sweep, name, fast, name, range(1 << 62))
-        _by_size(axes, f"copy engine, {sweep['operation']}", "GB/s (median)")
-        axes.set_ylim(bottom=0)
+        axes.set_title(sweep["operation"])
+        _rates_by_size(axes, sweep["by"][SIZE])
 
 
-def _engine(left: Any, right: Any, writes: Sweep, reads: Sweep) -> None:
-    for axes, sweep in ((left, writes), (right, reads)):
-        sizes = sweep["by"][SIZE]
-        for name, ratio in sweep["ratios"].items():
-            points = [(size, one) for size, one in zip(sizes, ratio, strict=True) if one]
-            axes.scatter(*zip(*points, strict=True), s=4, label=name, rasterized=True)
-        axes.axhline(0.95, color="black", linewidth=0.8, linestyle="--", label="0.95")
-        _by_size(axes, f"copy engine {sweep['operation']}, all alignments", "times faster")
-    _logarithmic(right, "y")
+def _engine(*panels_and_sweeps: Any) -> None:
+    """A row of panels for each ratio, so that no point hides another one's."""
+    *panels, writes, reads = panels_and_sweeps
+    shown = [(sweep, name) for name in writes["ratios"] for sweep in (writes, reads)]
+    for axes, (sweep, name) in zip(panels, shown, strict=True):
+        sizes, ratios = sweep["by"][SIZE], sweep["ratios"][name]
+        points = [(size, one) for size, one in zip(sizes, ratios, strict=True) if one]
+        axes.scatter(*zip(*points, strict=True), s=6, alpha=0.5, linewidth=0, rasterized=True)
+        axes.axhline(0.95, color=plotstyle.VERMILION, linewidth=1, label="5 % slower: 0.95")
+        axes.set_title(f"{sweep['operation']}: {name}")
+        plotstyle.ratio_axis(axes, "times faster")
+        plotstyle.size_axis(axes, sizes)
 
 
-def _pingpong(axes: Any, distributions: Iterable[dict[str, Any]]) -> None:
-    for one in distributions:
-        label = f"{one['way']}: {one['median']:.2f} us"
-        axes.stairs(one["counts"], one["edges"], label=label)
-    _logarithmic(axes, "x")
-    axes.set_xlabel("us for one exchange; the last bin holds what took longer")
-    axes.set_ylabel("exchanges")
-    axes.set_title(pingpong.OPERATION)
-    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15))
+def _pingpong(axes: Any, found: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        plotstyle.Distribution(one["way"], one["counts"], one["median"], one["p99"])
+        for one in found
+    ]
+    plotstyle.distributions(axes, rows, found[0]["edges"], "one exchange")
 
 
 def _line(
@@ -149,41 +142,86 @@ def _line(
         if value is not None and size in shown
     ]
     if points:
-        width = 3 if label == transfers.AUTOMATIC else 1.5
-        axes.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=label)
+        shown_as = f"gdrpy: {label}" if label in _OURS else label
+        axes.plot(*zip(*points, strict=True), label=shown_as, **_LOOKS.get(label, {}))
 
 
-def _logarithmic(axes: Any, which: str) -> None:
-    """Make the x or y axis logarithmic, with plain numbers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
-    axes.set(**{f"{which}scale": "log"})
-    axis = getattr(axes, f"{which}axis")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+def _rates_by_size(axes: Any, sizes: Iterable[int]) -> None:
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s, median")
+    plotstyle.size_axis(axes, sizes)
 
 
-def _by_size(axes: Any, title: str, ylabel: str) -> None:
-    axes.set_title(title)
-    axes.set_ylabel(ylabel)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda size, _: size_words(round(size)))
-    axes.tick_params(axis="x", rotation=45)
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend(fontsize="small")
+#: The ways of gdrpy.
+_OURS = (transfers.AUTOMATIC, transfers.MAPPING, transfers.DMA, transfers.NUMPY)
+#: A way looks the same in all plots; gdrpy's own choice stands out.
+_LOOKS = {
+    name: {"color": colour, "marker": marker}
+    for name, colour, marker in zip(
+        (transfers.AUTOMATIC, *NAMES, transfers.MAPPING, transfers.DMA),
+        plotstyle.COLOURS,
+        plotstyle.MARKERS,
+        strict=True,
+    )
+}
+_LOOKS[transfers.AUTOMATIC] |= {"linewidth": 3, "zorder": 3}
+_LOOKS[transfers.NUMPY] = _LOOKS[transfers.MAPPING]  # which are never in one plot
+
+
+class Plot(NamedTuple):
+    """A plot: rows and columns of panels, which ``paint`` fills from the data of ``wanted``."""
+
+    title: str
+    panels: tuple[int, int]
+    height: float
+    wanted: Sequence[tuple[str, str]]
+    paint: Paint
 
 
 _TRANSFERS = ((transfers.MODULE, transfers.WRITE), (transfers.MODULE, transfers.READ))
+_THREADS = ((threads.MODULE, threads.TO), (threads.MODULE, threads.FROM))
+_ENGINE = ((engine.MODULE, engine.TO), (engine.MODULE, engine.FROM))
 
-#: By the plot's name: rows and columns of panels, their data, and the painter.
-_PLOTS: dict[str, tuple[int, int, tuple[tuple[str, str], ...], Paint]] = {
-    "latency": (1, 2, _TRANSFERS, _latency),
-    "bandwidth": (2, 2, _TRANSFERS, _bandwidth),
-    "choice": (1, 1, _TRANSFERS, _choice),
-    "threads": (1, 2, ((threads.MODULE, threads.TO), (threads.MODULE, threads.FROM)), _threads),
-    "engine": (1, 2, ((engine.MODULE, engine.TO), (engine.MODULE, engine.FROM)), _engine),
-    "pingpong": (1, 1, ((pingpong.MODULE, pingpong.OPERATION),), _pingpong),
+#: By their names in files.
+PLOTS = {
+    "latency": Plot(
+        "Time of a small copy between host memory and GPU memory, from Python",
+        (1, 2),
+        4,
+        _TRANSFERS,
+        _latency,
+    ),
+    "bandwidth": Plot(
+        "Bandwidth of copies between host memory and GPU memory, from Python",
+        (2, 2),
+        3.4,
+        _TRANSFERS,
+        _bandwidth,
+    ),
+    "choice": Plot(
+        "Time of the automatically chosen way, relative to the better of mapping and DMA",
+        (1, 1),
+        4.5,
+        _TRANSFERS,
+        _choice,
+    ),
+    "threads": Plot(
+        "Bandwidth of one copy in C, divided among threads", (1, 2), 4, _THREADS, _threads
+    ),
+    "engine": Plot(
+        "How many times faster the copy engine is, at all sizes and alignments",
+        (3, 2),
+        2.6,
+        _ENGINE,
+        _engine,
+    ),
+    "pingpong": Plot(
+        "Time of a signal from the CPU to a running kernel and back",
+        (1, 1),
+        4,
+        ((pingpong.MODULE, pingpong.OPERATION),),
+        _pingpong,
+    ),
 }
 
 

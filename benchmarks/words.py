@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gdrpy.cli.sizes import short_size
+
 #: Stands where nothing was measured.
 ABSENT = "-"
 
@@ -26,12 +28,7 @@ def figure(value: float) -> str:
 
 def size_words(nbytes: int | None) -> str:
     """A size in the largest unit that divides it."""
-    if nbytes is None:
-        return ABSENT
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor and nbytes % factor == 0:
-            return f"{nbytes // factor} {unit}"
-    return f"{nbytes} B"
+    return ABSENT if nbytes is None else short_size(nbytes)
 
 
 def with_unit(value: str, unit: str) -> str:

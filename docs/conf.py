@@ -28,11 +28,12 @@ include_patterns = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "*/README.md",
+    "examples/*.ipynb",
     "tests/vm/README.md",
     "tests/vm/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "docs/_site", "**/__pycache__"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sources", "names", "commands"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sources", "names", "commands", "notebooks"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4

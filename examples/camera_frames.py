@@ -1,11 +1,15 @@
-"""A process without CUDA, a camera's say, puts frames into GPU memory; the GPU takes each one.
+"""A camera, a process without CUDA, captures frames at a fixed rate into a ring of regions.
 
-Two counters in the region say how many frames were written and how many were taken. The consumer
-queues all of its work ahead: the GPU itself waits for each frame, and says that it has taken it.
+Each region holds one frame, and counts how often it was filled and emptied. The camera never waits:
+if the GPU has not emptied the next region, the frame is dropped. The consumer queues all of its
+work ahead: the GPU itself waits for each frame, and says that it has taken it.
 """
 
+import itertools
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -13,50 +17,74 @@ import gdrpy
 from gdrpy import cuda
 from gdrpy.broker import temporary
 
-HEIGHT, WIDTH, SLOTS, FRAMES = 480, 640, 4, 30
-NBYTES = HEIGHT * WIDTH
-WRITTEN, TAKEN, RING = 0, 64, 4096  # where they lie in the region
+RING, FRAMES, PERIOD = 4, 30, 0.005  # regions; frames; seconds from one to the next
+FILLED, EMPTIED, FRAME = 0, 64, 4096  # where they lie in a region
+RECORD = np.dtype([("number", "u8"), ("pixels", "u1", (480, 640))])
+NAMES = [f"camera-{slot}" for slot in range(RING)]
 
-CAMERA = f"""
-import sys
-import numpy as np
-import gdrpy
 
-with gdrpy.connect(sys.argv[1]) as broker, broker.get("camera", gpu=False) as region:
-    written, taken = region.flag({WRITTEN}), region.flag({TAKEN})
-    for number in range(1, {FRAMES} + 1):
-        frame = np.random.default_rng(number).integers(0, 256, {NBYTES}, np.uint8)
-        taken.wait(max(0, number - {SLOTS}), timeout=20.0)  # until its slot is free
-        region.write(frame, {RING} + number % {SLOTS} * {NBYTES})
-        written.set(number)  # after the frame
-    print("camera: CUDA loaded:", "cuda" in sys.modules)
-"""
+def capture(number: int) -> np.ndarray:
+    """What the camera sees."""
+    frame = np.zeros((), RECORD)
+    frame["number"] = number
+    frame["pixels"] = np.random.default_rng(number).integers(0, 256, (480, 640), np.uint8)
+    return frame
 
-with (
-    temporary() as path,
-    gdrpy.connect(path) as broker,
-    broker.allocate("camera", RING + SLOTS * NBYTES) as region,
-    gdrpy.alloc(FRAMES * NBYTES) as album,
-    cuda.context(0),
-):
-    written, taken = region.flag(WRITTEN), region.flag(TAKEN)
-    written.set(0)
-    taken.set(0)
-    stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
-    for number in range(1, FRAMES + 1):
-        slot = region.ptr + RING + number % SLOTS * NBYTES
-        place = album.ptr + (number - 1) * NBYTES
-        written.stream_wait(stream, number)
-        cuda.call("cuMemcpyDtoDAsync", place, slot, NBYTES, stream)  # your kernels instead
-        taken.stream_write(stream, number)
 
-    subprocess.run([sys.executable, "-c", CAMERA, path], check=True)
-    cuda.call("cuStreamSynchronize", stream)
-    cuda.call("cuStreamDestroy", stream)
-    right = sum(
-        album.read(NBYTES, (number - 1) * NBYTES)
-        == np.random.default_rng(number).integers(0, 256, NBYTES, np.uint8).tobytes()
-        for number in range(1, FRAMES + 1)
-    )
+def camera(path: str) -> None:
+    """Write frames into the ring of the broker at ``path``."""
+    with gdrpy.connect(path) as broker, ExitStack() as stack:
+        ring = [stack.enter_context(broker.get(name, gpu=False)) for name in NAMES]
+        places = itertools.product(range(FRAMES), ring)  # each region once a turn
+        turn, region = next(places)
+        written = 0
+        begin = time.monotonic()
+        for number in itertools.count(1):
+            time.sleep(max(0, begin + number * PERIOD - time.monotonic()))
+            frame = capture(number)
+            if region.flag(EMPTIED).get() < turn:
+                continue  # dropped: the GPU is late
+            region.write(frame, FRAME)
+            region.flag(FILLED).set(turn + 1)  # after the frame
+            turn, region = next(places)
+            written += 1
+            if written == FRAMES:
+                break
+        print(f"camera: {number - written} frames dropped, CUDA loaded: {'cuda' in sys.modules}")
 
-print(f"{right} of {FRAMES} frames whole, through a ring of {SLOTS}")
+
+def consumer() -> None:
+    """Make the ring, and take each frame on the GPU."""
+    with (
+        temporary() as path,
+        gdrpy.connect(path) as broker,
+        ExitStack() as stack,
+        gdrpy.alloc(FRAMES * RECORD.itemsize) as album,
+        cuda.context(0),
+    ):
+        nbytes = FRAME + RECORD.itemsize
+        ring = [stack.enter_context(broker.allocate(name, nbytes)) for name in NAMES]
+        for region in ring:
+            region.flag(FILLED).set(0)
+            region.flag(EMPTIED).set(0)
+        stream = cuda.call("cuStreamCreate", cuda.driver().CUstream_flags.CU_STREAM_NON_BLOCKING)
+        for frame in range(FRAMES):
+            turn, slot = divmod(frame, RING)
+            region, page = ring[slot], album.ptr + frame * RECORD.itemsize
+            region.flag(FILLED).stream_wait(stream, turn + 1)
+            # Your kernels instead:
+            cuda.call("cuMemcpyDtoDAsync", page, region.ptr + FRAME, RECORD.itemsize, stream)
+            region.flag(EMPTIED).stream_write(stream, turn + 1)
+
+        subprocess.run([sys.executable, __file__, path], check=True)
+        cuda.call("cuStreamSynchronize", stream)
+        cuda.call("cuStreamDestroy", stream)
+        taken = np.frombuffer(album.read(), RECORD)
+        whole = sum(np.array_equal(one, capture(int(one["number"]))) for one in taken)
+    print(f"{whole} of {FRAMES} frames whole, through a ring of {RING} regions")
+
+
+if sys.argv[1:]:
+    camera(sys.argv[1])
+else:
+    consumer()

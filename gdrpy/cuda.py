@@ -378,16 +378,6 @@ def _memory_of(ordinal: int) -> Any:
     return location
 
 
-def only_reads(ordinal: int, address: int) -> bool:
-    """Whether a device's page tables let it read but not write at an address.
-
-    CUDA reports this for VMM memory only; other memory cannot be mapped read-only.
-    """
-    result, found = driver().cuMemGetAccess(_memory_of(ordinal), address)
-    rights = driver().CUmemAccess_flags
-    return not int(result) and int(found) == int(rights.CU_MEM_ACCESS_FLAGS_PROT_READ)
-
-
 def stream_handle(stream: Any) -> Any:
     """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core.
 

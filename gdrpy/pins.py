@@ -271,12 +271,9 @@ class Pin(Viewed):
     def __init__(self, memory: GpuMemory, readonly: bool) -> None:
         """``readonly`` as the array's library asks; memory that the GPU only reads always is."""
         assert memory.ptr is not None
-        readonly = readonly or (
-            memory.device is not None and cuda.only_reads(memory.device, memory.ptr)
-        )
         # The owner may free the memory, and its address may be reused before the pin ends.
         ptr = None if memory.source is None or memory.device is None else memory.ptr
-        super().__init__(memory, memory.size, ptr, readonly)
+        super().__init__(memory, memory.size, ptr, readonly or memory.readonly)
         self._pin = True
         self._told = False
 

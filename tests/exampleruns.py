@@ -13,8 +13,10 @@ LAST_LINES = {
     "broker_mirror.py": "the mirror can be written: False\nleft:  []",
     "broker_session.py": "list  []",
     "broker_three_processes.py": "CUDA loaded: False\nleft:   ['frames']",
-    "camera_frames.py": "camera: CUDA loaded: False\n30 of 30 frames whole, through a ring of 4",
+    "camera_frames.py": " frames dropped, CUDA loaded: False\n"
+    "30 of 30 frames whole, through a ring of 4 regions",
     "channel_to_kernel.py": "20000 trades in order, together worth 10000.00",
+    "control_loop.py": "the GPU has the last of 2000 words",
     "cpu_only_process.py": "GPU and CPU view, {backend}> - b'written without CUDA'",
     "one_region_two_views.py": "GPU and CPU view, {backend}> -> [1. 2. 3. 4.]",
     "paged_kv_cache.py": "1 requests had to begin again\n"
@@ -31,13 +33,13 @@ LAST_LINES = {
 }
 #: What those whose kernel a thread stands in for say on the simulated GPU.
 NO_KERNELS = "the simulated GPU has no kernels: a thread "
-WITH_A_KERNEL = {"channel_to_kernel.py", "resident_kernel.py"}
+WITH_A_KERNEL = {"channel_to_kernel.py", "control_loop.py", "resident_kernel.py"}
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, *arguments: str) -> str:
     """What an example prints, run in a folder. It must end well, and say nothing on stderr."""
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name],
+        [sys.executable, EXAMPLES / name, *arguments],
         capture_output=True,
         text=True,
         cwd=folder,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
+import notebookrun
 from exampleruns import EXAMPLES, LAST_LINES, NO_KERNELS, WITH_A_KERNEL, run
 
 
@@ -17,9 +21,46 @@ class TestExample:
         assert printed.startswith(NO_KERNELS) == (name in WITH_A_KERNEL)
 
 
+class TestControlLoop:
+    def test_counts_every_period_in_both_histograms(self, tmp_path):
+        _, late, took = run("control_loop.py", tmp_path).split("\n\n")[:3]
+        for histogram in (late, took):
+            assert sum(map(int, re.findall(r"#+ (\d+)$", histogram, re.M))) == 1999
+
+    def test_draws_them(self, tmp_path):
+        pytest.importorskip("matplotlib")
+        run("control_loop.py", tmp_path, "--plot", "jitter.svg")
+        drawn = (tmp_path / "jitter.svg").read_text()
+        for words in ("A control loop of 1 ms", "speeds of host memory", "store took"):
+            assert words in drawn
+
+
+class TestNotebook:
+    def test_has_the_outputs_of_its_cells(self, tmp_path):
+        """After a change: python tests/notebookrun.py examples/tour.ipynb"""
+        saved = EXAMPLES / "tour.ipynb"
+        fresh = tmp_path / "tour.ipynb"
+        notebook = json.loads(saved.read_text())
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                cell["outputs"] = []
+        fresh.write_text(notebookrun.text_of(notebook))
+        done = subprocess.run(
+            [sys.executable, notebookrun.__file__, fresh],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert fresh.read_text() == saved.read_text()
+
+
 class TestListOfExamples:
     def test_has_each(self):
         listed = re.findall(r"^\| \[`(.+?)`\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.M)
-        there = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".c")]
+        kinds = (".py", ".c", ".json", ".ipynb")
+        found = (path for path in EXAMPLES.rglob("*") if path.suffix in kinds)
+        there = [str(path.relative_to(EXAMPLES)) for path in found]
         assert sorted(listed) == sorted(there)
         assert [name for name in sorted(there) if name.endswith(".py")] == sorted(LAST_LINES)

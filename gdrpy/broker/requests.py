@@ -171,8 +171,9 @@ AnyRequest = (
 )
 
 
-#: Requests whose replies grant regions.
-Granted = Allocate | Create | Get | GetMany
+#: Requests whose reply is one grant, and all whose replies grant regions.
+ONE_GRANT = (Allocate, Create, Get)
+GRANTS = (*ONE_GRANT, GetMany)
 
 
 def count_of(request: AnyRequest) -> int:

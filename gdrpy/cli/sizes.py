@@ -37,6 +37,11 @@ def format_size(nbytes: int) -> str:
     return counted(nbytes, "byte")
 
 
+def short_size(nbytes: int) -> str:
+    """A size as on an axis or in a narrow column: ``64 KiB``, ``4 B``."""
+    return format_size(nbytes) if nbytes and nbytes % 1024 == 0 else f"{nbytes} B"
+
+
 def counted(number: int, noun: str) -> str:
     """How many there are: ``1 region``, ``2 regions``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

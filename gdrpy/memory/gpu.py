@@ -32,6 +32,8 @@ class GpuMemory(Memory):
     page_size = 1
     #: Whether it keeps the GPU memory when the owner of the range frees it.
     persistent = True
+    #: Whether the GPU may only read it; known of pins.
+    readonly = False
     #: The kernel module's name for a pin, in the events of its node; 0 for other memory.
     handle = 0
 
@@ -71,6 +73,7 @@ class GpuMemory(Memory):
         self.backend, self.location = text(core.backend.name), text(core.location)
         self.page_size = int(core.page_size)
         self.persistent = bool(core.persistent)
+        self.readonly = bool(core.readonly)
         self.handle = int(core.handle)
         if self.backend == "nvrm":
             warn_if_untested()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import page
+import plotcheck
 import plots
 import report
 from publishing import NotPublishable
@@ -106,3 +107,24 @@ class TestPlots:
         assert first == again
         for drawn in first.values():
             assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
+
+    def test_cut_off_and_cover_nothing(self, monkeypatch, publishable, saved):
+        from matplotlib.figure import Figure
+
+        figures = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
+        plots.draw(publishable, saved)
+        assert [plotcheck.faults(figure) for figure in figures] == [[]] * len(plots.PLOTS)
+
+    def test_that_are_committed_are_what_their_data_gives(self, tmp_path):
+        """By their words: the lines differ with the release of matplotlib."""
+        for result in (TOP / "benchmarks/results").glob("*-all.json"):
+            drawn = plots.draw(json.loads(result.read_text()), tmp_path / result.name)
+            assert len(drawn) == len(plots.PLOTS)
+            for path in drawn:
+                assert words(path) == words(result.with_name(path.name))
+
+
+def words(path: Path) -> list[str | None]:
+    """The texts of a plot."""
+    return [one.text for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]

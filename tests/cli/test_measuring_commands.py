@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import plotcheck
 from gdrpy.cli import main
 
 #: Every such command, at its quickest, and a word of its plot.
@@ -55,8 +56,17 @@ class TestPlot:
         header = json.loads(capsys.readouterr().out)["header"]
         assert header["gpu"] == "gdrpy simulated GPU"
         assert header["uuid"] == "GPU-67647270-7920-7369-6d75-6c6174656400"
-        for text in ("simulated GPU, backend sim, driver", shown):
+        for text in ("simulated GPU, no NVIDIA driver, CUDA", "speeds of host memory", shown):
             assert text in drawn
+
+    def test_cuts_off_and_covers_nothing(self, monkeypatch, tmp_path: Path, words):
+        from matplotlib.figure import Figure
+
+        figures = []
+        monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: figures.append(figure))
+        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 0
+        (figure,) = figures
+        assert plotcheck.faults(figure) == []
 
     def test_for_which_there_is_no_room_fails_after_the_figures(self, capsys, tmp_path, words):
         (tmp_path / "plot.svg").symlink_to("/dev/full")

@@ -6,7 +6,14 @@ import argparse
 
 import pytest
 
-from gdrpy.cli.sizes import approximate_size, counted, format_size, parse_size, parse_sizes
+from gdrpy.cli.sizes import (
+    approximate_size,
+    counted,
+    format_size,
+    parse_size,
+    parse_sizes,
+    short_size,
+)
 
 
 class TestParsing:
@@ -63,6 +70,14 @@ class TestFormatting:
     )
     def test_is_exact(self, nbytes, text):
         assert format_size(nbytes) == text
+
+    def test_is_short_where_asked(self):
+        assert [short_size(nbytes) for nbytes in (0, 4, 1536, 65536)] == [
+            "0 B",
+            "4 B",
+            "1536 B",
+            "64 KiB",
+        ]
 
     def test_approximates_where_asked(self):
         assert approximate_size(150_109_880_320) == "139.8 GiB"

@@ -77,6 +77,12 @@ class TestSite:
         assert "<h1>examples/channel_to_kernel.py</h1>" in shown
         assert (site / "source/benchmarks/results/h200-2026-11-21-all.json").is_file()
 
+    def test_shows_notebooks_with_their_outputs(self, site):
+        page = (site / "examples" / "tour.html").read_text()
+        assert "<h1>A tour in a notebook" in page
+        assert "gdrpy simulated GPU" in page
+        assert 'href="../docs/concepts.html"' in page
+
     def test_begins_at_its_top(self, site):
         assert 'url=docs/index.html"' in (site / "index.html").read_text()
 

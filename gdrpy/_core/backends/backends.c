@@ -55,8 +55,9 @@ static struct core_memory *take_by(const struct core_cuda *cuda, const struct co
 	return NULL;
 }
 
+/* Find the device of a pointer to pin, and whether it may only read there. */
 static int find_device(const struct core_cuda *cuda, const struct core_request *request,
-		       int *device, struct core_error *error)
+		       int *device, bool *readonly, struct core_error *error)
 {
 	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
 	struct core_pointer pointer;
@@ -65,6 +66,7 @@ static int find_device(const struct core_cuda *cuda, const struct core_request *
 	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
 		return -1;
 	*device = pointer.device;
+	*readonly = core_pointer_readonly(cuda, &pointer);
 	return 0;
 }
 
@@ -82,13 +84,16 @@ struct core_memory *core_take(const struct core_cuda *cuda, const struct core_ba
 	char told[sizeof(error->message)] = "";
 	struct core_error refused = {.failure = CORE_FAILED_UNAVAILABLE, .number = ENODEV};
 	struct core_request known = *request;
+	bool readonly = false;
 	size_t used = 0;
 
-	if (request->device < 0 && find_device(cuda, request, &known.device, error))
+	if (request->device < 0 && find_device(cuda, request, &known.device, &readonly, error))
 		return NULL;
 	for (; *one; one++) {
 		struct core_memory *memory = take_by(cuda, *one, &known, error);
 
+		if (memory)
+			memory->readonly = readonly;
 		if (memory || !passes_on(error))
 			return memory;
 		/* A problem with the memory says more than a missing backend. */

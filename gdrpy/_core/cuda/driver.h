@@ -45,6 +45,12 @@ struct core_cuda_allocation {
 	uint8_t reserved[4];
 };
 
+/* CUmemLocation */
+struct core_cuda_location {
+	int type;
+	int id;
+};
+
 /* A CUresult. */
 #define CORE_CUDA_OUT_OF_MEMORY 2
 
@@ -88,6 +94,9 @@ struct core_cuda_allocation {
 	X(cuMemCreate, "cuMemCreate",                                                              \
 	  (uint64_t *handle, size_t nbytes, const struct core_cuda_allocation *what,               \
 	   unsigned long long flags))                                                              \
+	X(cuMemGetAccess, "cuMemGetAccess",                                                        \
+	  (unsigned long long *flags, const struct core_cuda_location *location,                   \
+	   uint64_t pointer))                                                                      \
 	X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                            \
 	  (void *shareable, uint64_t handle, int type, unsigned long long flags))                  \
 	X(cuMemGetHandleForAddressRange, "cuMemGetHandleForAddressRange",                          \

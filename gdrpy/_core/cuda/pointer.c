@@ -26,6 +26,7 @@ enum device_attribute {
 
 #define PINNED 1		/* CUmemAllocationType */
 #define ON_DEVICE 1		/* CUmemLocationType */
+#define PROT_READ_ONLY 1	/* CUmemAccess_flags */
 #define POSIX_FILE_DESCRIPTOR 1 /* CUmemAllocationHandleType */
 #define DMA_BUF_FD 1		/* CUmemRangeHandleType */
 #define DMA_BUF_THROUGH_PCIE 1	/* a flag of cuMemGetHandleForAddressRange */
@@ -263,6 +264,15 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 int core_pointer_id(const struct core_cuda *cuda, uint64_t ptr, uint64_t *id)
 {
 	return cuda->cuPointerGetAttribute(id, BUFFER_ID, ptr) ? -1 : 0;
+}
+
+bool core_pointer_readonly(const struct core_cuda *cuda, const struct core_pointer *pointer)
+{
+	const struct core_cuda_location location = {ON_DEVICE, pointer->device};
+	unsigned long long access;
+
+	return !pointer->context && cuda->cuMemGetAccess &&
+	       !cuda->cuMemGetAccess(&access, &location, pointer->ptr) && access == PROT_READ_ONLY;
 }
 
 static int device_attribute(const struct core_cuda *cuda, int device, int attribute, int *value)

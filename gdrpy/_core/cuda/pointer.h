@@ -72,6 +72,9 @@ int core_pointer_dmabuf(const struct core_cuda *cuda, const struct core_pointer 
 /* CUDA's ID of a pointer's allocation, which is never reused; -1 if there is none. */
 int core_pointer_id(const struct core_cuda *cuda, uint64_t ptr, uint64_t *id);
 
+/* Whether the page tables of the pointer's device let it read but not write: of VMM memory only. */
+bool core_pointer_readonly(const struct core_cuda *cuda, const struct core_pointer *pointer);
+
 /* Return the ordinal of the current context's device, and the context; -1 if none is current. */
 int core_device_current(const struct core_cuda *cuda, void **context);
 

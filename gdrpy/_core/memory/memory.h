@@ -34,6 +34,7 @@ struct core_memory {
 	int device;	    /* CUDA ordinal, or -1 if unknown */
 	char location[40];  /* the GPU, in words */
 	bool persistent;    /* outlives a free by its owner */
+	bool readonly;	    /* a pin that the GPU may only read */
 
 	/* Set only for pins of the kernel module; otherwise 0. */
 	uint64_t handle;

@@ -65,6 +65,7 @@ struct core_memory {
     int device;
     char location[...];
     bool persistent;
+    bool readonly;
     uint64_t handle;
     ...;
 };

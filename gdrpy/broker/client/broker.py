@@ -13,7 +13,7 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
-from gdrpy.broker.requests import Allocate, Create, Get, Request
+from gdrpy.broker.requests import ONE_GRANT, Request
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -116,7 +116,7 @@ class Broker(BrokerBase):
     async def _ask(
         self, request: Request, kind: type[R], lease: Lease | None = None
     ) -> tuple[R, Parcels]:
-        if isinstance(request, Allocate | Create | Get):
+        if isinstance(request, ONE_GRANT):
             answer = self._shortcut(request)
             if answer is not None:
                 return cast(tuple[R, Parcels], answer)

@@ -190,14 +190,14 @@ class Connection:
         while True:
             asked = False
             try:
-                if not self.ready:
+                if not (self._settled and self.transport.connected):
                     await self.open()
                 if self.returned:
                     self._send_returned()
                 if lease is not None and (lease.lost or lease.life != self.life):
                     raise self._lost_lease(request, lease)
                 asked = True
-                self._granting |= isinstance(request, requests.Granted)
+                self._granting |= isinstance(request, requests.GRANTS)
                 self._settled = False
                 answer = await self._exchange(request, kind)
                 self._settled = True
@@ -312,6 +312,8 @@ class Connection:
                     f"{call_of(request)}: the reply tells of {told} descriptors, and {len(fds)} "
                     f"came"
                 )
+            if not fds and not isinstance(request, requests.GRANTS):
+                return reply, []
             return reply, self._parcels(reply, request, fds)
         except BaseException:
             if fds is not None:

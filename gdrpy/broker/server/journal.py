@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 _MAGIC = 0x4A524447  # "GDRJ"
 _HEADER = struct.Struct("<IIQ")
 _ENTRY = struct.Struct("<II")
+_HEAD = _ENTRY.size
 _FIRST_SIZE = 1 << 20
 
 
@@ -29,10 +30,11 @@ class Journal:
         magic, self.generation, complete = _HEADER.unpack_from(self._view)
         if magic != _MAGIC or not complete:
             raise ValueError("the beginning of the journal is not complete")
-        #: Bytes used.
+        #: Bytes used, and those that an entry may end before, with room for a next length.
         self.size = _HEADER.size
+        self._room = len(self._view) - _HEAD
         for entry in self.entries():
-            self.size += _ENTRY.size + len(entry)
+            self.size += _HEAD + len(entry)
 
     @classmethod
     def empty(cls, generation: int) -> Journal:
@@ -67,19 +69,21 @@ class Journal:
 
     def append(self, entry: bytes) -> None:
         """Add an entry; the next broker finds all of it or nothing."""
+        size = len(entry)
         start = self.size
-        end = start + _ENTRY.size + len(entry)
-        if end + _ENTRY.size > len(self._view):
+        end = start + _HEAD + size
+        if end > self._room:
             self._view.resize(2 * max(len(self._view), end))
-        self._view[start:end] = _ENTRY.pack(len(entry), zlib.crc32(entry)) + entry
+            self._room = len(self._view) - _HEAD
+        self._view[start:end] = _ENTRY.pack(size, zlib.crc32(entry)) + entry
         self.size = end
 
     def entries(self) -> Iterator[bytes]:
         """All entries, in order, up to the first incomplete one."""
         position, view = _HEADER.size, self._view
-        while position + _ENTRY.size <= len(view):
+        while position + _HEAD <= len(view):
             length, checksum = _ENTRY.unpack_from(view, position)
-            data = position + _ENTRY.size
+            data = position + _HEAD
             entry = view[data : data + length]
             if not length or len(entry) < length or zlib.crc32(entry) != checksum:
                 return

@@ -88,6 +88,8 @@ class Server:
         self._calls = self.service.calls()
         self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
+        #: Those with watchers.
+        self._listeners: dict[int, User] = {}
         #: Connections, and other work for a user.
         self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
         self._event = 0
@@ -128,10 +130,11 @@ class Server:
             self._orphans.keep(session)
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
+        orphans = self._orphans.sessions
         while not self._stopping:
             if self._state.store_lost:
                 self._state.mend_store("there was no room for one")
-            if self._orphans.late():
+            if orphans and self._orphans.patience() < 0:
                 self._orphans.give_up()
                 self._end_sessions()
             were_late = len(late)
@@ -284,7 +287,7 @@ class Server:
         """Seconds to wait for events; None without limit."""
         if self._waiting or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
-        return self._orphans.patience()
+        return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
 
     def _look_at_waiting(self) -> None:
         """Send to waiting connections that have read meanwhile: epoll does not report that."""
@@ -387,6 +390,8 @@ class Server:
         user = connection.user
         del user.connections[connection]
         user.watchers.pop(connection, None)
+        if not user.watchers:
+            self._listeners.pop(user.uid, None)
         if not user.connections:
             del self._users[user.uid]
         self._door.left(connection.identity)
@@ -507,7 +512,9 @@ class Server:
             case requests.Watch(), Session():
                 connection.watching = request.prefix
                 connection.since = self._event + 1
-                connection.user.watchers[connection] = None
+                user = connection.user
+                user.watchers[connection] = None
+                self._listeners[user.uid] = user
                 self._reply(connection, replies.Reply(id=request.id))
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
@@ -620,12 +627,8 @@ class Server:
     def _announce(self, event: str, region: RegionEntry | None) -> None:
         """Queue an event for all watchers, in their users' turns."""
         self._event += 1
-        packet = None
-        for user in self._users.values():
-            if not user.watchers:
-                continue
-            if packet is None:
-                packet = _event_packet(event, region)
+        packet = _event_packet(event, region) if self._listeners else b""
+        for user in self._listeners.values():
             if not user.events:
                 self._turns.add(user.uid, functools.partial(self._tell, user))
             if len(user.events) < EVENTS_LIMIT:

@@ -27,8 +27,8 @@ class Orphans:
         self._poll = poll
         self._end = end
         self._resume_by = time.monotonic() + resume_within
-        #: Sessions by their process's descriptor, and the descriptors by the session's number.
-        self._sessions: dict[int, Session] = {}
+        #: By their process's descriptor, and the descriptors by the session's number.
+        self.sessions: dict[int, Session] = {}
         self._process_of: dict[int, int] = {}
 
     def keep(self, session: Session) -> None:
@@ -42,7 +42,7 @@ class Orphans:
         except OSError:
             self._end(session)
             return
-        self._sessions[process] = session
+        self.sessions[process] = session
         self._process_of[session.number] = process
         self._poll.register(process, select.EPOLLIN)
         with contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ class Orphans:
 
     def happened(self, process: int) -> bool:
         """Handle an event of a descriptor; returns whether it was a process's, which has ended."""
-        session = self._sessions.pop(process, None)
+        session = self.sessions.pop(process, None)
         if session is None:
             return False
         del self._process_of[session.number]
@@ -65,16 +65,12 @@ class Orphans:
         if process is not None:
             self.happened(process)
 
-    def patience(self) -> float | None:
-        """Seconds until the remaining sessions are late; None if there are none."""
-        return max(0.0, self._resume_by - time.monotonic()) if self._sessions else None
-
-    def late(self) -> bool:
-        """Whether any session is late."""
-        return bool(self._sessions) and time.monotonic() > self._resume_by
+    def patience(self) -> float:
+        """Seconds until sessions are late, 0 or less if they are."""
+        return self._resume_by - time.monotonic()
 
     def give_up(self) -> None:
         """End all: their clients live, but may have released regions without a broker."""
-        log.info("%d clients of the earlier broker did not resume in time", len(self._sessions))
-        for process in list(self._sessions):
+        log.info("%d clients of the earlier broker did not resume in time", len(self.sessions))
+        for process in list(self.sessions):
             self.happened(process)

@@ -69,7 +69,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.line(f"pins: not measured: {absent}")
     return report.finish(
         METHOD,
-        lambda axes: plot.distributions(axes, results, scale),
+        plot.of_distributions(
+            f"Time of each call, {format_size(args.size)}", "one call", results, scale
+        ),
         size=args.size,
         pins_not_measured=absent,
         results=[

@@ -29,7 +29,8 @@ import gdrpy
 from gdrpy import Region
 from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Noise, arrived, prepare
-from gdrpy.cli.measure import plot
+from gdrpy.cli.measure import plot, plotstyle
+from gdrpy.cli.measure.plot import Plot
 from gdrpy.cli.measure.report import Cell, Copies, measured_region, show_by_size
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.cli.options import CommandParser
@@ -43,6 +44,8 @@ DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
 
 #: Host memory for the buffers and their comparison, in multiples of the size.
 _HOST_COPIES = 6
+
+TITLE = "Bandwidth of copies between page-locked host memory and GPU memory"
 
 METHOD = (
     "GB/s are 1e9 bytes a second: the median of warm samples, and (lowest-highest). Calls are made "
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     show_by_size(output, "Bandwidth in GB/s", {way: way for way in WAYS}, results, _cell)
     return report.finish(
         METHOD,
-        lambda axes: _paint(axes, results),
+        Plot(TITLE, lambda axes: _paint(axes, results)),
         results,
         seconds_a_figure=args.seconds,
         results=[_json(result) for result in results],
@@ -147,5 +150,7 @@ def _paint(axes: Any, results: Sequence[Copies]) -> None:
     for way in WAYS:
         line = [result for result in results if result.way == way]
         sizes, medians = [one.nbytes for one in line], [rates(one)["median"] for one in line]
-        axes.plot(sizes, medians, marker="o", label=way)
-    plot.by_size(axes, (result.nbytes for result in results), "GB/s, median")
+        axes.plot(sizes, medians, label=way, clip_on=False)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("GB/s, median")
+    plotstyle.size_axis(axes, sizes)

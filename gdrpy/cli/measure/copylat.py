@@ -32,9 +32,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gdrpy.cli import options
-from gdrpy.cli.measure import plot
+from gdrpy.cli.measure import plot, plotstyle
 from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.latency import WAYS, LatencyBench, evictor_bytes, host_bytes
+from gdrpy.cli.measure.plot import Plot
 from gdrpy.cli.measure.report import COLD, WARM, Cell, Copies, measured_region, show_by_size
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -45,6 +46,8 @@ DEFAULT_SIZES = [4 << step for step in range(15)]
 
 #: The ways as titles of narrow columns.
 TITLES = {way: way.replace(".", "\n.").replace("cuMemcpy", "cuMemcpy\n") for way in WAYS}
+
+TITLE = "Time of a small copy between page-locked host memory and GPU memory"
 
 METHOD = (
     "us a call, made from Python by one thread: the median of the samples, and (their minimum). "
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         show_by_size(output, title, TITLES, shown, _cell)
     return report.finish(
         METHOD,
-        lambda axes: _paint(axes, results),
+        Plot(TITLE, lambda axes: _paint(axes, results)),
         results,
         seconds_a_figure=args.seconds,
         empty_sample_nanoseconds=bench.empty_sample,
@@ -118,10 +121,12 @@ def _json(one: Copies) -> dict[str, Any]:
 
 
 def _paint(axes: Any, results: Sequence[Copies]) -> None:
-    for color, way in enumerate(WAYS):
-        for cache, style in ((WARM, "o-"), (COLD, "s--")):
+    for way, colour, marker in zip(WAYS, plotstyle.COLOURS, plotstyle.MARKERS, strict=False):
+        for cache, style in ((WARM, "-"), (COLD, "--")):
             line = [one for one in results if (one.way, one.cache) == (way, cache)]
             sizes = [one.nbytes for one in line]
             medians = [one.samples.median / 1e3 for one in line]
-            axes.plot(sizes, medians, style, color=f"C{color}", label=f"{way}, {cache}")
-    plot.by_size(axes, (one.nbytes for one in results), "us a call, median")
+            label = f"{way}, {cache}"
+            axes.plot(sizes, medians, linestyle=style, marker=marker, color=colour, label=label)
+    plotstyle.size_axis(axes, sizes)
+    plotstyle.time_axis(axes, "y", "time of a call, median")

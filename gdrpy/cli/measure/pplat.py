@@ -56,6 +56,8 @@ _SIMULATED_ROUNDS = 2000
 _PLACE_BYTES = 4096
 _REPLY_OFFSET = 128
 
+TITLE = "Time of a signal from the CPU to the GPU and back, by the places of flag and reply"
+
 METHOD = (
     "us from before Flag.set to after Flag.wait, from Python, by one thread; the clock is in the "
     "figures."
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.show(bars_table(title, "flag -> reply", results, scale, output.width()))
     return report.finish(
         METHOD,
-        lambda axes: plot.distributions(axes, results, scale),
+        plot.of_distributions(TITLE, f"round trip, answered by {kind}", results, scale),
         answered_by=kind,
         clock_nanoseconds=clock_ns,
         results=[

@@ -17,7 +17,7 @@ from gdrpy.cli import hostmemory
 from gdrpy.cli.data import Difference
 from gdrpy.cli.exits import FAILED, OK
 from gdrpy.cli.header import gpu_header
-from gdrpy.cli.measure import plot
+from gdrpy.cli.measure.plot import Plot, draw
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.output import CELL_EDGES, Output, table, table_width
 from gdrpy.cli.sizes import format_size
@@ -61,7 +61,7 @@ class Report:
     def finish(
         self,
         method: str,
-        paint: Callable[[Any], None],
+        shown: Plot,
         copies: Sequence[Copies] = (),
         **fields: Any,
     ) -> int:
@@ -70,7 +70,7 @@ class Report:
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
         for problem in wrong:
             self._output.error(problem)
-        drawn = plot.draw(self._plot, self.header, self._output, paint)
+        drawn = draw(self._plot, shown, self.header, self._output)
         self._output.finish({"header": self.header.json(), "method": method, **fields})
         return OK if drawn and not wrong else FAILED
 

@@ -7,6 +7,7 @@ is used if the NVIDIA kernel driver and its ``libcuda.so.1`` are found.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import operator
 import os
@@ -38,6 +39,15 @@ def location(ordinal: int) -> str:
     return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
 
 
+def _is_served(node: Path) -> bool:
+    """Whether a driver is behind a node, which may outlive the driver that made it."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENXIO)
+    return True
+
+
 def _want_simulated() -> bool:
     choice = os.environ.get("GDRPY_SIM", "")
     if choice not in ("", "0", "1"):
@@ -46,7 +56,7 @@ def _want_simulated() -> bool:
         return choice == "1"
     if sim.loaded():
         return True
-    if not any(node.exists() for node in _KERNEL_NODES):
+    if not any(map(_is_served, _KERNEL_NODES)):
         return True
     try:
         ctypes.CDLL("libcuda.so.1")

@@ -138,6 +138,12 @@ class TestTwoProcesses:
         assert done.stdout.splitlines() == [x for x in lines if not x.startswith("$ ")]
 
 
+class TestQuickStart:
+    def test_ends_the_broker_after_all_that_needs_it(self):
+        page = (TOP / "docs/quick-start.md").read_text()
+        assert 0 < page.rindex("gdrpy.connect()") < page.index("Ctrl-C")
+
+
 class TestLinks:
     @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *PAGES])
     def test_lead_to_files_of_the_project(self, page):

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     lines = []
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
-        lines += [f"  {module.rpartition('.')[2]:11}{line}" for module, line in group.items()]
+        lines += [f"  {module.rpartition('.')[2]:12}{line}" for module, line in group.items()]
     whole = argparse.ArgumentParser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",

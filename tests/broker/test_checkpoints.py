@@ -17,7 +17,7 @@ import gdrpy
 from brokers import Broker
 from checkpoints import SHARDS, TENSORS, write_checkpoint
 from gdrpy import aio
-from gdrpy.arrays.viewed import Array
+from gdrpy.arrays.array import Array
 from gdrpy.broker.client import calls
 from support import open_descriptors
 

@@ -377,6 +377,14 @@ class TestInfo:
             assert state["reason"]
             assert state["usable"] or state["remedy"]
 
+    def test_json_names_each_device_by_uuid_and_product(self, gdrpy_command):
+        result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)
+        names = {one["ordinal"]: (one["uuid"], one["name"]) for one in result["devices"]}
+        assert len({uuid for uuid, _ in names.values()}) == 2
+        lists = (*result["backends"], *result["fabric_handles"])
+        assert len(lists) == 2 * 4 + 2
+        assert all((one["uuid"], one["gpu"]) == names[one["device"]] for one in lists)
+
     @pytest.mark.parametrize(
         ("environment", "chosen"),
         [({}, ["sim"]), ({"GDRPY_BACKEND": "dmabuf"}, ["dmabuf"]), ({"GDRPY_BACKEND": "nvrm"}, [])],

@@ -47,6 +47,11 @@ class Quotas:
         """The UUID of each GPU. Waits for CUDA's initialization."""
         return memory.uuids()
 
+    @functools.cached_property
+    def gpus(self) -> dict[int, str]:
+        """The product name of each GPU. Waits for CUDA's initialization."""
+        return memory.gpus()
+
     def number(self, call: str, device: str) -> int:
         """The number of a GPU that a client names. Raises InvalidRequest, NotFound."""
         try:

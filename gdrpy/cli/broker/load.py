@@ -75,6 +75,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
             raise CommandError(str(error), FAILED) from error
         info = client.stat(args.name)
         files = [region.info() for region in regions if region.name != info.name]
+        shown = broker.shown(client, info)
+        gpus = broker.gpus(client)
     nbytes = sum(file.nbytes for file in files)
     told = f"{broker.published(info)}, {counted(tensors, 'tensor')}"
     if files:
@@ -85,8 +87,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     for region, digest in zip(regions, digests, strict=False):
         output.line(f"{region.name} has the file's SHA-256 {digest}")
     output.finish(
-        broker.shown(info)
-        | {"tensors": tensors, "files": [broker.listed(file) for file in files]}
+        shown
+        | {"tensors": tensors, "files": [broker.listed(file, gpus) for file in files]}
         | {"digests": digests, "read_bytes": copied.nbytes, "seconds": copied.seconds}
     )
     return OK

@@ -36,11 +36,12 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         found = client.list(args.prefix)
+        gpus = broker.gpus(client) if output.as_json else {}
     if found and not output.as_json:
         output.text(drawn(found, output))
     elif not found:
         output.line("no regions" + (f" whose names begin with {args.prefix!r}" * bool(args.prefix)))
-    output.finish({"regions": [broker.listed(region) for region in found]})
+    output.finish({"regions": [broker.listed(region, gpus) for region in found]})
     return OK
 
 

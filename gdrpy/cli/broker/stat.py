@@ -38,6 +38,7 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         region = client.stat(args.name)
+        told = broker.shown(client, region)
         tensors = _tensors(client, region, output)
     for name, value in _lines(region, tensors):
         output.line(f"{name:10}{value}")
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if tensors and not output.as_json:
         rows = [("tensor", "type", "shape", "size"), *map(_tensor, tensors)]
         output.text(listing.drawn(rows, output, whole=True))
-    output.finish(broker.shown(region) | {"tensors": tensors})
+    output.finish(told | {"tensors": tensors})
     return OK
 
 

@@ -39,6 +39,8 @@ def as_device(call: str, device: Any) -> int | str:
 
     An ordinal is the broker's; torch's names are this process's, and travel as a UUID.
     """
+    if device == "cpu":
+        return CPU_DEVICE
     named = _arguments.as_device(call, device, or_cpu=True)
     if named == "cpu":
         return CPU_DEVICE

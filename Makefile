@@ -128,7 +128,7 @@ docs: $(VENV)/.docs
 	@echo "build/docs/index.html"
 
 # What a release is made of. The tag and the upload are left: see tools/release.
-dist: tools
+dist: $(VENV)/.dist
 	@$(BIN)/python packaging/dist.py
 
 build: $(VENV)/.built
@@ -157,6 +157,12 @@ $(VENV)/.tools: $(VENV)/.built
 	@$(PIP) $(EDITABLE) ".[test,ecosystem,docs,package,lint,plot]"
 	@touch $@
 
+# What a release is built by.
+$(VENV)/.dist: $(VENV)/.built
+	@echo "installing the tools for packages into $(VENV) (packages from PyPI)"
+	@$(PIP) $(EDITABLE) ".[package]"
+	@touch $@
+
 # What the documentation site is built by.
 $(VENV)/.docs: $(VENV)/.built
 	@echo "installing the tools for the documentation into $(VENV) (packages from PyPI)"
@@ -165,5 +171,6 @@ $(VENV)/.docs: $(VENV)/.built
 
 clean:
 	rm -rf build dist *.egg-info gdrpy/_core/*.so gdrpy/_core/_ffi.c gdrpy/sim/libcuda.so.1 \
-		gdrpy/lib tests/c/build tests/gdrapi/build $(VENV)/.built $(VENV)/.tools $(VENV)/.docs
+		gdrpy/lib tests/c/build tests/gdrapi/build $(VENV)/.built $(VENV)/.tools $(VENV)/.dist \
+		$(VENV)/.docs
 	@echo "$(VENV) stays, and gdrpy in it does not run until the next make build; rm -rf $(VENV) removes it"

@@ -6,12 +6,17 @@ simulated CUDA driver, libgdrapi, which C programs and other Python packages loa
 that other packages take as allocators.
 """
 
+import os
 import re
+import shlex
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
+from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
@@ -53,6 +58,30 @@ def pkg_config() -> str:
     numbers = re.findall(r"^#define GDR_API_(?:MAJOR|MINOR)_VERSION (\d+)$", header, re.MULTILINE)
     template = (HERE / "gdrpy/_core/gdrapi/gdrapi.pc.in").read_text()
     return template.replace("@VERSION@", ".".join(numbers)).replace("@INCLUDEDIR@", "../../include")
+
+
+def require_compiler() -> None:
+    """End in one line where the C parts cannot be compiled, before anything is done."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if not shutil.which(compiler):
+        raise SystemExit(
+            f"gdrpy's C parts need a C compiler, and there is no {compiler}: apt install gcc "
+            "libc6-dev (dnf install gcc), or name another one by CC"
+        )
+
+
+class Build(build):
+    def run(self) -> None:
+        require_compiler()
+        super().run()
+
+
+class BuildClib(build_clib):
+    """The first of the parts, and in an editable installation what begins the build."""
+
+    def run(self) -> None:
+        require_compiler()
+        super().run()
 
 
 class BuildExt(build_ext):
@@ -147,7 +176,9 @@ setup(
             extra_link_args=["-Wl,-soname,libgdrapi.so", f"-Wl,--filter,$ORIGIN/{LIBGDRAPI}"],
         ),
     ],
+    # In a source distribution, which gets them from packaging/manual.py.
+    data_files=[("share/man/man1", sources("man/*.1"))],
     cffi_modules=["gdrpy/_core/python/build_ffi.py:ffi"],
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build": Build, "build_clib": BuildClib, "build_ext": BuildExt},
     options={} if FREE_THREADED else {"bdist_wheel": {"py_limited_api": "cp311"}},
 )

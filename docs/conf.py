@@ -6,6 +6,8 @@ lead to the pages named in ``include_patterns``, or by ``sources`` to a copy of 
 """
 
 import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,7 +35,21 @@ include_patterns = [
     "tests/vm/*/README.md",
 ]
 exclude_patterns = [".*", "build", "dist", "docs/_site", "**/__pycache__"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sources", "names", "commands", "notebooks"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sources",
+    "names",
+    "commands",
+    "keywords",
+    "notebooks",
+]
+
+#: What begins a line that a reader types. Only these lines are copied, without it.
+copybutton_prompt_text = r"(?:\(\w+\) [$#]|\$|>>>|\.\.\.) "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -73,11 +89,34 @@ nitpick_ignore = [
 ]
 nitpick_ignore_regex = [("py:class", r"(.*\.)?(np|numpy|os|collections|contextlib|torch)\..*")]
 
+
+def repository() -> str:
+    """Where this checkout was cloned from, as a web page; empty if that is not on the web."""
+    command = ["git", "-C", str(HERE), "config", "--get", "remote.origin.url"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # a source archive, without git
+        return ""
+    address = re.fullmatch(r"(?:https://|(?:ssh://)?git@)([^/:@]+)[/:](.+?)(?:\.git)?", found)
+    return "https://{}/{}".format(*address.groups()) if address else ""
+
+
 html_theme = "furo"
 html_title = f"gdrpy {version}"
 html_static_path = ["_site/static"]
 html_css_files = ["gdrpy.css"]
 html_additional_pages = {"index": "start.html"}
+html_context = {"repository": repository()}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "repository.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 templates_path = ["_site/templates"]
 html_copy_source = False
 html_show_sphinx = False

@@ -8,8 +8,18 @@
  * libgdrapi with the kernel module: without one it maps memory in the process that made it
  * (libgdrapi.c).
  *
+ * First start a broker, in another terminal, and make a region for the program to write into:
+ *
+ *	export GDRPY_SOCKET=/tmp/broker.sock
+ *	gdrpy serve --socket $GDRPY_SOCKET
+ *
+ * Then, in this terminal:
+ *
+ *	export GDRPY_SOCKET=/tmp/broker.sock
+ *	gdrpy alloc greeting 4096
  *	gcc -o client broker_client.c -ldl
  *	./client "$GDRPY_SOCKET" greeting "written in C"
+ *	gdrpy get greeting --nbytes 12
  *
  * A further word, "cuda", has CUDA import a simulated GPU's memory as well; its driver is in the
  * folder of `python -m gdrpy.sim`, which LD_LIBRARY_PATH must name.

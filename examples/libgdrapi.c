@@ -2,8 +2,8 @@
 /*
  * The CPU stores into memory of cudaMalloc's kind through libgdrapi, and CUDA finds it there.
  *
- * `gdrpy libgdrapi` prints the lines after which the loader and pkg-config find the library. Then,
- * on a real GPU,
+ * First run the lines with export that `gdrpy libgdrapi` prints: by them the loader and pkg-config
+ * find the library. No broker is needed. Then, on a real GPU,
  *
  *	gcc -o store libgdrapi.c $(pkg-config --cflags --libs gdrapi) -l:libcuda.so.1
  *	./store

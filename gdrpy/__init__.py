@@ -40,6 +40,7 @@ from gdrpy.errors import (
     Revoked,
     Sealed,
     SizeMismatch,
+    StillInUse,
     Timeout,
     UntestedDriver,
 )
@@ -47,7 +48,7 @@ from gdrpy.errors import (
 #: The modules of the other names, imported on first use.
 _HOMES = {
     "Arena": "gdrpy.arena",
-    "Array": "gdrpy.arrays.viewed",
+    "Array": "gdrpy.arrays.array",
     "Broker": "gdrpy.broker.client.broker",
     "BrokerRegion": "gdrpy.broker.client.broker",
     "Channel": "gdrpy.channel",
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     from gdrpy import safetensors as safetensors
     from gdrpy import torch as torch
     from gdrpy.arena import Arena
-    from gdrpy.arrays.viewed import Array
+    from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
     from gdrpy.channel import Channel
     from gdrpy.memory.page_locked import page_locked
@@ -139,6 +140,7 @@ __all__ = [
     "Revoked",
     "Sealed",
     "SizeMismatch",
+    "StillInUse",
     "Timeout",
     "UntestedDriver",
     "alloc",

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
 from gdrpy.broker.client.connection import Connection, Parcels
@@ -232,6 +232,8 @@ class Broker(BrokerBase):
     put = arrays.put
     put_tensors = arrays.put_tensors
     load = arrays.load
+    load_checkpoint = checkpoints.load_checkpoint
+    tensors = checkpoints.tensors
     list = calls.list_regions
     stat = calls.stat
     delete = calls.delete

@@ -35,16 +35,22 @@ class Functions(NamedTuple):
 
 
 class Arena(Resource):
-    """Blocks in ``nbytes`` bytes (None: all the rest) of a region, from byte ``offset`` on.
+    """Blocks of memory in a region, or in a part of it.
 
-    ``Arena(region)`` needs the region's GPU view. Blocks are found by first fit; their addresses
+    Args:
+        region: The region. It needs its GPU view.
+        offset: Where the part begins.
+        nbytes: The size of the part; None is all the rest.
+
+    Blocks are found by first fit; their addresses
     and sizes are multiples of 512 bytes, and freed neighbours are merged. Allocating makes no CUDA
     call and does not touch the memory. Threads may share an arena, and C code may use it at the
     same time through :attr:`functions`. A process has at most 64 arenas.
 
-    The region stays open as long as its arena; :meth:`close` raises BufferError while there are
-    blocks. A dropped arena keeps the memory until its last block is freed. This is noticed when a
-    region is closed or the next arena is made.
+    The region stays open as long as its arena. :meth:`close` raises BufferError while there are
+    blocks; the end of a ``with`` block warns StillInUse instead. Such an arena, and a dropped one,
+    keeps the memory until its last block is freed. This is noticed when a region is closed or the
+    next arena is made.
 
     Raises MissingView without the GPU view, ValueError outside the region, Sealed and ReadOnly
     if the region may not be written, OutOfMemory if 64 arenas are open.
@@ -156,12 +162,17 @@ class Arena(Resource):
                 f"the tensors and arrays in them first, and have their library free what it caches"
             )
 
+    def _release_with_users(self) -> bool:
+        if _give_back(self._slot, self._hold):
+            return False
+        _abandoned.append((self._slot, self._hold))
+        return True
+
     def __del__(self) -> None:
         if self._closed or sys.is_finalizing() or self._forked():
             return
         self._closed = True
-        if not _give_back(self._slot, self._hold):
-            _abandoned.append((self._slot, self._hold))
+        self._release_with_users()
 
     def __repr__(self) -> str:
         if self.closed:

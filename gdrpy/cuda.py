@@ -7,6 +7,7 @@ is used if the NVIDIA kernel driver and its ``libcuda.so.1`` are found.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import operator
 import os
@@ -38,6 +39,15 @@ def location(ordinal: int) -> str:
     return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
 
 
+def _is_served(node: Path) -> bool:
+    """Whether a driver is behind a node, which may outlive the driver that made it."""
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENXIO)
+    return True
+
+
 def _want_simulated() -> bool:
     choice = os.environ.get("GDRPY_SIM", "")
     if choice not in ("", "0", "1"):
@@ -46,7 +56,7 @@ def _want_simulated() -> bool:
         return choice == "1"
     if sim.loaded():
         return True
-    if not any(node.exists() for node in _KERNEL_NODES):
+    if not any(map(_is_served, _KERNEL_NODES)):
         return True
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -65,7 +75,8 @@ def _want_simulated() -> bool:
 _ADVICE = {
     "CUDA_ERROR_UNKNOWN": "the driver is loaded but starts no GPU: check nvidia-smi, the lines "
     "with NVRM in dmesg, and whether /dev/nvidia-uvm exists (sudo nvidia-modprobe -u)",
-    "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU",
+    "CUDA_ERROR_NO_DEVICE": "check CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU; host "
+    'memory needs none: device="cpu"',
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "libcuda.so.1 and the NVIDIA kernel driver belong to "
     "different releases: reboot after an upgrade; in a container, use the host's libcuda",
     "CUDA_ERROR_SYSTEM_NOT_READY": "check whether nvidia-fabricmanager is running",
@@ -87,7 +98,8 @@ def _load() -> Any:
     except RuntimeError:  # cuda.pathfinder found no libcuda
         raise BackendUnavailable(
             "CUDA cannot be loaded: there is no libcuda.so.1. Install the NVIDIA driver, put its "
-            "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU",
+            "libraries on LD_LIBRARY_PATH, or unset GDRPY_SIM to run on the simulated GPU; host "
+            'memory needs no GPU: device="cpu"',
         ) from None
     if result != driver.CUresult.CUDA_SUCCESS:
         raise CudaError("cuInit", result.name, _explain(driver, result) + _advice(result.name))
@@ -226,12 +238,16 @@ def _require(call: str, ordinal: int) -> None:
         )
 
 
-def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
-    """The ordinal of a GPU that the caller names by ordinal, UUID or PCI address.
+def ordinal(call: str, device: Any) -> int:
+    """The ordinal of a GPU that the caller names as as_device() says; "cuda" is the current one.
 
-    ``or_cpu`` as for as_device(). Raises TypeError, ValueError, NotFound.
+    Raises TypeError, ValueError, NotFound.
     """
-    named = as_device(call, device, or_cpu=or_cpu)
+    named = as_device(call, device)
+    if named == "cuda":
+        named = _current()
+    elif isinstance(named, str) and named.startswith("cuda:"):
+        named = int(named.removeprefix("cuda:"))
     if isinstance(named, int):
         _require(call, named)
         return named
@@ -244,6 +260,11 @@ def ordinal(call: str, device: int | str, *, or_cpu: bool = False) -> int:
         f"{call}: there is no GPU {named} among those that this process sees ({known}): check "
         f"CUDA_VISIBLE_DEVICES and the GPUs given to the container"
     )
+
+
+def _current() -> int:
+    """The ordinal of this thread's current device; 0 before one is chosen, as in torch."""
+    return int(call("cuCtxGetDevice")) if int(call("cuCtxGetCurrent")) else 0
 
 
 def viewer(call: str, device: Any, gpu: bool) -> int | None:

@@ -149,5 +149,11 @@ class Timeout(Error, TimeoutError):
     """The call did not finish in time."""
 
 
+class StillInUse(RuntimeWarning):
+    """A ``with`` block ended while views of its object are in use: the object is closed, and its
+    memory is released with the last view.
+    """
+
+
 class UntestedDriver(UserWarning):
     """The NVIDIA driver's version is outside the range that gdrpy was checked against."""

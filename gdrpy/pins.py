@@ -9,8 +9,9 @@ from weakref import WeakSet
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_size
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable, ReadOnly, SizeMismatch
@@ -69,14 +70,17 @@ def pin(
 ) -> Pin:
     """Hold a range of GPU memory for CPU access.
 
-    ``pointer`` is a device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
-    inside an allocation) with ``nbytes``, or a contiguous GPU array of any library. ``backend``
-    forces a backend; by default the best available one is used.
+    Args:
+        pointer: A device address of this process (of cuMemAlloc, cudaMalloc or VMM memory, also
+            inside an allocation), or a contiguous GPU array of any library.
+        nbytes: The size of the range; for an array None.
+        revocable: Whether the owner may free the memory under the pin.
+        sigbus: Whether an access then raises SIGBUS, as with NVIDIA's module.
+        backend: The backend; None takes the best one.
 
     The pin keeps the memory when its owner frees it. A ``revocable`` pin, which only the gdrdrv
     backend makes, loses it: mappings raise Revoked once the revocation is known, and views read
-    zeros; with ``sigbus``, as with NVIDIA's module, an access raises SIGBUS instead.
-    :meth:`Gdr.events` reports revocations of the pins of :func:`gdrpy.open`.
+    zeros. :meth:`Gdr.events` reports revocations of the pins of :func:`gdrpy.open`.
 
     On a stock driver, a pin lets any process on the machine that guesses two 32-bit handles map a
     cuMemAlloc allocation: prefer :func:`gdrpy.alloc` to share memory.
@@ -193,7 +197,14 @@ class Gdr(Resource):
         revocable: bool = False,
         sigbus: bool = False,
     ) -> Pin:
-        """Hold a range of GPU memory for CPU access: see :func:`gdrpy.pin`."""
+        """Hold a range of GPU memory for CPU access: see :func:`gdrpy.pin`.
+
+        Args:
+            pointer: A device address of this process, or a contiguous GPU array of any library.
+            nbytes: The size of the range; for an array None.
+            revocable: Whether the owner may free the memory under the pin.
+            sigbus: Whether an access then raises SIGBUS.
+        """
         call = "Gdr.pin"
         self._check(call)
         with self._lock:
@@ -251,13 +262,22 @@ class Gdr(Resource):
             for one in pins:
                 undo.callback(one.close)
 
+    def _release_with_users(self) -> bool:
+        told: list[bool] = []
+        with Undo() as undo:
+            if self._node is not None:
+                undo.keep(self._node)
+            for one in list(self._pins):
+                undo.checked(told.append, one._retire)
+        return any(told)
+
     def __repr__(self) -> str:
         if self.closed:
             return "<Gdr CLOSED>"
         return f"<Gdr with {len(self._pins)} pins, backend {self._backend or 'chosen by pin'}>"
 
 
-class Pin(Viewed):
+class Pin(Shown):
     """A pinned range of GPU memory. Made by :func:`gdrpy.pin` and :meth:`Gdr.pin`.
 
     Byte 0 of a pin is at the pointer that was pinned, aligned or not. A pin is written and read

@@ -7,8 +7,8 @@ from weakref import ref
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
-from gdrpy.arrays.viewed import Viewed
-from gdrpy.common.arguments import as_int, as_size
+from gdrpy.arrays.shown import Shown
+from gdrpy.common.arguments import as_device, as_int, as_size
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -27,7 +27,7 @@ _known: dict[int, ref[Region]] = {}
 
 def alloc(
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     gpu: bool = True,
     cpu: bool = True,
@@ -36,13 +36,17 @@ def alloc(
 ) -> Region:
     """Allocate a region of ``nbytes`` bytes on a device, or on the host: ``device="cpu"``.
 
-    A device is named by its CUDA ordinal, which may differ from process to process, by its UUID
-    ("GPU-...") or by its PCI address ("0000:3b:00.0").
+    The allocation is ``nbytes`` rounded up to the granularity; its initial contents are undefined.
 
-    ``gpu=False`` leaves out the GPU view and needs no CUDA context, ``cpu=False`` leaves out the
-    CPU view. ``backend`` forces the backend of the CPU view. ``fabric`` gives the region a handle
-    for other nodes, :meth:`Region.export_fabric`. The allocation is ``nbytes`` rounded up to the
-    granularity; its initial contents are undefined.
+    Args:
+        nbytes: The size in bytes.
+        device: A GPU's CUDA ordinal, which may differ from process to process, its UUID
+            ("GPU-..."), its PCI address ("0000:3b:00.0"), a torch.device or torch's name of it
+            ("cuda:1", or "cuda" for the current device); or "cpu".
+        gpu: Whether to make the GPU view. Without it no CUDA context is needed.
+        cpu: Whether to make the CPU view.
+        backend: The backend of the CPU view; None takes the best one.
+        fabric: Whether to make a handle for other nodes, :meth:`Region.export_fabric`.
 
     Host memory has only the CPU view and ignores ``gpu`` and ``backend``, so that one program can
     use either kind; it is rounded up to whole pages.
@@ -51,7 +55,8 @@ def alloc(
     """
     size = as_size("alloc", nbytes)
     memory: Memory
-    if device == "cpu":
+    named = as_device("alloc", device, or_cpu=True)
+    if named == "cpu":
         if fabric:
             raise ValueError("alloc: host memory has no fabric handle: alloc on a device")
         if not cpu:
@@ -59,17 +64,20 @@ def alloc(
         memory = MemoryFile.create(size)
     else:
         _check_views("alloc", gpu, cpu)
-        ordinal = cuda.ordinal("alloc", device, or_cpu=True)
+        ordinal = cuda.ordinal("alloc", named)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
 
 
-class Region(Viewed):
+class Region(Shown):
     """Memory with a GPU view, a CPU view, or both. Made by :func:`alloc` and :meth:`from_fd`.
 
     The GPU sees its ``nbytes`` bytes at :attr:`ptr`, the CPU sees them through :attr:`cpu`.
     ``device`` is the CUDA ordinal of the GPU with the GPU view, None without a GPU view;
     ``location`` says in words where the memory lies. Threads may share a region.
+
+    :meth:`close` raises BufferError while arrays of the region are alive. The end of a ``with``
+    block closes it nevertheless, warns StillInUse, and releases the memory with the last array.
 
     Wait for GPU work that uses the region before closing it. Arrays and mappings made from it keep
     its memory alive when only the Region object is dropped. Dropped GPU memory stays until the work
@@ -103,21 +111,24 @@ class Region(Viewed):
         cpu: bool = True,
         readonly: bool = False,
         backend: str | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> Self:
         """Open a region by a descriptor from :meth:`export` in this or another process.
 
-        The caller keeps ``fd``. ``nbytes`` is the region's size, by default that of the whole
-        allocation. With ``gpu=False`` CUDA is not needed. Host memory has no GPU view and ignores
-        ``gpu``.
+        Args:
+            fd: The descriptor. The caller keeps it.
+            nbytes: The region's size; None is that of the whole allocation.
+            gpu: Whether to make the GPU view. Without it CUDA is not needed. Host memory has no
+                GPU view and ignores this.
+            cpu: Whether to make the CPU view.
+            readonly: Makes both views read-only, in the page tables of the CPU and of the GPU.
+            backend: The backend of the CPU view; None takes the best one.
+            device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`. It must reach the
+                memory, as over NVLink; both GPUs may use the address. None is the GPU that the
+                memory lies on.
 
-        ``readonly`` makes both views read-only, in the page tables of the CPU and of the GPU. It
-        prevents mistakes, but the process can open the descriptor again to write. CUDA copies to
-        such a GPU view fail; a kernel that stores to it ends its context.
-
-        The GPU view belongs to the GPU that the memory lies on, or to another ``device``, named as
-        for :func:`gdrpy.alloc`, that reaches the memory, as over NVLink. Both GPUs may use the
-        address.
+        ``readonly`` prevents mistakes, but the process can open the descriptor again to write. CUDA
+        copies to such a GPU view fail; a kernel that stores to it ends its context.
 
         Raises InvalidHandle, SizeMismatch, ValueError, OutOfMemory, PermissionDenied, CudaError,
         NotFound (this process does not see the memory's GPU), BackendUnavailable (``device`` cannot
@@ -139,11 +150,16 @@ class Region(Viewed):
         return cls._of(memory, wanted or memory.size, cpu=cpu, readonly=readonly)
 
     @classmethod
-    def from_fabric(cls, handle: bytes, nbytes: int, device: int | str = 0) -> Self:
+    def from_fabric(cls, handle: bytes, nbytes: int, device: Any = 0) -> Self:
         """Open ``nbytes`` bytes of a region by its handle from :meth:`export_fabric`.
 
+        Args:
+            handle: The 64 bytes of the handle.
+            nbytes: The region's size.
+            device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`.
+
         The memory may lie on another node of the NVLink network, or on another GPU of this node.
-        The region has a GPU view, on ``device`` of this process, but no CPU view and no descriptor;
+        The region has a GPU view, but no CPU view and no descriptor;
         :meth:`write` and :meth:`read` use DMA. The owner must keep its region until this returns.
 
         Raises BackendUnavailable, InvalidHandle, SizeMismatch, ValueError, TypeError, CudaError.

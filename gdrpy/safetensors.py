@@ -7,37 +7,40 @@ larger than its image.
 from __future__ import annotations
 
 import os
-from collections import abc
-from collections.abc import Callable
-from io import FileIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from collections import abc, deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
 
 from gdrpy.arrays import safetensors_image as image
+from gdrpy.arrays.array import Array
 from gdrpy.arrays.elements import Elements, elements_of
+from gdrpy.arrays.safetensors_file import BLOCK, File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
-from gdrpy.arrays.viewed import Array, Viewed
+from gdrpy.arrays.viewed import Viewed
 from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = [
     "Entry",
     "Layout",
     "Plan",
     "file_layout",
+    "image_of",
     "layout",
     "load",
     "plan",
+    "shards",
     "size_of",
     "store",
     "tensors",
 ]
 
-#: Bytes of a file that are read at a time.
-_CHUNK = 16 << 20
+#: Bytes of a file that a thread reads at a time, a multiple of direct I/O's blocks.
+_CHUNK = 4 << 20
+#: Threads that read a file. Two are as fast where the disk or the host's memory sets the limit.
+_THREADS = 4
 
 
 class Plan(NamedTuple):
@@ -90,14 +93,17 @@ def layout(region: Viewed) -> Layout:
 
 
 def tensors(region: Viewed) -> dict[str, Array]:
-    """The tensors in a region by name. Raises ValueError if it holds no valid image."""
-    return _tensors(region, layout(region))
+    """The tensors in a region by name. Raises ValueError if it holds no valid image.
 
-
-def file_layout(path: str | os.PathLike[str]) -> Layout:
-    """The parsed header of a file. Raises ValueError if it is invalid, OSError."""
-    with _open(path) as file:
-        return _file_header(file)[1]
+    Metadata that gives the name of a tensor under a name that no tensor has is an alias, as
+    safetensors.torch.save_model stores tied weights: one Array under both names.
+    """
+    found = layout(region)
+    there = _tensors(region, found)
+    for name, kept in found.metadata.items():
+        if name not in found.entries and kept in found.entries:
+            there[name] = there[kept]
+    return there
 
 
 def size_of(path: str | os.PathLike[str]) -> int:
@@ -105,8 +111,19 @@ def size_of(path: str | os.PathLike[str]) -> int:
 
     Raises ValueError if the file is invalid, OSError.
     """
-    with _open(path) as file:
-        return _padded(*_file_header(file))[1].nbytes
+    with File(path) as file:
+        return _padded(file)[1].nbytes
+
+
+def image_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The bytes of the image that :func:`load` makes of a file, in pieces, for their digest.
+
+    Raises ValueError if the file is invalid or is changed meanwhile, OSError.
+    """
+    with File(path) as file:
+        yield _padded(file)[0]
+        yield from file.data(_CHUNK)
+        file.check_unchanged()
 
 
 def load(
@@ -114,29 +131,87 @@ def load(
     region: Viewed,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Copy a file into a region in large pieces, the data first and the padded header last.
+    """Copy a file into a region by several threads, the data first and the padded header last.
 
-    ``progress`` is called after each piece with the bytes done and to do. Raises SizeMismatch if
-    the region is too small, ValueError if the file is invalid, OSError.
+    The file is read past the kernel's cache (direct I/O), unless it is there already or its file
+    system refuses. ``progress`` is called in this thread after each piece with the bytes done and
+    to do. Raises SizeMismatch if the region is too small, ValueError if the file is invalid or is
+    changed meanwhile, OSError.
     """
-    with _open(path) as file:
-        header, source = _file_header(file)
-        padded, target = _padded(header, source)
+    with File(path) as file:
+        padded, target = _padded(file)
         _begin("load", region, target.nbytes)
-        file.seek(source.data_start)
-        memory = region._host_memory(min(_CHUNK, target.nbytes - target.data_start))
-        for offset in range(target.data_start, target.nbytes, _CHUNK):
-            piece = memory[: target.nbytes - offset]
-            _fill(file, piece)
-            region.write(piece, offset)
-            if progress:
-                progress(offset - target.data_start + piece.nbytes, target.nbytes)
+        file.pass_cache()
+        done = 0
+        shift = target.data_start - file.layout.data_start
+        with closing(_copied(file, region, shift)) as pieces:
+            for nbytes in pieces:
+                done += nbytes
+                if progress:
+                    progress(done, target.nbytes)
+        file.check_unchanged()
     region.write(padded)
     if progress:
         progress(target.nbytes, target.nbytes)
 
 
+def _copied(file: File, region: Viewed, shift: int) -> Generator[int, None, None]:
+    """Copy a file's data to ``shift`` bytes further in a region; yields the bytes of each piece.
+
+    No thread touches either any more when it is closed.
+    """
+    start, end = file.layout.data_start, file.layout.nbytes
+    pieces = deque(range(start - start % BLOCK, end, _CHUNK))
+    number = len(pieces)
+    told: deque[int | BaseException] = deque()
+    more = threading.Semaphore(0)
+
+    def copy() -> None:
+        try:
+            memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK)
+            memory = memory[-memory.ctypes.data % BLOCK :]
+            while (at := _taken(pieces)) is not None:
+                upto = min(at + _CHUNK, end)
+                file.fill(memory, at, upto - at)
+                begin = max(at, start)
+                region.write(memory[begin - at : upto - at], begin + shift)
+                told.append(upto - begin)
+                more.release()
+        except BaseException as error:
+            told.append(error)
+            more.release()
+
+    threads = [threading.Thread(target=copy) for _ in range(min(_THREADS, number))]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(number):
+            more.acquire()
+            one = told.popleft()
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+    finally:
+        pieces.clear()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _taken(pieces: deque[int]) -> int | None:
+    """The next piece, which no other thread gets; None if there is none."""
+    try:
+        return pieces.popleft()
+    except IndexError:
+        return None
+
+
 def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:
+    if not isinstance(tensors, abc.Mapping):
+        raise TypeError(
+            f"safetensors: tensors must be a dict of arrays by name, such as a torch module's "
+            f"state_dict(), and is a {type(tensors).__name__}"
+        )
     return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 
 
@@ -168,34 +243,8 @@ def _begin(call: str, region: Viewed, nbytes: int) -> None:
     region.write(bytes(image.LENGTH_SIZE))
 
 
-def _open(path: str | os.PathLike[str]) -> FileIO:
-    return Path(path).open("rb", buffering=0)
-
-
-def _file_header(file: FileIO) -> tuple[bytes, Layout]:
-    """The raw and the parsed header of a file, which must end where its data ends."""
-    fd = file.fileno()
-    size = os.fstat(fd).st_size
-    header = image.read_header(size, lambda nbytes, offset: os.pread(fd, nbytes, offset))
-    found = image.parse(header)
-    if found.nbytes != size:
-        raise ValueError(
-            f"safetensors: the header describes {found.nbytes} bytes, and the file has {size}"
-        )
-    return header, found
-
-
-def _padded(header: bytes, found: Layout) -> tuple[bytes, Layout]:
+def _padded(file: File) -> tuple[bytes, Layout]:
     """A file's header as a region holds it, with its length and padding; raw and parsed."""
-    padded = image.pad(header)
+    padded, found = image.pad(file.header), file.layout
     nbytes = len(padded) + found.nbytes - found.data_start
     return padded, found._replace(data_start=len(padded), nbytes=nbytes)
-
-
-def _fill(file: FileIO, piece: np.ndarray[Any, Any]) -> None:
-    rest = piece.data
-    while rest:
-        done = file.readinto(rest)
-        if not done:
-            raise ValueError("safetensors: the file became shorter while it was read")
-        rest = rest[done:]

@@ -1,15 +1,18 @@
 """Builds what a release is made of: the source distribution, and a wheel for each processor.
 
-The wheels are made of the source distribution, by zig for the glibc that their tags name,
-so that neither this machine's compiler nor its C library is in them. The same checkout gives the
-same bytes: times are of $SOURCE_DATE_EPOCH, else of the commit.
+The source distribution has what a checkout has, and manual pages of the commands. The wheels are
+made of it, by zig for the glibc that their tags name, so that neither this machine's compiler nor
+its C library is in them. The same checkout gives the same bytes: times are of $SOURCE_DATE_EPOCH,
+else of the commit. Recipes for conda and Spack are filled in for the source distribution.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import gzip
 import hashlib
+import io
 import itertools
 import os
 import subprocess
@@ -19,11 +22,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import recipes
 import ziglang
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ZIG = Path(ziglang.__file__).with_name("zig")
 LINKER = Path(__file__).with_name("zig_linker.py")
+MANUAL = Path(__file__).with_name("manual.py")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 28)
 
@@ -69,9 +74,19 @@ def commit_time() -> int:
     return int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
-def write_sdist(made: Path, into: Path, epoch: int) -> Path:
-    """Put a source distribution into a folder, without when and by whom its files were written."""
+def manual(into: Path, epoch: int) -> list[Path]:
+    """The manual pages, made in a folder."""
+    day = datetime.datetime.fromtimestamp(epoch, datetime.UTC).date()
+    run(sys.executable, MANUAL, into, "--date", str(day), PYTHONPATH=str(CHECKOUT))
+    return sorted(into.iterdir())
+
+
+def write_sdist(made: Path, pages: list[Path], into: Path, epoch: int) -> Path:
+    """Put a source distribution into a folder, without when and by whom its files were written,
+    and with manual pages.
+    """
     found = into / made.name
+    top = made.name.removesuffix(".tar.gz")
     with (
         tarfile.open(made) as source,
         found.open("wb") as raw,
@@ -83,6 +98,11 @@ def write_sdist(made: Path, into: Path, epoch: int) -> Path:
             plain.type, plain.size, plain.mtime = member.type, member.size, epoch
             plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             target.addfile(plain, source.extractfile(member))
+        for page in pages:
+            plain = tarfile.TarInfo(f"{top}/man/{page.name}")
+            text = page.read_bytes()
+            plain.size, plain.mtime = len(text), epoch
+            target.addfile(plain, io.BytesIO(text))
     return found
 
 
@@ -139,13 +159,15 @@ def build_all(
     for old in (*into.glob("gdrpy-*"), *into.glob("SHA256SUMS")):
         old.unlink()
     with tempfile.TemporaryDirectory() as name:
-        files = [write_sdist(build("sdist", CHECKOUT, Path(name, "made")), into, epoch)]
+        pages = manual(Path(name, "man"), epoch)
+        files = [write_sdist(build("sdist", CHECKOUT, Path(name, "made")), pages, into, epoch)]
     with ThreadPoolExecutor() as pool:
         files += pool.map(
             lambda wheel: build_wheel(files[0], wheel[0], into, epoch, wheel[1]),
             itertools.product(machines, (sys.executable, *pythons)),
         )
     (into / "SHA256SUMS").write_text(checksums(files))
+    recipes.fill(files[0], into / "recipes")
     return files
 
 

@@ -30,6 +30,7 @@ LAST_LINES = {
     )
     + "every old version is freed",
     "start_queued_work.py": "the GPU wrote 0xc0ffee",
+    "transformers_weights.py": "the same answers: True\nprocesses with the one copy: 4",
 }
 #: What those whose kernel a thread stands in for say on the simulated GPU.
 NO_KERNELS = "the simulated GPU has no kernels: a thread "

@@ -197,3 +197,23 @@ class TestEnvironment:
         )
         assert "BackendUnavailable: CUDA cannot be loaded" in done.stderr
         assert "unset GDRPY_SIM" in done.stderr
+        assert done.stderr.endswith('; host memory needs no GPU: device="cpu"\n')
+
+    def test_without_a_gpu_leads_to_host_memory(self):
+        code = """
+import gdrpy
+try:
+    gdrpy.alloc(1)
+except gdrpy.CudaError as error:
+    print(str(error).rpartition("; ")[2])
+with gdrpy.alloc(1, device="cpu") as region:
+    print(region.location)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "GDRPY_SIM_FAULT": "cuInit:1:100"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == 'host memory needs none: device="cpu"\nhost memory\n'

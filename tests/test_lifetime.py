@@ -282,6 +282,54 @@ class TestInterpreterExit:
         assert (done.returncode, done.stderr) == (1, "the end\n")
 
 
+#: Blocks that end while their views are in use.
+END_BLOCKS = """
+import gdrpy
+with gdrpy.alloc(1 << 20) as region:
+    array, capsule = region.numpy(), region.__dlpack__()
+with gdrpy.alloc(4096, "cpu") as host:
+    view = memoryview(host)
+with gdrpy.open() as gdr, gdrpy.alloc(4096) as pinned, gdr.pin(pinned) as pin:
+    pages = pin.cpu.numpy()
+"""
+
+
+class TestBlockWithViews:
+    @pytest.mark.parametrize("end", ["", "import sys; sys.exit(0)", "import gc; gc.collect()"])
+    def test_is_told_of_once_up_to_the_end_of_the_interpreter(self, end):
+        done = run(END_BLOCKS + end)
+        assert (done.returncode, done.stdout) == (0, "")
+        lines = [line for line in done.stderr.splitlines() if "StillInUse" in line]
+        assert [line.partition(": <")[0] for line in lines] == [
+            "<string>:3: StillInUse",
+            "<string>:5: StillInUse",
+            "<string>:7: StillInUse",
+        ]
+        assert "Error" not in done.stderr.replace("BufferError", "")
+
+    def test_leaves_a_forked_child_none_of_its_memory(self):
+        done = run(
+            IN_CHILD
+            + HELD
+            + END_BLOCKS
+            + """
+def use():
+    global view, array, capsule, pages
+    del view, array, capsule, pages  # which releases nothing of the parent's
+    return held(), region.closed
+assert held()
+print(in_child(use))
+array[:5] = pages[:5] = 1
+view[:5] = bytes(array[:5])
+print(sum(array[:5]), sum(view[:5]), sum(pages[:5]))
+before = len(held())
+del view, array, capsule, pages
+print(len(held()) < before)
+"""
+        )
+        assert done.stdout == "([], True)\n5 5 5\nTrue\n"
+
+
 class TestForkedChild:
     @pytest.mark.parametrize(
         "use",

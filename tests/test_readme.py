@@ -52,9 +52,13 @@ RUNNABLE = re.compile(r"(?<! -->\n)```python\n(.*?)```", re.DOTALL)
 
 
 def run_examples(page: str, **environment: str) -> str:
-    """Run the blocks of a page one after the other, as a reader would; what they printed."""
+    """Run the blocks of a page one after the other, as a reader would; what they printed.
+
+    They give the warnings that the page shows, and no others.
+    """
+    text = (TOP / page).read_text()
     with NamedTemporaryFile("w", suffix=".py") as program:  # a file, for processes that it spawns
-        program.write("\n".join(RUNNABLE.findall((TOP / page).read_text())))
+        program.write("\n".join(RUNNABLE.findall(text)))
         program.flush()
         done = subprocess.run(
             [sys.executable, program.name],
@@ -63,13 +67,20 @@ def run_examples(page: str, **environment: str) -> str:
             text=True,
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, "")
+    told, warned = re.subn(r"^/.*: StillInUse: .*\n  with .*\n", "", done.stderr, flags=re.M)
+    assert (done.returncode, told, warned) == (0, "", text.count(": StillInUse: <Region"))
     return done.stdout
 
 
 #: The pages of the documentation, and those of them with Python that runs.
 PAGES = sorted(str(path.relative_to(TOP)) for path in TOP.glob("docs/**/*.md"))
-PROGRAMS = [page for page in PAGES if RUNNABLE.search((TOP / page).read_text())]
+PROGRAMS = [
+    page
+    for page in PAGES
+    if RUNNABLE.search((TOP / page).read_text())
+    and page != "docs/tutorial.md"  # whose programs are files: tests/docs/test_tutorial.py
+]
+REFERENCE = sorted(str(path.relative_to(TOP)) for path in TOP.glob("docs/reference/*.rst"))
 
 
 class TestExamples:
@@ -83,6 +94,19 @@ class TestExamples:
         said = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.MULTILINE)
         printed = run_examples(page, GDRPY_SOCKET=broker_process.socket)
         assert printed.splitlines() == said
+
+    @pytest.mark.parametrize("page", REFERENCE)
+    def test_of_the_reference_answer_what_it_says(self, page, broker_process: BrokerProcess):
+        assert ">>> " in (TOP / page).read_text()
+        done = subprocess.run(
+            [sys.executable, "-m", "doctest", page],
+            cwd=TOP,
+            env=os.environ | {"GDRPY_SIM": "1", "GDRPY_SOCKET": broker_process.socket},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     @pytest.mark.parametrize("page", ["README.md", *PAGES])
     def test_that_do_not_run_say_why(self, page):
@@ -112,6 +136,12 @@ class TestTwoProcesses:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines() == [x for x in lines if not x.startswith("$ ")]
+
+
+class TestQuickStart:
+    def test_ends_the_broker_after_all_that_needs_it(self):
+        page = (TOP / "docs/quick-start.md").read_text()
+        assert 0 < page.rindex("gdrpy.connect()") < page.index("Ctrl-C")
 
 
 class TestLinks:

@@ -116,3 +116,25 @@ class TestPacketWithoutMemory:
             assert failed > 2
             _unix.close_all(fds)
             assert open_descriptors() == before
+
+
+class TestCloseSmall:
+    @pytest.mark.parametrize("nbytes", [1, 256 << 10])
+    def test_closes_a_small_memory_file(self, nbytes):
+        fd = os.memfd_create("small")
+        os.truncate(fd, nbytes)
+        assert _unix.close_small(fd) is True
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+    def test_leaves_a_large_one_open(self):
+        fd = os.memfd_create("large")
+        os.truncate(fd, (256 << 10) + 1)
+        assert _unix.close_small(fd) is False
+        os.close(fd)
+
+    def test_leaves_what_has_no_size_open(self):
+        """As a descriptor of a GPU's memory, which may be large."""
+        fd = os.open("/dev/null", os.O_RDONLY)
+        assert _unix.close_small(fd) is False
+        os.close(fd)

@@ -24,7 +24,7 @@ _CALLED = {"gdrpy.Channel", "gdrpy.Arena", "gdrpy.torch.Pool"}
 _MEANINGS = {
     r"\bR\b": "BrokerRegion",  # what a call of either client returns
     r"\b_Bytes\b": "Buffer",
-    r"\bViewed\b": "Region",  # or a Pin
+    r"\b(Shown|Viewed)\b": "Region",  # or a Pin
     r"\bBatch\b": "contextlib.AbstractContextManager[None]",
     r"\b(abc\.)?Mapping\[": "collections.abc.Mapping[",
 }
@@ -106,9 +106,15 @@ def _bases(_app: Sphinx, _name: str, _obj: object, _options: Any, bases: list[ty
 def _docstring(
     _app: Sphinx, _what: str, _name: str, _obj: object, _options: Any, lines: list[str]
 ) -> None:
-    """Errors that a docstring says are raised lead to their entries."""
+    """A list of parameters is laid out as one; errors that are raised lead to their entries."""
     if lines and lines[0].startswith("Alias for field number"):  # of a NamedTuple, by Python
         lines.clear()
+    if "Args:" in lines:
+        first = lines.index("Args:") + 1
+        last = lines.index("", first) if "" in lines[first:] else len(lines)
+        lines[first - 1 : last] = [
+            re.sub(r"^    (\w+): ", r":param \1: ", line) for line in lines[first:last]
+        ]
     raising = False
     for i, line in enumerate(lines):
         raising = bool(line) and (raising or "Raises " in line)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import abc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.arrays.interop import DeviceArray, host_array, packed_array
+from gdrpy.common.arguments import is_of
 from gdrpy.common.dtypes import DType
 
 if TYPE_CHECKING:
@@ -25,20 +27,69 @@ class Elements(NamedTuple):
 def elements_of(call: str, array: Any) -> Elements:
     """The elements of any library's array, or of any object that numpy can make an array of.
 
-    Waits for the work that the library has queued on the array. Raises TypeError for unknown
-    element types, ValueError for GPU arrays that are not packed in C order.
+    Waits for the work that the library has queued on the array. Raises TypeError for text, for
+    several arrays and for unknown element types, ValueError for GPU arrays that are not packed in C
+    order.
     """
     import numpy as np
 
-    if not isinstance(array, np.ndarray | np.generic):
+    given = isinstance(array, np.ndarray | np.generic) and not isinstance(array, str)
+    if not given:
+        refuse_others(call, array)
+        array = readable(array)
         on_gpu = packed_array(call, array)
         if on_gpu is not None:
             return Elements(on_gpu.dtype, on_gpu.shape, on_gpu)
         on_host = host_array(call, array)
         if on_host is not None:
-            return Elements(on_host.dtype, on_host.shape, np.asarray(_Shown(on_host)))
+            return Elements(on_host.dtype, on_host.shape, np.asarray(_Shown(on_host, True)))
     plain = np.asarray(array)
+    if plain.dtype.kind == "U" and not given:
+        raise TypeError(f"{call}: {_TEXT}, and this is {array!r:.80}")
     return Elements(plain.dtype, plain.shape, plain)
+
+
+#: The remedy for text, which numpy would store as UTF-32.
+_TEXT = "text must be encoded first, as by numpy.frombuffer(text.encode(), 'uint8')"
+
+
+def refuse_others(call: str, value: Any) -> None:
+    """Raise TypeError for text, and for an object that holds several arrays."""
+    if isinstance(value, str):
+        raise TypeError(f"{call}: {_TEXT}, and this is {value!r:.80}")
+    if isinstance(value, abc.Mapping) or hasattr(value, "state_dict"):
+        raise TypeError(
+            f"{call}: this {type(value).__name__} holds arrays by name, and the call takes one: "
+            f"pass them to broker.put_tensors(name, tensors) or gdrpy.safetensors.store(region, "
+            f"tensors), or a torch module to gdrpy.torch.share(broker, name, module)"
+        )
+
+
+def readable(array: Any) -> Any:
+    """The array to read the elements of.
+
+    torch hands on neither parameters nor lazy conjugates and negations.
+    """
+    if is_of(array, "torch", "Tensor"):
+        return array.detach().resolve_conj().resolve_neg()
+    return array
+
+
+def host_view(call: str, array: Any, writable: bool) -> np.ndarray[Any, Any]:
+    """Another library's host array, for the C core, which takes buffers; elements of raw bytes.
+
+    Raises TypeError for any other object.
+    """
+    import numpy as np
+
+    refuse_others(call, array)
+    found = host_array(call, array if writable else readable(array))
+    if found is None:
+        raise TypeError(
+            f"{call}: this {type(array).__name__} is not in host memory: pass it to write() or "
+            f"readinto() of a Region, which take arrays of a GPU, or copy it to the host first"
+        )
+    return np.asarray(_Shown(found, found.readonly or not writable))
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -51,12 +102,12 @@ def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class _Shown:
     """An array for numpy, with elements of raw bytes."""
 
-    def __init__(self, array: DeviceArray) -> None:
+    def __init__(self, array: DeviceArray, readonly: bool) -> None:
         self._owner = array.owner
         self.__array_interface__ = {
             "version": 3,
             "shape": array.shape,
             "typestr": f"|V{array.dtype.nbytes}",
-            "data": (array.address, True),
+            "data": (array.address, readonly),
             "strides": array.strides,
         }

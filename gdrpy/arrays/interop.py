@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gdrpy import cuda, sim
 from gdrpy._core._mapping import take_dlpack
+from gdrpy.common.arguments import is_of
 from gdrpy.common.dtypes import DType, as_typestr, of_dlpack
 from gdrpy.errors import CudaError, Forked
 
@@ -53,10 +53,10 @@ def device_array(call: str, obj: Any) -> DeviceArray | None:
     """
     found = None
     # Numpy arrays are host memory, and some have no capsules.
-    if hasattr(obj, "__dlpack__") and not _is_of(obj, "numpy", "ndarray"):
+    if hasattr(obj, "__dlpack__") and not is_of(obj, "numpy", "ndarray"):
         found = _by_dlpack(call, obj)
         # jax's arrays never change, but its capsules do not say so.
-        if found is not None and _is_of(obj, "jax", "Array"):
+        if found is not None and is_of(obj, "jax", "Array"):
             found = found._replace(readonly=True)
     if found is None and hasattr(obj, "__cuda_array_interface__"):
         found = _by_interface(call, obj.__cuda_array_interface__, obj)
@@ -84,12 +84,6 @@ def host_array(call: str, obj: Any) -> DeviceArray | None:
     return _consume(call, _capsule(obj))
 
 
-def _is_of(obj: object, module: str, name: str) -> bool:
-    """Whether it is an instance of a module's class. Does not import the module."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(obj, kind)
-
-
 def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
     kind, device = obj.__dlpack_device__()
     kind, device = int(kind), int(device)
@@ -110,7 +104,7 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
 
 def _capsule(obj: Any, **wishes: Any) -> object:
     """An object's capsule, of DLPack 1, which can say that it is read-only, if possible."""
-    if _is_of(obj, "torch", "Tensor") and obj.is_neg():
+    if is_of(obj, "torch", "Tensor") and obj.is_neg():
         raise BufferError(
             "the tensor is a negated view of its memory, which DLPack cannot express: pass "
             "tensor.resolve_neg()"

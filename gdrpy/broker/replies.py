@@ -206,8 +206,9 @@ class Description(RegionInfo, frozen=True):
 
 
 class Counters(Reply):
-    """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` by GPU,
-    ``users`` bytes by device and user, ``requests`` counts by name.
+    """The broker's counters. ``used`` and ``limits`` are bytes by device, ``uuids`` and ``gpus``,
+    their product names, by GPU, ``users`` bytes by device and user, ``requests`` counts by name.
+    Older brokers send no ``gpus``.
     """
 
     regions: Number
@@ -219,6 +220,7 @@ class Counters(Reply):
     uuids: dict[str, str]
     users: dict[str, Number]
     requests: dict[str, Number]
+    gpus: dict[str, str] = {}
 
     def as_dict(self) -> dict[str, Any]:
         """The counters by name."""

@@ -41,14 +41,18 @@ class _End(Closing):
 class Channel(_End, _mapping.Channel):
     """A ring of ``capacity`` records of ``record_nbytes`` bytes, from the CPU to a GPU.
 
+    Args:
+        record_nbytes: The size of a record: a multiple of 16 up to 65536.
+        capacity: The number of records that fit: a power of two up to 2**40.
+        device: The GPU, named as for :func:`gdrpy.alloc`.
+
     The one producer is this object, whose pushes are stores through the mapping of GPU memory;
     threads may share it. The one consumer is a kernel that gets :attr:`ptr`, or :meth:`reader`.
     Each record arrives whole and once, in the order of the pushes.
 
-    ``record_nbytes`` is a multiple of 16 up to 65536, ``capacity`` a power of two up to 2**40. The
-    end of a ``with`` block calls :meth:`close`, which tells the consumer that no record follows.
-    Keep the object until the kernel has ended: its memory is freed when it and its readers are
-    gone.
+    The end of a ``with`` block calls :meth:`close`, which tells the consumer that no record
+    follows. Keep the object until the kernel has ended: its memory is freed when it and its readers
+    are gone.
 
     Raises ValueError, TypeError, NotFound (no such device), OutOfMemory, BackendUnavailable,
     CudaError.
@@ -56,9 +60,7 @@ class Channel(_End, _mapping.Channel):
 
     _reader: weakref.ref[ChannelReader] | None = None
 
-    def __init__(
-        self, record_nbytes: int = 64, capacity: int = 4096, device: int | str = 0
-    ) -> None:
+    def __init__(self, record_nbytes: int = 64, capacity: int = 4096, device: Any = 0) -> None:
         size = as_int("Channel", "record_nbytes", record_nbytes)
         if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
             raise ValueError(

@@ -48,11 +48,11 @@ GROUPS = {
     },
     "regions of the broker": {
         "broker.ls": "the regions that you may read",
-        "broker.stat": "one region in full: permissions, metadata, holders",
+        "broker.stat": "one region in full: permissions, holders, tensors",
         "broker.alloc": "make a region, or find it with this size",
         "broker.put": "copy a file into a region",
         "broker.get": "copy a region to a file",
-        "broker.load": "load the tensors of a safetensors file into a region",
+        "broker.load": "load a safetensors file, or a checkpoint of many",
         "broker.seal": "make a region immutable",
         "broker.rm": "delete regions",
     },
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     lines = []
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
-        lines += [f"  {module.rpartition('.')[2]:11}{line}" for module, line in group.items()]
+        lines += [f"  {module.rpartition('.')[2]:12}{line}" for module, line in group.items()]
     whole = argparse.ArgumentParser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",

@@ -28,6 +28,7 @@ class Header:
     cuda_driver: str | None = None
     gpu: str | None = None
     device: int | None = None
+    uuid: str | None = None
     pci: str | None = None
     simulated: bool | None = None
     backend: str | None = None
@@ -60,16 +61,20 @@ def host_header(command: str, **known: Any) -> Header:
 
 def gpu_header(command: str, device: int, backend: str) -> Header:
     """A header of a run on a device of this process. Raises NotFound, CudaError."""
+    return host_header(command, backend=backend, **gpu_fields(device))
+
+
+def gpu_fields(device: int) -> dict[str, Any]:
+    """What a header tells of a device of this process. Raises NotFound, CudaError."""
     info = cuda.device_info(device)
-    return host_header(
-        command,
-        cuda_driver=cuda_version(),
-        gpu=info.name,
-        device=device,
-        pci=info.pci,
-        simulated=info.simulated,
-        backend=backend,
-    )
+    return {
+        "cuda_driver": cuda_version(),
+        "gpu": info.name,
+        "device": device,
+        "uuid": info.uuid,
+        "pci": info.pci,
+        "simulated": info.simulated,
+    }
 
 
 def gpu_words(name: str | None, simulated: bool | None) -> str:

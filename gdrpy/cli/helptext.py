@@ -17,11 +17,11 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         if all(len(line) <= width for line in text.splitlines()):
             return super()._fill_text(text, width, indent)
         return "\n".join(
-            _folded(first, hanging, rest, width) for first, hanging, rest in _items(text)
+            _folded(first, hanging, rest, width) for first, hanging, rest in items(text)
         )
 
 
-def _items(text: str) -> list[tuple[str, int, str]]:
+def items(text: str) -> list[tuple[str, int, str]]:
     """Paragraphs and entries: what the first line begins with, how far the others are indented, and
     the words.
     """

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         cuda_driver=cuda_driver,
         simulated=devices[0].simulated if devices else None,
     )
-    states = [state for device in devices for state in _states(device.ordinal)]
+    states = [state for device in devices for state in _states(device)]
     if problem:
         states = [_without_cuda(name) for name in backends.ALL]
 
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.show(table(headings, map(_backend_row, states), "Backends", whole=whole))
     for direction in ("to", "from"):
         output.prose(_routine_line(direction))
-    handles = {device.ordinal: fabric.status(device.ordinal) for device in devices}
-    for status in handles.values():
+    handles = [(device, fabric.status(device.ordinal)) for device in devices]
+    for _, status in handles:
         output.prose(f"fabric handles: {_words(status)}")
 
     output.finish(
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "devices": [device._asdict() for device in devices],
             "backends": states,
             "fabric_handles": [
-                {"device": device, **status._asdict()} for device, status in handles.items()
+                {**_named(device), **status._asdict()} for device, status in handles
             ],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }
@@ -97,11 +97,11 @@ def _simulated(devices: list[cuda.DeviceInfo]) -> str:
     return ", simulated GPU" if any(device.simulated for device in devices) else ""
 
 
-def _states(ordinal: int) -> list[dict[str, Any]]:
+def _states(device: cuda.DeviceInfo) -> list[dict[str, Any]]:
     """The state of every backend for a device of this process."""
-    statuses = {name: backend.status(ordinal) for name, backend in backends.ALL.items()}
+    statuses = {name: backend.status(device.ordinal) for name, backend in backends.ALL.items()}
     chosen = next((name for name in backends.candidates() if statuses[name].usable), None)
-    return [_state(name, ordinal, one, name == chosen) for name, one in statuses.items()]
+    return [_state(name, device, one, name == chosen) for name, one in statuses.items()]
 
 
 def _without_cuda(name: str) -> dict[str, Any]:
@@ -112,11 +112,20 @@ def _without_cuda(name: str) -> dict[str, Any]:
     return _state(name, None, Status(False, reason, remedy), False)
 
 
-def _state(name: str, device: int | None, status: Status, chosen: bool) -> dict[str, Any]:
+def _named(device: cuda.DeviceInfo | None) -> dict[str, Any]:
+    """What names a device in JSON."""
+    if device is None:
+        return {"device": None, "uuid": None, "gpu": None}
+    return {"device": device.ordinal, "uuid": device.uuid, "gpu": device.name}
+
+
+def _state(
+    name: str, device: cuda.DeviceInfo | None, status: Status, chosen: bool
+) -> dict[str, Any]:
     """``chosen`` marks the backend that a region on the device tries first."""
     return {
         "backend": name,
-        "device": device,
+        **_named(device),
         "usable": status.usable,
         "chosen": chosen,
         "reason": status.reason,

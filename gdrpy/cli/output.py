@@ -6,17 +6,21 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from gdrpy.cli.exits import CommandError
+from gdrpy.cli.sizes import approximate_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: The width of tables, in columns, where stdout is not a terminal.
 _PLAIN_WIDTH = 140
+#: How often a long copy tells of itself where stderr is not a terminal.
+_SECONDS_BETWEEN_LINES = 10.0
 #: Lists with more entries print one entry per line of JSON.
 _LONG = 100
 
@@ -203,20 +207,50 @@ class Output:
 
     @contextmanager
     def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on stderr if stderr is a terminal; yields a function of bytes done and in all."""
+        """A bar on stderr if stderr is a terminal, else a line now and then; yields a function of
+        bytes done and in all.
+        """
         from rich import progress
+        from rich.table import Column
 
-        words = progress.TextColumn("{task.description}", markup=False)
-        rates = progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()
-        with self._bar(words, *rates) as bar:
+        if not self._err.is_terminal:
+            yield self._lines_of(what)
+            return
+        name = Column(max_width=20, no_wrap=True)
+        words = progress.TextColumn("{task.description}", markup=False, table_column=name)
+        figures = (
+            progress.DownloadColumn(binary_units=True, table_column=Column(no_wrap=True)),
+            progress.TransferSpeedColumn(table_column=Column(no_wrap=True)),
+            progress.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        )
+        with self._bar(words, *figures) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def _lines_of(self, what: str) -> Callable[[int, int], None]:
+        """A function of bytes done and in all, which prints a line if it has not for some time."""
+        begun = told = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            now = time.monotonic()
+            if now - told < _SECONDS_BETWEEN_LINES:
+                return
+            told, speed = now, max(done / (now - begun), 1)
+            self._err.print(
+                f"{what}: {approximate_size(done)} of {approximate_size(total)}, "
+                f"{approximate_size(int(speed))}/s, {(total - done) / speed:.0f} s left",
+                markup=False,
+                soft_wrap=True,
+            )
+
+        return tell
 
     def _bar(self, words: Any, *figures: Any, disable: bool = False, **options: Any) -> Any:
         from rich.progress import BarColumn, Progress
 
         options |= {"transient": True, "disable": disable or not self._err.is_terminal}
-        return Progress(words, BarColumn(), *figures, console=self._err, **options)
+        return Progress(words, BarColumn(None), *figures, console=self._err, expand=True, **options)
 
     def is_live(self) -> bool:
         """Whether :meth:`live` shows pictures in place."""

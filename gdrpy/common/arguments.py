@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,27 @@ def as_int(call: str, name: str, value: Any) -> int:
     raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
 
 
-def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
-    """A GPU's name, checked: its ordinal, its UUID, or its PCI address as pci_name() writes it.
+def is_of(value: object, module: str, name: str) -> bool:
+    """Whether it is an instance of a module's class. Does not import the module."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
 
-    ``or_cpu`` only changes the error: whether the caller accepts "cpu" too. Raises TypeError,
-    ValueError.
+
+def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
+    """A GPU's name, checked: its ordinal, its UUID, its PCI address as pci_name() writes it, or
+    torch's "cuda" or "cuda:1", also for a torch.device.
+
+    With ``or_cpu`` also "cpu". Raises TypeError, ValueError.
     """
+    asked = device
+    if is_of(device, "torch", "device"):
+        device = str(device)
     if isinstance(device, str):
         hexadecimal = device.lower()
+        if or_cpu and hexadecimal in ("cpu", "cpu:0"):
+            return "cpu"
+        if re.fullmatch("cuda(:[0-9]{1,9})?", hexadecimal):
+            return hexadecimal
         if re.fullmatch("gpu-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", hexadecimal):
             return "GPU-" + hexadecimal[4:]
         address = re.fullmatch(
@@ -43,11 +57,11 @@ def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
             pass
     link, last = (",", " or 'cpu'") if or_cpu else (" or", "")
     names = (
-        f"a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L lists it){link} its PCI address "
-        f"('0000:3b:00.0'){last}"
+        f"a CUDA ordinal, a GPU's UUID ('GPU-...' as nvidia-smi -L lists it), its PCI address "
+        f"('0000:3b:00.0'){link} torch's name ('cuda:0'){last}"
     )
     kind = ValueError if isinstance(device, str) else TypeError
-    raise kind(f"{call}: device must be {names}, and is {device!r}")
+    raise kind(f"{call}: device must be {names}, and is {asked!r}")
 
 
 def pci_name(domain: int, bus: int, slot: int) -> str:

@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gdrpy.common.arguments import is_of
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -64,6 +66,15 @@ DTYPES = {
     )
 }
 _BY_ARRAY_NAME = {dtype.array_name: dtype for dtype in DTYPES.values()}
+#: By any name: safetensors', numpy's and torch's, and short ones that mean nothing else to numpy.
+_BY_NAME = {
+    **_BY_ARRAY_NAME,
+    **DTYPES,
+    "bf16": DTYPES["BF16"],
+    "fp16": DTYPES["F16"],
+    "fp32": DTYPES["F32"],
+    "fp64": DTYPES["F64"],
+}
 #: The element types of other libraries' arrays, by DLPack's code and the bytes of an element.
 _FOREIGN = {
     (dtype.code, dtype.nbytes): dtype
@@ -78,33 +89,63 @@ _KINDS = {"i": _INT, "u": _UINT, "f": _FLOAT, "b": _BOOL, "c": _COMPLEX}
 
 
 def as_dtype(call: str, value: Any) -> DType:
-    """The element type of a safetensors name, or of a value that ``numpy.dtype`` accepts.
+    """The element type of a safetensors name, of a torch.dtype, or of a value that ``numpy.dtype``
+    accepts.
 
-    A name that both define ("U8") is safetensors'. Raises TypeError.
+    A name that numpy defines too ("U8") is safetensors'. Raises TypeError.
     """
     if isinstance(value, DType):
         value = value.name
-    if isinstance(value, str):
-        found = DTYPES.get(value) or _BY_ARRAY_NAME.get(value)
-        if found:
-            return found
-    import numpy as np
-
-    try:
-        kind = np.dtype(value)
-    except (TypeError, ValueError):
-        kind = None
-    if value is None or kind is None or kind.name not in _BY_ARRAY_NAME:
-        raise TypeError(
-            f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's name or type for one, "
-            f"and is {value!r}"
-        )
+    named = _name_of(value)
+    found = _BY_NAME.get(named) if isinstance(named, str) else None
+    if found is not None:
+        return found
+    kind = None if value is None else _numpy_dtype(named)
+    if kind is None or kind.name not in _BY_ARRAY_NAME:
+        raise TypeError(_unknown(call, value))
     if not kind.isnative:
         raise TypeError(
             f"{call}: dtype {kind.str!r} has the other byte order: convert the array first, by "
             f"array.astype(array.dtype.newbyteorder('='))"
         )
     return _BY_ARRAY_NAME[kind.name]
+
+
+def as_numpy_dtype(call: str, value: Any) -> np.dtype[Any]:
+    """Like :func:`as_dtype`, as numpy's dtype, which may also be one that safetensors lacks.
+
+    Raises TypeError, also if it needs ml_dtypes, which is not installed.
+    """
+    named = _name_of(value)
+    found = _BY_NAME.get(named) if isinstance(named, str) else None
+    kind = _numpy_dtype(named) if found is None else found.numpy(call)
+    if kind is None:
+        raise TypeError(_unknown(call, value))
+    return kind
+
+
+def _name_of(value: Any) -> Any:
+    """The name of a torch.dtype; any other value itself."""
+    if is_of(value, "torch", "dtype"):
+        value = str(value)
+    return value.removeprefix("torch.") if isinstance(value, str) else value
+
+
+def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
+    import numpy as np
+
+    try:
+        kind: np.dtype[Any] = np.dtype(value)
+    except (TypeError, ValueError):
+        return None
+    return kind
+
+
+def _unknown(call: str, value: Any) -> str:
+    return (
+        f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's or torch's name or type for "
+        f"one, and is {value!r}"
+    )
 
 
 def of_dlpack(call: str, code: int, bits: int, lanes: int) -> DType:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import TracebackType
 from typing import Any, Self
 
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo, alone
+from gdrpy.errors import StillInUse
 
 #: The remedy for pickling a region, or an object made from one.
 HOW_TO_SEND = (
@@ -18,11 +20,18 @@ HOW_TO_SEND = (
 
 
 class Closing:
-    """Closes at the end of a ``with`` block; a failure never hides the block's own exception."""
+    """Closes at the end of a ``with`` block; a failure never hides the block's own exception.
+
+    Where close() raises BufferError because views are alive, the block's end retires the object
+    instead: it is closed, and what the views use is released with the last of them. The caller is
+    told once, by a StillInUse warning or by a note on the block's exception.
+    """
 
     __slots__ = ()
 
     close: Any
+    #: Retires an object that close() refuses to close; whether the caller must be told.
+    _retire: Any
 
     def __enter__(self) -> Self:
         return self
@@ -34,11 +43,28 @@ class Closing:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            told = self._close_or_retire()
+            if told is not None and error is None:
+                warnings.warn(told, StillInUse, stacklevel=2)
+            elif told is not None and error is not None:
+                error.add_note(told)
         except Exception as failure:
             if error is None:
                 raise
             error.add_note(f"closing: {type(failure).__name__}: {failure}")
+
+    def _close_or_retire(self) -> str | None:
+        """Close it, or retire it; what to tell the caller of views that are still in use."""
+        try:
+            self.close()
+        except BufferError as busy:
+            shown = repr(self)
+            if self._retire():
+                return (
+                    f"{shown} was in use when its with block ended: it is closed, and what is in "
+                    f"use is released with its last user. {busy}"
+                )
+        return None
 
 
 class Resource(Closing, _mapping.Resource):
@@ -54,7 +80,27 @@ class Resource(Closing, _mapping.Resource):
     _closed = True  # until it is made
 
     def _release(self) -> None:
-        """Release what this object holds; the object stays open if this raises."""
+        """Release what this object holds; the object stays open if this raises.
+
+        Raises BufferError only if :meth:`_release_with_users` is overridden too.
+        """
+
+    def _retire(self) -> bool:
+        return alone(self._lock, self._retire_once)
+
+    def _retire_once(self) -> bool:
+        if self._closed:
+            return False
+        self._closed = True
+        return self._release_with_users()
+
+    def _release_with_users(self) -> bool:
+        """Release what is not in use at once, and the rest when its last user is gone.
+
+        Returns whether anything is in use that the caller was not told of.
+        """
+        self._release()
+        return False
 
     def __enter__(self) -> Self:
         self._check(f"with {type(self).__name__}")
@@ -96,7 +142,8 @@ class Owner(Resource):
             alone(self._mutex, self._drop_unused)
 
     def _drop_unused(self) -> None:
-        if self._closed and not self._users:
+        # At interpreter exit the kernel frees everything, and CUDA may be gone already.
+        if self._closed and not self._users and not sys.is_finalizing():
             self._drop()
 
     @property
@@ -117,7 +164,6 @@ class Owner(Resource):
         self._give_back()
 
     def __del__(self) -> None:
-        # At interpreter exit the kernel frees everything, and CUDA may be gone already.
         if self._closed or sys.is_finalizing():
             return
         self._closed = True

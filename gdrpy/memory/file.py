@@ -110,3 +110,7 @@ class MemoryFile(Memory):
 
     def _give_back(self) -> None:
         self._fd.close()
+
+    def _drop(self) -> None:
+        self._give_back()
+        self.source = None

@@ -184,6 +184,7 @@ class GpuMemory(Memory):
         with Undo() as undo:
             undo.callback(reclaim.give_back, self.devices, self._undo, self.source)
             undo.callback(self._core_undo.close)
+        self.source = None
 
 
 def keep_fd(fd: int, size: int) -> GpuMemory:

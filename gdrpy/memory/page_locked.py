@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from typing import Any
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -11,7 +12,7 @@ from gdrpy.common.arguments import as_size
 from gdrpy.memory.view import Mapping, MappingType
 
 
-def page_locked(nbytes: int, device: int | str = 0) -> Mapping:
+def page_locked(nbytes: int, device: Any = 0) -> Mapping:
     """Allocate ``nbytes`` bytes of page-locked host memory that a device reaches over the bus.
 
     A flag in it is the quickest way for a GPU to signal the CPU, which polls its own cached memory.

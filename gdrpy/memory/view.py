@@ -10,13 +10,12 @@ from gdrpy import cuda
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import HOST, Device, View, export, host_copy
-from gdrpy.common.dtypes import DTYPES
+from gdrpy.common.dtypes import DTYPES, as_numpy_dtype
 from gdrpy.common.resource import HOW_TO_SEND, Closing
 from gdrpy.errors import MissingView, ReadOnly
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 
 #: How a mapping is pickled: a function to call, and its arguments before the mapping.
@@ -35,8 +34,9 @@ class Mapping(Closing, _mapping.Mapping):
     """A range of GPU memory in this process's address space.
 
     Supports the buffer protocol: ``memoryview(mapping)`` and numpy arrays are views of it, and
-    :meth:`close` raises BufferError while one is alive. Offsets and sizes are in bytes. Several
-    threads may use a mapping at once; concurrent writes to one place are undefined.
+    :meth:`close` raises BufferError while one is alive. The end of a ``with`` block warns of it by
+    StillInUse instead, and unmaps when the last view is gone. Offsets and sizes are in bytes.
+    Several threads may use a mapping at once; concurrent writes to one place are undefined.
 
     Made by :class:`gdrpy.Region` and :class:`gdrpy.Pin`. ``ptr`` is the GPU address of the first
     byte, None in a process that has only the CPU view.
@@ -52,19 +52,26 @@ class Mapping(Closing, _mapping.Mapping):
 
     def numpy(
         self,
-        dtype: DTypeLike = "uint8",
+        dtype: Any = "uint8",
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
-        """An array over the mapping's bytes, without a copy; by default all from ``offset`` on.
+        """An array over the mapping's bytes, without a copy.
+
+        Args:
+            dtype: The elements' type.
+            shape: The shape; None is one dimension with all that fits.
+            offset: The byte at which the first element begins, aligned to the type.
+
+        ``dtype`` is as of :meth:`Region.array`, or any other that numpy knows.
 
         Element-wise reads of write-combined memory take about 1 us each: use :meth:`read` for more
-        than a few bytes. Raises ValueError if the array does not fit or is not aligned.
+        than a few bytes. Raises ValueError if the array does not fit or is not aligned, TypeError.
         """
         import numpy as np
 
         call = "Mapping.numpy"
-        kind = np.dtype(dtype)
+        kind = as_numpy_dtype(call, dtype)
         start, room = as_range(call, offset, None, self.nbytes)
         if not kind.itemsize or start % kind.alignment:
             raise ValueError(
@@ -119,6 +126,11 @@ class Mapping(Closing, _mapping.Mapping):
         """Unmap. May be called again. Raises BufferError while views of the mapping are alive."""
         super().close()
         self._travel = None
+
+    def _retire(self, keep: object = None) -> bool:
+        self._travel = None
+        told: bool = super()._retire(keep)
+        return told
 
     def __copy__(self) -> NoReturn:
         raise TypeError(f"a Mapping cannot be copied or pickled: {HOW_TO_SEND}")
@@ -185,9 +197,13 @@ class Flag(_mapping.Flag):
     def stream_wait(self, stream: Any, value: int, op: str = ">=") -> None:
         """Work queued on ``stream`` from now on waits until the word meets the condition.
 
-        ``stream`` is a handle as an int or CUstream, None for the default stream, or a stream of
-        torch, cupy, numba or cuda.core; ``op`` as in :meth:`wait`. Raises CudaError if the device
-        does not support the condition ('nor').
+        Args:
+            stream: A handle as an int or CUstream, None for the default stream, or a stream of
+                torch, cupy, numba or cuda.core.
+            value: What the word is compared with.
+            op: The comparison, as in :meth:`wait`.
+
+        Raises CudaError if the device does not support the condition ('nor').
         """
         self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
 

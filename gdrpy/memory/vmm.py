@@ -43,14 +43,14 @@ def _properties(device: int, fabric: bool = False) -> Any:
 
 
 @functools.cache
-def granularity(device: int | str = 0) -> int:
+def granularity(device: Any = 0) -> int:
     """Every allocation's size is a multiple of this many bytes. Raises NotFound."""
     ordinal = cuda.ordinal("granularity", device)
     minimum = cuda.driver().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     return int(cuda.call("cuMemGetAllocationGranularity", _properties(ordinal), minimum))
 
 
-def rounded_size(nbytes: int, device: int | str = 0) -> int:
+def rounded_size(nbytes: int, device: Any = 0) -> int:
     """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
     size = as_size("rounded_size", nbytes)
     unit = granularity(cuda.ordinal("rounded_size", device))

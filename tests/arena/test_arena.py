@@ -172,6 +172,29 @@ class TestClose:
         with pytest.raises(gdrpy.Closed, match=r"Arena\.allocate: the Arena is closed"):
             arena.allocate(1)
 
+    def test_at_the_end_of_a_block_leaves_the_blocks_in_it_usable(self, region):
+        with (
+            pytest.warns(gdrpy.StillInUse, match=r"^<Arena .*: 1 blocks with 1024 bytes"),
+            gdrpy.Arena(region) as arena,
+        ):
+            library, block = Library(arena), arena.allocate(600)
+        with pytest.raises(gdrpy.Closed, match=r"Arena\.allocate: the Arena is closed"):
+            arena.allocate(1)
+        with pytest.raises(BufferError):
+            region.close()
+        library.free(block, 600, 0, None)
+        region.close()
+        assert arena_module._abandoned == []
+
+    def test_of_a_region_at_the_end_of_its_block_leaves_it_usable(self):
+        with (
+            pytest.warns(gdrpy.StillInUse, match=r"1 of the GPU view, such as .* arenas"),
+            gdrpy.alloc(4096) as region,
+        ):
+            arena = gdrpy.Arena(region)
+        arena.free(arena.allocate(600))
+        arena.close()
+
     def test_of_the_region_under_it_is_refused(self, arena, region):
         with pytest.raises(BufferError):
             region.close()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import gdrpy
-from gdrpy.arrays import viewed
+from gdrpy.arrays import array
 
 
 @pytest.fixture(autouse=True)
@@ -35,4 +35,4 @@ def readonly_region(region: gdrpy.Region) -> Iterator[gdrpy.Region]:
 @pytest.fixture
 def as_on_a_real_gpu(views: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays take the simulated GPU's memory for a real one's."""
-    monkeypatch.setattr(viewed, "cuda", SimpleNamespace(simulated=lambda: False))
+    monkeypatch.setattr(array, "cuda", SimpleNamespace(simulated=lambda: False))

@@ -143,8 +143,8 @@ class TestForkedChild:
         code = (
             "import gdrpy, os\n"
             "from types import SimpleNamespace\n"
-            "from gdrpy.arrays import viewed\n"
-            "viewed.cuda = SimpleNamespace(simulated=lambda: False)\n"
+            "from gdrpy.arrays import array\n"
+            "array.cuda = SimpleNamespace(simulated=lambda: False)\n"
             "region = gdrpy.alloc(4096)\n"
             "gpu, cpu = region.__dlpack__(), region.__dlpack__(dl_device=(1, 0))\n"
             "if os.fork() == 0:\n"

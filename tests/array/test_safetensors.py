@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -14,6 +16,7 @@ import safetensors.numpy
 
 import gdrpy
 from gdrpy import safetensors as images
+from gdrpy.arrays.safetensors_file import BLOCK
 from gdrpy.common.dtypes import as_dtype
 from gdrpy.errors import SizeMismatch
 
@@ -48,6 +51,15 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
         assert found[name].dtype == array.dtype
         assert found[name].shape == array.shape
         assert found[name].tobytes() == array.tobytes()
+
+
+def takes_direct_io(path: Path) -> bool:
+    """Whether the file system of a path can be read past the kernel's cache."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 class TestPlan:
@@ -170,15 +182,70 @@ class TestLoad:
             assert found.metadata == {"made": "elsewhere"}
             assert (found.data_start % 256, found.nbytes) == (0, region.nbytes)
 
-    def test_takes_many_pieces_and_tells_of_each(self, region, path, monkeypatch):
-        monkeypatch.setattr(images, "_CHUNK", 17)
+    @pytest.fixture
+    def large(self, tmp_path: Path) -> dict[str, np.ndarray]:
+        """The tensors of the file ``large``, which has many blocks and ends inside one."""
+        arrays = {"bytes": np.frombuffer(os.urandom(150_001), np.uint8)}
+        safetensors.numpy.save_file(arrays, tmp_path / "large")
+        return arrays
+
+    @pytest.mark.parametrize("threads", [1, 4])
+    def test_takes_many_pieces_and_tells_of_each(
+        self, region, large, tmp_path, monkeypatch, threads
+    ):
+        monkeypatch.setattr(images, "_CHUNK", BLOCK)
+        monkeypatch.setattr(images, "_THREADS", threads)
         told = []
-        images.load(path, region, lambda done, total: told.append((done, total)))
-        assert_same(read_all(region), ARRAYS)
-        data = sum(array.nbytes for array in ARRAYS.values())
-        total = images.size_of(path)
-        ends = [*range(17, data, 17), data, total]
-        assert told == [(end, total) for end in ends]
+        images.load(tmp_path / "large", region, lambda done, total: told.append((done, total)))
+        assert_same(read_all(region), large)
+        data, total = 150_001, images.size_of(tmp_path / "large")
+        assert [done for done, _ in told[-2:]] == [data, total]
+        assert len(told) == -(-(tmp_path / "large").stat().st_size // BLOCK) + 1
+        assert sorted(told) == told
+        assert {whole for _, whole in told} == {total}
+
+    @pytest.mark.parametrize("refusal", [None, errno.EINVAL, errno.EFAULT])
+    def test_passes_the_cache_that_lacks_the_file_where_it_can(
+        self, region, large, tmp_path, monkeypatch, refusal
+    ):
+        read, direct = os.preadv, []
+
+        def preadv(fd, buffers, offset, *flags):
+            if flags:
+                raise BlockingIOError
+            direct.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+            if direct[-1] and refusal:
+                raise OSError(refusal, "refused")
+            return read(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        images.load(tmp_path / "large", region)
+        assert_same(read_all(region), large)
+        assert direct[0] == takes_direct_io(tmp_path / "large")
+        assert direct[-1] == (direct[0] and not refusal)
+
+    def test_reads_a_cached_file_from_the_cache(self, region, large, tmp_path, monkeypatch):
+        read, direct = os.preadv, []
+
+        def preadv(fd, buffers, offset, *flags):
+            direct.append(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+            return read(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        images.load(tmp_path / "large", region)  # it was written just now
+        assert_same(read_all(region), large)
+        assert set(direct) == {0}
+
+    def test_that_cannot_read_leaves_no_image(self, region, large, tmp_path, monkeypatch):
+        def preadv(fd, buffers, offset, *flags):
+            raise OSError(errno.EIO, "the disk is broken")
+
+        images.store(region, ARRAYS)
+        monkeypatch.setattr(os, "preadv", preadv)
+        with pytest.raises(OSError, match="the disk is broken"):
+            images.load(tmp_path / "large", region)
+        with pytest.raises(ValueError, match="there is no image"):
+            images.tensors(region)
 
     def test_of_a_file_without_tensors(self, region, tmp_path):
         (tmp_path / "empty").write_bytes(image({}))
@@ -207,11 +274,24 @@ class TestLoad:
         with pytest.raises(ValueError, match="there is no image"):
             images.tensors(region)
 
-    def test_of_a_file_that_shrinks_meanwhile_says_so(self, region, path, monkeypatch):
-        monkeypatch.setattr(images, "_CHUNK", 17)
-        end = images.file_layout(path).data_start + 17
-        with pytest.raises(ValueError, match="became shorter"):
-            images.load(path, region, lambda done, total: os.truncate(path, end))
+    @pytest.mark.parametrize("what", ["cut short", "written again"])
+    def test_of_a_file_that_is_changed_meanwhile_says_so(
+        self, region, large, tmp_path, monkeypatch, what
+    ):
+        path = tmp_path / "large"
+        monkeypatch.setattr(images, "_CHUNK", BLOCK)
+        monkeypatch.setattr(images, "_THREADS", 1)
+
+        def change(done: int, total: int) -> None:
+            if what == "cut short":
+                os.truncate(path, BLOCK)
+            else:
+                os.utime(path, (0, 0))
+
+        with pytest.raises(ValueError, match="large: .* the file was changed while it was read"):
+            images.load(path, region, change)
+        with pytest.raises(ValueError, match="there is no image"):
+            images.tensors(region)
 
     def test_of_a_file_that_does_not_exist_is_an_os_error(self, region, tmp_path):
         with pytest.raises(FileNotFoundError):
@@ -229,13 +309,17 @@ class TestFileLayout:
     @pytest.mark.parametrize("data", [b"1", b"123"])
     def test_refuses_a_file_of_another_size(self, tmp_path, data):
         (tmp_path / "file").write_bytes(image({"a": entry()}, data))
-        with pytest.raises(ValueError, match="header describes .* bytes, and the file has"):
+        with pytest.raises(
+            ValueError, match="file: .* header describes .* bytes, and the file has"
+        ):
             images.file_layout(tmp_path / "file")
 
     @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, image(b"{}")[:-1]])
     def test_refuses_a_file_that_is_cut_short(self, tmp_path, content):
         (tmp_path / "file").write_bytes(content)
-        with pytest.raises(ValueError, match=r"safetensors: (there is|\d bytes hold) no image"):
+        with pytest.raises(
+            ValueError, match=r"file: safetensors: (there is|\d bytes hold) no image"
+        ):
             images.file_layout(tmp_path / "file")
 
 

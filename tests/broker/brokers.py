@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -311,7 +312,10 @@ def _watch_garbage(daemon: Any) -> None:
         print(f"ERROR garbage is collected: {phase} {about}", file=sys.stderr, flush=True)
 
     def watched(server: Any) -> None:
-        gc.collect()  # what importing everything left
+        for thread in threading.enumerate():
+            if getattr(thread, "_target", None) is daemon._begin_cuda:
+                thread.join()
+        gc.collect()  # what importing everything and beginning CUDA left
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.callbacks.append(complain)
         run(server)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -560,6 +560,44 @@ class TestColdProcess:
             check=True,
         )
         assert done.stdout == "[]\n"
+
+
+class TestBlockWithViews:
+    """The lease lasts as long as the last of them."""
+
+    VIEWS: ClassVar = {"buffer": memoryview, "dlpack": lambda region: region.__dlpack__()}
+
+    @pytest.mark.parametrize("view", VIEWS)
+    @pytest.mark.parametrize("options", [{"device": "cpu"}, {"gpu": False}, {}], ids=str)
+    def test_holds_its_lease_until_the_last_view_is_gone(self, connected, options, view):
+        with (
+            pytest.warns(gdrpy.StillInUse, match="^<BrokerRegion 'a': Region of 4096 bytes"),
+            connected.allocate("a", 4096, **options) as region,
+        ):
+            views = [self.VIEWS[view](region) for _ in range(2)]
+        with pytest.raises(gdrpy.Closed, match="the BrokerRegion is closed"):
+            region.info()
+        assert connected.status()["leases"] == 1
+        views.pop()
+        assert connected.status()["leases"] == 1
+        views.pop()
+        assert connected.status()["leases"] == 0
+        assert region.closed
+
+    def test_holds_its_lease_for_asyncio_too(self, broker):
+        async def main() -> list[int]:
+            async with await aio.connect(broker.path) as client:
+                with (
+                    pytest.warns(gdrpy.StillInUse, match="^<BrokerRegion 'a'"),
+                    await client.allocate("a", 4096, "cpu") as region,
+                ):
+                    view = memoryview(region)
+                found = [(await client.status())["leases"]]
+                view[0] = 1
+                view.release()
+                return [*found, (await client.status())["leases"]]
+
+        assert asyncio.run(main()) == [1, 0]
 
 
 class TestLeaseThatABrokersDeathMadeUncertain:

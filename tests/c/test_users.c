@@ -37,6 +37,23 @@ static void nothing_holds_what_is_closed(void)
 	CHECK_EQ(users, CORE_CLOSED);
 }
 
+static void users_of_what_is_retired_are_its_last(void)
+{
+	core_users users = 0;
+
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_VIEW), true);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_CALL), true);
+	CHECK_EQ(core_users_retire(&users), true);
+	CHECK_EQ(core_users_hold(&users, CORE_ONE_VIEW), false);
+	CHECK_EQ(core_users_views(&users), 1);
+	CHECK_EQ(core_users_close(&users), -1);
+	core_users_let_go(&users, CORE_ONE_VIEW);
+	CHECK_EQ(core_users_gone(&users), false);
+	core_users_let_go(&users, CORE_ONE_CALL);
+	CHECK_EQ(core_users_gone(&users), true);
+	CHECK_EQ(core_users_retire(&users), false);
+}
+
 static void *close_it(void *users)
 {
 	return (void *)(intptr_t)core_users_close(users);
@@ -132,5 +149,5 @@ static void one_of_many_threads_closes_it(void)
 }
 
 CHECK_MAIN(TEST(views_keep_it_open), TEST(nothing_holds_what_is_closed),
-	   TEST(call_that_stays_is_not_waited_for), TEST(nobody_uses_what_was_taken_away),
-	   TEST(one_of_many_threads_closes_it))
+	   TEST(users_of_what_is_retired_are_its_last), TEST(call_that_stays_is_not_waited_for),
+	   TEST(nobody_uses_what_was_taken_away), TEST(one_of_many_threads_closes_it))

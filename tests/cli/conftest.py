@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gdrpy.cli import main
-from serving import CHECKOUT, broker_process, start_serving
+from serving import CHECKOUT, BrokerProcess, broker_process, start_serving
 from support import open_descriptors
 
 __all__ = ["broker_process", "start_serving"]
@@ -30,6 +30,13 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line chooses its own backend, whatever the environment of the tests says."""
     monkeypatch.delenv("GDRPY_BACKEND", raising=False)
+
+
+@pytest.fixture
+def broker(broker_process: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> BrokerProcess:
+    """One that the commands find by themselves."""
+    monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
+    return broker_process
 
 
 @pytest.fixture

@@ -21,17 +21,13 @@ import numpy as np
 import pytest
 
 import gdrpy
+from gdrpy.broker.client.broker import Broker
 from gdrpy.cli import keys, main
 from serving import CHECKOUT, BrokerProcess
 
 DATA = bytes(range(256)) * 40
-
-
-@pytest.fixture
-def broker(broker_process: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> BrokerProcess:
-    """One that the commands find by themselves."""
-    monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
-    return broker_process
+#: What JSON calls the first simulated GPU: ordinal, UUID and product name.
+GPU = [0, "GPU-67647270-7920-7369-6d75-6c6174656400", "gdrpy simulated GPU"]
 
 
 @pytest.fixture
@@ -151,6 +147,10 @@ TABLES = {
 }
 
 
+def cuda_fails(_: Broker) -> dict[str, Any]:
+    raise gdrpy.CudaError("cuInit", "CUDA_ERROR_NO_DEVICE", "no device")
+
+
 class TestLs:
     def test_of_nothing_says_so(self, broker, capsys):
         assert main(["ls"]) == 0
@@ -163,6 +163,20 @@ class TestLs:
         assert status == 0
         assert [region["name"] for region in found["regions"]] == ["a/1", "a/2"]
         assert found["regions"][0]["nbytes"] == len(DATA)
+
+    def test_names_the_gpu_in_json_by_number_uuid_and_product(self, put, json_of):
+        put("on the GPU")
+        put("on the host", "--device", "cpu")
+        _, found = json_of("ls")
+        named = [[region[key] for key in ("device", "uuid", "gpu")] for region in found["regions"]]
+        assert named == [GPU, ["cpu", None, None]]
+
+    def test_needs_no_cuda_of_the_broker(self, put, json_of, monkeypatch):
+        put("table")
+        monkeypatch.setattr(Broker, "status", cuda_fails)
+        status, found = json_of("ls")
+        assert status == 0
+        assert [(region["name"], region["gpu"]) for region in found["regions"]] == [("table", None)]
 
     def test_shows_rights_and_state(self, put, capsys):
         put("table", "--seal", "--mode", "640", "--device", "cpu")
@@ -208,6 +222,7 @@ class TestStat:
         with gdrpy.connect() as client, client.get("table", gpu=False, readonly=True):
             status, found = json_of("stat", "table")
         assert status == 0
+        assert [found[key] for key in ("device", "uuid", "gpu")] == GPU
         assert found["holders"] == [
             {"pid": os.getpid(), "uid": os.getuid(), "writable": False, "gpu": False, "count": 1}
         ]
@@ -229,6 +244,7 @@ class TestAlloc:
         status, made = json_of("alloc", "kv", "3M", "--mode", "0640")
         assert status == 0
         assert (made["name"], made["nbytes"], made["size"]) == ("kv", 3 << 20, 4 << 20)
+        assert [made[key] for key in ("device", "uuid", "gpu")] == GPU
         assert (made["device"], made["mode"], made["version"]) == (0, "0640", 1)
         assert made["holders"] == []
 
@@ -246,7 +262,7 @@ class TestAlloc:
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--device", "7"], "this machine has no GPU 7"),
+            (["--device", "7"], 'no GPU 7: name another one, or take host memory by device="cpu"'),
             (["--device", "cpu"], "they may take there"),
         ],
     )
@@ -256,7 +272,7 @@ class TestAlloc:
 
 
 class TestPutAndGet:
-    @pytest.mark.parametrize("device", ["0", "cpu"])
+    @pytest.mark.parametrize("device", ["0", "cuda:0", "cpu"])
     def test_give_the_same_bytes(self, put, tmp_path, device):
         put("table", "--device", device)
         assert main(["get", "table", str(tmp_path / "copy")]) == 0
@@ -398,6 +414,19 @@ class TestRm:
         assert said["errors"]["b"] == "rm: there is no region of the name 'b'"
         assert json_of("ls")[1]["regions"] == []
 
+    def test_recursive_deletes_what_is_below_the_name_too(self, put, json_of):
+        for name in ("a", "a/b", "a/b/c", "ab", "b/c"):
+            put(name)
+        assert json_of("rm", "-r", "a", "b", "a/b")[1] == {
+            "deleted": ["a", "a/b", "a/b/c", "b/c"],
+            "errors": {},
+        }
+        assert [region["name"] for region in json_of("ls")[1]["regions"]] == ["ab"]
+
+    def test_recursive_of_nothing_ends_with_1(self, broker, json_of):
+        status, said = json_of("rm", "-r", "a")
+        assert (status, said["errors"]) == (1, {"a": "rm: there is no region of the name 'a'"})
+
 
 class TestSeal:
     def test_keeps_writers_away(self, put):
@@ -536,7 +565,10 @@ class TestTop:
         assert uuid.startswith("GPU-")
         assert (gpu["device"], gpu["uuid"], gpu["used"]) == (0, uuid, 2 << 20)
         assert (host["device"], host["uuid"], host["used"]) == ("cpu", None, 0)
-        user = {"uid": os.getuid(), "user": getpass.getuser(), "device": 0, "uuid": uuid}
+        name = "gdrpy simulated GPU"
+        assert (gpu["gpu"], host["gpu"], second["largest"][0]["gpu"]) == (name, None, name)
+        user = {"uid": os.getuid(), "user": getpass.getuser()}
+        user |= {"device": 0, "uuid": uuid, "gpu": name}
         assert second["users"] == [user | {"used": 2 << 20}]
         assert [region["name"] for region in second["largest"]] == ["table"]
         assert second["largest"][0]["mode"] == "0600"

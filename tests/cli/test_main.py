@@ -79,14 +79,16 @@ class TestHelp:
             main(["load", "--help"])
         assert capsys.readouterr().out.endswith("""
 examples:
-  gdrpy load weights.safetensors weights --seal
+  gdrpy load ~/models/llama llama --seal
+  gdrpy load ~/models/llama llama --seal --digest
   gdrpy load weights.safetensors weights --device 1 --mode
       0644
 
 exit status:
-  0  the region is published
-  1  it is not, and nothing changed: memory or permission
-     is missing, or the file is not a safetensors file
+  0  the tensors are published
+  1  they are not, and what had the name before still has
+     it: memory or permission is missing, or a file is
+     missing or invalid; or a digest differs
   2  wrong usage, or no broker: start one with 'gdrpy
      serve'
 """)
@@ -113,8 +115,8 @@ class TestWrongUsage:
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
             (["validate", "--backend", "magic"], "invalid choice: 'magic'"),
-            (["validate", "--device", "-1"], "address ('0000:3b:00.0'), and is '-1'"),
-            (["validate", "--device", "one"], "address ('0000:3b:00.0'), and is 'one'"),
+            (["validate", "--device", "-1"], "torch's name ('cuda:0'), and is '-1'"),
+            (["validate", "--device", "one"], "torch's name ('cuda:0'), and is 'one'"),
             (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
             (["validate", "--seed", "x"], "'x' is not a whole number"),
             (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
@@ -140,7 +142,7 @@ class TestWrongUsage:
             (["serve", "--max-regions", "0"], "must be 1 or more"),
             (["serve", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
             (["serve", "--socket", "x" * 101], "is too long: a socket's path has 107 bytes"),
-            (["alloc", "x", "1M", "--device", "gpu"], "address ('0000:3b:00.0'), and is 'gpu'"),
+            (["alloc", "x", "1M", "--device", "gpu"], "torch's name ('cuda:0'), and is 'gpu'"),
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
@@ -216,7 +218,8 @@ class TestErrors:
         assert done.stdout == ""
         assert done.stderr == (
             "error: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected; check "
-            "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU\n"
+            "CUDA_VISIBLE_DEVICES, and whether nvidia-smi lists a GPU; host memory needs none: "
+            'device="cpu"\n'
         )
 
     def test_of_cuda_in_the_middle_of_it_end_with_1(self, gdrpy_command):
@@ -373,6 +376,14 @@ class TestInfo:
         for state in states.values():
             assert state["reason"]
             assert state["usable"] or state["remedy"]
+
+    def test_json_names_each_device_by_uuid_and_product(self, gdrpy_command):
+        result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)
+        names = {one["ordinal"]: (one["uuid"], one["name"]) for one in result["devices"]}
+        assert len({uuid for uuid, _ in names.values()}) == 2
+        lists = (*result["backends"], *result["fabric_handles"])
+        assert len(lists) == 2 * 4 + 2
+        assert all((one["uuid"], one["gpu"]) == names[one["device"]] for one in lists)
 
     @pytest.mark.parametrize(
         ("environment", "chosen"),

@@ -53,7 +53,9 @@ class TestPlot:
         path = tmp_path / "plot.svg"
         assert main([*words, "--plot", str(path), "--json"]) == 0
         drawn = path.read_text()
-        assert json.loads(capsys.readouterr().out)["header"]["gpu"] == "gdrpy simulated GPU"
+        header = json.loads(capsys.readouterr().out)["header"]
+        assert header["gpu"] == "gdrpy simulated GPU"
+        assert header["uuid"] == "GPU-67647270-7920-7369-6d75-6c6174656400"
         for text in ("simulated GPU, no NVIDIA driver, CUDA", "speeds of host memory", shown):
             assert text in drawn
 

@@ -27,7 +27,11 @@ class TestReadyBroker:
         assert ready["pid"] == broker_process.pid
         assert ready["simulated"] is True
         assert ready["recovered"] == 0
-        assert [device["device"] for device in ready["devices"]] == [0, "cpu"]
+        named = [[one[key] for key in ("device", "uuid", "gpu")] for one in ready["devices"]]
+        assert named == [
+            [0, "GPU-67647270-7920-7369-6d75-6c6174656400", "gdrpy simulated GPU"],
+            ["cpu", None, None],
+        ]
 
     def test_has_a_private_socket(self, broker_process: BrokerProcess):
         found = Path(broker_process.socket).stat()

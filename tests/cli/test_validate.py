@@ -40,7 +40,7 @@ class TestValidate:
         assert result["counts"] == {"passed": 5, "failed": 0, "skipped": 0}
 
     @pytest.mark.parametrize(
-        "device", ["1", "GPU-67647270-7920-7369-6d75-6c6174656401", "0000:02:00.0"]
+        "device", ["1", "cuda:1", "GPU-67647270-7920-7369-6d75-6c6174656401", "0000:02:00.0"]
     )
     def test_passes_on_a_second_device(self, gdrpy_command, device):
         done = gdrpy_command("validate", "--device", device, GDRPY_SIM_DEVICES="2")
@@ -65,7 +65,11 @@ class TestValidate:
         header = result["header"]
         assert header["command"] == "gdrpy validate --check read-only --seed 3 --size 64K --json"
         assert header["simulated"] is True
-        assert "simulated GPU" in header["gpu"]
+        assert [header[key] for key in ("device", "uuid", "gpu")] == [
+            0,
+            "GPU-67647270-7920-7369-6d75-6c6174656400",
+            "gdrpy simulated GPU",
+        ]
         assert header["backend"] == "sim"
         assert re.fullmatch(r"\d+\.\d+", header["cuda_driver"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", header["date"])

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gdrpy
@@ -25,10 +26,17 @@ COMMANDS = [
     ["tune", "--show"],
     ["ls"],
     ["stat", "models/weights/layer"],
+    ["stat", "models/tensors"],
     ["top", "--count", "1"],
 ]
 #: What every measurement yields, in nanoseconds: as many digits as there are on slow machines.
 TIMES = [12_345_678.0, 23_456_789.0, 98_765_432.0]
+#: What is in one of the regions.
+TENSORS = {
+    "model.layers.self_attn.query_projection.weight": np.zeros((1024, 333), np.float16),
+    "model.norm.weight": np.zeros(12345, np.float32),
+    "step": np.zeros((), np.int64),
+}
 #: Wider than any table.
 WIDE = 1000
 
@@ -57,6 +65,7 @@ def regions(
         name = "models/weights/layer"
         with (
             client.put(name, b"x" * 3_000_000, mode=0o640, gpu=False),
+            client.put_tensors("models/tensors", TENSORS, "cpu"),
             client.put("kept/by/the/host/for/its/readers/and/writers", b"x" * 1000, "cpu"),
         ):
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -88,3 +89,52 @@ def undocumented(site: Path) -> list[str]:
         anchor for page in pages_of(site / "docs" / "reference").values() for anchor in page.anchors
     }
     return sorted(public_names() - entries)
+
+
+class Calls(HTMLParser):
+    """The calls of a page of the reference: how many parameters each has, how many it explains."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.parameters: dict[str, int] = {}
+        self.explained: dict[str, int] = {}
+        self._call = ""
+        self._listing = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        classes = found.get("class", "").split()
+        if tag == "dt" and "sig" in classes:
+            self._call = found.get("id", "")
+            self.parameters[self._call] = self.explained[self._call] = 0
+        elif tag == "em" and "sig-param" in classes:
+            self.parameters[self._call] += 1
+        elif tag == "abbr":  # the marks * and / among the parameters
+            self.parameters[self._call] -= 1
+        elif tag == "dl":
+            self._listing = "field-list" in classes
+        elif tag == "strong" and self._listing:
+            self.explained[self._call] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "dl":
+            self._listing = False
+
+
+def unexplained(page: Path) -> list[str]:
+    """Calls of three parameters or more on a page of the reference that list none of them."""
+    calls = Calls(page)
+    return [
+        name for name, count in calls.parameters.items() if count >= 3 and not calls.explained[name]
+    ]
+
+
+def search_entries(site: Path) -> dict[str, list[str]]:
+    """The pages that the site's search puts first, by the words that somebody types for them."""
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    return {
+        words: [index["docnames"][page] for page, _, main in places if main]
+        for words, places in index["indexentries"].items()
+    }

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sitecheck import broken_links, fetched_from_elsewhere, undocumented
+from pygments import token
+from pygments.lexers import BashSessionLexer
+from sitecheck import (
+    broken_links,
+    fetched_from_elsewhere,
+    search_entries,
+    undocumented,
+    unexplained,
+)
+
+import gdrpy
 
 TOP = Path(__file__).parents[2]
+IMAGES = TOP / "docs" / "images"
 
 #: Sphinx, in a process that can reach no other machine.
 SPHINX = """
@@ -27,11 +40,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def build(source: Path, to: Path) -> subprocess.CompletedProcess[str]:
+def build(source: Path, to: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Build the site of a source folder by the project's configuration, as `make docs` does."""
     words = ["-q", "-W", "--keep-going", "-c", str(TOP / "docs"), str(source), str(to)]
     return subprocess.run(
-        [sys.executable, "-c", SPHINX, *words], capture_output=True, text=True, check=False
+        [sys.executable, "-c", SPHINX, *words],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -66,6 +83,12 @@ class TestSite:
         entry = page[page.index('id="gdrpy.Mapping.load"') :]
         assert '<span class="pre">int</span>' in entry[: entry.index("</dt>")]
 
+    @pytest.mark.parametrize(
+        "page", ["allocators", "broker", "channels", "mappings", "pins", "regions"]
+    )
+    def test_explains_the_parameters_of_every_call(self, site, page):
+        assert unexplained(site / "docs" / "reference" / f"{page}.html") == []
+
     def test_has_the_help_of_every_command(self, site):
         from gdrpy.cli import COMMANDS
 
@@ -77,6 +100,38 @@ class TestSite:
         assert "<h1>examples/channel_to_kernel.py</h1>" in shown
         assert (site / "source/benchmarks/results/h200-2026-11-21-all.json").is_file()
 
+    @pytest.mark.parametrize(
+        ("words", "page"),
+        [
+            ("install", "docs/quick-start"),
+            ("pip", "docs/quick-start"),
+            ("weights", "docs/howto/serving"),
+            ("share model", "docs/howto/serving"),
+            ("update weights", "docs/howto/serving"),
+        ],
+    )
+    def test_is_searched_by_the_words_of_its_readers(self, site, words, page):
+        assert search_entries(site)[words] == [page]
+
+    def test_tells_its_version(self, site):
+        page = (site / "docs" / "index.html").read_text()
+        assert f'<span class="sidebar-brand-text">gdrpy {gdrpy.__version__}</span>' in page
+
+    def test_copies_of_a_session_what_is_typed(self, site):
+        script = (site / "_static" / "copybutton.js").read_text()
+        (prompt,) = re.findall(r"formatCopyText\(text, '(.*)', true, true, true, ", script)
+        prompt = prompt.encode().decode("unicode_escape")
+        sessions = []
+        for page in [*TOP.glob("*.md"), *TOP.glob("docs/**/*.md"), *TOP.glob("*/README.md")]:
+            sessions += re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+        assert len(sessions) > 50
+        for session in sessions:
+            tokens = BashSessionLexer().get_tokens(session)
+            prompts = [text for kind, text in tokens if kind is token.Generic.Prompt]
+            typed = re.findall(f"^{prompt}", session, re.MULTILINE)
+            assert typed, session
+            assert [one.split(") ")[-1] for one in typed] == prompts
+
     def test_shows_notebooks_with_their_outputs(self, site):
         page = (site / "examples" / "tour.html").read_text()
         assert "<h1>A tour in a notebook" in page
@@ -85,6 +140,38 @@ class TestSite:
 
     def test_begins_at_its_top(self, site):
         assert 'url=docs/index.html"' in (site / "index.html").read_text()
+
+
+class TestRepository:
+    @pytest.mark.parametrize(
+        ("origin", "link"),
+        [
+            ("https://example.org/some/gdrpy.git", "https://example.org/some/gdrpy"),
+            ("https://example.org/some/gdrpy", "https://example.org/some/gdrpy"),
+            ("git@example.org:some/gdrpy.git", "https://example.org/some/gdrpy"),
+            ("ssh://git@example.org/some/gdrpy", "https://example.org/some/gdrpy"),
+            ("/home/ann/gdrpy", None),
+        ],
+    )
+    def test_is_linked_if_it_is_on_the_web(self, tmp_path, origin, link):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "docs" / "index.md").write_text("# Page\n")
+        setting = {"KEY_0": "remote.origin.url", "VALUE_0": origin, "COUNT": "1"}
+        environment = {f"GIT_CONFIG_{name}": value for name, value in setting.items()}
+        done = build(tmp_path, tmp_path / "built", **environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        page = (tmp_path / "built" / "docs" / "index.html").read_text()
+        found = re.findall(r'<a class="repository" href="(.*?)">Repository</a>', page)
+        assert found == ([link] if link else [])
+
+
+class TestDiagrams:
+    @pytest.mark.parametrize("name", sorted(path.name for path in IMAGES.iterdir()))
+    def test_have_a_colour_for_the_dark_for_each_for_the_light(self, name):
+        style, drawing = (IMAGES / name).read_text().split("</style>")
+        (dark,) = re.findall(r"@media \(prefers-color-scheme: dark\) \{(.*)\}", style, re.DOTALL)
+        changed = re.findall(r"\[(.*?)\] \{ (?:fill|stroke): #\w{6} \}", dark)
+        assert set(changed) == set(re.findall(r' ((?:fill|stroke)="#\w{6}")', drawing))
 
 
 class TestChecks:
@@ -119,6 +206,15 @@ class TestChecks:
     def test_requests_to_other_hosts_are_found(self, tmp_path):
         (tmp_path / "a.html").write_text('<script src="https://host/x.js"></script>')
         assert fetched_from_elsewhere(tmp_path) == ["a.html: https://host/x.js"]
+
+    def test_calls_that_list_no_parameters_are_found(self, tmp_path):
+        call = "".join(f'<em class="sig-param">{name}</em>' for name in "abc")
+        listed = '<dl class="field-list simple"><dd><strong>a</strong></dd></dl>'
+        page = tmp_path / "all.html"
+        page.write_text(
+            f'<dt class="sig" id="f">{call}</dt>{listed}<dt class="sig" id="g">{call}</dt>'
+        )
+        assert unexplained(page) == ["g"]
 
     def test_names_without_an_entry_are_found(self, tmp_path):
         folder = tmp_path / "docs" / "reference"

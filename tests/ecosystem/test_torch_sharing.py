@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
+import safetensors.torch
 import torch
 
 import gdrpy
 import gdrpy.torch
+from checkpoints import write_index
 from gdrpy.broker import temporary
 from support import gpu_mappings, open_descriptors
 
@@ -140,6 +144,233 @@ class TestAttach:
     def test_of_no_region_is_refused(self, broker):
         with pytest.raises(gdrpy.NotFound):
             gdrpy.torch.attach(broker, "nothing")
+
+
+class Rotary(torch.nn.Module):
+    """Frequencies that are computed, and are not part of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", 1 / 10 ** torch.arange(0, 4), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.cos(self.frequencies)
+
+
+class Language(torch.nn.Module):
+    """What models of languages have: tied weights, a part used twice, buffers of either kind."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+        self.rotary = Rotary()
+        block = torch.nn.Linear(4, 4)
+        self.blocks = torch.nn.ModuleList([block, torch.nn.LayerNorm(4), block])
+        self.scale = torch.nn.Parameter(torch.rand(4), requires_grad=False)
+        self.register_buffer("steps", torch.tensor(7))
+        mask = torch.empty(10, 4).fill_(-1).triu_(1)
+        self.register_buffer("mask", mask, persistent=False)
+        self.register_buffer("absent", None, persistent=False)
+        self.head = torch.nn.Linear(4, 10, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.rotary(self.embedding(words))
+        for block in self.blocks:
+            x = block(x) * self.scale + self.mask[words]
+        return self.head(x)
+
+
+WORDS = torch.arange(10)
+
+WORKER = """
+import sys
+import torch
+import gdrpy.torch
+from test_torch_sharing import WORDS, Language
+
+broker = gdrpy.connect(sys.argv[1])
+with gdrpy.torch.empty_weights():
+    model = Language(tied=sys.argv[2] == "tied")
+gdrpy.torch.assign(model, gdrpy.torch.attach(broker, "language"))
+torch.save(model(WORDS), sys.argv[3])
+"""
+
+
+@pytest.fixture
+def language(broker: gdrpy.Broker) -> Language:
+    torch.manual_seed(1)
+    return Language()
+
+
+class TestTiedWeights:
+    def test_are_stored_once_and_shared_as_one(self, broker, language):
+        shared = gdrpy.torch.share(broker, "language", language)
+        stored = broker.get("language", gpu=False).tensors()
+        assert shared.keys() == stored.keys() == language.state_dict().keys()
+        assert shared["head.weight"] is shared["embedding.weight"]
+        assert shared["blocks.0.bias"] is shared["blocks.2.bias"]
+        assert stored["head.weight"] is stored["embedding.weight"]
+        nbytes = sum(tensor.nbytes for tensor in {id(one): one for one in shared.values()}.values())
+        assert nbytes == 4 * (10 * 4 + 4 * 4 + 4 + 4 + 4 + 4) + 8
+        assert broker.stat("language").nbytes < nbytes + 2048
+
+    def test_that_are_not_tied_stay_apart(self, broker):
+        shared = gdrpy.torch.share(broker, "language", Language(tied=False))
+        assert shared["head.weight"] is not shared["embedding.weight"]
+        assert shared["head.weight"].data_ptr() != shared["embedding.weight"].data_ptr()
+
+    def test_in_part_or_of_no_elements_are_stored_apart(self, broker):
+        whole = torch.arange(6.0)
+        tensors = {"whole": whole, "part": whole[:3], "across": whole.reshape(2, 3).t()}
+        tensors |= {"none": torch.empty(0), "no": torch.empty(0)}
+        shared = gdrpy.torch.share(broker, "parts", tensors)
+        assert len({id(tensor) for tensor in shared.values()}) == 5
+        for name, tensor in tensors.items():
+            assert torch.equal(shared[name], tensor)
+
+    def test_are_what_safetensors_stored_under_an_alias(self, broker, language, tmp_path):
+        safetensors.torch.save_model(language, str(tmp_path / "model.safetensors"))
+        broker.load(tmp_path / "model.safetensors", "language").close()
+        found = gdrpy.torch.attach(broker, "language")
+        assert found.keys() == language.state_dict().keys()
+        assert found["head.weight"] is found["embedding.weight"]
+
+    @pytest.mark.parametrize(
+        ("aliases", "reason"),
+        [
+            ({"a": "a"}, "alias 'a' is a tensor's name"),
+            ({"b": "c"}, "alias 'b' stands for 'c', which is none of the tensors"),
+        ],
+    )
+    def test_have_aliases_of_tensors_alone(self, broker, aliases, reason):
+        with pytest.raises(ValueError, match=f"put_tensors: {reason}"):
+            broker.put_tensors("a", {"a": [1]}, aliases=aliases)
+
+
+class TestEmptyWeights:
+    def test_have_no_memory_and_stay_tied(self):
+        with gdrpy.torch.empty_weights():
+            model = Language()
+        assert {parameter.is_meta for parameter in model.parameters()} == {True}
+        assert model.head.weight is model.embedding.weight
+        assert [parameter.requires_grad for parameter in (model.scale, model.head.weight)] == [
+            False,
+            True,
+        ]
+
+    def test_leave_the_buffers(self):
+        with gdrpy.torch.empty_weights():
+            model = Language()
+        for name, buffer in Language().named_buffers():
+            assert torch.equal(model.get_buffer(name), buffer)
+
+    def test_tie_parameters_that_are_shared_before_they_are_registered(self):
+        with gdrpy.torch.empty_weights():
+            one = torch.nn.Parameter(torch.ones(2))
+            first, second = torch.nn.Module(), torch.nn.Module()
+            first.weight = one
+            second.weight = one
+        assert first.weight is second.weight
+        assert first.weight.is_meta
+
+    def test_are_those_of_this_thread_and_this_block(self):
+        made = []
+        with gdrpy.torch.empty_weights():
+            thread = threading.Thread(target=lambda: made.append(Language()))
+            thread.start()
+            thread.join()
+        made.append(Language())
+        assert not any(parameter.is_meta for one in made for parameter in one.parameters())
+
+
+class TestAssign:
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_makes_a_worker_compute_the_same(self, broker, socket, tmp_path, tied):
+        model = Language(tied)
+        expected = model(WORDS)
+        gdrpy.torch.assign(model, gdrpy.torch.share(broker, "language", model))
+        assert torch.equal(model(WORDS), expected)
+        assert (model.head.weight is model.embedding.weight) == tied
+        words = [sys.executable, "-c", WORKER, socket, "tied" if tied else "apart"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([*words, str(tmp_path / "out")], env=environment, check=True)
+        assert torch.equal(torch.load(tmp_path / "out"), expected)
+
+    def test_uses_the_tensors_themselves_and_keeps_what_learns(self, broker, language):
+        shared = gdrpy.torch.share(broker, "language", language)
+        gdrpy.torch.assign(language, shared)
+        for name, tensor in language.state_dict().items():
+            assert tensor.data_ptr() == shared[name].data_ptr()
+        assert language.blocks[0].weight.requires_grad
+        assert not language.scale.requires_grad
+        assert language.steps is shared["steps"]
+
+    def test_of_a_checkpoints_files_ties_what_they_have_once(self, broker, language, tmp_path):
+        state = language.state_dict()
+        del state["head.weight"], state["blocks.2.weight"], state["blocks.2.bias"]
+        embedding = {"embedding.weight": state.pop("embedding.weight")}
+        safetensors.torch.save_file(embedding, tmp_path / "1.safetensors")
+        safetensors.torch.save_file(state, tmp_path / "2.safetensors")
+        files = dict.fromkeys(embedding, "1.safetensors") | dict.fromkeys(state, "2.safetensors")
+        write_index(tmp_path, files)
+        broker.load_checkpoint(tmp_path, "files", gpu=False)
+        with gdrpy.torch.empty_weights():
+            model = Language()
+        gdrpy.torch.assign(model, gdrpy.torch.attach(broker, "files"))
+        assert torch.equal(model(WORDS), language(WORDS))
+        assert model.head.weight is model.embedding.weight
+
+    def test_takes_a_tied_tensor_by_the_name_that_there_is(self, broker, language):
+        state = language.state_dict()
+        del state["embedding.weight"]
+        with gdrpy.torch.empty_weights():
+            model = Language()
+        gdrpy.torch.assign(model, gdrpy.torch.share(broker, "language", state))
+        assert torch.equal(model(WORDS), language(WORDS))
+
+    def test_refuses_buffers_that_nothing_fills_and_says_how_to_make_them(self, broker, language):
+        shared = gdrpy.torch.share(broker, "language", language)
+        with torch.device("meta"):
+            model = Language()
+        with pytest.raises(ValueError, match="assign: ") as caught:
+            gdrpy.torch.assign(model, shared)
+        assert str(caught.value) == (
+            "assign: buffer 'mask' has no memory (device meta) and is not part of the module's "
+            "state, so that no tensor fills it: make the module inside "
+            '`with gdrpy.torch.empty_weights():` instead of torch.device("meta")'
+        )
+        assert model.head.weight.is_meta
+
+    def test_refuses_what_is_missing_too_much_or_of_another_shape(self, broker, language):
+        state = language.state_dict()
+        with pytest.raises(RuntimeError, match="size mismatch for scale"):
+            gdrpy.torch.assign(language, {**state, "scale": torch.ones(5)})
+        more = {**state, "more": torch.ones(1)}
+        with pytest.raises(RuntimeError, match=r'Unexpected key.*"more"'):
+            gdrpy.torch.assign(language, more)
+        gdrpy.torch.assign(language, more, strict=False)
+        del state["scale"]
+        with pytest.raises(RuntimeError, match=r'Missing key.*"scale"'):
+            gdrpy.torch.assign(language, state)
+
+    def test_moves_other_buffers_to_the_tensors_device(self):
+        model = Language()
+        state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+        gdrpy.torch.assign(model, state)
+        assert {buffer.device.type for buffer in model.buffers()} == {"meta"}
+        assert model.absent is None
+
+
+class TestShareOfAModuleWithoutMemory:
+    def test_is_refused(self, broker):
+        with gdrpy.torch.empty_weights():
+            model = Language()
+        with pytest.raises(
+            ValueError, match="share: 'scale' has no memory .*: share a module that"
+        ):
+            gdrpy.torch.share(broker, "nothing", model)
 
 
 class TestPool:

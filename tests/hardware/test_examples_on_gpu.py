@@ -21,6 +21,7 @@ NEEDS = {
     "parameter_server.py": "torch",
     "resident_kernel.py": "numba_cuda",
     "rolling_update.py": "torch",
+    "transformers_weights.py": "torch",
 }
 
 

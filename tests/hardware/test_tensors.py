@@ -28,6 +28,26 @@ def free_memory() -> int:
         return cuda.call("cuMemGetInfo")[0]
 
 
+class TestTorchTensor:
+    @pytest.mark.parametrize("views", [{}, {"cpu": False}, {"gpu": False}], ids=str)
+    def test_is_written_and_read_into(self, torch, views):
+        tensor = torch.arange(1 << 20, dtype=torch.float32, device="cuda")
+        found = torch.zeros_like(tensor)
+        with gdrpy.alloc(8 * MIB, "cuda:0", **views) as region:
+            region.write(tensor, 64)
+            assert region.read(tensor.nbytes, 64) == tensor.cpu().numpy().tobytes()
+            assert region.readinto(found, 64) == tensor.nbytes
+            assert found.equal(tensor)
+            region.write(torch.nn.Parameter(tensor.cpu() + 1), 64)
+            region.readinto(found, 64)
+            assert found.equal(tensor + 1)
+
+    def test_on_the_gpu_is_refused_by_a_mapping(self, region, torch):
+        for use in (region.cpu.write, region.cpu.readinto):
+            with pytest.raises(TypeError, match=r"this Tensor is not in host memory: pass it to"):
+                use(torch.zeros(4, device="cuda"))
+
+
 class TestTorchTensorOfARegion:
     def test_shares_its_bytes_on_the_gpu(self, region, torch):
         tensor = torch.from_dlpack(region)
@@ -57,6 +77,19 @@ class TestTorchTensorOfARegion:
         del tensor
         region.close()
         assert part.tolist() == [1] * 10
+
+    def test_outlives_the_block_of_the_region(self, torch):
+        with (
+            pytest.warns(gdrpy.StillInUse, match="1 of the GPU view"),
+            gdrpy.alloc(64 * MIB, torch.device("cuda")) as region,
+        ):
+            tensor = torch.from_dlpack(region.array(16 * MIB, torch.float32))
+        assert region.closed
+        tensor.fill_(9)
+        assert float(tensor[-1]) == 9
+        held = free_memory()
+        del tensor
+        assert free_memory() == held + 64 * MIB
 
     def test_outlives_the_region_object(self, torch):
         region = gdrpy.alloc(64 * MIB, cpu=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -65,6 +66,24 @@ class TestClientInC:
             done = client("greeting", "hello from C", *words)
             assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
             assert region.read(13) == b"hello from C\0"
+        broker.delete("greeting")
+
+    def test_runs_by_the_lines_at_its_top(self, broker, tmp_path):
+        lines = re.findall(r"^ \*\t(.+)$", EXAMPLE.read_text(), re.M)
+        place, serve, again, *rest = lines
+        assert (place, serve) == (again, "gdrpy serve --socket $GDRPY_SOCKET")
+        (tmp_path / EXAMPLE.name).symlink_to(EXAMPLE)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["sh", "-e", "-c", "\n".join(rest)],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path, "GDRPY_SOCKET": broker.socket},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith("written by mmap\nwritten in C")
         broker.delete("greeting")
 
     def test_tells_what_the_broker_says(self, client):

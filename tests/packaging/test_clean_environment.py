@@ -15,7 +15,7 @@ import pytest
 
 #: What a base install pulls in: what pyproject.toml names, and what that needs itself.
 BASE = {
-    *("gdrpy", "numpy", "cffi", "cuda-bindings", "msgpack", "msgspec", "rich"),
+    *("gdrpy", "numpy", "cffi", "cuda-bindings", "msgspec", "rich"),
     *("cuda-pathfinder", "markdown-it-py", "mdurl", "pycparser", "pygments"),
 }
 #: What the interpreter brings along.

@@ -37,7 +37,9 @@ class TestSourceDistribution:
             files = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
         tracked = set(run("git", "-C", CHECKOUT, "ls-files").splitlines())
         strangers = {name for name in files - tracked if ".egg-info/" not in name}
-        assert strangers == {"PKG-INFO", "setup.cfg"}
+        pages = {name for name in strangers if name.startswith("man/")}
+        assert len(pages) > 20
+        assert strangers - pages == {"PKG-INFO", "setup.cfg"}
 
     def test_builds_alone_what_the_release_has(self, dist, tmp_path):
         """By this machine's compiler, and by tools that pip gets for the purpose."""
@@ -60,6 +62,23 @@ class TestSourceDistribution:
             "there is no cffi: take python3.14t, or a Python with the GIL from 3.11 on\n",
         )
 
+    @pytest.mark.parametrize("command", ["bdist_wheel", "build_clib"])
+    def test_says_in_one_line_that_there_is_no_compiler(self, checkout, command):
+        done = subprocess.run(
+            [sys.executable, "setup.py", "-q", command],
+            cwd=checkout,
+            env={**os.environ, "CC": "no-such-cc -pthread"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (
+            1,
+            "",
+            "gdrpy's C parts need a C compiler, and there is no no-such-cc: apt install gcc "
+            "libc6-dev (dnf install gcc), or name another one by CC\n",
+        )
+
     def test_is_the_same_whenever_it_is_made(self, dist, checkout, tmp_path):
         program = f"import dist; dist.build_all(dist.Path({str(tmp_path)!r}), ('x86_64',))"
         folder = str(checkout / "packaging")
@@ -70,6 +89,15 @@ class TestSourceDistribution:
 
     def test_is_taken_by_the_index(self, dist):
         run(sys.executable, "-m", "twine", "check", "--strict", *dist[:3])
+
+
+class TestMakeDist:
+    def test_needs_none_of_what_the_tests_need(self):
+        """Which is gigabytes: torch, jax, ray."""
+        planned = run("make", "-C", CHECKOUT, "--no-print-directory", "-n", "-B", "dist")
+        assert re.findall(r'-e "?(.*?)"?$', planned, re.M) == [".", ".[package]"]
+        assert planned.rstrip().endswith("packaging/dist.py")
+        assert "torch" not in planned
 
 
 class TestChecksums:

@@ -12,6 +12,8 @@ from gdrpy.cli import main
 
 CHECKOUT = Path(__file__).parents[2]
 PAGE = (CHECKOUT / "docs/packages.md").read_text()
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+FOR_DEVELOPERS = {"test", "ecosystem", "docs", "package", "lint"}
 PACKAGING = [path for path in (CHECKOUT / "packaging").rglob("*") if path.is_file()]
 
 
@@ -28,15 +30,32 @@ class TestPage:
         assert [path for path in named if not (CHECKOUT / path).exists()] == []
 
     def test_names_all_that_a_base_install_pulls(self) -> None:
-        project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-        names = [re.split(r"[<>=]", line)[0] for line in project["dependencies"]]
+        names = [re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]]
         (told,) = re.findall(r"^With it come (.*?)\. ", PAGE, re.MULTILINE | re.DOTALL)
         assert [name for name in names if name not in told] == []
+
+    def test_names_the_extras_for_users(self) -> None:
+        extras = set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
+        assert set(re.findall(r"^\| `gdrpy\[(\w+)\]` \|", PAGE, re.MULTILINE)) == extras
+        assert extras == {"all", "cupy", "numba", "plot", "torch"}
 
     def test_names_targets_that_make_has(self) -> None:
         targets = re.findall(r"^([\w-]+(?: [\w-]+)*):", (CHECKOUT / "Makefile").read_text(), re.M)
         named = set(re.findall(r"(?:`|^\$ )make (\w+)", PAGE, re.MULTILINE))
         assert {"dist", "install"} <= named <= set(" ".join(targets).split())
+
+
+class TestRequirements:
+    @pytest.mark.parametrize("extra", [None, *PROJECT["optional-dependencies"]])
+    def test_have_lower_bounds_alone(self, extra: str | None) -> None:
+        listed = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+        bounds = [line.partition(";")[0] for line in listed if not line.startswith("gdrpy[")]
+        assert [line for line in bounds if not re.fullmatch(r"[\w-]+(>=[\d.]+)? *", line)] == []
+
+    def test_all_has_every_extra_for_users(self) -> None:
+        (line,) = PROJECT["optional-dependencies"]["all"]
+        named = set(re.split(r"[\[\],]", line)) - {"gdrpy", ""}
+        assert named == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS - {"all"}
 
 
 class TestCommands:

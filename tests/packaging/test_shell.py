@@ -11,7 +11,11 @@ class TestScripts:
     def test_satisfy_shellcheck(self, driver: Path, need: Callable[..., None]) -> None:
         need("shellcheck")
         packaging = driver / "packaging"
-        scripts = [driver.parent / "insmod.sh", packaging / "build"]
+        scripts = [
+            driver.parent / "insmod.sh",
+            driver.parent / "packaging/deb",
+            packaging / "build",
+        ]
         scripts += [*driver.glob("*.sh"), *packaging.glob("*.sh")]
         command = ["shellcheck", *scripts]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)

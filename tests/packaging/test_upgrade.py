@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,8 @@ from serving import BrokerProcess, StartServing, start_serving
 __all__ = ["start_serving"]
 
 OLD = "0.0.1"
-VERSION = importlib.metadata.version("gdrpy")
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+VERSION = tomllib.loads(PROJECT.read_text())["project"]["version"]
 
 
 def version_of(broker: BrokerProcess) -> str:

@@ -190,6 +190,30 @@ subprocess.run(
         assert run(code) == [*[said, "left behind: 0 0"] * 2, "simulated GPU 1"]
 
 
+class TestTorchsNames:
+    def test_are_of_this_process(self) -> None:
+        code = """
+from gdrpy.broker import temporary
+with gdrpy.alloc(4096, "cuda:1") as region:
+    print(region.device, gdrpy.Region.from_fd(region.export(), device="cuda:0").device)
+print(gdrpy.alloc(4096, "cuda").device)
+with cuda.context(1):
+    print(gdrpy.alloc(4096, "cuda").device, gdrpy.page_locked(4096, "cuda").device)
+with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
+    for device in ("cuda:1", "cuda"):
+        with broker.allocate(None, 4096, device) as region:
+            print(region.info().device)
+    with cuda.context(1), broker.create("there", 4096, "cuda") as region:
+        print(region.info().device, region.publish())
+    print(broker.get("there", device="cuda:0").device)
+refusal(lambda: gdrpy.alloc(4096, "cuda:2"))
+"""
+        *said, refused, left = run(code)
+        assert said == ["1 0", "0", "1 1", "1", "0", "1 1", "0"]
+        assert refused.startswith("NotFound alloc: there is no CUDA device 2: this process sees 2")
+        assert left == "left behind: 0 0"
+
+
 class TestArguments:
     def test_are_checked_before_anything_is_touched(self) -> None:
         code = """
@@ -234,7 +258,8 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
             "but GPU-67647270-7920-7369-6d75-6c6174656400 (GPU 0), "
             "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",
             "ValueError allocate: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as "
-            "nvidia-smi -L lists it), its PCI address ('0000:3b:00.0') or 'cpu', and is 'GPU-7'",
+            "nvidia-smi -L lists it), its PCI address ('0000:3b:00.0'), torch's name ('cuda:0') "
+            "or 'cpu', and is 'GPU-7'",
         ]
 
     def test_grants_are_opened_on_the_gpu_that_was_named(self) -> None:

@@ -283,6 +283,16 @@ class TestMachine:
         ):
             gdrpy.alloc(4096)
 
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_FAULT="open:/dev/nvidiactl:6")
+    def test_whose_node_outlived_the_driver_is_unusable_with_the_reason(self) -> None:
+        assert ALL["nvrm"].status() == Status(
+            False,
+            "no NVIDIA kernel driver is behind /dev/nvidiactl",
+            "load the driver: modprobe nvidia, on the host of a container",
+        )
+        with pytest.raises(gdrpy.BackendUnavailable, match=r"nvrm: no NVIDIA .* \(load the driver"):
+            gdrpy.alloc(4096)
+
     @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_FAULT="open:/dev/nvidiactl:13")
     def test_without_permission_is_unusable_with_the_reason(self) -> None:
         status = ALL["nvrm"].status()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 from cuda_calls import Cuda
 
+import gdrpy.cuda
 from gdrpy import sim
 
 PLAIN_PROGRAM = """
@@ -104,6 +107,30 @@ except RuntimeError as error:
 """
         said = "the simulated GPU is not in use in this process\n"
         assert python("-c", code).stdout == said
+
+
+class TestChoice:
+    @pytest.fixture
+    def node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Where a process that chooses looks for a driver's node; libcuda.so.1 always loads."""
+        monkeypatch.delenv("GDRPY_SIM")
+        monkeypatch.setattr(sim, "loaded", lambda: False)
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: None)
+        monkeypatch.setattr(gdrpy.cuda, "_KERNEL_NODES", (tmp_path / "node",))
+        return tmp_path / "node"
+
+    def test_is_simulated_without_a_node(self, node: Path) -> None:
+        assert gdrpy.cuda._want_simulated() is True
+
+    def test_is_simulated_where_the_node_outlived_the_driver(self, node: Path) -> None:
+        socket.socket(socket.AF_UNIX).bind(str(node))
+        with pytest.raises(OSError, match="No such device or address"):  # as by such a node
+            node.open()
+        assert gdrpy.cuda._want_simulated() is True
+
+    def test_is_the_real_gpu_where_a_driver_serves_the_node(self, node: Path) -> None:
+        node.touch()
+        assert gdrpy.cuda._want_simulated() is False
 
 
 class TestFaults:

@@ -51,6 +51,11 @@ static int open_client(struct core_error *error)
 			"cannot use the NVIDIA driver: %s: the node is missing: install the "
 			"driver, or pass the node into the container (--gpus, --device)",
 			error->call);
+	if (ret && error->number == ENXIO)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "cannot use the NVIDIA driver: %s: no driver is behind the node: "
+				 "load it (modprobe nvidia)",
+				 error->call);
 	return ret ? failed(error, "cannot use the NVIDIA driver") : 0;
 }
 
@@ -535,6 +540,10 @@ static void status(const struct core_cuda *cuda, int device, const struct core_n
 		core_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
 				"install the driver, or pass the node into the container (--gpus, "
 				"--device)");
+		break;
+	case ENXIO:
+		core_status_say(status, "no NVIDIA kernel driver is behind " CONTROL_NODE,
+				"load the driver: modprobe nvidia, on the host of a container");
 		break;
 	case EACCES:
 	case EPERM:

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Counts the users of an object that is closed once. close() waits for calls, which are short, and
- * refuses while views exist. Any thread may call these functions at any time.
+ * refuses while views exist; retire() closes it under them, and the last of them releases it. Any
+ * thread may call these functions at any time.
  */
 #ifndef GDRPY_USERS_H
 #define GDRPY_USERS_H
@@ -25,9 +26,14 @@ static inline uint64_t core_users_views(const core_users *users)
 	return (__atomic_load_n(users, __ATOMIC_RELAXED) & CORE_ALL_VIEWS) / CORE_ONE_VIEW;
 }
 
+static inline bool core_users_closed(const core_users *users)
+{
+	return __atomic_load_n(users, __ATOMIC_RELAXED) & CORE_CLOSED;
+}
+
 static inline void core_users_let_go(core_users *users, uint64_t one)
 {
-	__atomic_fetch_sub(users, one, __ATOMIC_RELEASE);
+	__atomic_fetch_sub(users, one, __ATOMIC_ACQ_REL);
 }
 
 /* Add a call or a view, which core_users_let_go() removes; false if the object is closed. */
@@ -67,6 +73,19 @@ static inline int64_t core_users_close(core_users *users)
 	}
 	__atomic_fetch_and(users, ~CORE_CLOSING, __ATOMIC_RELAXED);
 	return found & CORE_CLOSED ? -1 : (int64_t)((found & CORE_ALL_VIEWS) / CORE_ONE_VIEW);
+}
+
+/* Close the object although it has users; whether it has any. */
+static inline bool core_users_retire(core_users *users)
+{
+	return __atomic_fetch_or(users, CORE_CLOSED, __ATOMIC_ACQ_REL) &
+	       ~(CORE_CLOSED | CORE_CLOSING);
+}
+
+/* Whether a closed object has no user left, nor gets one. */
+static inline bool core_users_gone(const core_users *users)
+{
+	return (__atomic_load_n(users, __ATOMIC_ACQUIRE) & ~CORE_CLOSING) == CORE_CLOSED;
 }
 
 #endif

@@ -295,7 +295,7 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	if (!core_mapping_hold(memory, "Channel", CORE_ONE_VIEW))
 		return -1;
 	if (!core_mapping_hold(host, "Channel", CORE_ONE_VIEW)) {
-		core_users_let_go(&memory->users, CORE_ONE_VIEW);
+		core_mapping_let_go(memory, CORE_ONE_VIEW);
 		return -1;
 	}
 	core_ring_place(ring, memory->type, memory->address, host->address, (uint64_t)nbytes,
@@ -317,7 +317,7 @@ static int channel_traverse(struct channel *self, visitproc visit, void *arg)
 static void let_go(struct mapping **mapping)
 {
 	if (*mapping)
-		core_users_let_go(&(*mapping)->users, CORE_ONE_VIEW);
+		core_mapping_let_go(*mapping, CORE_ONE_VIEW);
 	Py_CLEAR(*mapping);
 }
 

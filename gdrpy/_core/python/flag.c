@@ -147,7 +147,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	spin.looks = self->mapping->type == CORE_MAPPING_CACHED ? CORE_LOOKS_CACHED
 								: CORE_LOOKS_UNCACHED;
 	end = core_spin(&spin);
-	core_users_let_go(&self->mapping->users, CORE_ONE_VIEW);
+	core_mapping_let_go(self->mapping, CORE_ONE_VIEW);
 
 	if (end == CORE_SPIN_CAME) {
 		core_load_fence(); /* announced data is read after the flag */
@@ -224,11 +224,13 @@ static PyMethodDef flag_methods[] = {
 	{"wait", CORE_FASTCALL(flag_wait),
 	 "wait(value, timeout=None, op='>=')\n--\n\n"
 	 "Wait until the word meets the condition, and return it.\n\n"
-	 "op is that of cuStreamWaitValue: '>=' (cyclic: the signed difference is not negative),\n"
-	 "'==', '&' (a common bit) or 'nor' (a bit that is set in neither). timeout is in "
-	 "seconds;\n"
-	 "None waits forever. Meanwhile other Python threads run and signals are handled.\n\n"
-	 "Raises Timeout."},
+	 "Args:\n"
+	 "    value: What the word is compared with.\n"
+	 "    timeout: For how many seconds to wait; None waits forever.\n"
+	 "    op: The comparison, as of cuStreamWaitValue: '>=' (cyclic: the signed difference is\n"
+	 "        not negative), '==', '&' (a common bit) or 'nor' (a bit that is set in "
+	 "neither).\n\n"
+	 "Meanwhile other Python threads run and signals are handled. Raises Timeout."},
 	{NULL, NULL, 0, NULL},
 };
 

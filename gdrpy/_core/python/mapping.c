@@ -3,7 +3,8 @@
  * gdrpy._core._mapping.Mapping: a CPU view of memory, with the hot path in C.
  *
  * The address is given up only when it has no users: exported buffers and copies that run without
- * the GIL each count as one, and close() refuses while there are any.
+ * the GIL each count as one. close() refuses while there are any; _retire() refuses calls from then
+ * on, and the last user gives the address up.
  */
 #include "mapping.h"
 
@@ -27,7 +28,7 @@ bool core_mapping_usable(struct mapping *self, const char *method)
 			     method);
 		return false;
 	}
-	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED))
+	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED) || core_users_closed(&self->users))
 		return refuse_closed(method);
 	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
 		PyErr_Format(
@@ -57,7 +58,10 @@ bool core_mapping_writable(struct mapping *self, const char *method)
 
 bool core_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one)
 {
-	return core_users_hold(&self->users, one) || refuse_closed(method);
+	if (core_users_hold(&self->users, one))
+		return true;
+	core_mapping_settle(self); /* in case the last user went meanwhile */
+	return refuse_closed(method);
 }
 
 bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one)
@@ -74,7 +78,7 @@ PyThreadState *core_mapping_unlock(struct mapping *self)
 void core_mapping_relock(struct mapping *self, PyThreadState *thread)
 {
 	PyEval_RestoreThread(thread);
-	core_users_let_go(&self->users, CORE_ONE_VIEW);
+	core_mapping_let_go(self, CORE_ONE_VIEW);
 }
 
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
@@ -118,14 +122,38 @@ static PyObject *unmap(struct core_map *map)
 
 static PyObject *release_once(struct mapping *self)
 {
-	PyObject *release = self->release;
+	PyObject *release = self->release, *keep = self->keep;
 	PyObject *result;
 
-	__atomic_store_n(&self->address, NULL, __ATOMIC_RELAXED);
-	self->release = NULL;
+	if (!__atomic_exchange_n(&self->address, NULL, __ATOMIC_ACQ_REL))
+		Py_RETURN_NONE;
+	self->release = self->keep = NULL;
 	result = self->map.base ? unmap(&self->map) : PyObject_CallNoArgs(release);
 	Py_DECREF(release);
+	Py_XDECREF(keep);
 	return result;
+}
+
+/* Release it where there is no caller to raise an error to. */
+static void release_silently(struct mapping *self)
+{
+	PyObject *error, *value, *traceback, *result;
+
+	PyErr_Fetch(&error, &value, &traceback);
+	result = release_once(self);
+	if (!result)
+		PyErr_WriteUnraisable(NULL);
+	Py_XDECREF(result);
+	PyErr_Restore(error, value, traceback);
+}
+
+void core_mapping_settle(struct mapping *self)
+{
+	CORE_BEGIN_ALONE(self);
+	if (self->retired && core_users_gone(&self->users) &&
+	    self->generation == core_fork_generation)
+		release_silently(self);
+	CORE_END_ALONE();
 }
 
 static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
@@ -139,7 +167,7 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 		Py_RETURN_NONE;
 	}
 	views = core_users_close(&self->users);
-	if (views < 0) /* another thread is closing it, and has released the GIL */
+	if (views < 0) /* it is retired, or another thread is closing it and released the GIL */
 		Py_RETURN_NONE;
 	if (views) {
 		PyErr_Format(PyExc_BufferError,
@@ -153,6 +181,29 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 
 CORE_ALONE(mapping_close, mapping)
 
+static PyObject *mapping_retire(struct mapping *self, void *args)
+{
+	bool was_open = !core_users_closed(&self->users);
+	PyObject *keep, *kept = self->keep, *released;
+
+	if (!PyArg_ParseTuple(args, "O:_retire", &keep))
+		return NULL;
+	if (self->generation != core_fork_generation)
+		self->address = NULL; /* The pages were never mapped here. */
+	if (!self->address)
+		Py_RETURN_FALSE;
+	self->keep = Py_NewRef(keep);
+	Py_XDECREF(kept);
+	__atomic_store_n(&self->retired, true, __ATOMIC_RELAXED);
+	if (core_users_retire(&self->users))
+		return PyBool_FromLong(was_open);
+	released = release_once(self);
+	Py_XDECREF(released);
+	return released ? Py_NewRef(Py_False) : NULL;
+}
+
+CORE_ALONE(mapping_retire, mapping)
+
 static int mapping_getbuffer(struct mapping *self, Py_buffer *view, int flags)
 {
 	view->obj = NULL;
@@ -161,13 +212,13 @@ static int mapping_getbuffer(struct mapping *self, Py_buffer *view, int flags)
 	if (!PyBuffer_FillInfo(view, (PyObject *)self, self->address, self->nbytes, self->readonly,
 			       flags))
 		return 0;
-	core_users_let_go(&self->users, CORE_ONE_VIEW);
+	core_mapping_let_go(self, CORE_ONE_VIEW);
 	return -1;
 }
 
 static void mapping_releasebuffer(struct mapping *self, Py_buffer *Py_UNUSED(view))
 {
-	core_users_let_go(&self->users, CORE_ONE_VIEW);
+	core_mapping_let_go(self, CORE_ONE_VIEW);
 }
 
 static Py_ssize_t mapping_length(struct mapping *self)
@@ -177,7 +228,8 @@ static Py_ssize_t mapping_length(struct mapping *self)
 
 static PyObject *mapping_closed(struct mapping *self, void *Py_UNUSED(unused))
 {
-	return PyBool_FromLong(!__atomic_load_n(&self->address, __ATOMIC_RELAXED));
+	return PyBool_FromLong(!__atomic_load_n(&self->address, __ATOMIC_RELAXED) ||
+			       core_users_closed(&self->users));
 }
 
 static PyObject *mapping_users(struct mapping *self, void *Py_UNUSED(unused))
@@ -252,17 +304,11 @@ static void mapping_dealloc(struct mapping *self)
 {
 	PyTypeObject *type = Py_TYPE((PyObject *)self);
 	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-	PyObject *error, *value, *traceback, *result;
 
-	if (self->address && self->generation == core_fork_generation) {
-		PyErr_Fetch(&error, &value, &traceback);
-		result = release_once(self);
-		if (!result)
-			PyErr_WriteUnraisable(NULL);
-		Py_XDECREF(result);
-		PyErr_Restore(error, value, traceback);
-	}
+	if (self->generation == core_fork_generation)
+		release_silently(self);
 	Py_XDECREF(self->release);
+	Py_XDECREF(self->keep);
 	Py_XDECREF(self->backend);
 	Py_XDECREF(self->ptr);
 	Py_XDECREF(self->device);
@@ -273,7 +319,8 @@ static void mapping_dealloc(struct mapping *self)
 static PyMethodDef mapping_methods[] = {
 	{"write", CORE_FASTCALL(core_mapping_write),
 	 "write(data, offset=0)\n--\n\n"
-	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n\n"
+	 "Copy a contiguous buffer's bytes to byte `offset` and fence, unless in a batch().\n"
+	 "data may also be a contiguous host array of any library, such as a torch tensor.\n\n"
 	 "Raises ValueError outside the mapping, and for bytes of this mapping that overlap those\n"
 	 "written; ReadOnly, Closed, Forked, Revoked."},
 	{"read", CORE_FASTCALL(core_mapping_read),
@@ -301,17 +348,29 @@ static PyMethodDef mapping_methods[] = {
 	 "write_strided(data, pitch, offset=0)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, and fence once, unless\n"
 	 "in a batch().\n\n"
+	 "Args:\n"
+	 "    data: The array. It may have any strides.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the mapping at which the first row begins.\n\n"
 	 "A row has one index in the first dimension: it is an element of a one-dimensional\n"
-	 "array. Its bytes are those of its elements in C order. The array may have any strides.\n"
-	 "pitch is in bytes, at least a row's. Bytes between rows are not changed.\n\n"
+	 "array. Its bytes are those of its elements in C order. Bytes between rows are not\n"
+	 "changed.\n\n"
 	 "Raises ValueError if the rows do not fit, and as write() does."},
 	{"readinto_strided", CORE_FASTCALL(core_mapping_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. Rows and pitch are as in write_strided()."},
+	 "array's size in bytes.\n\n"
+	 "Args:\n"
+	 "    buffer: The array, whose rows are as in write_strided().\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the mapping at which the first row begins."},
 	{"store", CORE_FASTCALL(core_mapping_store),
 	 "store(offset, value, width=4)\n--\n\n"
-	 "Store one aligned word of 4 or 8 bytes, atomically, and fence unless in a batch().\n"
+	 "Store one aligned word, atomically, and fence unless in a batch().\n\n"
+	 "Args:\n"
+	 "    offset: The word's first byte.\n"
+	 "    value: An int.\n"
+	 "    width: The word's bytes, 4 or 8.\n\n"
 	 "Raises ValueError if the value does not fit."},
 	{"load", CORE_FASTCALL(core_mapping_load),
 	 "load(offset, width=4)\n--\n\n"
@@ -322,6 +381,11 @@ static PyMethodDef mapping_methods[] = {
 	{"close", (PyCFunction)(void (*)(void))mapping_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
+	{"_retire", (PyCFunction)(void (*)(void))mapping_retire_alone, METH_VARARGS,
+	 "_retire(keep, /)\n--\n\n"
+	 "Close it, and unmap when its last view is gone; `keep` is dropped then. Returns whether "
+	 "it\n"
+	 "was open and has views."},
 	{"_of_memfd", core_map_memfd, METH_VARARGS | METH_CLASS, NULL},
 	{"_begin_batch", (PyCFunction)mapping_begin_batch, METH_NOARGS, NULL},
 	{"_end_batch", (PyCFunction)mapping_end_batch, METH_NOARGS, NULL},

@@ -13,16 +13,18 @@
 #define CORE_UNLOCKED_READ (4 * 1024)
 
 struct mapping {
-	PyObject_HEAD char *address; /* NULL once closed */
+	PyObject_HEAD char *address; /* NULL once released */
 	Py_ssize_t nbytes;
 	enum core_mapping_kind type;
 	bool readonly;
 	bool revoked; /* the memory was freed, and this process knows */
+	bool retired; /* closed while it had users: the last one releases it */
 	unsigned int generation;
 	core_users users;    /* views: exported buffers, and calls that release the GIL */
 	int batch;	     /* depth of batch() blocks: writes are not fenced */
 	struct core_map map; /* unmapped after the last use, if base is not NULL */
 	PyObject *release;   /* else called then, once, without arguments; then dropped */
+	PyObject *keep;	     /* dropped after that: what a retired mapping keeps; or NULL */
 	PyObject *backend, *ptr, *device; /* attributes for Python */
 };
 
@@ -50,11 +52,22 @@ bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offs
 		       Py_ssize_t width);
 
 /*
- * Add a view or a call, until core_users_let_go(); false with an exception set. The _checked
+ * Add a view or a call, until core_mapping_let_go(); false with an exception set. The _checked
  * variant is for callers that have just found the mapping usable.
  */
 bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one);
 bool core_mapping_hold_checked(struct mapping *self, const char *method, uint64_t one);
+
+/* Release a retired mapping if its last user has gone. */
+void core_mapping_settle(struct mapping *self);
+
+/* The caller must not touch the memory any more, and must hold a reference to the mapping. */
+static inline void core_mapping_let_go(struct mapping *self, uint64_t one)
+{
+	core_users_let_go(&self->users, one);
+	if (__atomic_load_n(&self->retired, __ATOMIC_RELAXED))
+		core_mapping_settle(self);
+}
 
 /*
  * The last check before a call touches the memory, and the end of the call. No other thread closes
@@ -80,7 +93,7 @@ static inline bool core_mapping_enter(struct mapping *self, const char *method)
 static inline void core_mapping_leave(struct mapping *self)
 {
 #ifdef Py_GIL_DISABLED
-	core_users_let_go(&self->users, CORE_ONE_CALL);
+	core_mapping_let_go(self, CORE_ONE_CALL);
 #else
 	(void)self;
 #endif

@@ -101,14 +101,38 @@ static void refuse_view(const char *method, const char *name, int flags)
 	Py_XDECREF(traceback);
 }
 
+/*
+ * A numpy array over another library's host array without a buffer, such as torch's. NULL with an
+ * exception set.
+ */
+static PyObject *show_array(const char *method, const char *name, PyObject *object, bool writable)
+{
+	PyObject *module, *shown;
+
+	if (!PyObject_HasAttrString(object, "__dlpack__")) {
+		PyErr_Format(PyExc_TypeError,
+			     "%s: %s must be a bytes-like object or an array, and is %.100R",
+			     method, name, object);
+		return NULL;
+	}
+	module = PyImport_ImportModule("gdrpy.arrays.elements");
+	if (!module)
+		return NULL;
+	shown = PyObject_CallMethod(module, "host_view", "sOO", method, object,
+				    writable ? Py_True : Py_False);
+	Py_DECREF(module);
+	return shown;
+}
+
 bool core_get_view(const char *method, const char *name, PyObject *object, int flags,
 		   Py_buffer *view)
 {
 	if (!PyObject_CheckBuffer(object)) {
-		PyErr_Format(PyExc_TypeError,
-			     "%s: %s must be a bytes-like object or an array, and is %.100R",
-			     method, name, object);
-		return false;
+		PyObject *shown = show_array(method, name, object, flags & PyBUF_WRITABLE);
+		bool got = shown && core_get_view(method, name, shown, flags, view);
+
+		Py_XDECREF(shown);
+		return got;
 	}
 	if (PyObject_GetBuffer(object, view, flags | PyBUF_ND)) {
 		refuse_view(method, name, flags);

@@ -84,7 +84,7 @@ static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pi
 	done = to_write ? core_dma_write(dma, lanes, device, copy->host, nbytes, error)
 			: core_dma_read(dma, lanes, copy->host, device, nbytes, error);
 	Py_END_ALLOW_THREADS;
-	self->running--;
+	core_transfers_end(self);
 	return done;
 }
 

@@ -81,6 +81,24 @@ static bool in_range(struct transfers *self, const struct core_copy *copy)
 	return false;
 }
 
+/*
+ * Have the Python side copy an array of a GPU. The bytes copied; -1 with an exception set, -2 for
+ * an object of another kind.
+ */
+static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *copy, PyObject *array,
+			     PyObject *via, bool to_write)
+{
+	PyObject *copied = PyObject_CallMethod((PyObject *)self, "_copy_array", "sOnOO",
+					       copy->method, array, copy->offset,
+					       via ? via : Py_None, to_write ? Py_True : Py_False);
+	Py_ssize_t nbytes = -2;
+
+	if (copied != Py_None)
+		nbytes = copied ? PyLong_AsSsize_t(copied) : -1;
+	Py_XDECREF(copied);
+	return nbytes;
+}
+
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
  */
 static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
@@ -89,14 +107,20 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", "via", NULL};
 	struct core_copy copy = {.method = method};
 	struct core_bytes bytes;
+	Py_ssize_t copied = -2;
 	PyObject *arg[3];
 	bool done;
 
 	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
 		return -1;
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
-	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way) ||
-	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
+	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
+		return -1;
+	if (!PyBytes_CheckExact(arg[0]) && !PyObject_CheckBuffer(arg[0]))
+		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
+	if (copied != -2)
+		return copied;
+	if (!core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
@@ -223,6 +247,23 @@ static PyObject *transfers_disarm(struct transfers *self, void *Py_UNUSED(unused
 	Py_RETURN_NONE;
 }
 
+void core_transfers_end(struct transfers *self)
+{
+	if (!--self->running)
+		Py_CLEAR(self->keep);
+}
+
+static PyObject *transfers_keep(struct transfers *self, void *object)
+{
+	PyObject *kept = self->keep;
+
+	if (self->running) {
+		self->keep = Py_NewRef((PyObject *)object);
+		Py_XDECREF(kept);
+	}
+	Py_RETURN_NONE;
+}
+
 CORE_ALONE_FASTCALL(transfers_write, transfers)
 CORE_ALONE_FASTCALL(transfers_read, transfers)
 CORE_ALONE_FASTCALL(transfers_readinto, transfers)
@@ -230,6 +271,7 @@ CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
 CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_disarm, transfers)
+CORE_ALONE(transfers_keep, transfers)
 
 static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
 {
@@ -251,6 +293,7 @@ static void transfers_dealloc(struct transfers *self)
 
 	PyObject_GC_UnTrack(self);
 	forget_views(self);
+	Py_CLEAR(self->keep);
 	free_object(self);
 	Py_DECREF(type);
 }
@@ -258,31 +301,54 @@ static void transfers_dealloc(struct transfers *self)
 static PyMethodDef transfers_methods[] = {
 	{"write", CORE_FASTCALL(transfers_write_alone),
 	 "write(data, offset=0, via=None)\n--\n\n"
-	 "Copy a contiguous buffer's bytes to byte `offset`, by what is faster for their number:\n"
-	 "CPU stores, by several threads from a few hundred KiB on, or DMA. via='mapping' or\n"
-	 "'dma' forces one.\n\n"
+	 "Copy bytes into the region, by CPU stores, by several threads from a few hundred KiB\n"
+	 "on, or by DMA.\n\n"
+	 "Args:\n"
+	 "    data: A contiguous buffer, or a contiguous array of any library, such as a torch\n"
+	 "        tensor, on the host or on a GPU.\n"
+	 "    offset: The byte of the region that the first one goes to.\n"
+	 "    via: 'mapping' or 'dma' forces a way; None takes the faster one for the size.\n\n"
 	 "On return the bytes are on their way to the GPU, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
 	 "written; ReadOnly, Closed, MissingView, CudaError."},
 	{"read", CORE_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
-	 "The `nbytes` bytes at `offset` (None: up to the end), as bytes. By CPU loads up to\n"
-	 "a few KiB, else by DMA; `via` as for write()."},
+	 "Copy bytes out of the region, by CPU loads up to a few KiB, else by DMA.\n\n"
+	 "Args:\n"
+	 "    nbytes: How many bytes; None is all up to the end.\n"
+	 "    offset: The first byte.\n"
+	 "    via: As for write()."},
 	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
-	 "Fill a writable contiguous buffer from byte `offset`; returns its length in bytes.\n"
+	 "Fill a buffer from the region; returns its length in bytes.\n\n"
+	 "Args:\n"
+	 "    buffer: A writable contiguous buffer, or such an array as write() takes.\n"
+	 "    offset: The first byte.\n"
+	 "    via: As for write().\n\n"
 	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
 	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"
 	 "Mapping.write_strided(): by DMA from large rows in page-locked memory, or if there\n"
-	 "is no CPU view. `via` as for write()."},
+	 "is no CPU view.\n\n"
+	 "Args:\n"
+	 "    data: The array.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the region at which the first row begins.\n"
+	 "    via: As for write()."},
 	{"readinto_strided", CORE_FASTCALL(core_transfers_readinto_strided_alone),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
-	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA; `via` as for write()."},
+	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA.\n\n"
+	 "Args:\n"
+	 "    buffer: The array.\n"
+	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
+	 "    offset: The byte of the region at which the first row begins.\n"
+	 "    via: As for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
+	{"_keep", (PyCFunction)(void (*)(void))transfers_keep_alone, METH_O,
+	 "_keep(object, /)\n--\n\nKeep an object until the copies by DMA in progress are done."},
 	{NULL, NULL, 0, NULL},
 };
 

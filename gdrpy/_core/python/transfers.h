@@ -28,7 +28,8 @@ struct transfers {
 	bool armed, writable;
 	bool pin; /* else a region */
 	unsigned int generation;
-	Py_ssize_t running; /* copies by DMA, which close() waits for */
+	Py_ssize_t running; /* copies by DMA, during which close() refuses */
+	PyObject *keep;	    /* dropped after the last of them; or NULL */
 };
 
 /* The name of a method in messages. */
@@ -49,6 +50,8 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 			  enum core_way way);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
+/* The end of a copy by DMA. */
+void core_transfers_end(struct transfers *self);
 /* Raise a failure of DMA as an exception; returns false. */
 bool core_raise_cuda(const struct core_error *error);
 

@@ -41,7 +41,7 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	done = to_write ? core_dma_write_rows(dma, device, &call->rows, direct, &error)
 			: core_dma_read_rows(dma, &call->rows, device, direct, &error);
 	Py_END_ALLOW_THREADS;
-	self->running--;
+	core_transfers_end(self);
 	return done || core_raise_cuda(&error);
 }
 

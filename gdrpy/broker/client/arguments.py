@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE, DEVICE_LIMIT, NAME_LIMIT, REGION_LIMIT
 from gdrpy.common import arguments as _arguments
 from gdrpy.common.arguments import as_int
@@ -34,10 +35,17 @@ def _text(call: str, what: str, value: Any, least: int) -> str:
 
 
 def as_device(call: str, device: Any) -> int | str:
-    """A device as it travels. Raises TypeError, ValueError."""
+    """A device as it travels. Raises TypeError, ValueError, NotFound.
+
+    An ordinal is the broker's; torch's names are this process's, and travel as a UUID.
+    """
     if device == "cpu":
         return CPU_DEVICE
     named = _arguments.as_device(call, device, or_cpu=True)
+    if named == "cpu":
+        return CPU_DEVICE
+    if isinstance(named, str) and named.startswith("cuda"):
+        return cuda.uuid(cuda.ordinal(call, named))
     if isinstance(named, int) and not 0 <= named < DEVICE_LIMIT:
         raise ValueError(
             f"{call}: device must be a CUDA ordinal from 0 to {DEVICE_LIMIT - 1}, and is {named}"

@@ -23,7 +23,7 @@ async def put(
     client: Client[R],
     name: str,
     array: Any,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -34,9 +34,15 @@ async def put(
 ) -> R:
     """Publish a copy of an array under the name; ``region.numpy()`` gives it back, as it was.
 
-    It is of any library, in host or GPU memory, as of :meth:`gdrpy.Array.write`. Others find the
-    array or what was there before, never a part of it. With ``seal`` nobody may write it any more.
-    Parameters and errors as of :meth:`create`; TypeError for arrays of objects and of structures.
+    Args:
+        name: The name.
+        array: An array of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
+        device: Where the copy lies: as for :meth:`allocate`, as are ``mode``, ``metadata``,
+            ``gpu``, ``cpu`` and ``wait``.
+        seal: Whether to make the region immutable.
+
+    Other processes find the array or what was there before, never a part of it. Raises as
+    :meth:`create`, and TypeError for arrays of objects and of structures.
     """
     source = elements_of("put", array)
     draft = await calls.create(
@@ -50,15 +56,16 @@ async def put(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: draft._put("put", source, 0), seal)
+    return await published(draft, lambda: draft._put("put", source, 0), seal)
 
 
 async def put_tensors(
     client: Client[R],
     name: str,
     tensors: Mapping[str, Any],
-    device: int | str = 0,
+    device: Any = 0,
     *,
+    aliases: Mapping[str, str] | None = None,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
     seal: bool = False,
@@ -68,13 +75,26 @@ async def put_tensors(
 ) -> R:
     """Publish copies of arrays by their names, in one region, for its ``tensors()``.
 
+    Args:
+        name: The region's name.
+        tensors: Arrays of any library by their names.
+        aliases: More names, each with the name of the tensor that it stands for too.
+        device: Where the copies lie: as for :meth:`put`, as are the parameters that follow.
+
     They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
-    Parameters and errors as of :meth:`put`.
+    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or of no tensor.
     """
+    aliases = aliases or {}
+    for alias, kept in aliases.items():
+        if alias in tensors or kept not in tensors:
+            what = (
+                "is a tensor's name" if alias in tensors else f"stands for {kept!r}, which is none"
+            )
+            raise ValueError(f"put_tensors: alias {alias!r} {what} of the tensors")
     draft = await calls.create(
         client,
         name,
-        safetensors.plan(tensors).nbytes,
+        safetensors.plan(tensors, aliases).nbytes,
         device,
         mode=mode,
         metadata={**(metadata or {}), **SAFETENSORS},
@@ -82,14 +102,14 @@ async def put_tensors(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.store(draft, tensors), seal)
+    return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
 
 
 async def load(
     client: Client[R],
     path: str | os.PathLike[str],
     name: str,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -101,8 +121,13 @@ async def load(
 ) -> R:
     """Publish a safetensors file's content, for its ``tensors()``.
 
-    ``progress`` is called after each piece with the bytes done and to do. Parameters and errors
-    otherwise as of :meth:`put`; ValueError for an invalid file, OSError.
+    Args:
+        path: The file.
+        name: The region's name.
+        device: Where it lies: as for :meth:`put`, as are the parameters that follow.
+        progress: Called after each piece with the bytes done and to do.
+
+    Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
     draft = await calls.create(
         client,
@@ -115,10 +140,10 @@ async def load(
         cpu=cpu,
         wait=wait,
     )
-    return await _publish(draft, lambda: safetensors.load(path, draft, progress), seal)
+    return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
-async def _publish(draft: R, fill: Callable[[], object], seal: bool) -> R:
+async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
     """The draft, filled and published; it is closed if that fails."""
     try:
         fill()

@@ -6,7 +6,7 @@ import copyreg
 from typing import Any
 
 from gdrpy._core._mapping import alone, run
-from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.connection import Lease, Parcels, R, call_of
 from gdrpy.broker.client.region import LeasedRegion
@@ -19,9 +19,11 @@ from gdrpy.broker.requests import Request
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
     """Connect to the running broker.
 
-    ``socket`` is the path of its socket, by default $GDRPY_SOCKET, else this user's broker, else
-    the machine's (/run/gdrpy/broker.sock). ``timeout`` is for how many seconds to wait for an
-    answer, ``reconnect`` for how many to look for a broker that went away.
+    Args:
+        socket: The path of its socket. None is $GDRPY_SOCKET, else this user's broker, else the
+            machine's (/run/gdrpy/broker.sock).
+        timeout: For how many seconds to wait for an answer.
+        reconnect: For how many seconds to look for a broker that went away.
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """
@@ -61,6 +63,8 @@ class Broker(BrokerBase):
     put = blocking(arrays.put)
     put_tensors = blocking(arrays.put_tensors)
     load = blocking(arrays.load)
+    load_checkpoint = blocking(checkpoints.load_checkpoint)
+    tensors = blocking(checkpoints.tensors)
     list = blocking(calls.list_regions)
     stat = blocking(calls.stat)
     delete = blocking(calls.delete)
@@ -89,7 +93,7 @@ class Broker(BrokerBase):
         cpu: bool = True,
         readonly: bool = False,
         wait: float | None = None,
-        device: int | str | None = None,
+        device: Any = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
             answer = self._ask_now(calls.request_to_get(name, gpu, cpu, readonly), Grant)

@@ -96,7 +96,7 @@ async def allocate(
     client: Client[R],
     name: str | None,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -106,12 +106,20 @@ async def allocate(
 ) -> R:
     """The region of this name, made if there is none; with a name of None one that only you hold.
 
-    It has ``nbytes`` bytes (in memory: rounded up) on a GPU, or with ``device="cpu"`` in host
-    memory. A GPU is named by its UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA
-    ordinal in the broker, which may differ from the one here. ``mode`` are permission bits as a
-    file's, and ``metadata`` is msgpack's dict of up to 4096 bytes; where the region is found, both
-    are as they were. ``gpu`` and ``cpu`` say which views this process gets; ``gpu=False`` needs no
-    CUDA, and host memory has no GPU view. ``wait`` is for how many seconds to wait for memory.
+    Args:
+        name: The name, or None.
+        nbytes: The size in bytes; in memory it is rounded up.
+        device: A GPU's UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA ordinal in
+            the broker, which may differ from the one here; a torch.device or torch's name
+            ("cuda:1"), which are of this process; or "cpu" for host memory.
+        mode: Permission bits, as a file's.
+        metadata: A dict of msgpack's types, of up to 4096 bytes.
+        gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
+            none.
+        cpu: Whether this process gets the CPU view.
+        wait: For how many seconds to wait for memory; None does not wait.
+
+    A region that is found keeps its mode and metadata.
 
     Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
     PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
@@ -125,7 +133,7 @@ async def create(
     client: Client[R],
     name: str,
     nbytes: int,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     metadata: dict[str, Any] | None = None,
@@ -135,8 +143,13 @@ async def create(
 ) -> R:
     """A new region that nobody else finds until its ``publish()`` puts it under the name.
 
+    Args:
+        name: The name that ``publish()`` puts it under.
+        nbytes: The size in bytes; in memory it is rounded up.
+        device: Where it lies: as for :meth:`allocate`, as are the parameters that follow.
+
     A region that has the name then is replaced, and stays with those who hold it. A draft that is
-    closed unpublished is gone. Parameters and errors as of :meth:`allocate`.
+    closed unpublished is gone. Raises as :meth:`allocate`.
     """
     as_name("create", name)
     return await _make(client, "create", name, nbytes, device, mode, metadata, gpu, cpu, wait)
@@ -147,7 +160,7 @@ async def _make(
     call: str,
     name: str | None,
     nbytes: int,
-    device: int | str,
+    device: Any,
     mode: int,
     metadata: dict[str, Any] | None,
     gpu: bool,
@@ -178,17 +191,22 @@ async def get(
     cpu: bool = True,
     readonly: bool = False,
     wait: float | None = None,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> R:
     """The region of this name, with the views asked for.
 
-    The GPU view is of the GPU that the memory lies on, or of another ``device`` that this process
-    sees, as of :meth:`gdrpy.Region.from_fd`.
+    Args:
+        name: The region's name.
+        gpu: Whether this process gets the GPU view. Without it no CUDA is needed.
+        cpu: Whether this process gets the CPU view.
+        readonly: Whether to get read-only views.
+        wait: For how many seconds to wait for the name to appear; None does not wait.
+        device: The GPU of the GPU view, if it is not the one that the memory lies on: as for
+            :meth:`gdrpy.Region.from_fd`.
 
     It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
     user may only read it: neither of its views can be written then. ``region.enforced`` says
-    whether the process is also kept from mapping it once more to write. ``wait`` is for how many
-    seconds to wait for the name to appear.
+    whether the process is also kept from mapping it once more to write.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
@@ -224,12 +242,17 @@ async def get_many(
     gpu: bool = True,
     cpu: bool = True,
     readonly: bool = False,
-    device: int | str | None = None,
+    device: Any = None,
 ) -> list[R]:
     """The regions of these names, in their order, asked for at once.
 
-    All or none: one that is refused raises its error, and the others are closed. Parameters and
-    errors as of :meth:`get`.
+    Args:
+        names: The regions' names.
+        gpu: Whether this process gets GPU views: as for :meth:`get`, as are the parameters that
+            follow.
+
+    All or none: one that is refused raises its error, and the others are closed. Raises as
+    :meth:`get`.
     """
     check_views("get_many", gpu, cpu)
     if isinstance(names, str):
@@ -312,7 +335,7 @@ async def chmod(client: Client[R], name: str, mode: int) -> None:
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
-async def rounded_size(client: Client[R], nbytes: int, device: int | str = 0) -> int:
+async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)

@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy import safetensors
-from gdrpy.arrays.viewed import Array
+from gdrpy.arrays.array import Array
 from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.connection import Lease, Parcels
 from gdrpy.broker.client.layouts import ARRAY, stored_array
@@ -18,7 +18,6 @@ from gdrpy.region import Region
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import DTypeLike
 
 
 class LeasedRegion(Region):
@@ -41,7 +40,6 @@ class LeasedRegion(Region):
     _again = "connect to the broker, and get it again"
 
     _broker: BrokerBase
-    _lease: Lease
     _packed: bytes
     _metadata: dict[str, Any] | None = None
 
@@ -95,8 +93,13 @@ class LeasedRegion(Region):
         region.enforced = grant.enforced
         region._packed = grant.metadata
         region._broker = broker
-        region._lease = lease
         return region
+
+    @property
+    def _lease(self) -> Lease:
+        """The grant, which the memory keeps: arrays outlive the region."""
+        lease: Any = self._memory.source
+        return lease  # type: ignore[no-any-return]
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -107,11 +110,16 @@ class LeasedRegion(Region):
 
     def numpy(
         self,
-        dtype: DTypeLike | None = None,
+        dtype: Any = None,
         shape: int | tuple[int, ...] | None = None,
         offset: int = 0,
     ) -> np.ndarray[Any, Any]:
         """The array that was put there; with any argument, or if none was, as of a Mapping.
+
+        Args:
+            dtype: The elements' type; None is that of the array, or "uint8".
+            shape: The shape; None is that of the array, or one dimension with all that fits.
+            offset: The byte at which the first element begins.
 
         Raises ValueError where the metadata tells of an array that no put() stored.
         """
@@ -148,8 +156,9 @@ class LeasedRegion(Region):
             self._cpu = view
 
     def _release(self) -> None:
+        lease: Any = self._memory.source
         super()._release()
-        self._lease.close()
+        lease.close()
 
     def __repr__(self) -> str:
         if self.closed:

@@ -135,6 +135,7 @@ def _begin_cuda(quotas: Quotas) -> None:
     with contextlib.suppress(Exception):  # calls that need it raise again
         quotas.devices  # noqa: B018
         quotas.uuids  # noqa: B018
+        quotas.gpus  # noqa: B018
 
 
 def _recognize(begin: threading.Thread, loop: Server) -> None:

@@ -30,7 +30,7 @@ _CARE = 1.0
 
 
 class Keeper:
-    """Descriptors by key. A thread closes them, since that may take long."""
+    """Descriptors by key. A thread closes those of much memory, since that may take long."""
 
     def __init__(self) -> None:
         self._held: dict[bytes, int] = {}
@@ -49,7 +49,7 @@ class Keeper:
     def drop(self, key: bytes) -> None:
         """Close the descriptor of a key, if there is one."""
         fd = self._held.pop(key, None)
-        if fd is not None:
+        if fd is not None and not _unix.close_small(fd):
             self._dropped.put(fd)
 
     def close(self) -> None:

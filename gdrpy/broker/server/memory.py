@@ -29,6 +29,11 @@ def uuids() -> dict[int, str]:
     return {ordinal: cuda.uuid(ordinal) for ordinal in range(cuda.device_count())}
 
 
+def gpus() -> dict[int, str]:
+    """The product name of each GPU. Raises BackendUnavailable, CudaError."""
+    return {ordinal: cuda.device_info(ordinal).name for ordinal in range(cuda.device_count())}
+
+
 def rounded(nbytes: int, device: int) -> int:
     """The bytes allocated for a region of ``nbytes`` on a device."""
     if device == CPU_DEVICE:

@@ -47,6 +47,11 @@ class Quotas:
         """The UUID of each GPU. Waits for CUDA's initialization."""
         return memory.uuids()
 
+    @functools.cached_property
+    def gpus(self) -> dict[int, str]:
+        """The product name of each GPU. Waits for CUDA's initialization."""
+        return memory.gpus()
+
     def number(self, call: str, device: str) -> int:
         """The number of a GPU that a client names. Raises InvalidRequest, NotFound."""
         try:
@@ -62,7 +67,10 @@ class Quotas:
     def require_device(self, call: str, device: int) -> None:
         """Raise NotFound for a device that the machine does not have."""
         if device not in self.devices:
-            raise NotFound(f"{call}: this machine has no {device_words(device)}")
+            raise NotFound(
+                f"{call}: this machine has no {device_words(device)}: name another one, or take "
+                f'host memory by device="cpu"'
+            )
 
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits."""

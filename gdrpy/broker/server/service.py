@@ -475,6 +475,7 @@ class Service:
             "used": {str(device): self.table.used[device] for device in self.quotas.devices},
             "limits": {str(device): limit for device, limit in self.quotas.devices.items()},
             "uuids": {str(device): uuid for device, uuid in self.quotas.uuids.items()},
+            "gpus": {str(device): name for device, name in self.quotas.gpus.items()},
             "users": users,
             "requests": {requests.name_of(kind): count for kind, count in self.counts.items()},
         }

@@ -33,7 +33,7 @@ class State:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.table = Table(self._remember, self._free)
-        # Freeing memory may take seconds, so a thread does it.
+        # Freeing much memory may take seconds, so a thread does it.
         self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
@@ -169,7 +169,7 @@ class State:
             return
         self._drop(_key(region))
         for fd in (region.fd, region.readonly_fd):
-            if fd is not None:
+            if fd is not None and not _unix.close_small(fd):
                 self._closing.put(fd)
 
     def _hold(self, key: str, fd: int) -> None:

@@ -17,7 +17,14 @@ from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.sizes import format_size
-from gdrpy.errors import BrokerUnavailable, PermissionDenied, ProtocolError, Timeout
+from gdrpy.errors import (
+    BackendUnavailable,
+    BrokerUnavailable,
+    CudaError,
+    PermissionDenied,
+    ProtocolError,
+    Timeout,
+)
 
 #: Bytes that are copied at once.
 CHUNK = 8 << 20
@@ -88,28 +95,43 @@ def _device(text: str) -> int | str:
     return "cpu" if text == "cpu" else options.device_name(text)
 
 
-def published(region: RegionInfo) -> str:
-    """A region that was just made or replaced, in one line."""
+def published(region: RegionInfo, what: str = "") -> str:
+    """A region that was just made or replaced, in one line; or ``what`` it stands for."""
     state = ", sealed" if region.sealed else ""
+    takes = "" if what else f", takes {format_size(region.size)}"
     return (
-        f"{region.name}: version {region.version}, {format_size(region.nbytes)} on "
-        f"{device_words(region.device)}, takes {format_size(region.size)}{state}"
+        f"{region.name}: version {region.version}, {what or format_size(region.nbytes)} on "
+        f"{device_words(region.device)}{takes}{state}"
     )
 
 
-def listed(region: RegionInfo) -> dict[str, Any]:
+def gpus(client: Broker) -> dict[str, str]:
+    """The product names of the broker's GPUs by their numbers; empty where CUDA fails it."""
+    try:
+        found: dict[str, str] = client.status()["gpus"]
+    except (BackendUnavailable, CudaError):
+        return {}
+    return found
+
+
+def listed(region: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
     """A region in a list, for JSON."""
-    told = region.as_dict() | {"mode": f"{region.mode:04o}"}
+    told = _fields(region, gpus)
     for name in ("metadata", "holders", "sha256", "linked"):
         del told[name]
     return told
 
 
-def shown(region: RegionInfo) -> dict[str, Any]:
+def shown(client: Broker, region: RegionInfo) -> dict[str, Any]:
     """A region in full, for JSON. Metadata that JSON cannot hold becomes its ``repr``."""
-    plain = _plain(region.as_dict() | {"mode": f"{region.mode:04o}"})
+    plain = _plain(_fields(region, gpus(client)))
     told: dict[str, Any] = json.loads(json.dumps(plain, default=repr))
     return told
+
+
+def _fields(region: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
+    named = {"mode": f"{region.mode:04o}", "gpu": gpus.get(str(region.device))}
+    return region.as_dict() | named
 
 
 def metadata_words(metadata: dict[str, Any]) -> str:

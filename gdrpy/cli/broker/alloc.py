@@ -34,6 +34,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         client.allocate(args.name, args.size, args.device, mode=args.mode, gpu=False).close()
         region = client.stat(args.name)
+        told = broker.shown(client, region)
     output.line(broker.published(region))
-    output.finish(broker.shown(region))
+    output.finish(told)
     return OK

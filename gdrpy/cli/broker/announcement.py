@@ -53,15 +53,17 @@ def _device(number: int, limit: int) -> dict[str, Any]:
     """A device of regions, and how many bytes of it they may take. Raises Error."""
     if number == CPU_DEVICE:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        about: dict[str, Any] = {"device": "cpu", "name": "host memory", "simulated": False}
+        name, simulated, uuid, gpu = "host memory", False, None, None
     else:
         info = cuda.device_info(number)
-        memory = info.memory
-        name = gpu_words(info.name, info.simulated)
-        about = {
-            "device": number,
-            "uuid": info.uuid,
-            "name": f"GPU {number}, {name}",
-            "simulated": info.simulated,
-        }
-    return {**about, "memory": memory, "limit": limit}
+        memory, simulated, uuid, gpu = info.memory, info.simulated, info.uuid, info.name
+        name = f"GPU {number}, {gpu_words(gpu, simulated)}"
+    return {
+        "device": "cpu" if number == CPU_DEVICE else number,
+        "uuid": uuid,
+        "gpu": gpu,
+        "name": name,
+        "simulated": simulated,
+        "memory": memory,
+        "limit": limit,
+    }

@@ -62,8 +62,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
             draft.seal()
         draft.publish()
         region = client.stat(args.name)
+        told = broker.shown(client, region)
     output.line(broker.published(region))
-    output.finish(broker.shown(region))
+    output.finish(told)
     return OK
 
 

@@ -4,6 +4,7 @@ returns to the GPU when the last of them closes it.
 examples:
   gdrpy rm table
   gdrpy rm kv-0 kv-1 kv-2
+  gdrpy rm -r llama            also llama/...: a checkpoint, or what was loaded of one
 
 exit status:
   0  all are deleted
@@ -14,10 +15,12 @@ exit status:
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from gdrpy.broker.client.arguments import as_name
+from gdrpy.broker.client.broker import Broker
 from gdrpy.cli import broker, options
-from gdrpy.cli.exits import FAILED, OK, words_of
+from gdrpy.cli.exits import FAILED, OK, CommandError, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.errors import NotFound, PermissionDenied
@@ -25,6 +28,8 @@ from gdrpy.errors import NotFound, PermissionDenied
 
 def add_arguments(parser: CommandParser) -> None:
     broker.add_socket(parser)
+    about = "also every region whose name begins with NAME/"
+    parser.add_argument("-r", "--recursive", action="store_true", help=about)
     parser.add_argument(
         "names", nargs="+", type=options.checked(as_name), metavar="NAME", help="a region's name"
     )
@@ -34,10 +39,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     deleted: list[str] = []
     errors: dict[str, str] = {}
     with broker.connect(args) as client:
-        for name in args.names:
+        for name in _wanted(client, args):
             try:
+                if not args.recursive:
+                    _check_alone(client, name)
                 client.delete(name)
-            except (NotFound, PermissionDenied) as error:
+            except (CommandError, NotFound, PermissionDenied) as error:
                 errors[name] = _typed(words_of(error))
                 output.error(errors[name])
             else:
@@ -45,6 +52,31 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 deleted.append(name)
     output.finish({"deleted": deleted, "errors": errors})
     return FAILED if errors else OK
+
+
+def _wanted(client: Broker, args: argparse.Namespace) -> list[str]:
+    """The names to delete."""
+    if not args.recursive:
+        return list(args.names)
+    names: list[str] = []
+    for name in args.names:
+        below = [str(info.name) for info in client.list(f"{name}/")]
+        if not below or any(info.name == name for info in client.list(name)):
+            below.insert(0, name)
+        names += below
+    return list(dict.fromkeys(names))
+
+
+def _check_alone(client: Broker, name: str) -> None:
+    """Raise CommandError for a name without which others would be kept in vain."""
+    metadata = None
+    with suppress(NotFound, PermissionDenied):  # as delete() will say
+        metadata = client.stat(name).metadata
+    if (metadata or {}).get("format") == "checkpoint":
+        raise CommandError(
+            f"rm: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete all of "
+            f"it by `gdrpy rm -r`"
+        )
 
 
 def _typed(words: str) -> str:

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             with client.get(args.name, gpu=False, readonly=True) as region:
                 region.digest()
         info = client.stat(args.name)
+        told = broker.shown(client, info)
     output.line(f"{args.name} is sealed" + (f", SHA-256 {info.sha256}" if info.sha256 else ""))
-    output.finish(broker.shown(info))
+    output.finish(told)
     return OK

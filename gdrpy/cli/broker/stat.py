@@ -1,9 +1,11 @@
 """Shows a region: its size and place, version, owner and permissions, whether it is
-sealed, its digest if one was computed, its metadata, and the processes that hold it.
+sealed, its digest if one was computed, its metadata, the processes that hold it, and its
+tensors: of a checkpoint those of all its files.
 
 examples:
   gdrpy stat weights
   gdrpy stat weights --json | jq '.holders[].pid'
+  gdrpy stat weights --json | jq '.tensors[] | select(.dtype == "BF16").name'
 
 exit status:
   0  the region exists
@@ -14,13 +16,18 @@ exit status:
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
-from gdrpy.cli.exits import OK
+from gdrpy.cli.broker import listing
+from gdrpy.cli.exits import OK, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
-from gdrpy.cli.sizes import counted, format_size
+from gdrpy.cli.sizes import approximate_size, counted, format_size
+from gdrpy.errors import Error
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,16 +38,45 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         region = client.stat(args.name)
-    for name, value in _lines(region):
+        told = broker.shown(client, region)
+        tensors = _tensors(client, region, output)
+    for name, value in _lines(region, tensors):
         output.line(f"{name:10}{value}")
     if region.holders:
         columns = ("process", "user", "writes", "GPU view", "times")
         output.show(table(columns, map(_holder, region.holders)))
-    output.finish(broker.shown(region))
+    if tensors and not output.as_json:
+        rows = [("tensor", "type", "shape", "size"), *map(_tensor, tensors)]
+        output.text(listing.drawn(rows, output, whole=True))
+    output.finish(told | {"tensors": tensors})
     return OK
 
 
-def _lines(region: RegionInfo) -> list[tuple[str, str]]:
+def _tensors(client: Broker, region: RegionInfo, output: Output) -> list[dict[str, Any]] | None:
+    """The tensors of a region that says that it has some; None where they cannot be read."""
+    if (region.metadata or {}).get("format") not in ("safetensors", "checkpoint"):
+        return []
+    try:
+        found = client.tensors(str(region.name), gpu=False, readonly=True)
+    except (Error, ValueError) as error:
+        output.warn(f"its tensors cannot be read: {words_of(error)}")
+        return None
+    told = []
+    for name, array in found.items():
+        about = {"dtype": array.dtype, "shape": array.shape, "nbytes": array.nbytes}
+        home = array.region
+        assert isinstance(home, LeasedRegion)
+        told.append({"name": name, **about, "region": home.name, "offset": array.offset})
+    return told
+
+
+def _tensor(tensor: dict[str, Any]) -> tuple[str, ...]:
+    name, shape = tensor["name"], ", ".join(map(str, tensor["shape"]))
+    shown = name if name.isprintable() else ascii(name)
+    return shown, tensor["dtype"], f"[{shape}]", approximate_size(tensor["nbytes"])
+
+
+def _lines(region: RegionInfo, tensors: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
     place = broker.device_words(region.device)
     if region.uuid:
         place += f" ({region.uuid})"
@@ -58,6 +94,11 @@ def _lines(region: RegionInfo) -> list[tuple[str, str]]:
         lines.append(("SHA-256", region.sha256))
     if region.metadata:
         lines.append(("metadata", broker.metadata_words(region.metadata)))
+    if tensors:
+        files = len({tensor["region"] for tensor in tensors})
+        nbytes = sum(tensor["nbytes"] for tensor in tensors)
+        in_files = f" in {counted(files, 'file')}" * (files > 1)
+        lines.append(("tensors", f"{len(tensors)}{in_files}, {approximate_size(nbytes)}"))
     holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
     return [*lines, ("held by", holders)]
 

@@ -191,11 +191,14 @@ class Sample:
             "users": users,
             "requests": status["requests"],
             "requests_a_second": self.rate,
-            "largest": [broker.listed(region) for region in View().of(self.regions)[:_SHOWN]],
+            "largest": [
+                broker.listed(region, status["gpus"]) for region in View().of(self.regions)[:_SHOWN]
+            ],
         }
 
     def _place(self, number: str) -> dict[str, Any]:
-        return {"device": _device(number), "uuid": self.status["uuids"].get(number)}
+        uuids, gpus = self.status["uuids"], self.status["gpus"]
+        return {"device": _device(number), "uuid": uuids.get(number), "gpu": gpus.get(number)}
 
     def picture(self, view: View, output: Output, height: int | None) -> Renderable:
         """The sample; in so many lines, with the keys below it, if it fills a terminal."""

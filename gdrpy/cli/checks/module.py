@@ -13,7 +13,7 @@ _MIB = 1 << 20
 
 def revocation(rig: Rig) -> None:
     """Memory freed under a pin: one event, stores are refused, the old view shows zeros."""
-    gdr = rig.stack.enter_context(gdrpy.open(rig.settings.backend))
+    gdr = rig.open(rig.settings.backend)
     ptr = int(rig.call("cuMemAlloc", 2 * _MIB))
     try:
         pin = gdr.pin(ptr, 2 * _MIB, revocable=True)

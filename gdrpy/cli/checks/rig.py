@@ -43,7 +43,8 @@ class Rig:
         """A fresh region, by default of the run's size; without a CPU view if ``cpu`` is false."""
         size = self.settings.nbytes if nbytes is None else nbytes
         region = gdrpy.alloc(size, self.settings.device, cpu=cpu, backend=self.settings.backend)
-        return self.stack.enter_context(region)
+        self.stack.callback(region.close)  # which fails if a view is left
+        return region
 
     def cuda_memory(self, nbytes: int) -> int:
         """The address of fresh memory by cuMemAlloc, which torch and other libraries use."""
@@ -51,9 +52,15 @@ class Rig:
         self.stack.callback(self.call, "cuMemFree", ptr)
         return int(ptr)
 
+    def open(self, backend: str | None) -> gdrpy.Gdr:
+        """The gdrcopy API."""
+        gdr = gdrpy.open(backend)
+        self.stack.callback(gdr.close)
+        return gdr
+
     def pin(self, ptr: int, nbytes: int) -> gdrpy.Pin:
         """Pin device memory of this process. Raises Unsupported if the driver cannot."""
-        gdr = self.stack.enter_context(gdrpy.open(self.settings.backend))
+        gdr = self.open(self.settings.backend)
         try:
             return gdr.pin(ptr, nbytes)
         except gdrpy.InvalidHandle as error:

@@ -16,7 +16,7 @@ from gdrpy.cli.data import Mismatch
 from gdrpy.cli.exits import FAILED, OK, CommandError
 from gdrpy.cli.firstrun.state import FirstRun
 from gdrpy.cli.firstrun.steps import ALL, Step
-from gdrpy.cli.header import host_header
+from gdrpy.cli.header import gpu_fields, host_header
 from gdrpy.cli.output import Output
 
 __all__ = ["ALL", "run"]
@@ -39,7 +39,7 @@ class StepResult:
 
 def run(command_line: str, device: int, seed: int, output: Output) -> int:
     """Run the steps; FAILED at the first doubt. Raises CommandError if no step can run."""
-    header = host_header(command_line, device=device)
+    header = host_header(command_line, backend="gdrdrv")
     settings = Settings(device, "gdrdrv", 0, seed)
     results: list[StepResult] = []
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def run(command_line: str, device: int, seed: int, output: Output) -> int:
     output.line(f"{sum(result.passed for result in results)} of {len(ALL)} steps passed")
     output.finish(
         {
-            "header": header.json(),
+            "header": header.json() | gpu_fields(device),
             "seed": seed,
             "passed": passed,
             "steps": [asdict(result) for result in results],

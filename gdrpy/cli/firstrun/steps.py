@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import gdrpy
 from gdrpy import cuda
 from gdrpy.cli.checks import module as checks_of_module
 from gdrpy.cli.checks import peer as checks_peer
@@ -234,7 +233,7 @@ def cycles(run: FirstRun) -> str:
     pci = cuda.device_info(run.device).pci
     memory = run.rig.cuda_memory(_SCRATCH)
     bar1, counts = machine.bar1_used(pci), machine.counters()
-    gdr = run.rig.stack.enter_context(gdrpy.open("gdrdrv"))
+    gdr = run.rig.open("gdrdrv")
     for number in range(_CYCLES):
         with gdr.pin(memory, _SCRATCH) as pin, pin.map() as mapping:
             mapping.store(0, number)

@@ -1,0 +1,220 @@
+"""Calls that load a checkpoint of many files, a region for each, and open all of its tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from gdrpy import safetensors
+from gdrpy.arrays.array import Array
+from gdrpy.broker.client import arrays, calls, region_calls
+from gdrpy.broker.client.arguments import as_name
+from gdrpy.broker.client.arrays import SAFETENSORS
+from gdrpy.broker.client.calls import Client
+from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
+
+if TYPE_CHECKING:
+    from gdrpy.broker.replies import RegionInfo
+
+R = TypeVar("R", bound=LeasedRegion)
+
+#: What the metadata of a region says whose bytes list the names of other regions, as JSON.
+CHECKPOINT = {"format": "checkpoint"}
+#: What the names of a checkpoint's regions have after its own name.
+_SHARD = re.compile(r"/[0-9a-f]{8}/[^/]+")
+
+
+async def load_checkpoint(
+    client: Client[R],
+    folder: str | os.PathLike[str],
+    name: str,
+    device: int | str = 0,
+    *,
+    mode: int = 0o600,
+    seal: bool = False,
+    gpu: bool = True,
+    cpu: bool = True,
+    wait: float | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> dict[str, Array]:
+    """Publish the tensors of a folder's safetensors files, and return them as :meth:`tensors` does.
+
+    The folder holds an index (``model.safetensors.index.json``) and the files that it names, or one
+    file. Each becomes a region ``NAME/ID/FILE``, where ID stands for the device and for the names,
+    sizes and modification times of all of them. The region of the name itself lists them. It is
+    published last, and regions of an earlier load are deleted then: others find the checkpoint as
+    it was, or all of the new one.
+
+    A load that was broken off goes on when it is called again: files that are published already are
+    not read. ``progress`` is called with the bytes done and to do of those that are. Parameters
+    otherwise as of :meth:`load`.
+
+    Raises ValueError if the folder holds no checkpoint or an incomplete or invalid one, before
+    anything is published, OSError, and the errors of :meth:`load`.
+    """
+    as_name("load_checkpoint", name)
+    files = [_source(Path(folder, file)) for file in safetensors.shards(folder)]
+    place = f"{name}/{_identity(files, device)}/"
+    there = await _published(client, place, files, mode, seal)
+    missing = [file for file in files if file.path.name not in there]
+    done, total = 0, sum(file.nbytes for file in missing)
+
+    def tell(part: int, _: int) -> None:
+        if progress:
+            progress(done + part, total)
+
+    options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    for file in missing:
+        try:
+            shard = await arrays.load(
+                client,
+                file.path,
+                place + file.path.name,
+                device,
+                metadata=file.metadata,
+                seal=seal,
+                progress=tell,
+                **options,
+            )
+        except OutOfMemory as error:
+            raise type(error)(
+                f"load_checkpoint: no room for {file.path.name!r}: {error}; {len(there)} of the "
+                f"{len(files)} files are in regions {place!r}*, which stay: free memory and load "
+                f"again, which goes on with this file, or delete them"
+            ) from error
+        shard.close()
+        there.add(file.path.name)
+        done += file.nbytes
+    index = json.dumps([place + file.path.name for file in files]).encode()
+    if not await _is_listed(client, name, index, mode, seal, gpu, cpu):
+        listed = await calls.create(
+            client, name, len(index), device, metadata=CHECKPOINT, **options
+        )
+        (await arrays.published(listed, lambda: listed.write(index), seal)).close()
+    for info in await shards_of(client, name):
+        if not str(info.name).startswith(place):
+            with suppress(NotFound, PermissionDenied):
+                await calls.delete(client, str(info.name))
+    return await tensors(client, name, gpu=gpu, cpu=cpu)
+
+
+async def tensors(
+    client: Client[R],
+    name: str,
+    *,
+    gpu: bool = True,
+    cpu: bool = True,
+    readonly: bool = False,
+    wait: float | None = None,
+    device: int | str | None = None,
+) -> dict[str, Array]:
+    """The tensors by name that ``put_tensors``, ``load`` or ``load_checkpoint`` published.
+
+    No byte is copied: ``array.numpy()`` and ``torch.from_dlpack(array)`` show each where it lies,
+    and an Array keeps its region. Parameters and errors as of :meth:`get`; ValueError for a region
+    without tensors, NotFound where a region of the checkpoint was deleted.
+    """
+    views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
+    while True:
+        region = await calls.get(client, name, wait=wait, **views)
+        if region.metadata.get("format") != CHECKPOINT["format"]:
+            return region.tensors()
+        names = _listed(name, region.read())
+        try:
+            shards = await calls.get_many(client, names, **views)
+        except NotFound as error:
+            if await region_calls.stale(region):  # and what it lists was deleted
+                continue
+            raise NotFound(
+                f"tensors: checkpoint {name!r} is incomplete: {error}; load it again"
+            ) from error
+        finally:
+            region.close()
+        return {key: array for shard in shards for key, array in shard.tensors().items()}
+
+
+async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
+    """The regions of this checkpoint, also of loads that were broken off."""
+    found = await calls.list_regions(client, f"{name}/")
+    return [info for info in found if _SHARD.fullmatch(str(info.name)[len(name) :])]
+
+
+class _Source(NamedTuple):
+    """A file, the bytes that its region needs, and the metadata by which it is known again."""
+
+    path: Path
+    nbytes: int
+    metadata: dict[str, Any]
+
+
+def _source(path: Path) -> _Source:
+    found = path.stat()
+    state = {"file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
+    return _Source(path, safetensors.size_of(path), state)
+
+
+def _identity(files: list[_Source], device: int | str) -> str:
+    """What stands for a device and files in the names of regions, which are then compared."""
+    states = [device, *((file.path.name, file.metadata) for file in files)]
+    return f"{zlib.crc32(json.dumps(states).encode()):08x}"
+
+
+async def _published(
+    client: Client[R], place: str, files: list[_Source], mode: int, seal: bool
+) -> set[str]:
+    """The files that an earlier load published at a place, with permissions as of this one."""
+    names = {str(info.name) for info in await calls.list_regions(client, place)}
+    if not names:
+        return set()
+    own = await calls.allocate(client, None, 1, "cpu")
+    uid = (await region_calls.info(own)).uid  # as the broker sees it, from a container too
+    own.close()
+    there = set()
+    for file in files:
+        name = place + file.path.name
+        if name not in names:
+            continue
+        info = await calls.stat(client, name)
+        same = info.nbytes == file.nbytes and info.metadata == {**file.metadata, **SAFETENSORS}
+        if not same or info.uid != uid or info.sealed > seal:
+            continue
+        if info.mode != mode:
+            await calls.chmod(client, name, mode)
+        if info.sealed < seal:
+            await calls.seal(client, name)
+        there.add(file.path.name)
+    return there
+
+
+async def _is_listed(
+    client: Client[R], name: str, index: bytes, mode: int, seal: bool, gpu: bool, cpu: bool
+) -> bool:
+    """Whether the name means this list already, as this load would publish it."""
+    try:
+        info = await calls.stat(client, name)
+        if (info.metadata, info.mode, info.sealed) != (CHECKPOINT, mode, seal):
+            return False
+        with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
+            return region.read() == index
+    except (NotFound, PermissionDenied):
+        return False
+
+
+def _listed(name: str, data: bytes) -> list[str]:
+    """The names that the region of a checkpoint lists; whoever wrote them."""
+    try:
+        names = json.loads(data)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError(
+            f"tensors: region {name!r} says that it is a checkpoint and lists no regions"
+        )
+    return names

@@ -1,0 +1,298 @@
+"""Checkpoints in a broker: loaded, broken off and gone on with, replaced, and opened whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import gdrpy
+from brokers import Broker
+from checkpoints import SHARDS, TENSORS, write_checkpoint
+from gdrpy import aio
+from gdrpy.arrays.array import Array
+from gdrpy.broker.client import calls
+from support import open_descriptors
+
+FIRST, SECOND, THIRD = SHARDS
+#: What the region of each file has.
+FILE_BYTES = 4270
+
+
+@pytest.fixture
+def connected(broker: Broker) -> Iterator[gdrpy.Broker]:
+    """A client of the test's broker, which looks for another one for a moment only."""
+    with gdrpy.connect(broker.path, reconnect=0.1) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "model")
+
+
+class Steps:
+    """A progress that notes what it is told, and does something once, after so many files."""
+
+    def __init__(self, after: int = 0, do: Callable[[], object] | None = None) -> None:
+        self.told: list[tuple[int, int]] = []
+        self._after, self._do = after, do
+
+    def __call__(self, done: int, total: int) -> None:
+        self.told.append((done, total))
+        if self._do and done > self._after * FILE_BYTES:
+            do, self._do = self._do, None
+            do()
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def names(broker: gdrpy.Broker) -> list[str]:
+    """The names of the broker's regions, with ID for what stands for the files."""
+    return [re.sub("/[0-9a-f]{8}/", "/ID/", str(info.name)) for info in broker.list()]
+
+
+def numbers(broker: gdrpy.Broker) -> dict[str, int]:
+    """The numbers of the checkpoint's regions by their files."""
+    return {str(info.name).rpartition("/")[2]: info.region for info in broker.list("m/")}
+
+
+def assert_whole(found: Mapping[str, Array], expected: Mapping[str, np.ndarray] = TENSORS) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].numpy().dtype == array.dtype
+        assert (found[name].numpy() == array).all()
+
+
+class TestLoad:
+    @pytest.mark.parametrize("device", [0, "cpu"])
+    def test_gives_the_tensors_of_all_files(self, connected, folder, device):
+        assert_whole(connected.load_checkpoint(folder, "m", device))
+        assert names(connected) == ["m", f"m/ID/{FIRST}", f"m/ID/{SECOND}", f"m/ID/{THIRD}"]
+        assert {info.device for info in connected.list()} == {device}
+
+    def test_of_a_single_file_is_opened_alike(self, connected, tmp_path):
+        write_checkpoint(tmp_path / "one", {"model.safetensors": TENSORS})
+        (tmp_path / "one/model.safetensors.index.json").unlink()
+        connected.load_checkpoint(tmp_path / "one", "m", gpu=False)
+        assert_whole(connected.tensors("m", gpu=False))
+        assert names(connected) == ["m", "m/ID/model.safetensors"]
+
+    def test_tells_the_bytes_done_and_to_do(self, connected, folder):
+        steps = Steps()
+        connected.load_checkpoint(folder, "m", "cpu", progress=steps)
+        assert {info.nbytes for info in connected.list("m/")} == {FILE_BYTES}
+        assert steps.told[-1] == (3 * FILE_BYTES, 3 * FILE_BYTES)
+        assert steps.told == sorted(steps.told)
+
+    def test_seals_and_gives_the_mode_to_every_region(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu", seal=True, mode=0o644)
+        assert {(info.sealed, info.mode) for info in connected.list()} == {(True, 0o644)}
+
+    def test_keeps_no_region_open_but_those_of_the_tensors(self, connected, folder):
+        before = open_descriptors()
+        found = connected.load_checkpoint(folder, "m", "cpu")
+        assert [info.writers for info in connected.list()] == [0, 1, 1, 1]
+        del found
+        gc.collect()
+        assert [info.writers for info in connected.list()] == [0, 0, 0, 0]
+        assert open_descriptors() == before
+
+    def test_of_an_incomplete_folder_changes_nothing(self, connected, folder):
+        (folder / THIRD).unlink()
+        with pytest.raises(ValueError, match=f"{THIRD}' is not there: copy or download"):
+            connected.load_checkpoint(folder, "m", "cpu")
+        assert names(connected) == []
+
+    def test_by_the_asyncio_client_is_the_same(self, broker, folder):
+        async def load() -> None:
+            async with await aio.connect(broker.path) as connected:
+                assert_whole(await connected.load_checkpoint(folder, "m", "cpu"))
+                assert_whole(await connected.tensors("m"))
+
+        asyncio.run(load())
+
+
+class TestLoadAgain:
+    def test_reads_nothing_that_is_there(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        before, steps = {info.name: info.version for info in connected.list()}, Steps()
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu", progress=steps))
+        after = {info.name: info.version for info in connected.list()}
+        assert (steps.told, after) == ([], before)
+
+    @pytest.mark.parametrize("files", [0, 1, 2])
+    def test_after_an_interrupt_goes_on_where_it_ended(self, connected, folder, files):
+        before = open_descriptors()
+        with pytest.raises(KeyboardInterrupt):
+            connected.load_checkpoint(folder, "m", "cpu", progress=Steps(files, stop))
+        assert names(connected) == [f"m/ID/{file}" for file in list(SHARDS)[:files]]
+        kept, steps = numbers(connected), Steps()
+        gc.collect()
+        assert open_descriptors() == before
+        assert connected.status()["regions"] == files
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu", progress=steps))
+        assert numbers(connected).items() >= kept.items()
+        assert steps.told[-1][1] == (3 - files) * FILE_BYTES
+
+    def test_reads_files_that_were_written_meanwhile(self, connected, folder):
+        old = connected.load_checkpoint(folder, "m", "cpu")
+        changed = {**SHARDS, SECOND: {**SHARDS[SECOND], "layers.2.bias": np.arange(7)}}
+        write_checkpoint(folder, changed)
+        new = connected.load_checkpoint(folder, "m", "cpu")
+        assert new["layers.2.bias"].numpy().tolist() == list(range(7))
+        assert_whole(old)
+        assert names(connected) == ["m", f"m/ID/{FIRST}", f"m/ID/{SECOND}", f"m/ID/{THIRD}"]
+
+    def test_reads_a_file_of_another_time(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        before = numbers(connected)
+        os.utime(folder / SECOND, ns=(0, 1))
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu"))
+        assert not numbers(connected).items() & before.items()
+
+    def test_for_another_device_moves_it(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        connected.load_checkpoint(folder, "m", 0, gpu=False)
+        assert [info.device for info in connected.list()] == [0] * 4
+
+    def test_gives_what_is_there_the_new_mode_and_seal(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        before, steps = numbers(connected), Steps()
+        connected.load_checkpoint(folder, "m", "cpu", mode=0o644, seal=True, progress=steps)
+        assert (steps.told, numbers(connected)) == ([], before)
+        assert {(info.sealed, info.mode) for info in connected.list()} == {(True, 0o644)}
+
+    def test_unsealed_reads_what_was_sealed(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu", seal=True)
+        before = numbers(connected)
+        connected.load_checkpoint(folder, "m", "cpu")
+        assert not numbers(connected).items() & before.items()
+        assert {info.sealed for info in connected.list()} == {False}
+
+    def test_takes_no_region_that_was_not_loaded_from_the_file(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        name = str(connected.list("m/")[1].name)
+        connected.put_tensors(name, SHARDS[FIRST], "cpu").close()
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu"))
+
+    def test_leaves_other_regions_below_the_name(self, connected, folder):
+        other = ["m/12345678", "m/12345678/a/b", "m/tokens", "mm/12345678/a"]
+        for name in [*other, "m/12345678/old.safetensors"]:
+            connected.put(name, [1], "cpu").close()
+        loaded = connected.load_checkpoint(folder, "m", "cpu").values()
+        loaded_names = {array.region.name for array in loaded}
+        assert {info.name for info in connected.list()} - loaded_names == {"m", *other}
+
+    def test_takes_no_region_of_another_user(self, broker, connected, folder, monkeypatch):
+        connected.load_checkpoint(folder, "m", "cpu")
+        found, before, steps = calls.stat, numbers(connected), Steps()
+
+        async def stat(client, name):
+            info = await found(client, name)
+            return msgspec.structs.replace(info, uid=info.uid + 1)
+
+        monkeypatch.setattr(calls, "stat", stat)
+        connected.load_checkpoint(folder, "m", "cpu", progress=steps)
+        assert steps.told
+        assert not numbers(connected).items() & before.items()
+
+
+class TestLoadWithoutRoom:
+    def test_names_the_file_and_keeps_those_before_it(self, start_broker, folder):
+        broker = start_broker(quotas={"device": 5 << 20})
+        with gdrpy.connect(broker.path) as connected:
+            with pytest.raises(
+                gdrpy.QuotaExceeded,
+                match=f"load_checkpoint: no room for {THIRD!r}: create: .* 2 of the 3 files are in "
+                "regions 'm/[0-9a-f]{8}/'.*, which stay: free memory and load again",
+            ):
+                connected.load_checkpoint(folder, "m", gpu=False)
+            assert names(connected) == [f"m/ID/{FIRST}", f"m/ID/{SECOND}"]
+
+
+class TestLoadWhoseBrokerIsKilled:
+    def test_goes_on_when_there_is_a_broker_again(self, broker, connected, folder):
+        with pytest.raises(gdrpy.BrokerUnavailable):
+            connected.load_checkpoint(folder, "m", "cpu", progress=Steps(1, broker.kill))
+        broker.start()
+        kept = numbers(connected)
+        assert list(kept) == [FIRST]
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu"))
+        assert numbers(connected).items() >= kept.items()
+
+    def test_and_started_again_notices_nothing(self, broker, folder):
+        steps = Steps(1, broker.restart)
+        with gdrpy.connect(broker.path) as connected:
+            assert_whole(connected.load_checkpoint(folder, "m", "cpu", progress=steps))
+        assert steps.told[-1][1] == 3 * FILE_BYTES
+
+
+class TestTensors:
+    def test_of_one_region_are_its_own(self, connected, folder):
+        connected.put_tensors("a", TENSORS, "cpu").close()
+        connected.load(folder / FIRST, "b", "cpu").close()
+        assert_whole(connected.tensors("a"))
+        assert_whole(connected.tensors("b", gpu=False), SHARDS[FIRST])
+
+    def test_have_the_views_that_are_asked_for(self, connected, folder):
+        connected.load_checkpoint(folder, "m", gpu=False)
+        found = connected.tensors("m", cpu=False, readonly=True)["layers.1.bias"]
+        assert (found.readonly, found.read().tolist()) == (True, [1] * 7)
+        with pytest.raises(gdrpy.MissingView):
+            found.numpy()
+
+    def test_can_be_waited_for(self, connected):
+        with pytest.raises(gdrpy.Timeout, match="no region of the name 'm'"):
+            connected.tensors("m", wait=0.01)
+
+    def test_of_a_region_without_any_are_refused(self, connected):
+        connected.put("a", [1], "cpu").close()
+        with pytest.raises(ValueError, match="safetensors: "):
+            connected.tensors("a")
+
+    def test_of_an_incomplete_checkpoint_are_refused(self, connected, folder):
+        connected.load_checkpoint(folder, "m", "cpu")
+        connected.delete(str(connected.list("m/")[0].name))
+        with pytest.raises(gdrpy.NotFound) as caught:
+            connected.tensors("m")
+        assert re.fullmatch(
+            r"tensors: checkpoint 'm' is incomplete: .*'m/[0-9a-f]{8}/"
+            + re.escape(FIRST)
+            + "'; load it again",
+            str(caught.value),
+        )
+
+    def test_that_are_replaced_meanwhile_are_the_new_ones(self, connected, folder, monkeypatch):
+        connected.load_checkpoint(folder, "m", "cpu")
+        get_many, replaced = calls.get_many, []
+
+        async def replace_first(client, names, **options):
+            if not replaced:
+                replaced.append(names)
+                monkeypatch.setattr(calls, "get_many", get_many)
+                os.utime(folder / FIRST, ns=(0, 1))
+                with gdrpy.connect(connected.socket) as other:
+                    other.load_checkpoint(folder, "m", "cpu")
+            return await get_many(client, names, **options)
+
+        monkeypatch.setattr(calls, "get_many", replace_first)
+        assert_whole(connected.tensors("m"))
+        assert replaced
+
+    @pytest.mark.parametrize("data", [b"\0" * 8, b"{}", b"[1]", b"[" * 100_000])
+    def test_of_a_region_that_lies_are_refused(self, connected, data):
+        draft = connected.create("m", len(data), "cpu", metadata={"format": "checkpoint"})
+        draft.write(data)
+        draft.publish()
+        with pytest.raises(ValueError, match="region 'm' says that it is a checkpoint and lists"):
+            connected.tensors("m")

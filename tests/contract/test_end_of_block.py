@@ -124,7 +124,8 @@ class TestViewThatOutlivesABlock:
             one = gpu_mappings() - before - held
             view = memoryview(parts[0])
         assert one > 0
-        assert gpu_mappings() - before <= held + one // 3
+        # NVIDIA's module has one for all parts of a region.
+        assert gpu_mappings() - before <= held + max(one // 3, 1)
         view.release()
         assert gpu_mappings() == before
 

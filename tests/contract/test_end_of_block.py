@@ -178,16 +178,21 @@ class TestViewThatOutlivesABlock:
         assert gpu_mappings() == before
 
     @pytest.mark.any_pointer
-    def test_ends_a_block_of_an_array_of_a_tensor(self, backend, driver):
+    def test_ends_a_block_of_an_array_of_a_tensor(self, backend, driver, asking):
         pointer = cuda.call("cuMemAlloc", 4096)
+        tensor = type("Tensor", (), {"__cuda_array_interface__": None})()
+        tensor.__cuda_array_interface__ = {
+            "data": (int(pointer), False),
+            "shape": (4096,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        if asking:  # the array's pin asks for nothing
+            with pytest.raises(gdrpy.BackendUnavailable, match="makes revocable pins only"):
+                gdrpy.from_tensor(tensor)
+            cuda.call("cuMemFree", pointer)
+            return
         with gdrpy.pin(int(pointer), 4096) as pinned, told_once("<Pin of 4096 bytes"):
-            tensor = type("Tensor", (), {"__cuda_array_interface__": None})()
-            tensor.__cuda_array_interface__ = {
-                "data": (int(pointer), False),
-                "shape": (4096,),
-                "typestr": "|u1",
-                "version": 3,
-            }
             with gdrpy.from_tensor(tensor) as array:
                 view = array.numpy()
             assert array.closed

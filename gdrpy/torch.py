@@ -223,6 +223,11 @@ def assign(
 ) -> None:
     """Make a module use tensors as its parameters and buffers, without a copy.
 
+    Args:
+        module: The module.
+        tensors: Tensors by the names of the module's state.
+        strict: Whether every name must be there, and no other.
+
     Like ``module.load_state_dict(tensors, strict, assign=True)``, but weights that are tied in the
     module are tied afterwards, and have their tensor by any of their names. Buffers that are not
     part of the module's state move to the tensors' device. Make optimizers afterwards: the

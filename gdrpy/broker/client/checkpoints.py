@@ -46,6 +46,12 @@ async def load_checkpoint(
 ) -> dict[str, Array]:
     """Publish the tensors of a folder's safetensors files, and return them as :meth:`tensors` does.
 
+    Args:
+        folder: The checkpoint's folder.
+        name: The name of the checkpoint.
+        device: Where the tensors lie: as for :meth:`load`, as are ``mode`` to ``wait``.
+        progress: Called with the bytes done and to do, of the files that are read.
+
     The folder holds an index (``model.safetensors.index.json``) and the files that it names, or one
     file. Each becomes a region ``NAME/ID/FILE``, where ID stands for the device and for the names,
     sizes and modification times of all of them. The region of the name itself lists them. It is
@@ -53,8 +59,7 @@ async def load_checkpoint(
     it was, or all of the new one.
 
     A load that was broken off goes on when it is called again: files that are published already are
-    not read. ``progress`` is called with the bytes done and to do of those that are. Parameters
-    otherwise as of :meth:`load`.
+    not read.
 
     Raises ValueError if the folder holds no checkpoint or an incomplete or invalid one, before
     anything is published, OSError, and the errors of :meth:`load`.
@@ -117,9 +122,17 @@ async def tensors(
 ) -> dict[str, Array]:
     """The tensors by name that ``put_tensors``, ``load`` or ``load_checkpoint`` published.
 
+    Args:
+        name: The name of the region or checkpoint.
+        gpu: Whether to open the GPU view.
+        cpu: Whether to open the CPU view.
+        readonly: Whether to open them read-only.
+        wait: For how many seconds to wait for the name to appear.
+        device: The GPU of the GPU view, as for :meth:`get`.
+
     No byte is copied: ``array.numpy()`` and ``torch.from_dlpack(array)`` show each where it lies,
-    and an Array keeps its region. Parameters and errors as of :meth:`get`; ValueError for a region
-    without tensors, NotFound where a region of the checkpoint was deleted.
+    and an Array keeps its region. Raises as :meth:`get`, ValueError for a region without tensors,
+    NotFound where a region of the checkpoint was deleted.
     """
     views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
     while True:

@@ -268,7 +268,8 @@ def _like(own: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 def _place(tensor: torch.Tensor) -> Any:
     """What two tensors have in common that are the same elements of the same memory."""
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    laid_out = tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, laid_out
 
 
 def _tensors(arrays: abc.Mapping[str, Array]) -> dict[str, torch.Tensor]:

@@ -180,7 +180,7 @@ class Published(Reply):
     """The region's version, and the number of the region that had its name."""
 
     version: Number
-    replaced: Number | None = None
+    replaced: Number | None
 
 
 class Sha256(Reply):

@@ -124,11 +124,28 @@ def as_numpy_dtype(call: str, value: Any) -> np.dtype[Any]:
     return kind
 
 
+#: torch's further names of types, which numpy has for others or not at all.
+_TORCH_NAMES = {
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "char": "int8",
+    "short": "int16",
+    "int": "int32",
+    "long": "int64",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+}
+
+
 def _name_of(value: Any) -> Any:
     """The name of a torch.dtype; any other value itself."""
     if is_of(value, "torch", "dtype"):
         value = str(value)
-    return value.removeprefix("torch.") if isinstance(value, str) else value
+    if isinstance(value, str) and value.startswith("torch."):
+        name = value.removeprefix("torch.")
+        return _TORCH_NAMES.get(name, name)
+    return value
 
 
 def _numpy_dtype(value: Any) -> np.dtype[Any] | None:

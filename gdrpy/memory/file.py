@@ -109,7 +109,8 @@ class MemoryFile(Memory):
         return call_failure(error.errno or 0, f"mapping {nbytes} bytes at offset {offset}: mmap")
 
     def _give_back(self) -> None:
-        self._fd.close()
+        if self._fd is not None:  # it is until __init__ has set it, which Ctrl-C may end
+            self._fd.close()
 
     def _drop(self) -> None:
         self._give_back()

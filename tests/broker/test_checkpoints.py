@@ -187,11 +187,46 @@ class TestLoadAgain:
 
     def test_leaves_other_regions_below_the_name(self, connected, folder):
         other = ["m/12345678", "m/12345678/a/b", "m/tokens", "mm/12345678/a"]
-        for name in [*other, "m/12345678/old.safetensors"]:
+        for name in [*other, "m/12345678/old.safetensors", "m/20240101/loss"]:
             connected.put(name, [1], "cpu").close()
         loaded = connected.load_checkpoint(folder, "m", "cpu").values()
         loaded_names = {array.region.name for array in loaded}
-        assert {info.name for info in connected.list()} - loaded_names == {"m", *other}
+        assert {info.name for info in connected.list()} - loaded_names == {
+            "m",
+            "m/12345678/old.safetensors",
+            "m/20240101/loss",
+            *other,
+        }
+
+    def test_names_a_gpu_alike_however_it_is_named(self, connected, folder):
+        connected.load_checkpoint(folder, "m", 0, gpu=False)
+        before, steps = numbers(connected), Steps()
+        for device in (connected.list()[0].uuid, np.int64(0)):
+            connected.load_checkpoint(folder, "m", device, gpu=False, progress=steps)
+        assert (steps.told, numbers(connected)) == ([], before)
+
+    def test_of_a_file_that_changes_meanwhile_publishes_nothing(self, connected, folder):
+        def change() -> None:
+            os.utime(folder / FIRST, ns=(0, 1))
+
+        with pytest.raises(ValueError, match=f"{FIRST} was changed while"):
+            connected.load_checkpoint(folder, "m", "cpu", progress=Steps(1, change))
+        assert "m" not in names(connected)
+
+    def test_beside_another_load_of_the_name_leaves_one_of_them_whole(
+        self, connected, broker, folder, tmp_path
+    ):
+        """The other one begins and ends while this one is half done."""
+        changed = {**SHARDS, SECOND: {**SHARDS[SECOND], "layers.2.bias": np.arange(7)}}
+        others = write_checkpoint(tmp_path / "other", changed)
+
+        def load_others() -> None:
+            with gdrpy.connect(broker.path) as second:
+                second.load_checkpoint(others, "m", "cpu")
+
+        connected.load_checkpoint(folder, "m", "cpu", progress=Steps(1, load_others))
+        assert_whole(connected.tensors("m"))
+        assert names(connected) == ["m", f"m/ID/{FIRST}", f"m/ID/{SECOND}", f"m/ID/{THIRD}"]
 
     def test_takes_no_region_of_another_user(self, broker, connected, folder, monkeypatch):
         connected.load_checkpoint(folder, "m", "cpu")

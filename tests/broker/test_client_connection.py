@@ -179,7 +179,7 @@ class TestReplyThatCannotBe:
         def send(peer, request):
             peer.reply(request, **grant())
 
-        self.check(fake, send, "1 grants came with 0 descriptors")
+        self.check(fake, send, "get: 1 grants came with 0 descriptors")
 
     def test_that_grants_half(self, fake):
         def send(peer, request):
@@ -376,7 +376,8 @@ class TestMalformedReply:
     @pytest.mark.parametrize("op", ["stat", "list", "rounded_size", "status", "delete"])
     def test_with_a_descriptor_that_nothing_grants_is_refused(self, fake, op):
         fields = {**GOOD.get(op, {}), "fds": 1}
-        assert self.check(fake, op, [memory()], **fields) == "0 grants came with 1 descriptors"
+        message = self.check(fake, op, [memory()], **fields)
+        assert message == f"{op}: 0 grants came with 1 descriptors"
 
     @pytest.mark.parametrize(
         ("op", "field"),
@@ -397,6 +398,17 @@ class TestMalformedReply:
         message = self.check(fake, op, **changed(GOOD[op], field, value))
         assert message.startswith(f"{op}: the broker's reply has ")
         assert field in message
+
+    def test_with_pages_that_do_not_advance_is_refused(self, fake):
+        def serve(peer):
+            peer.hello()
+            for _ in range(2):
+                peer.reply(peer.take("list"), regions=[], next="a")
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        message = call_twice(fake(serve), CALLS["list"])
+        assert message == "list: the page after 'a' ends with 'a'"
 
     @pytest.mark.parametrize(("field", "value"), MALFORMED_ENTRY)
     @pytest.mark.parametrize("op", ["list", "stat"])

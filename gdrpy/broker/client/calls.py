@@ -298,6 +298,8 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
         found += replies.listed(page)
         if page.next is None:
             return found
+        if page.next <= after:
+            raise ProtocolError(f"list: the page after {after!r} ends with {page.next!r}")
         after = page.next
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
 from gdrpy.broker.client import arrays, calls, region_calls
-from gdrpy.broker.client.arguments import as_name
+from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.calls import Client
 from gdrpy.broker.client.region import LeasedRegion
+from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ async def load_checkpoint(
     client: Client[R],
     folder: str | os.PathLike[str],
     name: str,
-    device: int | str = 0,
+    device: Any = 0,
     *,
     mode: int = 0o600,
     seal: bool = False,
@@ -55,18 +56,21 @@ async def load_checkpoint(
     The folder holds an index (``model.safetensors.index.json``) and the files that it names, or one
     file. Each becomes a region ``NAME/ID/FILE``, where ID stands for the device and for the names,
     sizes and modification times of all of them. The region of the name itself lists them. It is
-    published last, and regions of an earlier load are deleted then: others find the checkpoint as
-    it was, or all of the new one.
+    published last, and the regions that it listed before are deleted then: others find the
+    checkpoint as it was, or all of the new one.
 
     A load that was broken off goes on when it is called again: files that are published already are
-    not read.
+    not read. What it left stays otherwise, until ``gdrpy rm -r`` deletes it.
 
     Raises ValueError if the folder holds no checkpoint or an incomplete or invalid one, before
-    anything is published, OSError, and the errors of :meth:`load`.
+    anything is published, or if a file changes meanwhile; OSError, and the errors of :meth:`load`.
     """
     as_name("load_checkpoint", name)
-    files = [_source(Path(folder, file)) for file in safetensors.shards(folder)]
-    place = f"{name}/{_identity(files, device)}/"
+    named = as_device("load_checkpoint", device)
+    device = "cpu" if named == CPU_DEVICE else named
+    home = (await calls.status(client))["uuids"].get(str(named), device)
+    files = [_source(Path(folder, file), name) for file in safetensors.shards(folder)]
+    place = f"{name}/{_identity(files, home)}/"
     there = await _published(client, place, files, mode, seal)
     missing = [file for file in files if file.path.name not in there]
     done, total = 0, sum(file.nbytes for file in missing)
@@ -97,16 +101,23 @@ async def load_checkpoint(
         shard.close()
         there.add(file.path.name)
         done += file.nbytes
+    for file in files:
+        if _source(file.path, name) != file:
+            raise ValueError(
+                f"load_checkpoint: {file.path} was changed while the checkpoint was loaded: load "
+                f"it again"
+            )
     index = json.dumps([place + file.path.name for file in files]).encode()
-    if not await _is_listed(client, name, index, mode, seal, gpu, cpu):
+    before = await _listing(client, name, mode, seal, gpu, cpu)
+    if before != (index, True):
         listed = await calls.create(
             client, name, len(index), device, metadata=CHECKPOINT, **options
         )
         (await arrays.published(listed, lambda: listed.write(index), seal)).close()
-    for info in await shards_of(client, name):
-        if not str(info.name).startswith(place):
-            with suppress(NotFound, PermissionDenied):
-                await calls.delete(client, str(info.name))
+        for info in await shards_of(client, name):
+            if info.name in _listed(name, before[0]) and not str(info.name).startswith(place):
+                with suppress(NotFound, PermissionDenied):
+                    await calls.delete(client, str(info.name))
     return await tensors(client, name, gpu=gpu, cpu=cpu)
 
 
@@ -155,8 +166,14 @@ async def tensors(
 
 async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
     """The regions of this checkpoint, also of loads that were broken off."""
-    found = await calls.list_regions(client, f"{name}/")
-    return [info for info in found if _SHARD.fullmatch(str(info.name)[len(name) :])]
+    found: list[RegionInfo] = []
+    for info in await calls.list_regions(client, f"{name}/"):
+        if _SHARD.fullmatch(str(info.name)[len(name) :]):
+            with suppress(NotFound, PermissionDenied):
+                told = await calls.stat(client, str(info.name))
+                if (told.metadata or {}).get("checkpoint") == name:
+                    found.append(told)
+    return found
 
 
 class _Source(NamedTuple):
@@ -167,13 +184,17 @@ class _Source(NamedTuple):
     metadata: dict[str, Any]
 
 
-def _source(path: Path) -> _Source:
+def _source(path: Path, name: str) -> _Source:
     found = path.stat()
-    state = {"file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
+    state = {
+        "checkpoint": name,
+        "file_bytes": found.st_size,
+        "file_modified_ns": found.st_mtime_ns,
+    }
     return _Source(path, safetensors.size_of(path), state)
 
 
-def _identity(files: list[_Source], device: int | str) -> str:
+def _identity(files: list[_Source], device: str) -> str:
     """What stands for a device and files in the names of regions, which are then compared."""
     states = [device, *((file.path.name, file.metadata) for file in files)]
     return f"{zlib.crc32(json.dumps(states).encode()):08x}"
@@ -206,18 +227,20 @@ async def _published(
     return there
 
 
-async def _is_listed(
-    client: Client[R], name: str, index: bytes, mode: int, seal: bool, gpu: bool, cpu: bool
-) -> bool:
-    """Whether the name means this list already, as this load would publish it."""
+async def _listing(
+    client: Client[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
+) -> tuple[bytes, bool]:
+    """The list that a checkpoint's name means, empty for none, and whether its mode and seal are as
+    this load would publish it.
+    """
     try:
         info = await calls.stat(client, name)
-        if (info.metadata, info.mode, info.sealed) != (CHECKPOINT, mode, seal):
-            return False
+        if info.metadata != CHECKPOINT:
+            return b"[]", False
         with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-            return region.read() == index
+            return region.read(), (info.mode, info.sealed) == (mode, seal)
     except (NotFound, PermissionDenied):
-        return False
+        return b"[]", False
 
 
 def _listed(name: str, data: bytes) -> list[str]:

@@ -300,6 +300,8 @@ class Connection:
                     return part, parcels
                 reply.grants += part.grants
                 reply.more = part.more
+                if len(reply.grants) > BATCH_LIMIT:
+                    raise ProtocolError("get_many: the broker granted too many regions")
         except BaseException as error:
             parcels.clear()
             if isinstance(error, Lost):
@@ -348,7 +350,9 @@ class Connection:
         else:
             grants = []
         if len(grants) != len(fds):
-            raise ProtocolError(f"{len(grants)} grants came with {len(fds)} descriptors")
+            raise ProtocolError(
+                f"{call_of(request)}: {len(grants)} grants came with {len(fds)} descriptors"
+            )
         return [
             (fd, Lease(self, grant.region, not grant.readonly, request.gpu))
             for fd, grant in zip(fds, grants, strict=True)

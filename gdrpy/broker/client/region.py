@@ -147,13 +147,13 @@ class LeasedRegion(Region):
 
     def _seal_here(self, view: Mapping | None) -> None:
         """Refuse writes from now on; ``view`` is a read-only one to have instead of the CPU's."""
-        self.sealed = self.readonly = True
         self._disarm()
         if view is not None:
             assert self._cpu is not None
             assert self._mappings is not None
             self._mappings.add(self._cpu)
             self._cpu = view
+        self.sealed = self.readonly = True
 
     def _release(self) -> None:
         lease: Any = self._memory.source

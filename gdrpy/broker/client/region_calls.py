@@ -54,8 +54,8 @@ async def _seal(region: LeasedRegion, copy_of: tuple[str, int] | None = None) ->
         if region._cpu is not None and not region._cpu.readonly:
             view = undo.keep(region.map(readonly=True))
         await _ask(region, requests.Seal(region.id, copy_of, id=0), Reply)
-        region._seal_here(view)
         undo.forget()
+    region._seal_here(view)
 
 
 async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) -> None:

@@ -198,6 +198,21 @@ class TestLoadAgain:
             *other,
         }
 
+    def test_replaces_a_region_that_only_says_that_it_is_a_checkpoint(self, connected, folder):
+        region = connected.create("m", 8, "cpu", metadata={"format": "checkpoint"})
+        region.write(b"no list!")
+        region.publish()
+        region.close()
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu"))
+        assert_whole(connected.tensors("m"))
+
+    def test_on_the_host_asks_nothing_of_gpus(self, connected, folder, monkeypatch):
+        async def status(client):
+            raise gdrpy.BackendUnavailable("CUDA failed")
+
+        monkeypatch.setattr(calls, "status", status)
+        assert_whole(connected.load_checkpoint(folder, "m", "cpu"))
+
     def test_names_a_gpu_alike_however_it_is_named(self, connected, folder):
         connected.load_checkpoint(folder, "m", 0, gpu=False)
         before, steps = numbers(connected), Steps()

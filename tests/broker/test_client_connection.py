@@ -399,6 +399,26 @@ class TestMalformedReply:
         assert message.startswith(f"{op}: the broker's reply has ")
         assert field in message
 
+    @pytest.mark.parametrize("granted", [0, 1])
+    def test_with_packets_without_end_is_refused(self, fake, granted):
+        """Empty ones, and more grants than names were asked for."""
+
+        def endless(peer):
+            peer.hello()
+            reply = {"id": peer.take("get_many")["id"], "fds": granted, "more": True}
+            for _ in range(2):
+                grants = [grant(1)] * granted
+                peer.send({**reply, "grants": grants}, [memory() for _ in grants])
+            peer.until_closed()
+
+        def second(peer):
+            peer.greet_again()
+            peer.reply(peer.take("delete"))
+            peer.until_closed()
+
+        message = call_twice(fake(endless, second), CALLS["get_many"])
+        assert message == "get_many: the broker's replies do not end"
+
     def test_with_pages_that_do_not_advance_is_refused(self, fake):
         def serve(peer):
             peer.hello()

@@ -67,8 +67,9 @@ async def load_checkpoint(
     """
     as_name("load_checkpoint", name)
     named = as_device("load_checkpoint", device)
-    device = "cpu" if named == CPU_DEVICE else named
-    home = (await calls.status(client))["uuids"].get(str(named), device)
+    device = home = "cpu" if named == CPU_DEVICE else named
+    if isinstance(home, int):
+        home = (await calls.status(client))["uuids"].get(str(home), str(home))
     files = [_source(Path(folder, file), name) for file in safetensors.shards(folder)]
     place = f"{name}/{_identity(files, home)}/"
     there = await _published(client, place, files, mode, seal)
@@ -107,15 +108,16 @@ async def load_checkpoint(
                 f"load_checkpoint: {file.path} was changed while the checkpoint was loaded: load "
                 f"it again"
             )
-    index = json.dumps([place + file.path.name for file in files]).encode()
-    before = await _listing(client, name, mode, seal, gpu, cpu)
-    if before != (index, True):
+    names = [place + file.path.name for file in files]
+    index = json.dumps(names).encode()
+    before, same_rights = await _listing(client, name, mode, seal, gpu, cpu)
+    if before != names or not same_rights:
         listed = await calls.create(
             client, name, len(index), device, metadata=CHECKPOINT, **options
         )
         (await arrays.published(listed, lambda: listed.write(index), seal)).close()
         for info in await shards_of(client, name):
-            if info.name in _listed(name, before[0]) and not str(info.name).startswith(place):
+            if info.name in before and info.name not in names:
                 with suppress(NotFound, PermissionDenied):
                     await calls.delete(client, str(info.name))
     return await tensors(client, name, gpu=gpu, cpu=cpu)
@@ -229,18 +231,18 @@ async def _published(
 
 async def _listing(
     client: Client[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
-) -> tuple[bytes, bool]:
-    """The list that a checkpoint's name means, empty for none, and whether its mode and seal are as
+) -> tuple[list[str], bool]:
+    """What a checkpoint's name lists, nothing if it is none, and whether its mode and seal are as
     this load would publish it.
     """
     try:
         info = await calls.stat(client, name)
         if info.metadata != CHECKPOINT:
-            return b"[]", False
+            return [], False
         with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-            return region.read(), (info.mode, info.sealed) == (mode, seal)
-    except (NotFound, PermissionDenied):
-        return b"[]", False
+            return _listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
+    except (NotFound, PermissionDenied, ValueError):
+        return [], False
 
 
 def _listed(name: str, data: bytes) -> list[str]:

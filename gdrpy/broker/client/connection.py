@@ -296,12 +296,14 @@ class Connection:
             while isinstance(reply, Grants) and reply.more:
                 part, its = self._accept(await self.transport.receive(), request, Grants)
                 parcels += its
+                its.clear()  # an error's traceback must keep none of them
                 if isinstance(part, Refusal):
                     return part, parcels
                 reply.grants += part.grants
                 reply.more = part.more
-                if len(reply.grants) > BATCH_LIMIT:
-                    raise ProtocolError("get_many: the broker granted too many regions")
+                assert isinstance(request, requests.GetMany)
+                if len(reply.grants) > len(request.names) or (part.more and not part.grants):
+                    raise ProtocolError("get_many: the broker's replies do not end")
         except BaseException as error:
             parcels.clear()
             if isinstance(error, Lost):

@@ -36,8 +36,9 @@ static const char usage[] =
 	"Last closes of /dev/gdrdrv by forked children, by sockets in cycles, by rings of "
 	"io_uring,\n"
 	"beside readers of /proc, by SIGKILL, and while the module is unloaded and loaded again\n"
-	"from FILE, which unload and all need. Each target ends after so many operations, or\n"
-	"seconds. Exit status 1: a call ended as it may not, or something was left behind.\n";
+	"from FILE, which unload and all need. Each target ends after so many operations\n"
+	"(unload only once it did unload), or seconds. Exit status 1: a call ended as it may not,\n"
+	"or something was left behind.\n";
 
 void closes_fail(const char *format, ...)
 {
@@ -136,14 +137,21 @@ static bool reap(pid_t *children, unsigned int *left)
 	return fine;
 }
 
+/* As many operations as were asked for, and for TARGET_UNLOAD one unload at least. */
+static bool enough(void)
+{
+	return closes->operations.total >= closes->options.operations &&
+	       (closes->target != TARGET_UNLOAD || closes->events.counts[LOAD][0]);
+}
+
 /* False: something failed, or made no progress. */
 static bool await_operations(pid_t *children, unsigned int *left)
 {
 	double begin = now(), progress = begin;
 	uint64_t total, last = 0;
 
-	while ((total = closes->operations.total) < closes->options.operations &&
-	       now() - begin < closes->options.seconds) {
+	while (!enough() && now() - begin < closes->options.seconds) {
+		total = closes->operations.total;
 		if (!reap(children, left) || closes->failed)
 			return false;
 		if (total != last)

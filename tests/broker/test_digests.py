@@ -19,7 +19,7 @@ from gdrpy.memory import file
 
 SHA256 = hashlib.sha256(bytes(10)).hexdigest()
 #: A client that waits.
-CONNECTION: Any = SimpleNamespace(is_open=lambda: True, uid=1)
+CONNECTION: Any = SimpleNamespace(open=True, uid=1)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ class TestDigests:
         monkeypatch.setattr(memory, "digest", digest)
         digests = Digests(lambda: ended.put(None))
         for number, uid in ((10, 1), (11, 1), (20, 2)):
-            connection: Any = SimpleNamespace(is_open=lambda: True, uid=uid)
+            connection: Any = SimpleNamespace(open=True, uid=uid)
             one = SimpleNamespace(nbytes=number, digest=None)
             digests.submit(connection, 1, one, os.dup(region.fd))  # type: ignore[arg-type]
         begin.set()

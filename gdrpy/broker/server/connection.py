@@ -9,6 +9,7 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdrpy._core import _packet
@@ -26,106 +27,76 @@ _KEPT_BYTES, _SENT_BYTES = 256, 1024
 _SENT_LIMIT = 320 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class User:
     """The shared state of one user's connections."""
 
-    __slots__ = ("connections", "events", "owed", "relieved", "uid", "watchers")
-
-    def __init__(self, uid: int) -> None:
-        self.uid = uid
-        #: In order of arrival.
-        self.connections: dict[ServerConnection, None] = {}
-        self.watchers: dict[ServerConnection, None] = {}
-        #: Bytes kept for these connections: unread packets and requests under way.
-        self.owed = 0
-        #: Whether the connections with the most unread bytes are being closed.
-        self.relieved = False
-        #: Events that its watchers have not all got yet.
-        self.events: deque[Notification] = deque()
+    uid: int
+    #: In order of arrival.
+    connections: dict[ServerConnection, None] = field(default_factory=dict)
+    watchers: dict[ServerConnection, None] = field(default_factory=dict)
+    #: Bytes kept for these connections: unread packets and requests under way.
+    owed: int = 0
+    #: Whether the connections with the most unread bytes are being closed.
+    relieved: bool = False
+    #: Events that its watchers have not all got yet.
+    events: deque[Notification] = field(default_factory=deque)
 
 
+@dataclass(slots=True, eq=False)
 class Notification:
     """An event for a user's watchers, which get it in turns."""
 
-    __slots__ = ("left", "number", "packet", "region")
-
-    def __init__(self, number: int, packet: bytes | None, region: RegionEntry | None) -> None:
-        self.number = number
-        #: None stands for dropped events.
-        self.packet = packet
-        self.region = region
-        #: The watchers that have not got it yet; None before the first.
-        self.left: Iterator[ServerConnection] | None = None
+    number: int
+    #: None stands for dropped events.
+    packet: bytes | None
+    region: RegionEntry | None
+    #: The watchers that have not got it yet; None before the first.
+    left: Iterator[ServerConnection] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
-    __slots__ = (
-        "asked",
-        "busy",
-        "ended",
-        "flight",
-        "identity",
-        "in_flight",
-        "kept",
-        "lost",
-        "mask",
-        "nonsense",
-        "number",
-        "open",
-        "outbox",
-        "queued",
-        "request",
-        "sent",
-        "session",
-        "since",
-        "sock",
-        "uid",
-        "user",
-        "waiting",
-        "watching",
-        "work",
-    )
+    sock: socket.socket
+    identity: Identity
+    flight: Flight
+    user: User
+    number: int = field(init=False)
+    uid: int = field(init=False)
+    #: Descriptors sent since the client had last read everything.
+    in_flight: int = 0
+    #: Whether the outbox must wait until the client, or others of its user, read.
+    waiting: bool = False
+    open: bool = True
+    #: Whether the client is gone, so that sending is pointless.
+    ended: bool = False
+    #: None until its hello.
+    session: Session | None = None
+    outbox: deque[tuple[bytes, Sequence[int]]] = field(default_factory=deque)
+    #: The prefix of the names that it watches, and the number of its first event.
+    watching: str | None = None
+    since: int = 0
+    #: Whether events were dropped since its last "lost" event.
+    lost: bool = False
+    #: Whether a thread works on its request.
+    busy: bool = False
+    #: Its last request, and the rest of the work on it.
+    request: Any = None
+    work: Iterator[Any] | None = None
+    #: Whether it waits for a turn, and its epoll mask.
+    queued: bool = False
+    mask: int = 0
+    #: Malformed packets since the last request.
+    nonsense: int = 0
+    #: Bytes in the outbox, sent since it had last read everything, and of its request.
+    kept: int = 0
+    sent: int = 0
+    asked: int = 0
 
-    def __init__(self, sock: socket.socket, identity: Identity, flight: Flight, user: User) -> None:
-        self.sock = sock
-        self.flight = flight
-        self.user = user
-        self.uid = identity.uid
-        #: Descriptors sent since the client had last read everything.
-        self.in_flight = 0
-        #: Whether the outbox must wait until the client, or others of its user, read.
-        self.waiting = False
-        self.number = sock.fileno()
-        self.identity = identity
-        self.open = True
-        #: Whether the client is gone, so that sending is pointless.
-        self.ended = False
-        #: None until its hello.
-        self.session: Session | None = None
-        self.outbox: deque[tuple[bytes, Sequence[int]]] = deque()
-        #: The prefix of the names that it watches, and the number of its first event.
-        self.watching: str | None = None
-        self.since = 0
-        #: Whether events were dropped since its last "lost" event.
-        self.lost = False
-        #: Whether a thread works on its request.
-        self.busy = False
-        #: Its last request, and the rest of the work on it.
-        self.request: Any = None
-        self.work: Iterator[Any] | None = None
-        #: Whether it waits for a turn, and its epoll mask.
-        self.queued = False
-        self.mask = 0
-        #: Malformed packets since the last request.
-        self.nonsense = 0
-        #: Bytes in the outbox, sent since it had last read everything, and of its request.
-        self.kept = self.sent = self.asked = 0
-
-    def is_open(self) -> bool:
-        """Whether the connection is open."""
-        return self.open
+    def __post_init__(self) -> None:
+        self.number, self.uid = self.sock.fileno(), self.identity.uid
 
     def send(self, packet: bytes, fds: Sequence[int]) -> bool:
         """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.

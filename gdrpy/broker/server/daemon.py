@@ -23,7 +23,7 @@ from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import NoStore, Store, identity_of_file
+from gdrpy.broker.server.store import Store, identity_of_file
 from gdrpy.broker.server.systemd import Notifier
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Options:
 
     path: str
     quotas: Quotas
-    store: Callable[[], Store] = NoStore
+    store: Callable[[], Store] = Store
     listener: socket.socket | None = None
     mode: int = 0o600
     group: int | None = None

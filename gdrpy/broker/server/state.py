@@ -157,9 +157,9 @@ class State:
 
     def add(self, made: records.Made, fd: int) -> RegionEntry:
         """Take a new region's memory over. Raises OSError; the caller keeps ``fd`` then."""
-        self._hold(f"r{made.region}", fd)
+        self._hold(f"r{made.number}", fd)
         self.table.commit(made)
-        region = self.table.regions[made.region]
+        region = self.table.regions[made.number]
         region.fd = fd
         return region
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
@@ -30,26 +29,22 @@ class Full(OSError):
     """A store takes no more descriptors."""
 
 
-class Store(ABC):
-    """Descriptors by key, which outlive the broker."""
+class Store:
+    """Descriptors by key, which outlive the broker; this one keeps none."""
 
-    @abstractmethod
     def recover(self) -> dict[str, int]:
         """The descriptors that an earlier broker stored; the caller owns them."""
+        return {}
 
-    @abstractmethod
     def hold(self, key: str, fd: int) -> None:
         """Store a duplicate of ``fd``. Raises Full, and OSError if the store is lost."""
 
-    @abstractmethod
     def drop(self, key: str) -> None:
         """Forget a descriptor. Raises OSError."""
 
-    @abstractmethod
     def end(self) -> None:
         """Forget everything: the broker stops for good."""
 
-    @abstractmethod
     def replace(self) -> None:
         """Replace a lost store with an empty one. Raises OSError."""
 
@@ -62,25 +57,6 @@ class Store(ABC):
         return None
 
 
-class NoStore(Store):
-    """Stores nothing: the regions end with the broker."""
-
-    def recover(self) -> dict[str, int]:
-        return {}
-
-    def hold(self, key: str, fd: int) -> None:
-        pass
-
-    def drop(self, key: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def replace(self) -> None:
-        pass
-
-
 def identity_of_file(path: str) -> tuple[int, int] | None:
     """Device and inode of the file at a path; None if there is none."""
     try:
@@ -88,11 +64,6 @@ def identity_of_file(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _import_path() -> str:
-    """This process's module path, for a process that runs in another folder."""
-    return os.pathsep.join(map(os.path.abspath, sys.path))
 
 
 class KeeperStore(Store):
@@ -122,6 +93,8 @@ class KeeperStore(Store):
 
     def _start(self) -> socket.socket:
         linger = str(self._linger)
+        # The keeper runs in another folder.
+        import_path = os.pathsep.join(map(os.path.abspath, sys.path))
         _unix.remove_stale(self._path)
         with _unix.listen(self._path, 0o600, backlog=4) as listener:
             started = self._connect()
@@ -134,7 +107,7 @@ class KeeperStore(Store):
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a reader of the broker's would wait for both
                     cwd="/",
-                    env=os.environ | {"PYTHONPATH": _import_path()},
+                    env=os.environ | {"PYTHONPATH": import_path},
                     start_new_session=True,
                 )
             except BaseException:

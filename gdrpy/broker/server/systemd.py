@@ -166,9 +166,6 @@ class SystemdStore(Store):
             self._notifier.tell(f"FDSTOREREMOVE=1\nFDNAME={key}")
             self._like(key).discard(key)
 
-    def end(self) -> None:
-        pass
-
     def replace(self) -> None:
         """Connect to systemd again, which stores a descriptor only once."""
         self._notifier.reconnect()

@@ -203,7 +203,7 @@ def _store(
     if chosen != "systemd":
         _unix.close_all(list(kept.values()))
     if chosen == "none":
-        return store.NoStore
+        return store.Store
     if chosen == "process":
         return lambda: store.KeeperStore(f"{path}.keeper", args.linger)
     if not notifier.present:

@@ -319,7 +319,7 @@ class Server:
             self._waker.send(b"w")
 
     def _watch_store(self) -> None:
-        self._store_fd = self._state.store_fd
+        self._store_fd = self._state.store.fileno()
         self._store_is_new = True
         if self._store_fd is not None:
             self._epoll.register(self._store_fd, _IN)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
@@ -20,9 +21,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a keeper may be silent before another one replaces it.
 _PATIENCE = 2.0
-#: Attempts to send a descriptor while too many are in flight, and seconds between them. The keeper
-#: reads at once.
-_TRIES, _PAUSE = 20, 0.002
+#: Seconds for which to try to send the keeper a descriptor; it reads at once.
+_IN_FLIGHT = 0.04
+#: Seconds between two attempts to send a descriptor while too many are in flight.
+_PAUSE = 0.001
 
 
 class Full(OSError):
@@ -57,13 +59,22 @@ class Store:
         return None
 
 
-def identity_of_file(path: str) -> tuple[int, int] | None:
-    """Device and inode of the file at a path; None if there is none."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def send_within(seconds: float, sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
+    """Send a packet as soon as not too many descriptors are in flight; returns whether it was sent.
+
+    No event reports that a receiver has read earlier ones. Raises OSError.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            _unix.send(sock, data, fds)
+            return True
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE)
 
 
 class KeeperStore(Store):
@@ -78,7 +89,7 @@ class KeeperStore(Store):
 
     def _connect(self) -> socket.socket | None:
         """A connection to the running keeper, or None. Raises PermissionError, OSError."""
-        self._file = identity_of_file(self._path)
+        self._file = _unix.identity_of_file(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _unix.set_timeout(sock, _PATIENCE)
         try:
@@ -150,14 +161,8 @@ class KeeperStore(Store):
             found.update(zip(packet.decode().split("\0"), fds, strict=True))
 
     def hold(self, key: str, fd: int) -> None:
-        for _ in range(_TRIES):
-            try:
-                return _unix.send(self._keeper, keeper.HOLD + key.encode(), [fd])
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    raise
-            time.sleep(_PAUSE)
-        raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
+        if not send_within(_IN_FLIGHT, self._keeper, keeper.HOLD + key.encode(), [fd]):
+            raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
 
     def drop(self, key: str) -> None:
         self._keeper.send(keeper.DROP + key.encode())
@@ -171,7 +176,7 @@ class KeeperStore(Store):
             Path(self._path).unlink(missing_ok=True)
 
     def whole(self) -> bool:
-        return self._file is not None and self._file == identity_of_file(self._path)
+        return self._file is not None and self._file == _unix.identity_of_file(self._path)
 
     def fileno(self) -> int:
         return self._keeper.fileno()

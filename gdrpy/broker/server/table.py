@@ -140,7 +140,7 @@ class Table:
     def _use(self, region: RegionEntry, nbytes: int) -> None:
         """Add to the bytes used on a region's device; negative ``nbytes`` subtract."""
         self.used[region.device] += nbytes
-        _count(self.used_by, (region.device, region.uid), nbytes)
+        count(self.used_by, (region.device, region.uid), nbytes)
 
     def _live(self, record: records.Life) -> None:
         self.life = record.life
@@ -151,7 +151,7 @@ class Table:
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
         self._use(region, region.size)
-        _count(self.counted, region.uid, 1)
+        count(self.counted, region.uid, 1)
 
     def _publish(self, record: records.Published) -> None:
         region = self.regions[record.region]
@@ -217,8 +217,7 @@ class Table:
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
-            uid = session.identity.uid
-            self.leased[uid] = self.leased.get(uid, 0) + 1
+            count(self.leased, session.identity.uid, 1)
         lease.count += 1
         region.writers += lease.writable < record.writable
         lease.writable |= record.writable
@@ -240,7 +239,7 @@ class Table:
         """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         self.leases -= 1
-        _count(self.leased, session.identity.uid, -1)
+        count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 
     def _forget_unheld(self, region: RegionEntry) -> None:
@@ -248,7 +247,7 @@ class Table:
             return
         del self.regions[region.number]
         self._use(region, -region.size)
-        _count(self.counted, region.uid, -1)
+        count(self.counted, region.uid, -1)
         if region.copy_of is not None:
             origin = (*region.copy_of, region.uid)
             del self._copies[origin][region.number]
@@ -270,11 +269,11 @@ class Table:
         return records.Life(self.life, self._next)
 
 
-def _count(counts: dict[_K, int], key: _K, more: int) -> None:
+def count(counts: dict[_K, int], key: _K, more: int) -> None:
     """Add ``more``, which may be negative, to a key's count; remove the key at 0."""
-    count = counts.get(key, 0) + more
-    if count:
-        counts[key] = count
+    found = counts.get(key, 0) + more
+    if found:
+        counts[key] = found
     else:
         del counts[key]
 

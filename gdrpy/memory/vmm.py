@@ -213,14 +213,19 @@ def _map(
 
     The first device gets a primary context; the others need none.
     """
-    driver = cuda.driver()
     cuda.primary_context(devices[0])
-
     address = cuda.made(
         undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
     )
     cuda.done(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
+    cuda.call("cuMemSetAccess", address, size, _accesses(devices, readonly), len(devices))
+    return int(address)
 
+
+@functools.cache
+def _accesses(devices: tuple[int, ...], readonly: bool) -> list[Any]:
+    """What the devices may do with mapped memory; not to be changed."""
+    driver = cuda.driver()
     rights = driver.CUmemAccess_flags
     accesses = []
     for device in devices:
@@ -233,5 +238,4 @@ def _map(
             else rights.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         )
         accesses.append(access)
-    cuda.call("cuMemSetAccess", address, size, accesses, len(accesses))
-    return int(address)
+    return accesses

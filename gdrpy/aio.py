@@ -19,13 +19,12 @@ import copyreg
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
-from gdrpy.broker.client.connection import Connection, Parcels
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import (
     Lost,
@@ -36,7 +35,7 @@ from gdrpy.broker.client.transport import (
     receive_packet,
     refused,
 )
-from gdrpy.broker.client.watch import Watching, deadline_of, heard
+from gdrpy.broker.client.watch import Watching, deadline_of
 from gdrpy.broker.replies import Event, Grant
 
 T = TypeVar("T")
@@ -187,10 +186,7 @@ class Watch(Watching):
     Watching begins on entering ``async with``, or when the first event is awaited.
     """
 
-    def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
-        super().__init__(connection, prefix)
-        self.timeout = timeout
-        self._begun = False
+    _begun = False
 
     def __aiter__(self) -> Self:
         return self
@@ -198,7 +194,7 @@ class Watch(Watching):
     async def __anext__(self) -> Event:
         deadline = deadline_of(self.timeout)
         await self._begin_once()
-        return heard(await self.next(deadline), self.timeout)
+        return self._heard(await self.next(deadline))
 
     async def _begin_once(self) -> None:
         if not self._begun:
@@ -209,12 +205,7 @@ class Watch(Watching):
         await self._begin_once()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
@@ -263,13 +254,8 @@ class Broker(BrokerBase):
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *raised: Any) -> None:
+        self.__exit__(*raised)
 
 
 async def connect(

@@ -119,9 +119,8 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
         return [(labels(device), nbytes) for device, nbytes in numbers[name].items()]
 
     yield from _metric("info", "The broker.", [(about, 1)])
-    yield from _metric(
-        "start_time_seconds", "When the broker started, in Unix time.", [({}, began)]
-    )
+    started = "When the broker started, in Unix time."
+    yield from _metric("start_time_seconds", started, [({}, began)])
     for name, meaning in (
         ("regions", "Regions, including those without a name."),
         ("names", "Names, each of one region."),

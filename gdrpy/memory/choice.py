@@ -10,10 +10,10 @@ from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced
 from gdrpy.memory.descriptors import (
+    NVIDIA_NODE,
     bar_block,
     describe,
     is_host,
-    is_nvidia_export,
     is_simulated,
     is_writable,
     share_size,
@@ -123,7 +123,7 @@ def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> An
                 f"{call}: file descriptor {fd} is {describe(fd)}, not an allocation of the "
                 f"simulated GPU: pass one that Region.export() gave"
             )
-        if not is_nvidia_export(target):
+        if target != NVIDIA_NODE:
             if share_size(fd) is not None:
                 return take_export(undo, "gdrdrv", fd)
             raise InvalidHandle(

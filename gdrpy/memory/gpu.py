@@ -220,19 +220,8 @@ def pin_range(
         return memory
 
 
-def take(
-    undo: Undo,
-    backend: str | None,
-    open_node: Callable[[], Node],
-    *,
-    ptr: int,
-    nbytes: int,
-    fd: int = -1,
-    device: int = -1,
-    revocable: bool = False,
-    sigbus: bool = False,
-) -> Any:
-    """Have the core take memory in by a ``struct core_request``; ``undo`` releases it.
+def take(undo: Undo, backend: str | None, open_node: Callable[[], Node], **fields: int) -> Any:
+    """Have the core take memory in, by ``fields`` of struct core_request; ``undo`` releases it.
 
     ``backend`` takes it in; None is the first that can. ``open_node`` gives the kernel module's
     node, if that backend may be used; the node stays open as long as the memory. Raises
@@ -240,17 +229,7 @@ def take(
     """
     functions = cuda_functions()
     forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
-    request = ffi.new(
-        "struct core_request *",
-        {
-            "ptr": ptr,
-            "nbytes": nbytes,
-            "fd": fd,
-            "device": device,
-            "revocable": revocable,
-            "sigbus": sigbus,
-        },
-    )
+    request = ffi.new("struct core_request *", {"fd": -1, "device": -1, **fields})
     if backend in (None, "gdrdrv"):
         request.node = _hold_node(undo, functions, open_node)
     return alone(fork_lock, _take, undo, functions, forced, request)

@@ -25,12 +25,7 @@ from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
-from gdrpy.broker.protocol import (
-    BATCH_LIMIT,
-    CPU_DEVICE,
-    PAGE_BYTES,
-    pack_metadata,
-)
+from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
@@ -51,12 +46,7 @@ class Client(Protocol[R_co]):
         """A connection of its own, not connected yet."""
 
     def _region(
-        self,
-        grant: Grant,
-        parcels: Parcels,
-        gpu: bool,
-        cpu: bool,
-        viewer: int | None = None,
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
     ) -> R_co:
         """The region of a grant, which takes the last of ``parcels`` out."""
 

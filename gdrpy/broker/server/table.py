@@ -217,7 +217,8 @@ class Table:
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
-            count(self.leased, session.identity.uid, 1)
+            uid = session.identity.uid
+            self.leased[uid] = self.leased.get(uid, 0) + 1
         lease.count += 1
         region.writers += lease.writable < record.writable
         lease.writable |= record.writable

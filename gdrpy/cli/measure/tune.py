@@ -113,15 +113,8 @@ def _show(device: int, file: Path, output: Output) -> int:
     limits = BUILT_IN if off or kept is None else kept
     output.show(_limits_table({"holds": limits}))
     output.line(why)
-    output.finish(
-        {
-            "limits": _limits_json(limits),
-            "why": why,
-            "measured": limits is kept,
-            "file": str(file),
-            "origin": _tuned.origin(device),
-        }
-    )
+    about = {"why": why, "measured": limits is kept, "file": str(file)}
+    output.finish({"limits": _limits_json(limits), **about, "origin": _tuned.origin(device)})
     return OK
 
 

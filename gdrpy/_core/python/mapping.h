@@ -134,8 +134,8 @@ void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, P
 /* In memfd.c: module functions, and Mapping._of_memfd(). */
 PyObject *core_lend_private(PyObject *module, PyObject *descriptor);
 PyObject *core_take_back_private(PyObject *module, PyObject *none);
-PyObject *core_sealed_size(PyObject *module, PyObject *descriptor);
-PyObject *core_take_memfd(PyObject *module, PyObject *descriptor);
+PyObject *core_fixed_size(PyObject *module, PyObject *descriptor);
+PyObject *core_duplicate_memfd(PyObject *module, PyObject *descriptor);
 PyObject *core_map_memfd(PyObject *type, PyObject *args);
 
 /* In transfers.c: open_dma(context). */

@@ -23,7 +23,7 @@
  * The size of a memory file of a fixed size; 0 for any other descriptor, and for a file of huge
  * pages: only whole pages of it can be mapped, and an access raises SIGBUS if none is free.
  */
-static long long sealed_size(int fd)
+static long long fixed_size(int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 	struct statfs system;
@@ -38,16 +38,16 @@ static long long sealed_size(int fd)
 	return status.st_size;
 }
 
-PyObject *core_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_fixed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	return PyLong_FromLongLong(sealed_size(fd));
+	return PyLong_FromLongLong(fixed_size(fd));
 }
 
-PyObject *core_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_duplicate_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 	long long nbytes;
@@ -58,7 +58,7 @@ PyObject *core_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	fd = core_private_duplicate(fd);
 	if (fd < 0 && errno != EBADF)
 		return PyErr_SetFromErrno(PyExc_OSError);
-	nbytes = sealed_size(fd);
+	nbytes = fixed_size(fd);
 	if (!nbytes) {
 		core_private_close(fd);
 		Py_RETURN_NONE;

@@ -69,11 +69,11 @@ static PyMethodDef functions[] = {
 	{"open_dma", core_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a "
 	 "capsule."},
-	{"sealed_size", core_sealed_size, METH_O,
-	 "sealed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
-	{"take_memfd", core_take_memfd, METH_O,
-	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that cannot be resized, and "
-	 "its size; None for any other."},
+	{"fixed_size", core_fixed_size, METH_O,
+	 "fixed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
+	{"duplicate_memfd", core_duplicate_memfd, METH_O,
+	 "duplicate_memfd(fd)\n--\n\nA private duplicate of a memory file that cannot be resized, "
+	 "and its size; None for any other."},
 	{"lend_private", core_lend_private, METH_O,
 	 "lend_private(fd)\n--\n\nLet children that this thread forks keep a private descriptor."},
 	{"take_back_private", core_take_back_private, METH_NOARGS,

@@ -85,15 +85,8 @@ class GpuMemory(Memory):
             return
         assert self.home is not None
         with Undo() as undo:
-            core = take(
-                undo,
-                self._forced,
-                own_node.get,
-                ptr=self.ptr or 0,
-                nbytes=self.size,
-                fd=fd,
-                device=self.home,
-            )
+            where = {"ptr": self.ptr or 0, "nbytes": self.size, "fd": fd, "device": self.home}
+            core = take(undo, self._forced, own_node.get, **where)
             self.keep_core(core, undo.pop_all())
 
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
@@ -112,15 +105,10 @@ class GpuMemory(Memory):
             undo.checked(checker(error), lib.core_memory_unmap, self._core, view, error)
             if lib.core_memory_map(self._core, offset, nbytes, readonly, view, error) < 0:
                 raise failure(error)
+            address, end = int(ffi.cast("uintptr_t", view.map.address)), undo.close
+            ptr = None if self.ptr is None else self.ptr + offset
             return Mapping(
-                int(ffi.cast("uintptr_t", view.map.address)),
-                nbytes,
-                view.kind,
-                readonly,
-                undo.close,
-                self.backend,
-                None if self.ptr is None else self.ptr + offset,
-                self.device,
+                address, nbytes, view.kind, readonly, end, self.backend, ptr, self.device
             )
         except BaseException:
             with undo:

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
@@ -56,24 +56,15 @@ def start_time(pid: int) -> int:
     return int(text.rpartition(b")")[2].split()[19])
 
 
-class Owned(Protocol):
-    """An object with an owner and mode bits."""
-
-    uid: int
-    gid: int
-    mode: int
-
-
-def allowed(who: Identity, region: Owned, wanted: int) -> bool:
+def allowed(who: Identity, region: Any, wanted: int) -> bool:
     """Whether ``who`` has all of ``wanted``: the first class that fits decides, as for files."""
     if who.privileged:
         return True
+    granted: int = region.mode
     if who.uid == region.uid:
-        granted = region.mode >> 6
+        granted >>= 6
     elif region.gid == who.gid or region.gid in who.groups:
-        granted = region.mode >> 3
-    else:
-        granted = region.mode
+        granted >>= 3
     return granted & wanted == wanted
 
 
@@ -87,7 +78,7 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
         )
 
 
-def owns(who: Identity, region: Owned) -> bool:
+def owns(who: Identity, region: Any) -> bool:
     """Whether ``who`` may change a region's mode."""
     return who.privileged or who.uid == region.uid
 

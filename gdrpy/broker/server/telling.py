@@ -61,16 +61,9 @@ def page(table: Table, who: Identity, request: requests.List) -> Page:
 
 def all_about(table: Table, region: RegionEntry, number: int) -> Description:
     """A region's entry, metadata, digest and holders, as the reply to request ``number``."""
-    holders = tuple(
-        Holder(
-            pid=table.sessions[session].identity.pid,
-            uid=table.sessions[session].identity.uid,
-            writable=lease.writable,
-            gpu=lease.gpu,
-            count=lease.count,
-        )
-        for session, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
-    )
+    held = itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
+    who = ((table.sessions[number].identity, lease) for number, lease in held)
+    holders = tuple(Holder(one.pid, one.uid, it.writable, it.gpu, it.count) for one, it in who)
     fields = {
         **asdict(entry(region)),
         "linked": region.linked,

@@ -29,7 +29,7 @@ from gdrpy.broker.client.transport import (
     Lost,
     Packet,
     Silent,
-    Sockets,
+    Transport,
     failure,
     receive_packet,
     refused,
@@ -43,12 +43,11 @@ T = TypeVar("T")
 _CONNECT_PAUSE = 0.005
 
 
-class _Transport(Sockets):
+class _Transport(Transport):
     """A transport whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
-        super().__init__()
-        self.timeout = timeout
+        super().__init__(timeout)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turn = asyncio.Lock()
@@ -136,10 +135,7 @@ class _Transport(Sockets):
                 return receive_packet(self._sock)
 
     async def _ready(
-        self,
-        watch: Callable[..., object],
-        ignore: Callable[[int], object],
-        deadline: float | None,
+        self, watch: Callable[..., object], ignore: Callable[[int], object], deadline: float | None
     ) -> None:
         """Suspend until the socket is ready. Raises Silent after the deadline, Lost on close()."""
         number = self.fileno()

@@ -36,11 +36,7 @@ Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)
 
 
 class Packet(
-    msgspec.Struct,
-    tag_field="op",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    gc=False,
+    msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
     """What a client sends."""
 

@@ -183,11 +183,7 @@ class _Source(NamedTuple):
 
 def _source(path: Path, name: str) -> _Source:
     found = path.stat()
-    state = {
-        "checkpoint": name,
-        "file_bytes": found.st_size,
-        "file_modified_ns": found.st_mtime_ns,
-    }
+    state = {"checkpoint": name, "file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
     return _Source(path, safetensors.size_of(path), state)
 
 

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -187,7 +186,6 @@ class Server:
                 return
 
     def _queue(self, connection: ServerConnection) -> None:
-        """Let a connection wait for its turn."""
         if not connection.queued:
             connection.queued = True
             self._turns.add(connection.uid, connection)
@@ -284,9 +282,8 @@ class Server:
             elif connection.open:
                 self._guarded(self._flush, connection, client=connection)
 
-    def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
+    def stop(self, *_: object) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
-        del signal_number, frame
         self._stopping = True
         self._wake()
 

@@ -216,11 +216,7 @@ def _store(
 
 
 def _ready(
-    args: argparse.Namespace,
-    output: Output,
-    settings: daemon.Options,
-    server: Server,
-    state: State,
+    args: argparse.Namespace, output: Output, settings: daemon.Options, server: Server, state: State
 ) -> None:
     """Clients can connect: start the metrics, and announce the broker."""
     metrics = _start_metrics(args.metrics, server) if args.metrics else None

@@ -12,7 +12,7 @@ import pytest
 
 import gdrpy
 from gdrpy.cli import main, output
-from gdrpy.cli.measure import apicalls, crossovers
+from gdrpy.cli.measure import apiperf, crossovers
 from gdrpy.cli.measure.timing import Samples
 from serving import BrokerProcess
 
@@ -51,7 +51,7 @@ def same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Samples, "__init__", init)
     monkeypatch.setattr(crossovers, "sample", lambda *_: Samples([]))
-    monkeypatch.setattr(apicalls, "clock", itertools.count(0, 12_345_678).__next__)
+    monkeypatch.setattr(apiperf, "clock", itertools.count(0, 12_345_678).__next__)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gdrpy.broker.server import memory
-from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory import file
 
@@ -39,7 +39,7 @@ class Waiting:
 
     def ask(self, region: Any) -> object:
         """The digest, or the error."""
-        self.digests.submit(CONNECTION, 1, region, os.dup(region.fd))
+        self.digests.submit(Job(CONNECTION, 1, region, os.dup(region.fd)))
         self._woken.get(timeout=20)
         ((_, made),) = self.digests.done()
         return made
@@ -88,7 +88,7 @@ class TestDigests:
         for number, uid in ((10, 1), (11, 1), (20, 2)):
             connection: Any = SimpleNamespace(open=True, uid=uid)
             one = SimpleNamespace(nbytes=number, digest=None)
-            digests.submit(connection, 1, one, os.dup(region.fd))  # type: ignore[arg-type]
+            digests.submit(Job(connection, 1, one, os.dup(region.fd)))  # type: ignore[arg-type]
         begin.set()
         for _ in range(3):
             ended.get(timeout=20)

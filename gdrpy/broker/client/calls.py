@@ -19,7 +19,6 @@ from gdrpy.broker.client.arguments import (
     as_name,
     as_nbytes,
     as_prefix,
-    check_views,
 )
 from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
 from gdrpy.broker.client.connection import R as M
@@ -28,6 +27,7 @@ from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request
+from gdrpy.common.arguments import check_views
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)

@@ -45,12 +45,10 @@ class Digests:
         self._done: deque[tuple[Job, str | Error]] = deque()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(
-        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
-    ) -> None:
-        """Queue a digest of a region, by a descriptor of its memory that is closed afterwards."""
+    def submit(self, job: Job) -> None:
+        """Queue a digest."""
         with self._submitted:
-            self._turns.add(connection.uid, Job(connection, number, region, fd))
+            self._turns.add(job.connection.uid, job)
             self._submitted.notify()
 
     def done(self) -> Iterator[tuple[Job, str | Error]]:

@@ -22,7 +22,7 @@ from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.protocol import UNDECODABLE
 from gdrpy.broker.server import malformed
 from gdrpy.broker.server.connection import NONSENSE_LIMIT, ServerConnection, User
-from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.orphans import Orphans
@@ -540,7 +540,7 @@ class Server:
         fd = duplicate(region.fd)
         who = session.identity
         self.service.descriptors.require("digest", fd, who.uid, len(connection.user.connections))
-        self._digests.submit(connection, request.id, region, fd)
+        self._digests.submit(Job(connection, request.id, region, fd))
         connection.busy = True
         self._listen_to(connection)
 

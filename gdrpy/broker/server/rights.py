@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gdrpy.broker import unix as _unix
@@ -44,11 +45,7 @@ def start_time(pid: int) -> int:
     Source: proc_pid_stat(5), field 22. Raises OSError if descriptors are used up.
     """
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, 4096)  # contains the process's name, which may be any bytes
-        finally:
-            os.close(fd)
+        text = Path(f"/proc/{pid}/stat").read_bytes()  # the process's name may be any bytes
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise

@@ -22,6 +22,7 @@ from pathlib import Path
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.store import Store
 from gdrpy.broker.server.systemd import Notifier
@@ -71,9 +72,8 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             begin.join()
             options.quotas.devices  # noqa: B018
         with place.listening() as listener:
-            loop = Server(
-                listener, state, options.quotas, server, options.strict, options.resume_within
-            )
+            service = Service(state, options.quotas, server, options.strict)
+            loop = Server(listener, service, options.resume_within)
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
             for number in _ENDS:

@@ -26,10 +26,8 @@ from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
 from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.orphans import Orphans
-from gdrpy.broker.server.quotas import Quotas
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.service import SLICE, Service, Work
-from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import JOURNAL, Turns
@@ -65,23 +63,16 @@ _decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
 class Server:
     """Serves one listening socket until :meth:`stop`."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        state: State,
-        quotas: Quotas,
-        server: str,
-        strict: bool,
-        resume_within: float,
-    ) -> None:
-        self._state = state
+    def __init__(self, listener: socket.socket, service: Service, resume_within: float) -> None:
+        self.service = service
+        self._state = service.state
         self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
         #: Connections, and other work for a user.
         self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
         self._watchers = Watchers(self._turns, self._tell)
-        self.service = Service(state, quotas, server, strict, self._watchers.announce)
-        self._calls = self.service.calls()
+        service.announce = self._watchers.announce
+        self._calls = service.calls()
         self._flight = Flight()
         #: Connections that get no more descriptors until they or others of their user read.
         self._waiting: dict[ServerConnection, None] = {}
@@ -96,9 +87,7 @@ class Server:
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
-        self._door = Door(
-            listener, self._epoll, self._turns, self.service.descriptors, self._let_in
-        )
+        self._door = Door(listener, self._epoll, self._turns, service.descriptors, self._let_in)
         self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)

@@ -34,14 +34,15 @@ SLICE = 64
 
 @dataclass
 class Service:
-    """The requests, on one state. ``announce`` is called for every change that watchers see."""
+    """The requests, on one state."""
 
     state: State
     quotas: Quotas
     server: str
     #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
-    announce: Callable[[str, RegionEntry | None], None]
+    #: Called for every change that watchers see.
+    announce: Callable[[str, RegionEntry | None], object] = lambda *_: None
     counts: Counter[type] = field(default_factory=Counter)
     #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE

@@ -146,25 +146,9 @@ class Status(Request, tag="status"):
     pass
 
 
-AnyRequest = (
-    Hello
-    | Resume
-    | Allocate
-    | Create
-    | RoundedSize
-    | Publish
-    | Get
-    | GetMany
-    | Release
-    | Seal
-    | Digest
-    | Delete
-    | List
-    | Stat
-    | Change
-    | Watch
-    | Status
-)
+_OfRegions = Allocate | Create | Publish | Get | GetMany | Release | Seal | Digest | Delete | Change
+_Others = Hello | Resume | RoundedSize | List | Stat | Watch | Status
+AnyRequest = _OfRegions | _Others
 
 
 #: Requests whose replies grant regions.

@@ -99,8 +99,8 @@ class Released(Record, tag=10):
     region: int
 
 
-_OfRegions = Life | Made | Published | Unlinked | SealedNow | Digested | Changed
-_OfSessions = Began | Ended | Granted | Released
+_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed
+_OfSession = Began | Ended | Granted | Released
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(_OfRegions | _OfSessions).decode
+decode = msgspec.msgpack.Decoder(Life | _OfRegion | _OfSession).decode

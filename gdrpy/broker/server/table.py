@@ -27,9 +27,9 @@ class LeaseEntry:
     After a restart each lease has one grant, until its holder resumes the others.
     """
 
-    count: int = 0
-    writable: bool = False
-    gpu: bool = False
+    count: int
+    writable: bool
+    gpu: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +213,7 @@ class Table:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
-            lease = region.leases[record.session] = LeaseEntry()
+            lease = region.leases[record.session] = LeaseEntry(0, False, False)
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1

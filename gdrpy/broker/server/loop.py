@@ -21,10 +21,9 @@ from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.protocol import UNDECODABLE
 from gdrpy.broker.server import malformed
-from gdrpy.broker.server.connection import NONSENSE_LIMIT, ServerConnection, User
+from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnection, User
 from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
-from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.orphans import Orphans
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.service import SLICE, Service, Work

@@ -24,6 +24,7 @@ from typing import Any, Self, TypeVar
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import (
     Lost,
@@ -35,7 +36,7 @@ from gdrpy.broker.client.transport import (
     refused,
 )
 from gdrpy.broker.client.watch import Watching, deadline_of
-from gdrpy.broker.replies import Event
+from gdrpy.broker.replies import Event, Grant
 
 T = TypeVar("T")
 
@@ -233,8 +234,10 @@ class Broker(BrokerBase):
         self._check("Broker.watch")
         return Watch(self._separate(), prefix, timeout)
 
-    def _region(self, *granted: Any) -> BrokerRegion:
-        return BrokerRegion._granted(self, *granted)
+    def _region(
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
+    ) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         self._connection.close()

@@ -124,8 +124,10 @@ class Broker(BrokerBase):
     ) -> tuple[R, Parcels]:
         return self._ask_now(request, kind, lease)
 
-    def _region(self, *granted: Any) -> BrokerRegion:
-        return BrokerRegion._granted(self, *granted)
+    def _region(
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
+    ) -> BrokerRegion:
+        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         run(self._connection.transport.alone, self._disconnect)

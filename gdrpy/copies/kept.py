@@ -11,6 +11,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy._core.driver import driver_version
@@ -71,7 +73,7 @@ def save(device: int, limits: Limits, **details: Any) -> Path:
     file = path(device)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(
-        {"origin": origin(device), "limits": limits._asdict(), **details}, indent=1, allow_nan=False
+        {"origin": origin(device), "limits": asdict(limits), **details}, indent=1, allow_nan=False
     )
     # Another process reads the old file or the new one, never a part of one.
     draft = file.with_suffix(f".{os.getpid()}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import asdict
 
 #: The threshold of a path that is never the fastest.
 NEVER = sys.maxsize
@@ -14,7 +16,7 @@ MOST_THREADS = 16
 MOST_LANES = 8
 
 
-class Limits(NamedTuple):
+class Limits(msgspec.Struct, frozen=True):
     """Sizes in bytes from which a copy path is the fastest, and how many threads it uses.
 
     ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
@@ -35,7 +37,7 @@ class Limits(NamedTuple):
     def check(self) -> None:
         """Raise ValueError for values out of range."""
         counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
-        for name, value in self._asdict().items():
+        for name, value in asdict(self).items():
             least, most = (1, counts[name]) if name in counts else (0, NEVER)
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
@@ -255,7 +256,7 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_what_is_kept(self, json_of, cache, capsys):
-        kept = BUILT_IN._replace(read_dma=12345, threads_to=3)
+        kept = replace(BUILT_IN, read_dma=12345, threads_to=3)
         file = tune._tuned.save(0, kept)
         status, result = json_of("tune", "--show")
         assert (status, result["measured"]) == (0, True)
@@ -266,14 +267,14 @@ class TestShow:
         assert f"measured here, kept in {file}" in captured
 
     def test_tells_no_number_of_threads_for_what_is_never_done(self, capsys):
-        tune._tuned.save(0, BUILT_IN._replace(write_threads=NEVER, threads_to=2))
+        tune._tuned.save(0, replace(BUILT_IN, write_threads=NEVER, threads_to=2))
         assert main(["tune", "--show"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines()]
         holds = {row[0].strip(): row[-1].strip() for row in rows if row}
         assert (holds["write_threads"], holds["threads_to"]) == ("never", "-")
 
     def test_tells_that_what_is_kept_belongs_to_another_machine(self, json_of):
-        file = tune._tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        file = tune._tuned.save(0, replace(BUILT_IN, read_dma=12345))
         kept = json.loads(file.read_text())
         kept["origin"]["cpu"] = "another"
         file.write_text(json.dumps(kept))
@@ -284,7 +285,7 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_that_the_environment_says_so(self, json_of, monkeypatch):
-        tune._tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        tune._tuned.save(0, replace(BUILT_IN, read_dma=12345))
         monkeypatch.setenv("GDRPY_TUNING", "0")
         _, result = json_of("tune", "--show")
         assert result["why"] == "built in: GDRPY_TUNING is 0"

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
@@ -16,7 +17,7 @@ from gdrpy.copies import kept as _tuned
 from gdrpy.copies import tuning
 from gdrpy.copies.limits import BUILT_IN
 
-KEPT = BUILT_IN._replace(read_dma=12345)
+KEPT = replace(BUILT_IN, read_dma=12345)
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +146,6 @@ class TestSave:
 
         monkeypatch.setattr(Path, "replace", refuse)
         with pytest.raises(OSError, match="read-only"):
-            _tuned.save(0, BUILT_IN._replace(read_dma=12345))
+            _tuned.save(0, replace(BUILT_IN, read_dma=12345))
         assert list(file.parent.iterdir()) == [file]
         assert tuning.limits(0) == BUILT_IN

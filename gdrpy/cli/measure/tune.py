@@ -29,6 +29,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.measure import crossovers
@@ -261,7 +263,7 @@ def _limit_words(field: str, limits: Limits) -> str:
 
 def _limits_json(limits: Limits) -> dict[str, int | None]:
     """Limits by name; None for a way that is never faster."""
-    return {name: None if value == NEVER else value for name, value in limits._asdict().items()}
+    return {name: None if value == NEVER else value for name, value in asdict(limits).items()}
 
 
 def _figure_json(figure: CopyTime) -> dict[str, Any]:

@@ -20,9 +20,7 @@ from gdrpy import cuda
 from gdrpy._core import _ffi
 from gdrpy._core.driver import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
-from gdrpy.common.cpu import cpu_model
-from gdrpy.copies.limits import BUILT_IN
-from gdrpy.copies.tuning import limits
+from gdrpy.copies.tuning import BUILT_IN, cpu_model, limits
 
 _ROOT = Path(__file__).resolve().parent.parent
 

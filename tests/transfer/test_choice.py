@@ -13,7 +13,7 @@ from msgspec.structs import replace
 import gdrpy
 from gdrpy import sim
 from gdrpy.copies import tuning
-from gdrpy.copies.limits import NEVER, Limits
+from gdrpy.copies.tuning import NEVER, Limits
 
 KIB = 1 << 10
 MIB = 1 << 20

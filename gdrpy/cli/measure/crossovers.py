@@ -14,7 +14,7 @@ from gdrpy import Region
 from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.copies import dma
-from gdrpy.copies.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
+from gdrpy.copies.tuning import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -18,7 +18,7 @@ from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import ReadOnly
 from gdrpy.memory.memory import Memory, settle
-from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.memory.page_locked import borrow
 from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:

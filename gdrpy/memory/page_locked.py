@@ -1,7 +1,7 @@
-"""Page-locked host memory, which both CPU and GPU reach, and a pool of it for DMA copies.
+"""Page-locked host memory, which both CPU and GPU reach; that for DMA copies is kept for reuse.
 
 Allocating it takes milliseconds. Freeing it waits for all kernels of the process, and never returns
-while one of them waits for the CPU. So what copies use is kept for reuse.
+while one of them waits for the CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,24 @@ from gdrpy.memory.view import Mapping, MappingType
 
 if TYPE_CHECKING:
     import numpy as np
+
+#: Bytes kept for each device. Memory returned beyond this is freed.
+KEPT_MAX = 256 << 20
+#: A lent mapping has up to twice the bytes requested, plus this many.
+_SPARE = 1 << 20
+
+_kept: dict[int, list[Mapping]] = {}
+# Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Renew the lock in a forked child: the thread that held it may be gone."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def page_locked(nbytes: int, device: Any = 0) -> Mapping:
@@ -56,25 +74,6 @@ def _free(device: int, address: int) -> None:
     if not sys.is_finalizing():
         with cuda.context(device):
             cuda.call("cuMemFreeHost", address)
-
-
-#: Bytes kept for each device. Memory returned beyond this is freed.
-KEPT_MAX = 256 << 20
-#: A lent mapping has up to twice the bytes requested, plus this many.
-_SPARE = 1 << 20
-
-_kept: dict[int, list[Mapping]] = {}
-# Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    """Renew the lock in a forked child: the thread that held it may be gone."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:

@@ -5,12 +5,29 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+from typing import Any
+
+from gdrpy.cli.output import Output
 
 #: Spaces at the beginning of a line, then the first column if the line has two, then the rest.
 _LINE = re.compile(r"( *)((?:\S| (?! ))+ {2,})?(.*)")
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
+class Parser(argparse.ArgumentParser):
+    """A parser of gdrpy's. Printing its help raises CommandError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, to stdout if there is no ``file``."""
+        if file is None:
+            Output().text(self.format_help().rstrip("\n"))
+        else:
+            super().print_help(file)
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
     """Shows a text as it is written if it fits, else with its paragraphs and columns refolded."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

@@ -399,8 +399,8 @@ class TestPutAndGet:
             assert process.stderr is not None
             assert process.stdout.read(1) == b"x"
             process.stdout.close()
-            assert process.stderr.read() == b"error: cannot write to stdout: Broken pipe\n"
-        assert process.returncode == 1
+            assert process.stderr.read() == b""
+        assert process.returncode == 141
 
 
 class TestRm:
@@ -503,6 +503,14 @@ class TestWatch:
         put("b")
         event = json.loads(watch())
         assert (event["kind"], event["name"], event["version"]) == ("published", "b", 1)
+
+    def test_ends_by_ctrl_c_without_a_word(self, put, terminal):
+        watch = terminal("watch")
+        with gdrpy.connect() as client:
+            while not client.status()["requests"].get("watch"):
+                pass
+        watch.press("\x03")
+        assert watch.ending() == (130, "")
 
     @pytest.fixture
     def watching(self, broker: BrokerProcess) -> Callable[..., Any]:

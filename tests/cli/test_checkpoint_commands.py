@@ -95,7 +95,7 @@ class TestLoadOfAFolder:
         assert main(["load", str(folder), "--device", "cpu"]) == 130
         assert capsys.readouterr().err == (
             "warning: files that were loaded stay: the same command goes on with the next, and "
-            "'gdrpy rm -r llama' deletes them\nerror: interrupted\n"
+            "'gdrpy rm -r llama' deletes them\n"
         )
         interrupting(3 * FILE_BYTES)
         (kept,) = json_of("ls")[1]["regions"]

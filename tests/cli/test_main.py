@@ -67,11 +67,22 @@ class TestHelp:
             return capsys.readouterr().out
 
         wide = text(200)
-        for columns in (60, 80):
+        for columns in (60, 80, 120):
             narrow = text(columns)
             long = [line for line in narrow.splitlines() if len(line) > columns]
             assert long == []
             assert narrow.partition("\n\n")[2].split() == wide.partition("\n\n")[2].split()
+
+    def test_has_the_room_of_wide_terminals_and_60_columns_at_least(self, capsys, monkeypatch):
+        def paragraph(columns: int) -> list[int]:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            with pytest.raises(SystemExit):
+                main(["watch", "--help"])
+            return [len(line) for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+
+        assert len(paragraph(60)) > len(paragraph(80)) > len(paragraph(120))
+        assert 110 < max(paragraph(120)) < 120
+        assert paragraph(30) == paragraph(60)
 
     def test_keeps_examples_and_columns_apart(self, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "60")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gdrpy import cuda
 from gdrpy.cli import COMMANDS, GROUPS, info, main
 from gdrpy.cli.header import gdrpy_version
 
@@ -386,9 +387,30 @@ class TestInfo:
     def test_shows_the_simulated_gpu_and_every_backend(self, gdrpy_command):
         done = gdrpy_command("info")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "simulated GPU" in done.stdout
+        assert "GPU 0           gdrpy simulated GPU" in done.stdout
         for backend in ("dmabuf", "nvrm", "sim"):
             assert f"│ {backend} " in done.stdout
+
+    @pytest.mark.parametrize(
+        ("environment", "line"),
+        [
+            ({}, "1 simulated GPU, not real: GDRPY_SIM=1"),
+            ({"GDRPY_SIM_DEVICES": "2"}, "2 simulated GPUs, not real: GDRPY_SIM=1"),
+            ({"GDRPY_SIM_FAULT": NO_DEVICE}, "no GPU: see CUDA driver"),
+        ],
+    )
+    def test_begins_with_whether_the_gpu_is_real(self, gdrpy_command, environment, line):
+        assert gdrpy_command("info", **environment).stdout.splitlines()[0] == line
+
+    def test_begins_with_the_names_of_real_gpus(self, monkeypatch, capsys):
+        real = cuda.device_info
+
+        def named(ordinal: int) -> cuda.DeviceInfo:
+            return real(ordinal)._replace(name="NVIDIA H200", simulated=False)
+
+        monkeypatch.setattr(cuda, "device_info", named)
+        assert main(["info"]) == 0
+        assert capsys.readouterr().out.startswith("1 real GPU: NVIDIA H200\n")
 
     def test_json_says_why_a_backend_is_not_usable_and_what_would_help(self, gdrpy_command):
         result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)

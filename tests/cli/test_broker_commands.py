@@ -355,6 +355,16 @@ class TestPutAndGet:
             assert old.stale
         assert said == "table: version 2, 3 bytes on GPU 0, takes 2 MiB, sealed\n"
 
+    def test_put_keeps_the_mode_of_what_it_replaces_unless_told_otherwise(self, put, json_of):
+        def mode(*words: str) -> object:
+            put("table", *words)
+            return json_of("stat", "table")[1]["mode"]
+
+        assert mode() == "0600"
+        assert mode("--mode", "0644") == "0644"
+        assert mode() == "0644"
+        assert mode("--mode", "0600") == "0600"
+
     def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
         (tmp_path / "empty").touch()
         assert main(["put", "table", str(tmp_path / "empty")]) == 2

@@ -68,6 +68,17 @@ class TestLoadOfAFolder:
             name: array.tolist() for name, array in TENSORS.items()
         }
 
+    def test_keeps_the_mode_of_what_it_replaces_unless_told_otherwise(
+        self, broker, folder, json_of
+    ):
+        for words, mode in (
+            (["--mode", "0644"], "0644"),
+            ([], "0644"),
+            (["--mode", "0600"], "0600"),
+        ):
+            said = json_of("load", str(folder), "llama", "--device", "cpu", *words)[1]
+            assert {one["mode"] for one in (said, *said["files"])} == {mode}
+
     def test_has_the_folders_name_by_default(self, broker, folder, monkeypatch, json_of):
         assert json_of("load", str(folder), "--device", "cpu")[1]["name"] == "llama"
         (folder.parent / "link").symlink_to(folder)

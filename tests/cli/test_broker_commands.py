@@ -22,7 +22,7 @@ import pytest
 
 import gdrpy
 from gdrpy.broker.client.broker import Broker
-from gdrpy.cli import keys, main
+from gdrpy.cli import keys, main, output
 from serving import CHECKOUT, BrokerProcess
 
 DATA = bytes(range(256)) * 40
@@ -127,14 +127,14 @@ TABLES = {
 │ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
 └─────────────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┴───────┘""",
     80: """
-┏━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┓
-┃ name                ┃ size    ┃ on   ┃ held by  ┃ rights           ┃ version ┃
-┡━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━┩
-│ a                   │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ models/we…/layer-17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ 重み/重み…/重み/17  │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ [bold]              │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-└─────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ name                        ┃ size    ┃ on   ┃ held by  ┃ rights           ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ a                           │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │
+│ models/weights/layer-17     │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │
+│ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │
+└─────────────────────────────┴─────────┴──────┴──────────┴──────────────────┘""",
     60: """
 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┓
 ┃ name                        ┃ size    ┃ on   ┃ held by  ┃
@@ -184,6 +184,24 @@ class TestLs:
         printed = capsys.readouterr().out
         for cell in ("table", "10.0 KiB", "host", "rw-r----- sealed", "0 r, 0 w"):
             assert f" {cell} " in printed
+
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            (
+                "models/llama/1a2b3c4d/model-00001-of-00002.safetensors",
+                "models…/model-00001-of-00002.safetensors",
+            ),
+            ("重み/" * 12 + "17", "重み/…/重み/重み/重み/重み/重み/重み/17"),
+        ],
+    )
+    def test_keeps_the_end_of_a_long_name(self, name, shown, broker, monkeypatch, capsys):
+        monkeypatch.setattr(output, "_PLAIN_WIDTH", 60)
+        with gdrpy.connect() as client:
+            client.put(name, b"x", "cpu").close()
+        for words in (["ls"], ["top", "--count", "1"]):
+            assert main(words) == 0
+            assert f"│ {shown} " in capsys.readouterr().out
 
     @pytest.mark.parametrize(("columns", "table"), TABLES.items())
     def test_fits_the_terminal(self, monkeypatch, columns, table):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from gdrpy.cli.output import Output
 
-#: Cells that a name has at least, where it loses its middle, and where it is folded.
-_NAME_CELLS, _FOLDED_CELLS = 16, 12
+#: Cells that a name has at least, where it loses its middle, which leaves room for what tells the
+#: files of a checkpoint apart (``llama…00001-of-00002.safetensors``), and where it is folded.
+_NAME_CELLS, _FOLDED_CELLS = 32, 12
 #: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom;
 #: and what stands for the middle of a name.
 _LINES = ("┏━┳┓", "┃", "┡━╇┩", "│", "└─┴┘", "…")
@@ -83,11 +84,11 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _fitted(text: str, width: int, mark: str) -> str:
-    """A text in so many cells: a long name loses its middle, for the ends differ."""
+    """A text in so many cells: a long name keeps little but its end, for the ends differ."""
     if _cells(text) <= width:
         return _padded(text, width)
-    end = width // 2
-    start = width - 1 - end
+    start = width // 6
+    end = width - 1 - start
     if text.isascii():
         return text[:start] + mark + text[-end:]
     from rich.cells import set_cell_size

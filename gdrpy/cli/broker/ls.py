@@ -1,6 +1,7 @@
 """Lists the broker's regions by name, with size, place, how many clients hold them for
 reading (r) and for writing (w), permissions, version, and owner. A narrow terminal
-shows fewer columns. Regions that you may not read are not listed.
+shows fewer columns. Regions that you may not read are not listed. A checkpoint has the
+bytes and holders of all of its files, which are listed below it too.
 
 examples:
   gdrpy ls
@@ -19,6 +20,7 @@ import argparse
 from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.broker import listing
+from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -35,7 +37,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
-        found = client.list(args.prefix)
+        checkpoints = Checkpoints(client)
+        found = checkpoints.whole(client.list(args.prefix))
         gpus = broker.gpus(client) if output.as_json else {}
     if found and not output.as_json:
         output.text(drawn(found, output))

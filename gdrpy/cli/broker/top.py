@@ -35,6 +35,7 @@ from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker, keys, options
 from gdrpy.cli.broker import ls
+from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, Renderable
@@ -163,8 +164,10 @@ class Sample:
         self.socket = client.socket
         self.status = client.status()
         self.when = time.monotonic()
-        self.regions = client.list()
-        self._processes = _processes(client, self.regions)
+        listed = client.list()
+        self._processes = _processes(client, listed)
+        self._checkpoints: Checkpoints = before._checkpoints if before else Checkpoints(client)
+        self.regions = self._checkpoints.whole(listed)
         #: Requests a second since the sample before; None for the first one.
         self.rate = None
         if before is not None:

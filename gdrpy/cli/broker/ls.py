@@ -1,5 +1,5 @@
-"""Lists the broker's regions by name, with size, place, how many clients hold them for
-reading (r) and for writing (w), permissions, version, and owner. A narrow terminal
+"""Lists the broker's regions by name, with size, how many clients hold them for reading
+(r) and for writing (w), place, permissions, version, and owner. A narrow terminal
 shows fewer columns. Regions that you may not read are not listed. A checkpoint has the
 bytes and holders of all of its files, which are listed below it too.
 
@@ -27,7 +27,7 @@ from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
 #: The first ones are shown in the narrowest terminal.
-_COLUMNS = ("name", "size", "on", "held by", "rights", "version", "owner")
+_COLUMNS = ("name", "size", "held by", "on", "rights", "version", "owner")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -52,8 +52,8 @@ def _row(region: RegionInfo) -> tuple[str, ...]:
     return (
         str(region.name),
         approximate_size(region.nbytes),
-        broker.device_words(region.device),
         f"{region.readers} r, {region.writers} w",
+        broker.device_words(region.device),
         broker.mode_words(region.mode) + " sealed" * region.sealed,
         str(region.version),
         broker.user_words(region.uid),

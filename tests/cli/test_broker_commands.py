@@ -577,7 +577,7 @@ class TestTop:
         bar = "─" * 40
         assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
         assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
-        assert f"{os.getpid()} 2.0 MiB in 1 region of {getpass.getuser()}, writes" in lines
+        assert f"{os.getpid()} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
         assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 1 w │ GPU 0")]
 
     def test_notes_the_regions_that_it_leaves_out(self, broker, capsys):

@@ -17,7 +17,9 @@ from gdrpy.cli import COMMANDS as MODULES
 from gdrpy.cli import checks, command_parser, main, output
 from gdrpy.cli.checks import Result, Verdict
 from gdrpy.cli.measure import apicalls, crossovers
+from gdrpy.cli.measure.report import Copies, show_by_size
 from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.output import Output
 from serving import BrokerProcess
 
 COMMANDS = [
@@ -126,6 +128,40 @@ def test_tables_fit_every_width_and_show_every_figure_whole(capsys, monkeypatch,
         assert figures(wide) - spreads <= found
         if f"measure.{words[0]}" not in MODULES.values():  # whose lines tell of the clock
             assert figures(lines) == figures(wide_lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [
+        (80, ["4 bytes │ 1 (1-2) │ 10.5 (9.25-12)", "64 KiB │ 1 (1-2) │ 10.5 (9.25-12)"]),
+        (
+            36,
+            [
+                "4 bytes │ 1 │ 10.5",
+                "│ (1-2) │ (9.25-12)",
+                "64 KiB │ 1 │ 10.5",
+                "│ (1-2) │ (9.25-12)",
+            ],
+        ),
+        (28, ["4 bytes │ 1 │ 10.5", "64 KiB │ 1 │ 10.5"]),
+    ],
+)
+def test_spreads_are_beside_all_figures_or_below_all_or_left_out(monkeypatch, capsys, width, cells):
+    monkeypatch.setattr(output, "_PLAIN_WIDTH", width)
+    results = [Copies(way, size, Samples([1]), None, None) for size in (4, 65536) for way in "ab"]
+    shown = {"a": ("1", "(1-2)"), "b": ("10.5", "(9.25-12)")}
+    ways = {"a": "write", "b": "read"}
+    show_by_size(Output(), "GB/s", ways, results, lambda one: shown[one.way])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [" ".join(line.strip("│").split()) for line in lines] == cells
+
+
+def test_lines_end_between_words_on_a_terminal(terminal):
+    words = ["--seed", "1697809366", "--check", "second-process", "--check", "read-only"]
+    said = terminal("validate", *words, columns=60).wait_for("2 passed")
+    lines = [line.rstrip() for line in said.splitlines()]
+    assert any(line.endswith(" 1697809366") or line == "1697809366" for line in lines)
+    assert max(map(len, lines)) <= 60
 
 
 def test_every_command_is_rendered_or_prints_lines_alone():

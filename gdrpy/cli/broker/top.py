@@ -265,8 +265,8 @@ class Sample:
         most = sorted(self._processes.items(), key=lambda item: -sum(item[1].sizes))
         return [
             f"{pid:<12} {approximate_size(sum(one.sizes)):>9} in "
-            f"{counted(len(one.sizes), 'region')} of {broker.user_words(one.uid)}"
-            f"{', writes' * one.writes}{', GPU view' * one.gpu}"
+            f"{counted(len(one.sizes), 'region')}{', writes' * one.writes}"
+            f"{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
             for pid, one in most
         ]
 

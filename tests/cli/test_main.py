@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gdrpy import cuda
 from gdrpy.cli import COMMANDS, GROUPS, info, main
@@ -406,7 +407,7 @@ class TestInfo:
         real = cuda.device_info
 
         def named(ordinal: int) -> cuda.DeviceInfo:
-            return real(ordinal)._replace(name="NVIDIA H200", simulated=False)
+            return structs.replace(real(ordinal), name="NVIDIA H200", simulated=False)
 
         monkeypatch.setattr(cuda, "device_info", named)
         assert main(["info"]) == 0

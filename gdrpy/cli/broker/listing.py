@@ -54,7 +54,7 @@ def _besides_name(widths: list[int]) -> int:
 
 def _cells(text: str) -> int:
     """Cells of a terminal that a text takes."""
-    if text.isascii():
+    if text.replace(_LINES[-1], "").isascii():
         return len(text)
     from rich.cells import cell_len
 

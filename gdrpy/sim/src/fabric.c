@@ -55,19 +55,11 @@ void fabric_export(const struct block *block, CUmemFabricHandle *handle)
 CUresult fabric_import(const CUmemFabricHandle *handle, struct block **block)
 {
 	struct fabric_handle words, found;
-	CUresult result;
-	int fd;
 
 	memcpy(&words, handle, sizeof(words));
 	if (words.magic != MAGIC)
 		return CUDA_ERROR_INVALID_VALUE;
-	fd = backing_take(words.pid, words.fd);
-	if (fd < 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = block_import(fd, block);
-	close(fd);
-	if (result != CUDA_SUCCESS)
-		return CUDA_ERROR_INVALID_VALUE;
+	TRY(block_take(words.pid, words.fd, block));
 	/* Another block may have the descriptor's number by now. */
 	found = words_of(*block, words.pid, words.fd);
 	if (memcmp(&words, &found, sizeof(words)) || !(*block)->device) {

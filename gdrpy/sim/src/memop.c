@@ -140,7 +140,6 @@ static CUresult add(struct batch_operation *batch, const struct context *context
 		.value = parameters->value.value,
 		.compare = parameters->value.flags,
 	};
-	CUresult result;
 
 	switch (parameters->operation) {
 	case CU_STREAM_MEM_OP_WAIT_VALUE_64:
@@ -164,21 +163,19 @@ static CUresult add(struct batch_operation *batch, const struct context *context
 	}
 	if (!word.wide)
 		word.value = (uint32_t)word.value;
-	result = check_word(context, &word, word.compare);
-	if (result == CUDA_SUCCESS)
-		batch->words[batch->count++] = word;
-	return result;
+	TRY(check_word(context, &word, word.compare));
+	batch->words[batch->count++] = word;
+	return CUDA_SUCCESS;
 }
 
 static CUresult submit(CUstream handle, const CUstreamBatchMemOpParams *operations, size_t count)
 {
 	struct batch_operation *batch;
 	struct stream *stream;
-	CUresult result = stream_use(handle, &stream);
+	CUresult result;
 	bool waits = false;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(stream_use(handle, &stream));
 	batch = calloc(1, sizeof(*batch) + count * sizeof(batch->words[0]));
 	if (!batch)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -210,7 +207,6 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t v
 				unsigned int flags)
 {
 	API(cuStreamWaitValue32_v2, NEEDS_INIT);
-
 	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
 }
 
@@ -218,7 +214,6 @@ CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t v
 				unsigned int flags)
 {
 	API(cuStreamWaitValue64_v2, NEEDS_INIT);
-
 	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
 }
 
@@ -226,7 +221,6 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t 
 				 unsigned int flags)
 {
 	API(cuStreamWriteValue32_v2, NEEDS_INIT);
-
 	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
 }
 
@@ -234,7 +228,6 @@ CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t 
 				 unsigned int flags)
 {
 	API(cuStreamWriteValue64_v2, NEEDS_INIT);
-
 	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
 }
 

@@ -169,10 +169,24 @@ static CUresult start_worker(struct stream *stream)
 	return CUDA_SUCCESS;
 }
 
-static CUresult enqueue(struct stream *stream, struct operation *operation)
+CUresult queue_run(struct stream *stream, struct operation *operation)
 {
-	CUresult result = start_worker(stream);
+	CUresult result = find_points(stream, operation, NULL);
 
+	operation->release = keep_operation;
+	return result == CUDA_SUCCESS ? execute_here(stream, operation) : result;
+}
+
+static CUresult queue(struct stream *stream, struct operation *operation, const struct point *point,
+		      bool may_run_here)
+{
+	bool now = may_run_here && !outstanding(stream) && (!point || point_reached(*point));
+	CUresult result = find_points(stream, operation, point);
+
+	if (result == CUDA_SUCCESS && now && operation->after_count == (point != NULL))
+		return execute_here(stream, operation);
+	if (result == CUDA_SUCCESS)
+		result = start_worker(stream);
 	if (result != CUDA_SUCCESS) {
 		operation_release(operation);
 		return result;
@@ -185,37 +199,14 @@ static CUresult enqueue(struct stream *stream, struct operation *operation)
 	return CUDA_SUCCESS;
 }
 
-CUresult queue_run(struct stream *stream, struct operation *operation)
-{
-	CUresult result = find_points(stream, operation, NULL);
-
-	operation->release = keep_operation;
-	return result == CUDA_SUCCESS ? execute_here(stream, operation) : result;
-}
-
 CUresult queue_submit(struct stream *stream, struct operation *operation, const struct point *point)
 {
-	CUresult result = find_points(stream, operation, point);
-
-	if (result != CUDA_SUCCESS) {
-		operation_release(operation);
-		return result;
-	}
-	return enqueue(stream, operation);
+	return queue(stream, operation, point, false);
 }
 
 CUresult queue_launch(struct stream *stream, struct operation *operation, const struct point *point)
 {
-	bool now = !outstanding(stream) && (!point || point_reached(*point));
-	CUresult result = find_points(stream, operation, point);
-
-	if (result != CUDA_SUCCESS) {
-		operation_release(operation);
-		return result;
-	}
-	if (now && operation->after_count == (point != NULL))
-		return execute_here(stream, operation);
-	return enqueue(stream, operation);
+	return queue(stream, operation, point, true);
 }
 
 CUresult queue_do_nothing(struct stream *stream, struct operation *operation)

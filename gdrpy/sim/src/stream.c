@@ -14,13 +14,10 @@ struct host_operation {
 static CUresult stream_create(CUstream *stream, unsigned int flags, int priority)
 {
 	struct context *context;
-	CUresult result;
 
 	if (!stream || flags & ~(unsigned int)CU_STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = context_current(&context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_current(&context));
 	if (priority > STREAM_LEAST_PRIORITY)
 		priority = STREAM_LEAST_PRIORITY;
 	if (priority < STREAM_GREATEST_PRIORITY)
@@ -32,133 +29,107 @@ static CUresult stream_create(CUstream *stream, unsigned int flags, int priority
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
 	API(cuStreamCreate, NEEDS_INIT);
-
 	return stream_create(stream, flags, STREAM_LEAST_PRIORITY);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
 	API(cuStreamCreateWithPriority, NEEDS_INIT);
-
 	return stream_create(stream, flags, priority);
 }
 
 CUresult cuStreamDestroy_v2(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamDestroy_v2, NEEDS_INIT);
+	struct stream *stream;
 
 	if (stream_is_special(handle))
 		return CUDA_ERROR_INVALID_HANDLE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		stream_close(stream);
-	return result;
+	TRY(stream_use(handle, &stream));
+	stream_close(stream);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamSynchronize(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamSynchronize, NEEDS_INIT);
+	struct stream *stream;
 
-	result = stream_use(handle, &stream);
-	return result == CUDA_SUCCESS ? queue_wait_stream(stream) : result;
+	TRY(stream_use(handle, &stream));
+	return queue_wait_stream(stream);
 }
 
 CUresult cuStreamQuery(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamQuery, NEEDS_INIT);
+	struct stream *stream;
 
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS && !queue_is_idle(stream))
-		return CUDA_ERROR_NOT_READY;
-	return result;
+	TRY(stream_use(handle, &stream));
+	return queue_is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamGetFlags, NEEDS_INIT);
+	struct stream *stream;
 
 	if (!flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*flags = stream->flags;
-	return result;
+	TRY(stream_use(handle, &stream));
+	*flags = stream->flags;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int *priority)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamGetPriority, NEEDS_INIT);
+	struct stream *stream;
 
 	if (!priority)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*priority = stream->priority;
-	return result;
+	TRY(stream_use(handle, &stream));
+	*priority = stream->priority;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamGetId, NEEDS_INIT);
+	struct stream *stream;
 
 	if (!id)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*id = stream->id;
-	return result;
+	TRY(stream_use(handle, &stream));
+	*id = stream->id;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamGetDevice, NEEDS_INIT);
+	struct stream *stream;
 
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*device = stream->context->device->ordinal;
-	return result;
+	TRY(stream_use(handle, &stream));
+	*device = stream->context->device->ordinal;
+	return CUDA_SUCCESS;
 }
 
 static CUresult get_context(CUstream handle, CUcontext *context)
 {
 	struct stream *stream;
-	CUresult result;
 
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*context = stream->context;
-	return result;
+	TRY(stream_use(handle, &stream));
+	*context = stream->context;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 {
 	API(cuStreamGetCtx, NEEDS_INIT);
-
 	return get_context(stream, context);
 }
 
@@ -191,10 +162,8 @@ static CUresult submit_host(CUstream handle, struct host_operation wanted)
 {
 	struct host_operation *operation;
 	struct stream *stream;
-	CUresult result = stream_use(handle, &stream);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(stream_use(handle, &stream));
 	operation = malloc(sizeof(*operation));
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -98,10 +98,7 @@ static CUresult identify_thread(void)
 
 static CUresult use_per_thread(struct context *context, struct stream **stream)
 {
-	CUresult result = identify_thread();
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(identify_thread());
 	for (*stream = streams; *stream; *stream = (*stream)->next)
 		if ((*stream)->open && (*stream)->context == context &&
 		    (*stream)->thread == thread_id)
@@ -121,12 +118,9 @@ bool stream_is_special(CUstream handle)
 CUresult stream_use(CUstream handle, struct stream **stream)
 {
 	struct context *context;
-	CUresult result;
 
 	if (stream_is_special(handle)) {
-		result = context_current(&context);
-		if (result != CUDA_SUCCESS)
-			return result;
+		TRY(context_current(&context));
 		if ((uintptr_t)handle == HANDLE_PER_THREAD)
 			return use_per_thread(context, stream);
 		*stream = context->null_stream;

@@ -228,8 +228,7 @@ static int want(struct core_memory *memory, enum core_mapping_kind kind, struct 
 		return 0;
 	return core_fail(
 		error, CORE_FAILED_UNAVAILABLE, -ret,
-		"the kernel module does not map handle %llu as type %d: %s: do not request a "
-		"type",
+		"the kernel module does not map handle %llu as type %d: %s: do not request a type",
 		(unsigned long long)memory->handle, (int)kind, strerror(-ret));
 }
 
@@ -281,9 +280,8 @@ static int fail_pin(struct core_error *error, int number, const struct pin_reque
 	case EINVAL:
 		return core_fail(
 			error, CORE_FAILED_HANDLE, number,
-			"%s: the NVIDIA driver finds no GPU memory of this process there: "
-			"pass a pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this "
-			"process",
+			"%s: the NVIDIA driver finds no GPU memory of this process there: pass a "
+			"pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this process",
 			what);
 	case EDQUOT:
 		return core_fail(

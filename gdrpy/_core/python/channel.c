@@ -330,13 +330,9 @@ static int channel_clear(struct channel *self)
 
 static void channel_dealloc(struct channel *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	channel_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef channel_methods[] = {

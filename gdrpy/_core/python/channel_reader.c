@@ -31,8 +31,7 @@ static bool reader_usable(struct reader *self, const char *method)
 	}
 	if (self->consumer.broken) {
 		PyErr_Format(core_error_closed,
-			     "%s: the producer's counter was overwritten with an impossible "
-			     "value",
+			     "%s: the producer's counter was overwritten with an impossible value",
 			     method);
 		return false;
 	}
@@ -195,13 +194,9 @@ static int reader_clear(struct reader *self)
 
 static void reader_dealloc(struct reader *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	reader_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef reader_methods[] = {

@@ -8,7 +8,7 @@
  */
 #define _GNU_SOURCE 1
 
-#include "descriptor.h"
+#include "module.h"
 
 #include <errno.h>
 
@@ -83,14 +83,11 @@ static PyObject *descriptor_duplicate(PyObject *type, PyObject *args)
 
 static void descriptor_dealloc(struct descriptor *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
 	int fd = give_up(self);
 
 	if (fd >= 0)
 		close_fd(fd);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyObject *descriptor_fileno(struct descriptor *self, PyObject *Py_UNUSED(unused))

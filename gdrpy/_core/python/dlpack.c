@@ -4,7 +4,7 @@
  * and takes over the table. It may call the deleter from any thread, long after the capsule is
  * gone. Until then the table owns a reference to `owner`.
  */
-#include "dlpack.h"
+#include "module.h"
 
 #include <stdlib.h>
 

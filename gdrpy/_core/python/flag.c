@@ -175,13 +175,8 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 					 core_mapping_type_object, &mapping, &offset_object,
 					 &width_object))
 		return -1;
-	offset = core_as_size("Flag", "offset", offset_object, 0);
-	if (offset < 0)
-		return -1;
-	width = core_as_size("Flag", "width", width_object, 4);
-	if (width < 0)
-		return -1;
-	if (!core_mapping_usable((struct mapping *)mapping, "Flag") ||
+	if (!core_parse_word("Flag", offset_object, width_object, &offset, &width) ||
+	    !core_mapping_usable((struct mapping *)mapping, "Flag") ||
 	    !core_mapping_word((struct mapping *)mapping, "Flag", offset, width))
 		return -1;
 
@@ -206,13 +201,9 @@ static int flag_clear(struct flag *self)
 
 static void flag_dealloc(struct flag *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	flag_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef flag_methods[] = {

@@ -69,18 +69,6 @@ bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one)
 	return core_mapping_usable(self, method) && core_mapping_hold_checked(self, method, one);
 }
 
-PyThreadState *core_mapping_unlock(struct mapping *self)
-{
-	core_users_stay(&self->users);
-	return PyEval_SaveThread();
-}
-
-void core_mapping_relock(struct mapping *self, PyThreadState *thread)
-{
-	PyEval_RestoreThread(thread);
-	core_mapping_let_go(self, CORE_ONE_VIEW);
-}
-
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
 {
 	if (!core_mapping_usable(self, "Mapping.flush"))
@@ -259,13 +247,6 @@ void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 	self->release = Py_NewRef(release);
 }
 
-void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
-{
-	self->backend = Py_NewRef(backend);
-	self->ptr = Py_NewRef(ptr);
-	self->device = Py_NewRef(device);
-}
-
 static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"address", "nbytes", "type",   "readonly", "release",
@@ -290,7 +271,9 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	}
 	core_mapping_begin(self, (char *)(uintptr_t)address, nbytes, type, readonly, release);
-	core_mapping_name(self, backend, ptr, device);
+	self->backend = Py_NewRef(backend);
+	self->ptr = Py_NewRef(ptr);
+	self->device = Py_NewRef(device);
 	return 0;
 }
 
@@ -302,9 +285,6 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
  */
 static void mapping_dealloc(struct mapping *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	if (self->generation == core_fork_generation)
 		release_silently(self);
 	Py_XDECREF(self->release);
@@ -312,8 +292,7 @@ static void mapping_dealloc(struct mapping *self)
 	Py_XDECREF(self->backend);
 	Py_XDECREF(self->ptr);
 	Py_XDECREF(self->device);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef mapping_methods[] = {

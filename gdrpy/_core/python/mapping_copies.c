@@ -66,47 +66,29 @@ uint64_t core_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssiz
 	return value;
 }
 
-static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offset, const void *data,
-		    Py_ssize_t nbytes)
+void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		      const void *data, Py_ssize_t nbytes)
 {
-	if (threads > 1)
+	PyThreadState *thread = core_mapping_unlock(self, nbytes >= CORE_UNLOCKED_WRITE);
+
+	if (thread)
 		core_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	else
 		core_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
 	core_mapping_fence(self);
-}
-
-static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
-		     Py_ssize_t nbytes)
-{
-	core_copy_from_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
-}
-
-void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
-		      const void *data, Py_ssize_t nbytes)
-{
-	PyThreadState *thread;
-
-	if (nbytes < CORE_UNLOCKED_WRITE) {
-		copy_in(self, 1, offset, data, nbytes);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	copy_in(self, threads, offset, data, nbytes);
 	core_mapping_relock(self, thread);
 }
 
 void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		      Py_ssize_t nbytes)
 {
-	PyThreadState *thread;
+	PyThreadState *thread = core_mapping_unlock(self, nbytes >= CORE_UNLOCKED_READ);
 
-	if (nbytes < CORE_UNLOCKED_READ) {
-		copy_out(self, 1, offset, data, nbytes);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	copy_out(self, threads, offset, data, nbytes);
+	if (thread)
+		core_copy_from_by(threads, self->type, data, self->address + offset,
+				  (size_t)nbytes);
+	else
+		core_copy_from(self->type, data, self->address + offset, (size_t)nbytes);
 	core_mapping_relock(self, thread);
 }
 
@@ -193,13 +175,8 @@ PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssi
 	PyObject *arg[3];
 	uint64_t value;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg))
-		return NULL;
-	offset = core_as_size(method, "offset", arg[0], 0);
-	if (offset < 0)
-		return NULL;
-	width = core_as_size(method, "width", arg[2], 4);
-	if (width < 0)
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_parse_word(method, arg[0], arg[2], &offset, &width))
 		return NULL;
 	if (!core_mapping_writable(self, method) ||
 	    !core_mapping_word(self, method, offset, width) ||
@@ -222,13 +199,8 @@ PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssiz
 	uint64_t value;
 	bool fits;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	offset = core_as_size(method, "offset", arg[0], 0);
-	if (offset < 0)
-		return NULL;
-	width = core_as_size(method, "width", arg[1], 4);
-	if (width < 0)
+	if (!core_parse(method, args, nargs, kwnames, names, 1, arg) ||
+	    !core_parse_word(method, arg[0], arg[1], &offset, &width))
 		return NULL;
 	if (!core_mapping_enter(self, method))
 		return NULL;

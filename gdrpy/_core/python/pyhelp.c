@@ -5,12 +5,9 @@
 
 #include <string.h>
 
-PyObject *core_error_closed;
-PyObject *core_error_forked;
-PyObject *core_error_missing_view;
-PyObject *core_error_readonly;
-PyObject *core_error_revoked;
-PyObject *core_error_timeout;
+PyObject *core_error_closed, *core_error_forked, *core_error_missing_view, *core_error_readonly,
+	*core_error_revoked, *core_error_timeout, *core_make_lock;
+struct core_names core_names;
 unsigned int core_fork_generation;
 
 static int index_of(PyObject *keyword, const char *const *names)

@@ -96,14 +96,6 @@ static bool check_apart(struct mapping *self, const struct core_records *records
 				  data->len);
 }
 
-static size_t put_records(struct mapping *self, const struct core_records *records, int64_t last)
-{
-	size_t count = core_put_records(self->type, self->address, records, last);
-
-	core_mapping_fence(self);
-	return count;
-}
-
 static bool scatter_records(struct mapping *self, const Py_buffer *offsets, const Py_buffer *data)
 {
 	Py_ssize_t count = data->ndim ? data->shape[0] : -1;
@@ -127,13 +119,10 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	if (!check_records(self, &records, last) || !check_apart(self, &records, data))
 		return false;
 
-	if (data->len < CORE_UNLOCKED_WRITE) {
-		put = put_records(self, &records, last);
-	} else {
-		thread = core_mapping_unlock(self);
-		put = put_records(self, &records, last);
-		core_mapping_relock(self, thread);
-	}
+	thread = core_mapping_unlock(self, data->len >= CORE_UNLOCKED_WRITE);
+	put = core_put_records(self->type, self->address, &records, last);
+	core_mapping_fence(self);
+	core_mapping_relock(self, thread);
 	if (put == records.count)
 		return true;
 	PyErr_Format(PyExc_RuntimeError, "%s: offsets[%zu] was changed during the call", method,

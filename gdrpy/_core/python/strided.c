@@ -79,66 +79,53 @@ bool core_parse_strided(struct core_strided *call, PyObject *pitch, PyObject *of
 	return call->offset >= 0;
 }
 
-static void put_rows(struct mapping *self, const struct core_strided *call)
+void core_mapping_copy_strided(struct mapping *self, const struct core_strided *call, bool to_write)
 {
-	if (call->view.len)
-		core_put_rows(self->type, self->address + call->offset, &call->rows);
-	core_mapping_fence(self);
-}
+	char *rows = self->address + call->offset;
+	PyThreadState *thread =
+		core_mapping_unlock(self, to_write ? call->view.len >= CORE_UNLOCKED_WRITE
+						   : call->extent >= CORE_UNLOCKED_READ);
 
-void core_mapping_put_strided(struct mapping *self, const struct core_strided *call)
-{
-	PyThreadState *thread;
-
-	if (call->view.len < CORE_UNLOCKED_WRITE) {
-		put_rows(self, call);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	put_rows(self, call);
+	if (call->view.len && to_write)
+		core_put_rows(self->type, rows, &call->rows);
+	else if (call->view.len)
+		core_get_rows(self->type, rows, &call->rows);
+	if (to_write)
+		core_mapping_fence(self);
 	core_mapping_relock(self, thread);
 }
 
-static void get_rows(struct mapping *self, const struct core_strided *call)
+/* (buffer, pitch, offset=0). The array's bytes; -1 with an exception set. */
+static Py_ssize_t copy_array(struct mapping *self, const char *method, bool to_write,
+			     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-	if (call->view.len)
-		core_get_rows(self->type, self->address + call->offset, &call->rows);
-}
+	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", NULL};
+	struct core_strided call = {.method = method};
+	Py_ssize_t nbytes;
+	PyObject *arg[3];
+	bool good = false;
 
-void core_mapping_get_strided(struct mapping *self, const struct core_strided *call)
-{
-	PyThreadState *thread;
-
-	if (call->extent < CORE_UNLOCKED_READ) {
-		get_rows(self, call);
-		return;
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_parse_strided(&call, arg[1], arg[2]) ||
+	    (to_write && !core_mapping_writable(self, method)) ||
+	    !core_get_view(method, names[0], arg[0],
+			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
+		return -1;
+	nbytes = call.view.len;
+	if (core_mapping_enter(self, method)) {
+		good = core_check_strided(&call, self, self->nbytes);
+		if (good)
+			core_mapping_copy_strided(self, &call, to_write);
+		core_mapping_leave(self);
 	}
-	thread = core_mapping_unlock(self);
-	get_rows(self, call);
-	core_mapping_relock(self, thread);
+	PyBuffer_Release(&call.view);
+	return good ? nbytes : -1;
 }
 
 PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 				     PyObject *kwnames)
 {
-	static const char *const names[] = {"data", "pitch", "offset", NULL};
-	struct core_strided call = {.method = "Mapping.write_strided"};
-	PyObject *arg[3];
-	bool good = false;
-
-	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !core_parse_strided(&call, arg[1], arg[2]) ||
-	    !core_mapping_writable(self, call.method) ||
-	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
-		return NULL;
-	if (core_mapping_enter(self, call.method)) {
-		good = core_check_strided(&call, self, self->nbytes);
-		if (good)
-			core_mapping_put_strided(self, &call);
-		core_mapping_leave(self);
-	}
-	PyBuffer_Release(&call.view);
-	if (!good)
+	if (copy_array(self, "Mapping.write_strided", true, args, nargs, kwnames) < 0)
 		return NULL;
 	Py_RETURN_NONE;
 }
@@ -146,24 +133,8 @@ PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args
 PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
 					Py_ssize_t nargs, PyObject *kwnames)
 {
-	static const char *const names[] = {"buffer", "pitch", "offset", NULL};
-	struct core_strided call = {.method = "Mapping.readinto_strided"};
-	Py_ssize_t nbytes;
-	PyObject *arg[3];
-	bool good = false;
+	Py_ssize_t nbytes =
+		copy_array(self, "Mapping.readinto_strided", false, args, nargs, kwnames);
 
-	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !core_parse_strided(&call, arg[1], arg[2]) ||
-	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES | PyBUF_WRITABLE,
-			   &call.view))
-		return NULL;
-	nbytes = call.view.len;
-	if (core_mapping_enter(self, call.method)) {
-		good = core_check_strided(&call, self, self->nbytes);
-		if (good)
-			core_mapping_get_strided(self, &call);
-		core_mapping_leave(self);
-	}
-	PyBuffer_Release(&call.view);
-	return good ? PyLong_FromSsize_t(nbytes) : NULL;
+	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
 }

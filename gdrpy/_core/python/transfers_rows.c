@@ -82,10 +82,7 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 	if (!core_mapping_enter_checked(mapping, call->method))
 		return false;
 	Py_INCREF((PyObject *)mapping);
-	if (to_write)
-		core_mapping_put_strided(mapping, call);
-	else
-		core_mapping_get_strided(mapping, call);
+	core_mapping_copy_strided(mapping, call, to_write);
 	core_mapping_leave(mapping);
 	Py_DECREF((PyObject *)mapping);
 	return true;

@@ -15,10 +15,8 @@ PyTypeObject *core_channel_type_object;
 
 bool core_channel_usable(struct channel *self, const char *method)
 {
-	if (!self->memory) {
-		PyErr_Format(PyExc_TypeError, "%s: the Channel was never initialized", method);
-		return false;
-	}
+	if (!self->memory)
+		return core_raise(PyExc_TypeError, "%s: the Channel was never initialized", method);
 	if (self->memory->generation != core_fork_generation) {
 		PyErr_Format(core_error_forked,
 			     "%s: this channel belongs to the parent process; a forked child must "
@@ -44,8 +42,7 @@ static bool may_push(struct channel *self, const char *method)
 		reason = "the consumer's counter was overwritten with an impossible value";
 	else
 		return true;
-	PyErr_Format(core_error_closed, "%s: %s", method, reason);
-	return false;
+	return core_raise(core_error_closed, "%s: %s", method, reason);
 }
 
 struct channel_wait {
@@ -209,11 +206,10 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 	popped = core_ring_popped(&self->producer.ring);
 	if (popped >= wait.popped)
 		Py_RETURN_NONE;
-	PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
-		     "%s: of %llu records, %llu were taken%s", method,
-		     (unsigned long long)wait.popped, (unsigned long long)popped,
-		     end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
-	return NULL;
+	return PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
+			    "%s: of %llu records, %llu were taken%s", method,
+			    (unsigned long long)wait.popped, (unsigned long long)popped,
+			    end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
 }
 
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))

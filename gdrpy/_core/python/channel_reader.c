@@ -19,22 +19,17 @@ struct reader_wait {
 
 static bool reader_usable(struct reader *self, const char *method)
 {
-	if (!self->channel) {
-		PyErr_Format(PyExc_TypeError, "%s: the reader was never initialized", method);
-		return false;
-	}
+	if (!self->channel)
+		return core_raise(PyExc_TypeError, "%s: the reader was never initialized", method);
 	if (!core_channel_usable(self->channel, method))
 		return false;
-	if (self->closed) {
-		PyErr_Format(core_error_closed, "%s: the reader is closed", method);
-		return false;
-	}
-	if (self->consumer.broken) {
-		PyErr_Format(core_error_closed,
-			     "%s: the producer's counter was overwritten with an impossible value",
-			     method);
-		return false;
-	}
+	if (self->closed)
+		return core_raise(core_error_closed, "%s: the reader is closed", method);
+	if (self->consumer.broken)
+		return core_raise(
+			core_error_closed,
+			"%s: the producer's counter was overwritten with an impossible value",
+			method);
 	return true;
 }
 
@@ -133,10 +128,9 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	limit = core_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
 	if (limit < 0)
 		return NULL;
-	if (!limit) {
-		PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0", method);
-		return NULL;
-	}
+	if (!limit)
+		return PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0",
+				    method);
 	ready = wait_for_records(self, method, limit, arg[1]);
 	return ready < 0 ? NULL : take(self, ready);
 }

@@ -94,8 +94,7 @@ static PyObject *descriptor_fileno(struct descriptor *self, PyObject *Py_UNUSED(
 {
 	if (self->fd >= 0 && self->generation == core_fork_generation)
 		return PyLong_FromLong(self->fd);
-	PyErr_SetString(PyExc_ValueError, "the descriptor is closed");
-	return NULL;
+	return PyErr_Format(PyExc_ValueError, "the descriptor is closed");
 }
 
 static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(unused))

@@ -38,10 +38,8 @@ static bool holds(enum condition condition, Py_ssize_t width, uint64_t now, uint
 
 static bool flag_usable(struct flag *self, const char *method, bool to_store)
 {
-	if (!self->mapping) {
-		PyErr_Format(PyExc_TypeError, "%s: the Flag was never initialized", method);
-		return false;
-	}
+	if (!self->mapping)
+		return core_raise(PyExc_TypeError, "%s: the Flag was never initialized", method);
 	return to_store ? core_mapping_writable(self->mapping, method)
 			: core_mapping_usable(self->mapping, method);
 }
@@ -99,9 +97,8 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 			return true;
 		}
 	}
-	PyErr_Format(PyExc_ValueError, "Flag.wait: op must be '>=', '==', '&' or 'nor', and is %R",
-		     object);
-	return false;
+	return core_raise(PyExc_ValueError,
+			  "Flag.wait: op must be '>=', '==', '&' or 'nor', and is %R", object);
 }
 
 struct flag_wait {

@@ -15,8 +15,7 @@
 
 static bool refuse_closed(const char *method)
 {
-	PyErr_Format(core_error_closed, "%s: the mapping is closed", method);
-	return false;
+	return core_raise(core_error_closed, "%s: the mapping is closed", method);
 }
 
 bool core_mapping_usable(struct mapping *self, const char *method)
@@ -30,14 +29,12 @@ bool core_mapping_usable(struct mapping *self, const char *method)
 	}
 	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED) || core_users_closed(&self->users))
 		return refuse_closed(method);
-	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
-		PyErr_Format(
+	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED))
+		return core_raise(
 			core_error_revoked,
 			"%s: the GPU memory was freed by its owner, or its pin was closed: close "
 			"the mapping",
 			method);
-		return false;
-	}
 	return true;
 }
 

@@ -50,8 +50,9 @@ bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offs
 		       Py_ssize_t width);
 
 /* A word's arguments: an offset, 0 if it is NULL, and a width, then 4. */
-static inline bool core_parse_word(const char *method, PyObject *offset_object,
-				   PyObject *width_object, Py_ssize_t *offset, Py_ssize_t *width)
+static inline __attribute__((always_inline)) bool
+core_parse_word(const char *method, PyObject *offset_object, PyObject *width_object,
+		Py_ssize_t *offset, Py_ssize_t *width)
 {
 	*offset = core_as_size(method, "offset", offset_object, 0);
 	*width = *offset < 0 ? -1 : core_as_size(method, "width", width_object, 4);

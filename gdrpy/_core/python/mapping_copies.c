@@ -9,37 +9,33 @@ bool core_mapping_range(struct mapping *self, const char *method, Py_ssize_t off
 	if (offset <= self->nbytes && nbytes <= self->nbytes - offset)
 		return true;
 
-	PyErr_Format(PyExc_ValueError,
-		     "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method, offset,
-		     nbytes, self->nbytes);
-	return false;
+	return core_raise(PyExc_ValueError,
+			  "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method,
+			  offset, nbytes, self->nbytes);
 }
 
 bool core_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
 				 Py_ssize_t extent)
 {
-	PyErr_Format(PyExc_ValueError,
-		     "%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
-		     "copy through other memory, such as a bytearray",
-		     method, name, extent, offset);
-	return false;
+	return core_raise(
+		PyExc_ValueError,
+		"%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
+		"copy through other memory, such as a bytearray",
+		method, name, extent, offset);
 }
 
 bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
 		       Py_ssize_t width)
 {
-	if (width != 4 && width != 8) {
-		PyErr_Format(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd", method,
-			     width);
-		return false;
-	}
+	if (width != 4 && width != 8)
+		return core_raise(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd",
+				  method, width);
 	if (!core_mapping_range(self, method, offset, width))
 		return false;
-	if ((uintptr_t)(self->address + offset) % (uintptr_t)width) {
-		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to the %zd-byte word",
-			     method, offset, width);
-		return false;
-	}
+	if ((uintptr_t)(self->address + offset) % (uintptr_t)width)
+		return core_raise(PyExc_ValueError,
+				  "%s: offset %zd is not aligned to the %zd-byte word", method,
+				  offset, width);
 	return true;
 }
 

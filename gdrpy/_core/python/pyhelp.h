@@ -21,6 +21,9 @@ extern PyObject *core_error_closed, *core_error_forked, *core_error_missing_view
 /* Counts the forks up to this process: an object made before the last one is its parent's. */
 extern unsigned int core_fork_generation;
 
+/* PyErr_Format(), for functions that then return false. */
+#define core_raise(...) (PyErr_Format(__VA_ARGS__), false)
+
 /*
  * Sort a vectorcall's arguments into out[], one slot a name, NULL if absent. names ends with NULL;
  * the first `required` must be present. Returns false with an exception set.

@@ -109,13 +109,12 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	PyThreadState *thread;
 	size_t put;
 
-	if (count != offsets->shape[0]) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: there are %zd offsets: records must be an array of as many, one "
-			     "for each element of its first dimension, which has %zd",
-			     method, offsets->shape[0], count < 0 ? 0 : count);
-		return false;
-	}
+	if (count != offsets->shape[0])
+		return core_raise(
+			PyExc_ValueError,
+			"%s: there are %zd offsets: records must be an array of as many, one "
+			"for each element of its first dimension, which has %zd",
+			method, offsets->shape[0], count < 0 ? 0 : count);
 	if (!check_records(self, &records, last) || !check_apart(self, &records, data))
 		return false;
 
@@ -125,9 +124,8 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	core_mapping_relock(self, thread);
 	if (put == records.count)
 		return true;
-	PyErr_Format(PyExc_RuntimeError, "%s: offsets[%zu] was changed during the call", method,
-		     put);
-	return false;
+	return core_raise(PyExc_RuntimeError, "%s: offsets[%zu] was changed during the call",
+			  method, put);
 }
 
 PyObject *core_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,

@@ -38,30 +38,25 @@ bool core_check_strided(struct core_strided *call, struct mapping *mapping, Py_s
 	const Py_buffer *view = &call->view;
 	Py_ssize_t contiguous[CORE_MAX_NDIM], count, nbytes, end;
 
-	if (view->ndim < 1 || view->ndim > CORE_MAX_NDIM) {
-		PyErr_Format(PyExc_ValueError, "%s: the array has %d dimensions, and needs 1 to %d",
-			     call->method, view->ndim, CORE_MAX_NDIM);
-		return false;
-	}
+	if (view->ndim < 1 || view->ndim > CORE_MAX_NDIM)
+		return core_raise(PyExc_ValueError,
+				  "%s: the array has %d dimensions, and needs 1 to %d",
+				  call->method, view->ndim, CORE_MAX_NDIM);
 	count = view->shape[0];
 	nbytes = view->len ? view->len / count : 0;
-	if (call->pitch < nbytes) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: pitch must be at least the %zd bytes of a row, and is %zd",
-			     call->method, nbytes, call->pitch);
-		return false;
-	}
+	if (call->pitch < nbytes)
+		return core_raise(PyExc_ValueError,
+				  "%s: pitch must be at least the %zd bytes of a row, and is %zd",
+				  call->method, nbytes, call->pitch);
 	call->extent = 0;
 	if (view->len && (__builtin_mul_overflow(count - 1, call->pitch, &call->extent) ||
 			  __builtin_add_overflow(call->extent, nbytes, &call->extent)))
 		call->extent = PY_SSIZE_T_MAX;
-	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > room) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: offset %zd + %zd rows of %zd bytes, each %zd after the one "
-			     "before, lie outside the %zd bytes there are",
-			     call->method, call->offset, count, nbytes, call->pitch, room);
-		return false;
-	}
+	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > room)
+		return core_raise(PyExc_ValueError,
+				  "%s: offset %zd + %zd rows of %zd bytes, each %zd after the one "
+				  "before, lie outside the %zd bytes there are",
+				  call->method, call->offset, count, nbytes, call->pitch, room);
 	if (view->len && mapping && !is_apart(call, mapping))
 		return false;
 	if (view->len)

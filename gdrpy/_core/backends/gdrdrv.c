@@ -354,7 +354,7 @@ static struct core_memory *pin_memory(const struct core_node *node,
 			    &memory->handle);
 	if (ret) {
 		fail_pin(error, -ret, request);
-		core_memory_free(memory);
+		core_memory_forget(memory);
 		return NULL;
 	}
 	return add_pages(pin_of(memory), request, shared, error) ? core_memory_undo(memory)

@@ -193,43 +193,21 @@ static CUresult submit(CUstream handle, const CUstreamBatchMemOpParams *operatio
 		     : queue_launch(stream, &batch->operation, NULL);
 }
 
-static CUresult submit_one(CUstream stream, unsigned int operation, CUdeviceptr address,
-			   uint64_t value, unsigned int flags)
-{
-	CUstreamBatchMemOpParams parameters = {
-		.value = {operation, address, value, flags, 0},
-	};
+/* The function for one operation. */
+#define WORD_FUNCTION(symbol, type, operation)                                                     \
+	CUresult symbol(CUstream stream, CUdeviceptr address, type value, unsigned int flags)      \
+	{                                                                                          \
+		API(symbol, NEEDS_INIT);                                                           \
+		return submit(stream,                                                              \
+			      &(CUstreamBatchMemOpParams){                                         \
+				      .value = {operation, address, value, flags, 0}},             \
+			      1);                                                                  \
+	}
 
-	return submit(stream, &parameters, 1);
-}
-
-CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-				unsigned int flags)
-{
-	API(cuStreamWaitValue32_v2, NEEDS_INIT);
-	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
-}
-
-CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
-				unsigned int flags)
-{
-	API(cuStreamWaitValue64_v2, NEEDS_INIT);
-	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
-}
-
-CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-				 unsigned int flags)
-{
-	API(cuStreamWriteValue32_v2, NEEDS_INIT);
-	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
-}
-
-CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
-				 unsigned int flags)
-{
-	API(cuStreamWriteValue64_v2, NEEDS_INIT);
-	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
-}
+WORD_FUNCTION(cuStreamWaitValue32_v2, uint32_t, CU_STREAM_MEM_OP_WAIT_VALUE_32)
+WORD_FUNCTION(cuStreamWaitValue64_v2, uint64_t, CU_STREAM_MEM_OP_WAIT_VALUE_64)
+WORD_FUNCTION(cuStreamWriteValue32_v2, uint32_t, CU_STREAM_MEM_OP_WRITE_VALUE_32)
+WORD_FUNCTION(cuStreamWriteValue64_v2, uint64_t, CU_STREAM_MEM_OP_WRITE_VALUE_64)
 
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
 			       CUstreamBatchMemOpParams *operations, unsigned int flags)

@@ -216,18 +216,20 @@ CUresult queue_do_nothing(struct stream *stream, struct operation *operation)
 	return CUDA_SUCCESS;
 }
 
+static CUresult wait_for_last(struct stream *stream)
+{
+	struct point last = point_last(stream);
+	CUresult result = point_wait(last);
+
+	stream_put(stream);
+	return result;
+}
+
 CUresult queue_wait_stream(struct stream *stream)
 {
 	struct operation nothing = {.run = queue_do_nothing};
-	struct point last;
-	CUresult result;
 
-	if (is_null_stream(stream))
-		return queue_run(stream, &nothing);
-	last = point_last(stream);
-	result = point_wait(last);
-	stream_put(last.stream);
-	return result;
+	return is_null_stream(stream) ? queue_run(stream, &nothing) : wait_for_last(stream);
 }
 
 /* Waits for each stream that existed at the start, in order of ids, which are never reused. */
@@ -238,7 +240,6 @@ CUresult queue_wait_context(struct context *context)
 
 	for (;;) {
 		struct stream *next = NULL;
-		struct point last;
 
 		for (struct stream *stream = streams; stream; stream = stream->next)
 			if (stream->context == context && stream->id > done &&
@@ -247,9 +248,7 @@ CUresult queue_wait_context(struct context *context)
 		if (!next)
 			return context_state(context);
 		done = next->id;
-		last = point_last(next);
-		point_wait(last);
-		stream_put(last.stream);
+		wait_for_last(next);
 	}
 }
 

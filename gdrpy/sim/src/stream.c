@@ -68,78 +68,38 @@ CUresult cuStreamQuery(CUstream handle)
 	return queue_is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+/* A function that answers with a value of a stream. */
+#define STREAM_QUERY(symbol, type, value)                                                          \
+	CUresult symbol(CUstream handle, type *answer)                                             \
+	{                                                                                          \
+		API(symbol, NEEDS_INIT);                                                           \
+		struct stream *stream;                                                             \
+                                                                                                   \
+		if (!answer)                                                                       \
+			return CUDA_ERROR_INVALID_VALUE;                                           \
+		TRY(stream_use(handle, &stream));                                                  \
+		*answer = value;                                                                   \
+		return CUDA_SUCCESS;                                                               \
+	}
+
+STREAM_QUERY(cuStreamGetFlags, unsigned int, stream->flags)
+STREAM_QUERY(cuStreamGetPriority, int, stream->priority)
+STREAM_QUERY(cuStreamGetId, unsigned long long, stream->id)
+STREAM_QUERY(cuStreamGetDevice, CUdevice, stream->context->device->ordinal)
+STREAM_QUERY(cuStreamGetCtx, CUcontext, stream->context)
+
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void **green_context)
 {
-	API(cuStreamGetFlags, NEEDS_INIT);
+	API(cuStreamGetCtx_v2, NEEDS_INIT);
 	struct stream *stream;
 
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(stream_use(handle, &stream));
-	*flags = stream->flags;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-	API(cuStreamGetPriority, NEEDS_INIT);
-	struct stream *stream;
-
-	if (!priority)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(stream_use(handle, &stream));
-	*priority = stream->priority;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-	API(cuStreamGetId, NEEDS_INIT);
-	struct stream *stream;
-
-	if (!id)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(stream_use(handle, &stream));
-	*id = stream->id;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-	API(cuStreamGetDevice, NEEDS_INIT);
-	struct stream *stream;
-
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(stream_use(handle, &stream));
-	*device = stream->context->device->ordinal;
-	return CUDA_SUCCESS;
-}
-
-static CUresult get_context(CUstream handle, CUcontext *context)
-{
-	struct stream *stream;
-
+	if (green_context)
+		*green_context = NULL;
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(stream_use(handle, &stream));
 	*context = stream->context;
 	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
-{
-	API(cuStreamGetCtx, NEEDS_INIT);
-	return get_context(stream, context);
-}
-
-CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, void **green_context)
-{
-	API(cuStreamGetCtx_v2, NEEDS_INIT);
-
-	if (green_context)
-		*green_context = NULL;
-	return get_context(stream, context);
 }
 
 static CUresult run_host(struct stream *stream, struct operation *operation)

@@ -264,11 +264,8 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	Py_ssize_t nbytes, capacity;
 	struct core_ring *ring = &self->producer.ring;
 
-	if (self->memory) {
-		PyErr_SetString(PyExc_TypeError, "a Channel is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
+	if (!core_init_once("Channel", self->memory) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
 					 &host, &nbytes, &capacity) ||
 	    !core_mapping_writable(memory, "Channel") || !core_mapping_writable(host, "Channel"))
 		return -1;

@@ -159,11 +159,8 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"channel", NULL};
 	struct channel *channel;
 
-	if (self->channel) {
-		PyErr_SetString(PyExc_TypeError, "a ChannelReader is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
+	if (!core_init_once("ChannelReader", self->channel) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
 					 core_channel_type_object, &channel) ||
 	    !core_channel_usable(channel, "ChannelReader"))
 		return -1;

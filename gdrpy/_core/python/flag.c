@@ -164,11 +164,8 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	PyObject *mapping, *offset_object = NULL, *width_object = NULL;
 	Py_ssize_t offset, width;
 
-	if (self->mapping) {
-		PyErr_SetString(PyExc_TypeError, "a Flag is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
+	if (!core_init_once("Flag", self->mapping) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
 					 core_mapping_type_object, &mapping, &offset_object,
 					 &width_object))
 		return -1;

@@ -253,11 +253,8 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 	int type, readonly;
 	Py_ssize_t nbytes;
 
-	if (self->nbytes) {
-		PyErr_SetString(PyExc_TypeError, "a Mapping is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
+	if (!core_init_once("Mapping", self->nbytes) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
 					 &nbytes, &type, &readonly, &release, &backend, &ptr,
 					 &device))
 		return -1;

@@ -24,6 +24,12 @@ extern unsigned int core_fork_generation;
 /* PyErr_Format(), for functions that then return false. */
 #define core_raise(...) (PyErr_Format(__VA_ARGS__), false)
 
+/* Whether an object's __init__() is its first one; false with an exception set. */
+static inline bool core_init_once(const char *type, bool initialized)
+{
+	return !initialized || core_raise(PyExc_TypeError, "a %s is initialized once", type);
+}
+
 /*
  * Sort a vectorcall's arguments into out[], one slot a name, NULL if absent. names ends with NULL;
  * the first `required` must be present. Returns false with an exception set.

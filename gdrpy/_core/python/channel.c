@@ -119,16 +119,20 @@ static bool push_all(struct channel *self, const char *method, const char *recor
 	return true;
 }
 
-static PyObject *push(struct channel *self, const char *method, PyObject *records, PyObject *limit,
-		      bool many)
+static PyObject *push(struct channel *self, const char *method, bool many, PyObject *const *args,
+		      Py_ssize_t nargs, PyObject *kwnames)
 {
+	static const char *const names[][3] = {{"record", "timeout", NULL},
+					       {"records", "timeout", NULL}};
 	bool pushed = false;
+	PyObject *arg[2];
 	Py_ssize_t nbytes;
 	int64_t timeout;
 	Py_buffer data;
 
-	if (!core_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
-	    !core_get_view(method, many ? "records" : "record", records, 0, &data))
+	if (!core_parse(method, args, nargs, kwnames, names[many], 1, arg) ||
+	    !core_as_timeout(method, arg[1], &timeout) || !may_push(self, method) ||
+	    !core_get_view(method, names[many][0], arg[0], 0, &data))
 		return NULL;
 
 	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
@@ -146,23 +150,13 @@ static PyObject *push(struct channel *self, const char *method, PyObject *record
 static PyObject *channel_push(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
 			      PyObject *kwnames)
 {
-	static const char *const names[] = {"record", "timeout", NULL};
-	PyObject *arg[2];
-
-	if (!core_parse("Channel.push", args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	return push(self, "Channel.push", arg[0], arg[1], false);
+	return push(self, "Channel.push", false, args, nargs, kwnames);
 }
 
 static PyObject *channel_push_many(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
 				   PyObject *kwnames)
 {
-	static const char *const names[] = {"records", "timeout", NULL};
-	PyObject *arg[2];
-
-	if (!core_parse("Channel.push_many", args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	return push(self, "Channel.push_many", arg[0], arg[1], true);
+	return push(self, "Channel.push_many", true, args, nargs, kwnames);
 }
 
 /* Counters do not wrap. */

@@ -88,9 +88,9 @@ void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t off
 	core_mapping_relock(self, thread);
 }
 
-/* write() and readinto(): (buffer, offset=0). The bytes copied; -1 with an exception set. */
-static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, bool to_write,
-				     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* write() and readinto(): (buffer, offset=0). */
+static inline PyObject *copy_buffer(struct mapping *self, const char *method, bool to_write,
+				    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", NULL};
 	struct core_bytes bytes;
@@ -99,11 +99,11 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 	bool fits = false;
 
 	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
-		return -1;
+		return NULL;
 	offset = core_as_size(method, "offset", arg[1], 0);
 	if (offset < 0 || (to_write && !core_mapping_writable(self, method)) ||
 	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
-		return -1;
+		return NULL;
 	if (core_mapping_enter(self, method)) {
 		fits = core_mapping_range(self, method, offset, bytes.nbytes) &&
 		       core_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
@@ -115,23 +115,21 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 		core_mapping_leave(self);
 	}
 	core_release_bytes(&bytes);
-	return fits ? bytes.nbytes : -1;
+	if (!fits)
+		return NULL;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(bytes.nbytes);
 }
 
 PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 			     PyObject *kwnames)
 {
-	if (copy_buffer(self, "Mapping.write", true, args, nargs, kwnames) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return copy_buffer(self, "Mapping.write", true, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 				PyObject *kwnames)
 {
-	Py_ssize_t nbytes = copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
-
-	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
+	return copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,

@@ -90,9 +90,9 @@ void core_mapping_copy_strided(struct mapping *self, const struct core_strided *
 	core_mapping_relock(self, thread);
 }
 
-/* (buffer, pitch, offset=0). The array's bytes; -1 with an exception set. */
-static Py_ssize_t copy_array(struct mapping *self, const char *method, bool to_write,
-			     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* (buffer, pitch, offset=0). */
+static PyObject *copy_array(struct mapping *self, const char *method, bool to_write,
+			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", NULL};
 	struct core_strided call = {.method = method};
@@ -105,7 +105,7 @@ static Py_ssize_t copy_array(struct mapping *self, const char *method, bool to_w
 	    (to_write && !core_mapping_writable(self, method)) ||
 	    !core_get_view(method, names[0], arg[0],
 			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
-		return -1;
+		return NULL;
 	nbytes = call.view.len;
 	if (core_mapping_enter(self, method)) {
 		good = core_check_strided(&call, self, self->nbytes);
@@ -114,22 +114,19 @@ static Py_ssize_t copy_array(struct mapping *self, const char *method, bool to_w
 		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
-	return good ? nbytes : -1;
+	if (!good)
+		return NULL;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
 }
 
 PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 				     PyObject *kwnames)
 {
-	if (copy_array(self, "Mapping.write_strided", true, args, nargs, kwnames) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return copy_array(self, "Mapping.write_strided", true, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
 					Py_ssize_t nargs, PyObject *kwnames)
 {
-	Py_ssize_t nbytes =
-		copy_array(self, "Mapping.readinto_strided", false, args, nargs, kwnames);
-
-	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
+	return copy_array(self, "Mapping.readinto_strided", false, args, nargs, kwnames);
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric.h"
 #include "range.h"
 #include "table.h"
 

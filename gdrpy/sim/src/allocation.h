@@ -23,4 +23,7 @@ CUresult allocation_new(struct block *block, const CUmemAllocationProp *properti
 /* Called after a retain or a mapping was removed. */
 void allocation_put(struct allocation *allocation);
 
+/* In share.c: CUDA_SUCCESS, or why this process may not use fabric handles. */
+CUresult fabric_check(void);
+
 #endif

@@ -102,11 +102,12 @@ static CUresult submit(CUstream handle, struct fill fill, queue_function *queue)
 static CUresult fill_legacy(struct fill fill)
 {
 	const struct range *range = range_at(fill.start);
+	bool waits = range && range_is_host(range);
 	struct stream *stream;
-	CUresult result = submit(NULL, fill, queue_launch);
 
-	if (result != CUDA_SUCCESS || !range || !range_is_host(range))
-		return result;
+	TRY(submit(NULL, fill, queue_launch));
+	if (!waits)
+		return CUDA_SUCCESS;
 	TRY(stream_use(NULL, &stream));
 	return queue_wait_stream(stream);
 }

@@ -377,9 +377,4 @@ static PyType_Slot channel_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_channel_spec = {
-	.name = "gdrpy._core._mapping.Channel",
-	.basicsize = sizeof(struct channel),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = channel_slots,
-};
+CORE_TYPE(channel, "Channel", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

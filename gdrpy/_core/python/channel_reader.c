@@ -229,9 +229,4 @@ static PyType_Slot reader_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_channel_reader_spec = {
-	.name = "gdrpy._core._mapping.ChannelReader",
-	.basicsize = sizeof(struct reader),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = reader_slots,
-};
+CORE_TYPE(reader, "ChannelReader", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

@@ -124,12 +124,7 @@ static PyType_Slot descriptor_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_descriptor_spec = {
-	.name = "gdrpy._core._mapping.Descriptor",
-	.basicsize = sizeof(struct descriptor),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = descriptor_slots,
-};
+CORE_TYPE(descriptor, "Descriptor", 0);
 
 /* A list of objects that own descriptors, None for a lost one. On failure, all are closed. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)

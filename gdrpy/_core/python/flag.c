@@ -240,9 +240,4 @@ static PyType_Slot flag_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_flag_spec = {
-	.name = "gdrpy._core._mapping.Flag",
-	.basicsize = sizeof(struct flag),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = flag_slots,
-};
+CORE_TYPE(flag, "Flag", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

@@ -145,9 +145,4 @@ static PyType_Slot lease_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_lease_spec = {
-	.name = "gdrpy._core._mapping.Lease",
-	.basicsize = sizeof(struct lease),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = lease_slots,
-};
+CORE_TYPE(lease, "Lease", Py_TPFLAGS_BASETYPE);

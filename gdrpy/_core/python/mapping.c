@@ -407,9 +407,4 @@ static PyType_Slot mapping_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_mapping_spec = {
-	.name = "gdrpy._core._mapping.Mapping",
-	.basicsize = sizeof(struct mapping),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = mapping_slots,
-};
+CORE_TYPE(mapping, "Mapping", Py_TPFLAGS_BASETYPE);

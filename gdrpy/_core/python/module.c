@@ -109,7 +109,7 @@ static bool add_contents(PyObject *module)
 	return (core_mapping_type_object = add_type(module, &core_mapping_spec)) &&
 	       (core_descriptor_type_object = add_type(module, &core_descriptor_spec)) &&
 	       (core_channel_type_object = add_type(module, &core_channel_spec)) &&
-	       add_type(module, &core_channel_reader_spec) && add_type(module, &core_flag_spec) &&
+	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
 	       add_type(module, &core_transfers_spec) && add_type(module, &core_buffer_spec) &&
 	       add_type(module, &core_lease_spec) && add_type(module, &core_resource_spec) &&
 	       add_type(module, &core_undo_spec) &&

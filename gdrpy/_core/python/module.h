@@ -5,11 +5,20 @@
 
 #include "pyhelp.h"
 
-extern PyType_Spec core_buffer_spec, core_channel_spec, core_channel_reader_spec,
-	core_descriptor_spec, core_flag_spec, core_lease_spec, core_mapping_spec,
-	core_resource_spec, core_transfers_spec, core_undo_spec;
+extern PyType_Spec core_buffer_spec, core_channel_spec, core_reader_spec, core_descriptor_spec,
+	core_flag_spec, core_lease_spec, core_mapping_spec, core_resource_spec, core_transfers_spec,
+	core_undo_spec;
 extern PyTypeObject *core_mapping_type_object, *core_channel_type_object,
 	*core_descriptor_type_object;
+
+/* Define core_TYPE_spec of a struct TYPE, from its TYPE_slots. */
+#define CORE_TYPE(type, type_name, more_flags)                                                     \
+	PyType_Spec core_##type##_spec = {                                                         \
+		.name = "gdrpy._core._mapping." type_name,                                         \
+		.basicsize = sizeof(struct type),                                                  \
+		.flags = Py_TPFLAGS_DEFAULT | (more_flags),                                        \
+		.slots = type##_slots,                                                             \
+	}
 
 /* An object that owns a private descriptor. On failure NULL, and the descriptor is closed. */
 PyObject *core_descriptor_own(int fd);

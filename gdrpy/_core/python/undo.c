@@ -353,9 +353,4 @@ static PyType_Slot undo_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_undo_spec = {
-	.name = "gdrpy._core._mapping.Undo",
-	.basicsize = sizeof(struct undo),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = undo_slots,
-};
+CORE_TYPE(undo, "Undo", Py_TPFLAGS_HAVE_GC);

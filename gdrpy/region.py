@@ -200,7 +200,11 @@ class Region(Shown):
 
     @property
     def ptr(self) -> int:
-        """The GPU address of the first byte. Raises MissingView without the GPU view."""
+        """The GPU address of the first byte.
+
+        CUDA's driver API uses it in a current context: ``with gdrpy.cuda.context(region.device)``;
+        torch and cupy make one current. Raises MissingView without the GPU view.
+        """
         self._check("Region.ptr")
         if self._ptr is None:
             if self.location == HOST_LOCATION:

@@ -228,7 +228,7 @@ class TestWaiting:
             peer.until_closed()
 
         with connect(fake(serve, events)) as broker:
-            with pytest.raises(gdrpy.Timeout, match=r"get: waited 0 s: get: not yet") as caught:
+            with pytest.raises(gdrpy.Timeout, match=r"get: waited 0 s: not yet") as caught:
                 broker.get("a", gpu=False, wait=0)
             assert type(caught.value.__cause__) is gdrpy.NotFound
 

@@ -281,7 +281,7 @@ class TestAlloc:
         ("words", "complaint"),
         [
             (["--device", "7"], 'no GPU 7: name another one, or take host memory by device="cpu"'),
-            (["--device", "cpu"], "they may take there"),
+            (["--device", "cpu"], "there in all: ask for less, or serve with a larger --max-bytes"),
         ],
     )
     def test_that_the_machine_lacks_ends_with_1(self, broker, capsys, words, complaint):

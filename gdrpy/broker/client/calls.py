@@ -78,7 +78,8 @@ async def _patiently(
             except refusal as error:
                 now = time.monotonic()
                 if now >= deadline:
-                    raise Timeout(f"{call}: waited {wait:g} s: {error}") from error
+                    reason = str(error).removeprefix(f"{call}: ")
+                    raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
 
 

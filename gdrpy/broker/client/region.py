@@ -128,8 +128,16 @@ class LeasedRegion(Region):
 
         Raises ValueError if it holds no valid image of the safetensors format.
         """
-        self._check("BrokerRegion.tensors")
-        return safetensors.tensors(self)
+        call = "BrokerRegion.tensors"
+        self._check(call)
+        try:
+            return safetensors.tensors(self)
+        except ValueError as error:
+            raise ValueError(
+                f"{call}: region {self.name!r} holds no valid tensors ({error}): store them by "
+                f"put_tensors() or `gdrpy load`, and open a checkpoint of many files by "
+                f"Broker.tensors()"
+            ) from error
 
     def _check_writable(self, call: str) -> None:
         self._check(call)

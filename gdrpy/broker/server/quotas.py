@@ -75,10 +75,15 @@ class Quotas:
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits."""
         limit, used = self.devices[device], table.used[device]
+        if size > limit:
+            raise QuotaExceeded(
+                f"{call}: {size} bytes on {device_words(device)}: regions may take {limit} bytes "
+                f"there in all: ask for less, or serve with a larger --max-bytes"
+            )
         if used + size > limit:
             raise QuotaExceeded(
                 f"{call}: {size} bytes on {device_words(device)}: regions take {used} of the "
-                f"{limit} bytes that they may take there; delete some, or wait= for room"
+                f"{limit} bytes that they may take there; delete some, or wait for room"
             )
         if who.privileged:
             return

@@ -1,4 +1,4 @@
-"""Checkpoints of many files as users see them: one region with the bytes and holders of all."""
+"""Checkpoints of many files as users see them: one region with the bytes of all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Checkpoints:
         return []
 
     def whole(self, regions: Iterable[RegionInfo]) -> list[RegionInfo]:
-        """Regions of a list, with the sums of their files for checkpoints."""
+        """Regions of a list, with what their files add up to for checkpoints."""
         found = {str(region.name): region for region in regions}
         parents = {match[1] for match in map(_FILE.fullmatch, found) if match}
         for name in parents & found.keys():
@@ -50,7 +50,7 @@ class Checkpoints:
 
 
 def summed(region: RegionInfo, files: list[RegionInfo]) -> RegionInfo:
-    """A checkpoint with the bytes and the holders of all of its files."""
+    """A checkpoint with the bytes of all of its files, and the holders of the one with most."""
     if not files:
         return region
     every = [region, *files]
@@ -58,8 +58,8 @@ def summed(region: RegionInfo, files: list[RegionInfo]) -> RegionInfo:
         region,
         nbytes=sum(one.nbytes for one in files),
         size=sum(one.size for one in every),
-        readers=sum(one.readers for one in every),
-        writers=sum(one.writers for one in every),
+        readers=max(one.readers for one in every),
+        writers=max(one.writers for one in every),
         holders=None if region.holders is None else _merged(every),
     )
 

@@ -117,7 +117,6 @@ def _lines(
         nbytes = sum(tensor["nbytes"] for tensor in tensors)
         lines.append(("tensors", f"{len(tensors)}{in_files}, {approximate_size(nbytes)}"))
     holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
-    holders += f" of {counted(len(files), 'file')}" * bool(files)
     return [*lines, ("held by", holders)]
 
 

@@ -153,6 +153,12 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 engine = dma.engine(device)
             self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, limits(device))
 
+    def _prepare_engine(self, call: str) -> None:
+        """Set up copies by the engine. Raises BackendUnavailable."""
+        with self._lock:
+            self._check(call)
+            self._arm_engine(self._memory.engine(call))
+
     def _check_gpu_may_write(self, call: str) -> None:
         """Raise ReadOnly if nothing may be written.
 
@@ -240,9 +246,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         found = packed_array(call, readable(array) if to_write else array)
         if found is None:
             return None
-        if via == "mapping":
+        if via in ("mapping", "engine"):
             raise ValueError(
-                f"{call}: via='mapping' copies host memory, and this {type(array).__name__} is on "
+                f"{call}: via={via!r} copies host memory, and this {type(array).__name__} is on "
                 f"a GPU, which copies it: leave via out"
             )
         start, size = as_range(call, offset, found.nbytes, self.nbytes)

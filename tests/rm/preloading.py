@@ -1,4 +1,4 @@
-"""Tests marked ``preloaded`` run their body in a new process, behind the simulated RM."""
+"""A plugin: tests marked ``preloaded`` run their body in a new process, behind the simulated RM."""
 
 import os
 import subprocess

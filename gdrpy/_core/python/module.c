@@ -9,6 +9,7 @@
 #include "lease.h"
 #include "mapping.h"
 #include "resource.h"
+#include "transfers.h"
 #include "undo.h"
 
 #include <pthread.h>
@@ -69,6 +70,13 @@ static PyMethodDef functions[] = {
 	{"open_dma", core_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a "
 	 "capsule."},
+	{"engine_reach", core_engine_reach, METH_VARARGS,
+	 "engine_reach(fd, nbytes, gpu, blocks, /)\n--\n\n"
+	 "GPU memory for the copy engine without CUDA, as a capsule: an export of nbytes bytes; or "
+	 "if\nfd is -1 blocks on a GPU, each (client, object, offset, nbytes)."},
+	{"engine_status", core_engine_status, METH_O,
+	 "engine_status(gpu, /)\n--\n\nDescribe the copy engine of a GPU, (domain, bus, slot) "
+	 "or None for the first. Raises Error."},
 	{"sealed_size", core_sealed_size, METH_O,
 	 "sealed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
 	{"take_memfd", core_take_memfd, METH_O,

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/* The copy engine for Python: GPU memory in it as a capsule, and whether there is one. */
+#include "transfers.h"
+
+#include <stdlib.h>
+
+const char core_engine_capsule[] = "gdrpy.engine";
+
+bool core_raise_failure(const struct core_error *error)
+{
+	PyObject *module = PyImport_ImportModule("gdrpy._core.calls");
+	PyObject *raised;
+
+	if (module) {
+		raised = PyObject_CallMethod(module, "failure_at", "K",
+					     (unsigned long long)(uintptr_t)error);
+		if (raised)
+			PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+		Py_XDECREF(raised);
+		Py_DECREF(module);
+	}
+	return false;
+}
+
+static void release(PyObject *capsule)
+{
+	core_engine_release(PyCapsule_GetPointer(capsule, core_engine_capsule));
+}
+
+static bool parse_gpu(PyObject *object, struct core_rm_gpu *gpu)
+{
+	return PyArg_ParseTuple(object, "IBB:gpu", &gpu->pci_domain, &gpu->pci_bus, &gpu->pci_slot);
+}
+
+/* New blocks from a list of tuples; NULL with an exception set. */
+static struct core_engine_block *parse_blocks(PyObject *list)
+{
+	Py_ssize_t count = PyList_Size(list);
+	struct core_engine_block *blocks =
+		count < 0 ? NULL : calloc((size_t)count + 1, sizeof(*blocks));
+
+	if (!blocks && count >= 0)
+		PyErr_NoMemory();
+	for (Py_ssize_t i = 0; blocks && i < count; i++) {
+		unsigned long long offset, nbytes;
+
+		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "IIKK:blocks", &blocks[i].client,
+				      &blocks[i].object, &offset, &nbytes)) {
+			free(blocks);
+			return NULL;
+		}
+		blocks[i].offset = offset;
+		blocks[i].nbytes = nbytes;
+	}
+	return blocks;
+}
+
+PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	struct core_engine_block *blocks;
+	struct core_engine_memory *memory;
+	struct core_error error;
+	struct core_rm_gpu gpu = {0};
+	unsigned long long nbytes;
+	PyObject *gpu_object, *list, *capsule;
+	unsigned int count;
+	int fd;
+
+	if (!PyArg_ParseTuple(args, "iKO!O!:engine_reach", &fd, &nbytes, &PyTuple_Type, &gpu_object,
+			      &PyList_Type, &list))
+		return NULL;
+	if (fd < 0 && !parse_gpu(gpu_object, &gpu))
+		return NULL;
+	count = (unsigned int)PyList_Size(list);
+	blocks = parse_blocks(list);
+	if (!blocks)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	memory = fd < 0 ? core_engine_take_blocks(&gpu, blocks, count, &error)
+			: core_engine_take_export(fd, nbytes, &error);
+	Py_END_ALLOW_THREADS;
+	free(blocks);
+	if (!memory) {
+		core_raise_failure(&error);
+		return NULL;
+	}
+	capsule = PyCapsule_New(memory, core_engine_capsule, release);
+	if (!capsule)
+		core_engine_release(memory);
+	return capsule;
+}
+
+PyObject *core_engine_status(PyObject *Py_UNUSED(module), PyObject *wanted)
+{
+	struct core_rm_gpu gpu = {0};
+	struct core_error error;
+	char text[128];
+	int ret;
+
+	if (wanted != Py_None && !parse_gpu(wanted, &gpu))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	ret = core_engine_describe(wanted == Py_None ? NULL : &gpu, text, &error);
+	Py_END_ALLOW_THREADS;
+	if (!ret)
+		return PyUnicode_FromString(text);
+	core_raise_failure(&error);
+	return NULL;
+}

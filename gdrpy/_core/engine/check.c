@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The self-check: copies of scratch memory, compared with what the CPU's mapping shows of it. */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "copy/copy.h"
 #include "engine/private.h"
@@ -39,10 +37,11 @@ static bool holds(const unsigned char *page, size_t at, unsigned int seed)
 	return true;
 }
 
-static int check(struct core_channel *channel, struct core_span *span, struct core_error *error)
+int core_link_check(struct core_link *link, struct core_error *error)
 {
-	unsigned char *host = (unsigned char *)span->host, *shown = host + CORE_PAGE;
-	uint64_t scratch_va = channel->control.va + SCRATCH;
+	struct core_channel *channel = link->ready[CORE_CHANNEL_SMALL];
+	unsigned char *host = (unsigned char *)link->scratch.host, *shown = host + CORE_PAGE;
+	uint64_t scratch_va = channel->control.va + SCRATCH, host_va = link->scratch.va;
 	char *scratch = channel->control.host + SCRATCH;
 	bool right;
 
@@ -50,7 +49,7 @@ static int check(struct core_channel *channel, struct core_span *span, struct co
 	core_store_fence();
 	for (size_t i = 0; i < CHECKED; i++)
 		host[IN_HOST + i] = pattern(i, 1);
-	if (move(channel, scratch_va + IN_GPU, span->va + IN_HOST, error))
+	if (move(channel, scratch_va + IN_GPU, host_va + IN_HOST, error))
 		return -1;
 	core_copy_from(CORE_MAPPING_WC, shown, scratch, CORE_PAGE);
 	right = holds(shown, IN_GPU, 1);
@@ -60,29 +59,11 @@ static int check(struct core_channel *channel, struct core_span *span, struct co
 	core_copy_to(CORE_MAPPING_WC, scratch + IN_GPU, shown, CHECKED);
 	core_store_fence();
 	memset(host, 0, CORE_PAGE);
-	if (move(channel, span->va + IN_HOST, scratch_va + IN_GPU, error))
+	if (move(channel, host_va + IN_HOST, scratch_va + IN_GPU, error))
 		return -1;
 	if (right && holds(host, IN_HOST, 2))
 		return 0;
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
 			 "the copy engine cannot be used: its copies of scratch memory came out "
 			 "wrong with this driver");
-}
-
-int core_link_check(struct core_link *link, struct core_error *error)
-{
-	char *host = core_link_host(CORE_HOST_PAGE, error);
-	struct core_span span;
-	int ret = -1;
-
-	if (!host)
-		return -1;
-	if (!core_link_register(link, host, CORE_HOST_PAGE, false, &span, error)) {
-		ret = check(link->ready[CORE_CHANNEL_SMALL], &span, error);
-		/* After a failure the engine may still use the pages, until the link is closed. */
-		if (!ret)
-			core_link_unregister(link, &span);
-	}
-	munmap(host, CORE_HOST_PAGE); /* the driver holds the pages that it has pinned */
-	return ret;
 }

@@ -7,7 +7,7 @@
 #include "engine/methods.h"
 #include "engine/private.h"
 
-#define HOST_NBYTES ((1 + CORE_CHANNELS) * CORE_HOST_PAGE)
+#define HOST_NBYTES ((2 + CORE_CHANNELS) * CORE_HOST_PAGE)
 #define MOST_CLASSES 512
 
 /* Of each kind, newest first. */
@@ -92,19 +92,18 @@ static int make_space(struct core_link *link, struct core_error *error)
 			       NVRM_CLASS_VIRTUAL_MEMORY, &memory, &link->virtual_memory, error);
 }
 
-/* Semaphores in one page, and a page for each notifier, which the driver wants as an object. */
+/* Pages for semaphores, for the self-check, and for each notifier, which is an object by itself. */
 static int make_host(struct core_link *link, struct core_error *error)
 {
+	struct core_span *spans[] = {&link->semaphores, &link->scratch, &link->notifiers[0],
+				     &link->notifiers[1]};
 	char *host = core_link_host(HOST_NBYTES, error);
 
 	if (!host)
 		return -1;
 	link->semaphores.host = host;
-	if (core_link_register(link, host, CORE_HOST_PAGE, false, &link->semaphores, error))
-		return -1;
-	for (int i = 0; i < CORE_CHANNELS; i++)
-		if (core_link_register(link, host + (1 + i) * CORE_HOST_PAGE, CORE_HOST_PAGE, false,
-				       &link->notifiers[i], error))
+	for (size_t i = 0; i < sizeof(spans) / sizeof(spans[0]); i++, host += CORE_HOST_PAGE)
+		if (core_link_register(link, host, CORE_HOST_PAGE, false, spans[i], error))
 			return -1;
 	return 0;
 }

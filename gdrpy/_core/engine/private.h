@@ -63,8 +63,9 @@ struct core_link {
 	uint32_t index;		     /* COPY<index> */
 	bool old_map, old_unmap;     /* the driver takes the older structures */
 	bool lost;		     /* a channel died, or does not answer */
-	struct core_span semaphores; /* a page, then a notifier's page for each channel */
+	struct core_span semaphores; /* the first page of host memory */
 	struct core_span notifiers[CORE_CHANNELS];
+	struct core_span scratch; /* a page for the self-check */
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];
@@ -120,10 +121,9 @@ int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint
 		  uint64_t *va, struct core_error *error);
 int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct core_error *error);
 
-/* Let the engine reach whole pages of host memory, which must stay until the end of that. */
+/* Let the engine reach whole pages of host memory, which must stay until the link is closed. */
 int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool readonly,
 		       struct core_span *span, struct core_error *error);
-void core_link_unregister(struct core_link *link, const struct core_span *span);
 
 /* Host memory that forked children do not inherit; munmap() frees it. */
 char *core_link_host(size_t nbytes, struct core_error *error);

@@ -68,7 +68,8 @@ def write_releases(header: Path) -> None:
     rows = []
     for release in table:
         numbers = ", ".join(map(c_number, release.facts.values()))
-        rows.append(f"{{{{{release.first.replace('.', ', ')}}}, {{{numbers}}}}},")
+        first = ", ".join(map(str, releases.version_key(release.first)))
+        rows.append(f"{{{{{first}}}, {{{numbers}}}}},")
     header.write_text(
         "#pragma once\n#include <stdint.h>\n#define FACT_ABSENT UINT32_MAX\n"
         f"enum fact {{{', '.join(names)}, FACT_COUNT}};\n"

@@ -27,6 +27,7 @@ INVALID_LIMIT = 0x2E
 INVALID_OBJECT_HANDLE = 0x33
 INVALID_OBJECT_PARENT = 0x36
 INVALID_PARAMETER = 0x3B
+INVALID_STATE = 0x40
 NO_MEMORY = 0x51
 NOT_SUPPORTED = 0x56
 OBJECT_NOT_FOUND = 0x57
@@ -53,6 +54,7 @@ def count(what: str) -> int:
 def counts() -> dict[str, int]:
     """What is alive, without the zeros."""
     words = ["clients", "devices", "objects", "mappings", "views", "files", "violations"]
+    words += ["parts", "channels", "dma_mappings"]
     return {word: count(word) for word in words if count(word)}
 
 

@@ -170,7 +170,14 @@ def dup_object(
 ) -> int:
     """Duplicate what the (pid, descriptor) of a legacy IPC handle names."""
     pid, fd = source
-    data = struct.pack("<7I", client, device, handle, 0xC1000000 | pid, fd, flags, 0)
+    return dup_of_client(ctl, client, device, (0xC1000000 | pid, fd), handle, flags)
+
+
+def dup_of_client(
+    ctl: int, client: int, device: int, source: tuple[int, int], handle: int = 0xE2, flags: int = 0
+) -> int:
+    """Duplicate what a (client, object) names."""
+    data = struct.pack("<7I", client, device, handle, *source, flags, 0)
     return int(struct.unpack("<7I", call(ctl, 0x34, data))[6])
 
 

@@ -89,6 +89,15 @@ uint32_t memory_hold_by_ipc(uint32_t client, uint32_t object, struct memory *mem
 	return status;
 }
 
+uint32_t memory_hold_again(const struct memory *memory, struct memory *again)
+{
+	if (memory->kind != MEMORY_BLOCK)
+		return RM_NOT_SUPPORTED; /* stricter than the driver */
+	*again = *memory;
+	again->hold = mremap(memory->hold, 0, memory->size, MREMAP_MAYMOVE);
+	return again->hold == MAP_FAILED ? RM_NO_MEMORY : RM_OK;
+}
+
 uint32_t memory_new(enum memory_kind kind, uint32_t device_instance, size_t size,
 		    struct memory *memory)
 {

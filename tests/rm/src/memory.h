@@ -38,6 +38,9 @@ uint32_t memory_hold(int fd, struct memory *memory);
 #define IPC_CLIENT_BITS 0xC1000000u
 uint32_t memory_hold_by_ipc(uint32_t client, uint32_t object, struct memory *memory);
 
+/* Hold a block once more. Returns an RM status. */
+uint32_t memory_hold_again(const struct memory *memory, struct memory *again);
+
 /* New pages, shared with whoever maps them. Returns an RM status. */
 uint32_t memory_new(enum memory_kind kind, uint32_t device_instance, size_t size,
 		    struct memory *memory);

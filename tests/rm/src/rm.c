@@ -285,6 +285,9 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 {
 	struct rm_dup_object *call = argument;
 	struct client *client = rm_client_on(node, call->client);
+	struct client *source = client_find(call->source_client);
+	struct object *object;
+	struct device *device;
 	struct memory memory;
 	uint32_t status;
 
@@ -292,7 +295,12 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 		return RM_INVALID_CLIENT;
 	if (call->flags)
 		return RM_INVALID_FLAGS;
-	status = memory_hold_by_ipc(call->source_client, call->source_object, &memory);
+	/* All clients here are this process's, which by the driver's policy share their objects. */
+	object = source ? object_find(source, call->source_object, &device) : NULL;
+	if (source && !object)
+		return RM_OBJECT_NOT_FOUND;
+	status = object ? memory_hold_again(&object->memory, &memory)
+			: memory_hold_by_ipc(call->source_client, call->source_object, &memory);
 	if (status)
 		return status;
 	return rm_adopt_memory(client, call->parent, &call->new_handle, &memory);

@@ -168,22 +168,30 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         if self._cpu is not None:
             self._cpu.flush()  # also flushes the stores of a batch()
 
-    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+    def fill(
+        self, value: int, offset: int = 0, nbytes: int | None = None, via: str | None = None
+    ) -> None:
         """Set bytes to one value, by CPU stores, or from 64 KiB on by the GPU.
 
         Args:
             value: The value of each byte, 0 to 255.
             offset: The first byte.
             nbytes: The number of bytes; None is all the rest.
+            via: 'engine' forces the copy engine without CUDA; None takes one of the other ways.
 
-        Raises ValueError, ReadOnly, Closed.
+        Raises ValueError, ReadOnly, Closed; for ``via="engine"`` BackendUnavailable.
         """
         call = f"{type(self).__name__}.fill"
+        if via not in (None, "engine"):
+            raise ValueError(f"{call}: via must be 'engine' or None, not {via!r}")
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
             raise ValueError(f"{call}: value must be a byte, 0 to 255, and is {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
+        if via is not None:
+            self._fill_by_engine(call, byte, start, size)
+            return
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
             assert self.device is not None
             with Hold(self._memory):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 import gdrpy
@@ -209,3 +210,101 @@ class TestEnd:
         code = "import gdrpy; region = gdrpy.alloc(4096); region.write(b'x', via='engine')"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
         assert (run.returncode, run.stdout, run.stderr) == (0, b"", b"")
+
+
+class TestFill:
+    def test_sets_the_bytes_of_the_range_alone(self) -> None:
+        with gdrpy.alloc(MIB) as region:
+            expected = bytearray(random.Random(5).randbytes(MIB))
+            region.write(expected)
+            for offset, size in ((0, 1), (3, 4), (5, 11), (1001, 70_003), (8, 64), (MIB - 3, 3)):
+                region.fill(size % 256, offset, size, via="engine")
+                expected[offset : offset + size] = bytes([size % 256]) * size
+                assert region.cpu.read() == expected
+            region.fill(7, via="engine")
+            assert region.cpu.read() == b"\7" * MIB
+            region.fill(8, 10, 0, via="engine")
+            assert region.cpu.read() == b"\7" * MIB
+
+    def test_by_another_way_is_refused(self) -> None:
+        with gdrpy.alloc(MIB) as region, pytest.raises(ValueError, match="must be 'engine' or"):
+            region.fill(0, via="dma")
+
+
+class TestCopyOnTheGpu:
+    def test_to_and_from_another_region_is_exact(self) -> None:
+        with gdrpy.alloc(3 * MIB) as region, gdrpy.alloc(MIB) as other:
+            expected = bytearray(3 * MIB)
+            region.write(expected)
+            content = random.Random(6).randbytes(MIB)
+            other.write(content)
+            region.write(other, 12_345, via="engine")
+            expected[12_345 : 12_345 + MIB] = content
+            assert region.cpu.read() == expected
+            assert region.readinto(other, 77, via="engine") == MIB
+            assert other.cpu.read() == expected[77 : 77 + MIB]
+
+    def test_of_a_pin_and_of_memory_without_a_cpu_view_is_exact(self) -> None:
+        with cuda.context(0), gdrpy.alloc(MIB, cpu=False) as region:
+            pointer = int(cuda.call("cuMemAlloc", 10_000))
+            with gdrpy.pin(pointer, 10_000) as pin:
+                pin.write(b"pinned" * 1000)
+                region.write(pin, 5, via="engine")
+                assert region.read(6000, 5, via="engine") == b"pinned" * 1000
+            cuda.call("cuMemFree", pointer)
+
+    def test_of_a_region_to_itself_is_refused(self) -> None:
+        with gdrpy.alloc(MIB) as region, pytest.raises(ValueError, match="the region's own"):
+            region.write(region, via="engine")
+
+    def test_beyond_the_end_is_refused(self) -> None:
+        with (
+            gdrpy.alloc(MIB) as region,
+            gdrpy.alloc(MIB) as other,
+            pytest.raises(ValueError, match="lies outside"),
+        ):
+            region.write(other, 1, via="engine")
+
+    def test_to_a_read_only_region_is_refused(self) -> None:
+        with gdrpy.alloc(MIB) as region, gdrpy.alloc(MIB) as other:
+            fd = region.export()
+            with gdrpy.Region.from_fd(fd, MIB, readonly=True) as shown:
+                for copy in (shown.write, other.readinto):
+                    target = other if copy == shown.write else shown
+                    with pytest.raises(gdrpy.ReadOnly):
+                        copy(target, via="engine")
+
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_SIM_DEVICES="2")
+    def test_between_two_gpus_is_refused(self) -> None:
+        with (
+            gdrpy.alloc(MIB, 0) as region,
+            gdrpy.alloc(MIB, 1) as other,
+            pytest.raises(gdrpy.InvalidHandle, match="between memory of one GPU"),
+        ):
+            region.write(other, via="engine")
+
+
+class TestStrided:
+    @pytest.mark.parametrize("shape", [(5, 7), (300, 1001), (2, 1_500_001), (70_000, 3)])
+    def test_rows_are_exact(self, shape: tuple[int, int]) -> None:
+        choice = np.random.default_rng(7)
+        pitch = shape[1] + 13
+        with gdrpy.alloc(shape[0] * pitch + 100) as region:
+            before = choice.integers(0, 256, region.nbytes, np.uint8)
+            region.write(before)
+            for data in (
+                choice.integers(0, 256, shape, np.uint8),
+                choice.integers(0, 256, (shape[0], 2 * shape[1]), np.uint8)[:, ::2],
+            ):
+                region.write_strided(data, pitch, 50, via="engine")
+                seen = np.frombuffer(region.cpu.read(), np.uint8)
+                rows = seen[50 : 50 + shape[0] * pitch].reshape(shape[0], pitch)
+                assert np.array_equal(rows[:, : shape[1]], data)
+                kept = before[50 : 50 + shape[0] * pitch].reshape(shape[0], pitch)
+                assert np.array_equal(rows[:-1, shape[1] :], kept[:-1, shape[1] :])
+                assert np.array_equal(seen[:50], before[:50])
+                found = np.zeros((shape[0], 2 * shape[1]), np.uint8)
+                assert region.readinto_strided(found[:, ::2], pitch, 50, via="engine") == data.size
+                assert np.array_equal(found[:, ::2], data)
+                assert not found[:, 1::2].any()
+        assert rm.violations() == []

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "common/error.h"
+#include "copy/rows.h"
 #include "rm/client.h"
 
 /* GPU memory that an engine reaches. It is held until it is released. */
@@ -47,6 +48,21 @@ void core_engine_release(struct core_engine_memory *memory);
 int core_engine_write(struct core_engine_memory *memory, uint64_t offset, const void *host,
 		      size_t nbytes, struct core_error *error);
 int core_engine_read(struct core_engine_memory *memory, void *host, uint64_t offset, size_t nbytes,
+		     struct core_error *error);
+
+/* Copy an array's rows to or from rows in the memory, the first at `offset`. */
+int core_engine_write_rows(struct core_engine_memory *memory, uint64_t offset,
+			   const struct core_rows *rows, struct core_error *error);
+int core_engine_read_rows(struct core_engine_memory *memory, uint64_t offset,
+			  const struct core_rows *rows, struct core_error *error);
+
+/* Set each byte of a range. */
+int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t value,
+		     uint64_t nbytes, struct core_error *error);
+
+/* Copy between ranges that do not overlap, on one GPU: else CORE_FAILED_HANDLE. */
+int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
+		     struct core_engine_memory *from, uint64_t from_offset, uint64_t nbytes,
 		     struct core_error *error);
 
 /*

@@ -153,7 +153,8 @@ struct core_piece {
 	uint64_t to, from;
 	uint32_t nbytes; /* of a line */
 	uint32_t lines, to_pitch, from_pitch;
-	uint32_t value; /* of each byte */
+	uint32_t value; /* to fill with */
+	bool words;	/* `nbytes` counts words, not bytes, to fill */
 };
 
 /* Have the engine do pieces in any order. *value is for core_channel_wait(). */
@@ -171,6 +172,15 @@ int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_
 int core_link_check(struct core_link *link, struct core_error *error);
 
 /* --- staging.c --- */
+
+/* A lane that this thread alone uses until it gives it back. */
+struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error);
+void core_lane_give_back(struct core_engine *engine, struct core_lane *lane);
+
+/* The channel for a copy of this size, and the bytes that each thread moves at once. */
+struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
+					struct core_error *error);
+size_t core_stage_chunk(size_t nbytes, unsigned int threads);
 
 /* Copy between GPU memory and any host memory, by as many threads as the size is worth. */
 int core_engine_stage(struct core_engine_memory *memory, uint64_t offset, char *host, size_t nbytes,

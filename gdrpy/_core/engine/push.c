@@ -60,7 +60,7 @@ static void put_piece(struct pen *pen, const struct core_piece *piece, uint32_t 
 		launch |= CORE_LAUNCH_FILL;
 		put_method(pen, CORE_SET_FILL, 2);
 		put(pen, piece->value);
-		put(pen, CORE_FILL_BYTES);
+		put(pen, piece->words ? CORE_FILL_WORDS : CORE_FILL_BYTES);
 		put_method(pen, CORE_SET_TARGET, 2);
 		put_address(pen, piece->to);
 		put_method(pen, CORE_SET_LENGTH, 1);

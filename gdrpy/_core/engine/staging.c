@@ -52,7 +52,7 @@ static int make_lane(struct core_engine *engine, struct core_lane *lane, struct 
 	return core_link_register(engine->link, host, nbytes, false, &lane->memory, error);
 }
 
-static void give_back(struct core_engine *engine, struct core_lane *lane)
+void core_lane_give_back(struct core_engine *engine, struct core_lane *lane)
 {
 	pthread_mutex_lock(&engine->lanes_lock);
 	lane->taken = false;
@@ -68,8 +68,7 @@ static struct core_lane *find_lane(struct core_engine *engine)
 	return NULL;
 }
 
-/* A lane that this thread alone uses until it gives it back. */
-static struct core_lane *take_lane(struct core_engine *engine, struct core_error *error)
+struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error)
 {
 	struct core_lane *lane;
 
@@ -80,7 +79,7 @@ static struct core_lane *take_lane(struct core_engine *engine, struct core_error
 	pthread_mutex_unlock(&engine->lanes_lock);
 	if (lane->memory.object || !make_lane(engine, lane, error))
 		return lane;
-	give_back(engine, lane);
+	core_lane_give_back(engine, lane);
 	return NULL;
 }
 
@@ -161,11 +160,11 @@ static void run_part(void *context, unsigned int part)
 	int ret = -1;
 
 	(void)part;
-	lane = take_lane(stage->engine, &error);
+	lane = core_lane_take(stage->engine, &error);
 	if (lane) {
 		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
 				    : read_chunks(stage, lane, &error);
-		give_back(stage->engine, lane);
+		core_lane_give_back(stage->engine, lane);
 	}
 	if (ret && !__atomic_exchange_n(&stage->failed, true, __ATOMIC_RELAXED))
 		*stage->error = error;
@@ -183,22 +182,31 @@ static unsigned int threads_for(size_t nbytes)
 	return cpus < threads ? cpus : threads;
 }
 
+struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
+					struct core_error *error)
+{
+	return core_link_channel(
+		engine->link, nbytes < BULK_FROM ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
+}
+
+size_t core_stage_chunk(size_t nbytes, unsigned int threads)
+{
+	size_t chunk = (nbytes / (2 * threads) + CORE_PAGE - 1) & ~(CORE_PAGE - 1);
+
+	if (chunk < SMALLEST_CHUNK)
+		return SMALLEST_CHUNK;
+	return chunk < CORE_CHUNK_NBYTES ? chunk : CORE_CHUNK_NBYTES;
+}
+
 static int run(struct core_engine *engine, void *job, struct core_error *error)
 {
 	struct stage *stage = job;
 	unsigned int threads = threads_for(stage->nbytes);
 
-	stage->channel = core_link_channel(
-		engine->link, stage->nbytes < BULK_FROM ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK,
-		error);
+	stage->channel = core_stage_channel(engine, stage->nbytes, error);
 	if (!stage->channel)
 		return -1;
-	stage->chunk = stage->nbytes / (2 * threads);
-	stage->chunk = (stage->chunk + CORE_PAGE - 1) & ~(CORE_PAGE - 1);
-	if (stage->chunk < SMALLEST_CHUNK)
-		stage->chunk = SMALLEST_CHUNK;
-	if (stage->chunk > CORE_CHUNK_NBYTES)
-		stage->chunk = CORE_CHUNK_NBYTES;
+	stage->chunk = core_stage_chunk(stage->nbytes, threads);
 	stage->next = 0;
 	stage->failed = false;
 	stage->error = error;

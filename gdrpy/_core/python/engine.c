@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+PyTypeObject *core_transfers_type_object;
 const char core_engine_capsule[] = "gdrpy.engine";
 
 bool core_raise_failure(const struct core_error *error)
@@ -20,6 +21,75 @@ bool core_raise_failure(const struct core_error *error)
 		Py_DECREF(module);
 	}
 	return false;
+}
+
+/* Between these the engine works on the memory, and other Python threads run. */
+struct use {
+	PyObject *capsule; /* another thread may disarm the object */
+	struct core_engine_memory *memory;
+};
+
+static struct use begin_use(struct transfers *self)
+{
+	self->running++;
+	return (struct use){Py_NewRef(self->engine_capsule), self->engine};
+}
+
+static void end_use(struct transfers *self, const struct use *use)
+{
+	core_transfers_end(self);
+	Py_DECREF(use->capsule);
+}
+
+bool core_transfers_between(struct transfers *self, struct transfers *other,
+			    const struct core_copy *copy, bool to_write)
+{
+	uint64_t offset = (uint64_t)copy->offset, nbytes = (uint64_t)copy->nbytes;
+	struct core_error error;
+	struct use own, others;
+	int ret;
+
+	if (self == other) {
+		PyErr_Format(PyExc_ValueError, "%s: the bytes to copy are the region's own",
+			     copy->method);
+		return false;
+	}
+	own = begin_use(self);
+	others = begin_use(other);
+	core_store_fence();
+	Py_BEGIN_ALLOW_THREADS;
+	ret = to_write ? core_engine_copy(own.memory, offset, others.memory, 0, nbytes, &error)
+		       : core_engine_copy(others.memory, 0, own.memory, offset, nbytes, &error);
+	Py_END_ALLOW_THREADS;
+	end_use(other, &others);
+	end_use(self, &own);
+	return !ret || core_raise_failure(&error);
+}
+
+PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
+{
+	struct core_copy copy = {0};
+	struct core_error error;
+	unsigned char value;
+	struct use use;
+	int ret;
+
+	if (!PyArg_ParseTuple(args, "sbnn:_fill_by_engine", &copy.method, &value, &copy.offset,
+			      &copy.nbytes) ||
+	    !core_transfers_ready(self, copy.method, true, CORE_BY_ENGINE) ||
+	    !core_transfers_range(self, &copy))
+		return NULL;
+	use = begin_use(self);
+	Py_BEGIN_ALLOW_THREADS;
+	ret = core_engine_fill(use.memory, (uint64_t)copy.offset, value, (uint64_t)copy.nbytes,
+			       &error);
+	Py_END_ALLOW_THREADS;
+	end_use(self, &use);
+	if (ret) {
+		core_raise_failure(&error);
+		return NULL;
+	}
+	Py_RETURN_NONE;
 }
 
 static void release(PyObject *capsule)

@@ -132,9 +132,11 @@ PyMODINIT_FUNC PyInit__mapping(void)
 
 	core_mapping_type_object = add_type(module, &core_mapping_spec);
 	if (!core_mapping_type_object || !add_type(module, &core_flag_spec) ||
-	    !add_type(module, &core_transfers_spec) || !add_type(module, &core_buffer_spec) ||
-	    !add_type(module, &core_lease_spec) || !add_type(module, &core_resource_spec) ||
-	    !add_type(module, &core_undo_spec))
+	    !add_type(module, &core_buffer_spec) || !add_type(module, &core_lease_spec) ||
+	    !add_type(module, &core_resource_spec) || !add_type(module, &core_undo_spec))
+		goto drop_module;
+	core_transfers_type_object = add_type(module, &core_transfers_spec);
+	if (!core_transfers_type_object)
 		goto drop_module;
 	core_descriptor_type_object = add_type(module, &core_descriptor_spec);
 	if (!core_descriptor_type_object)

@@ -94,7 +94,7 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 	return true;
 }
 
-static bool in_range(struct transfers *self, const struct core_copy *copy)
+bool core_transfers_range(struct transfers *self, const struct core_copy *copy)
 {
 	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
 		return true;
@@ -122,6 +122,20 @@ static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *cop
 	return nbytes;
 }
 
+/* Copy all bytes of another region by the engine. The bytes copied; -1 with an exception set. */
+static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
+			      struct transfers *other, bool to_write)
+{
+	if (!core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) ||
+	    !core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE))
+		return -1;
+	copy->nbytes = other->nbytes;
+	return core_transfers_range(self, copy) &&
+			       core_transfers_between(self, other, copy, to_write)
+		       ? copy->nbytes
+		       : -1;
+}
+
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
  */
 static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
@@ -139,6 +153,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
 		return -1;
+	if (copy.way == CORE_BY_ENGINE && PyObject_TypeCheck(arg[0], core_transfers_type_object))
+		return copy_region(self, &copy, (struct transfers *)arg[0], to_write);
 	if (!PyBytes_CheckExact(arg[0]) && !PyObject_CheckBuffer(arg[0]))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)
@@ -147,7 +163,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
-	done = core_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
+	done = core_transfers_ready(self, method, to_write, copy.way) &&
+	       core_transfers_range(self, &copy) &&
 	       (!self->mapping || core_mapping_apart(self->mapping, method, names[0], copy.offset,
 						     copy.nbytes, copy.host, copy.nbytes)) &&
 	       core_transfers_copy(self, &copy, to_write);
@@ -207,7 +224,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 		return NULL;
 	if (!arg[0] || arg[0] == Py_None)
 		copy.nbytes = copy.offset < self->nbytes ? self->nbytes - copy.offset : 0;
-	if (!in_range(self, &copy))
+	if (!core_transfers_range(self, &copy))
 		return NULL;
 
 	bytes = fresh_bytes(copy.nbytes);
@@ -309,6 +326,7 @@ CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
 CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_arm_engine, transfers)
+CORE_ALONE(core_transfers_fill, transfers)
 CORE_ALONE(transfers_disarm, transfers)
 CORE_ALONE(transfers_keep, transfers)
 
@@ -344,7 +362,8 @@ static PyMethodDef transfers_methods[] = {
 	 "on, or by DMA.\n\n"
 	 "Args:\n"
 	 "    data: A contiguous buffer, or a contiguous array of any library, such as a torch\n"
-	 "        tensor, on the host or on a GPU.\n"
+	 "        tensor, on the host or on a GPU. With via='engine' also another region on the\n"
+	 "        same GPU, whose bytes stay on it.\n"
 	 "    offset: The byte of the region that the first one goes to.\n"
 	 "    via: 'mapping', 'dma' (by CUDA) or 'engine' (by the GPU's copy engine without CUDA)\n"
 	 "        forces a way; None takes the faster one for the size.\n\n"
@@ -388,6 +407,8 @@ static PyMethodDef transfers_methods[] = {
 	 "    via: As for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_arm_engine", (PyCFunction)(void (*)(void))transfers_arm_engine_alone, METH_O, NULL},
+	{"_fill_by_engine", (PyCFunction)(void (*)(void))core_transfers_fill_alone, METH_VARARGS,
+	 "_fill_by_engine(method, value, offset, nbytes, /)\n--\n\nSet bytes inside the region."},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
 	{"_keep", (PyCFunction)(void (*)(void))transfers_keep_alone, METH_O,
 	 "_keep(object, /)\n--\n\nKeep an object until the copies by the GPU in progress are "

@@ -55,6 +55,8 @@ bool core_parse_way(const char *method, PyObject *via, enum core_way *way);
 /* Arm the object for such a copy, with the views that it needs. */
 bool core_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			  enum core_way way);
+/* Whether the copy lies inside the region; false with an exception set. */
+bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
 /* Have the engine reach the memory: it raises, or self->engine is set. */
 bool core_transfers_reach(struct transfers *self, const char *method);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
@@ -67,6 +69,11 @@ bool core_raise_cuda(const struct core_error *error);
 bool core_raise_failure(const struct core_error *error);
 
 /* In engine.c. */
+/* Copy between the GPU memory of two regions or pins; false with an exception set. */
+bool core_transfers_between(struct transfers *self, struct transfers *other,
+			    const struct core_copy *copy, bool to_write);
+PyObject *core_transfers_fill(struct transfers *self, PyObject *args);
+extern PyTypeObject *core_transfers_type_object;
 extern const char core_engine_capsule[];
 PyObject *core_engine_reach(PyObject *module, PyObject *args);
 PyObject *core_engine_status(PyObject *module, PyObject *gpu);

@@ -18,6 +18,7 @@ import releases
 import rmclient as rm
 from channelclient import (
     ACQUIRE_GEQ,
+    CLASSES,
     COPY4,
     FLUSH,
     HOST_FLAGS,
@@ -697,6 +698,24 @@ class TestClasses:
         assert {0xC86F, 0xC8B5, 0xC661} <= set(items)
         params = struct.pack("<I4xQ", count - 1, ctypes.addressof(items))
         assert client.control(client.device, 0x800201, params)[0] == INVALID_ARGUMENT
+
+    @pytest.mark.parametrize(
+        "gpu",
+        [pytest.param(gpu, marks=pytest.mark.preloaded(FAKE_RM_GPU=gpu)) for gpu in CLASSES],
+    )
+    def test_of_another_gpu_are_its_own_and_older_ones(self, gpu: str) -> None:
+        engine = Engine()
+        engine.run(engine.semaphore())
+        status, answer = engine.control(engine.device, 0x800201, bytes(16))
+        assert status == OK
+        items = (ctypes.c_uint32 * struct.unpack_from("<I", answer)[0])()
+        params = struct.pack("<I4xQ", len(items), ctypes.addressof(items))
+        assert engine.control(engine.device, 0x800201, params)[0] == OK
+        assert [max(c for c in items if c & 0xFF == kind) for kind in (0x6F, 0xB5, 0x61)] == list(
+            CLASSES[gpu]
+        )
+        engine.close()
+        nothing_is_left()
 
     @pytest.mark.preloaded(FAKE_RM_NO_COPY="1")
     def test_may_lack_the_copy_class(self) -> None:

@@ -839,8 +839,9 @@ class TestGroup:
 
 
 class TestEvent:
-    def event(self, engine: Engine) -> int:
-        fd = rm.open_minor(engine.minor)
+    @staticmethod
+    def event(engine: Engine, flags: int = 0) -> int:
+        fd = os.open(f"/dev/nvidia{engine.minor}", os.O_RDWR | flags)
         rm.call(fd, 201, struct.pack("<i", engine.ctl))
         data = struct.pack("<IIII", engine.client, engine.device, fd, 0)
         assert struct.unpack("<IIII", rm.call(fd, 206, data))[3] == OK
@@ -874,6 +875,16 @@ class TestEvent:
                 assert epoll.poll(0) == []
         os.close(fd)
         engine.close()
+
+    def test_wakes_nobody_on_a_non_blocking_descriptor(self) -> None:
+        engine = Engine()
+        fd = self.event(engine, os.O_NONBLOCK)
+        engine.run(engine.semaphore(FLUSH | SEMAPHORE | INTERRUPT))
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert eventually(lambda: rm.count("violations") == 1)
+        assert poll.poll(0) == []
+        assert "non-blocking" in rm.violations()[0]
 
     def test_is_of_its_engine_alone(self) -> None:
         engine, other = Engine(), Engine(engine=11)

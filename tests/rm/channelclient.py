@@ -281,13 +281,18 @@ class Engine(Client):
         assert status == OK
         return memory, address, self.view(memory, -(-size // PAGE) * PAGE)
 
-    def block(self, size: int = rm.BLOCK) -> tuple[int, mmap.mmap]:
-        """(GPU address, the owner's view) of an exported allocation"""
-        fd = rm.memory_block(0, size)
+    def imported(self, fd: int, size: int = rm.BLOCK) -> int:
+        """The GPU address of an exported allocation."""
         handle = next(self.handles)
         assert rm.import_fd(self.ctl, self.client, self.device, fd, handle) == (OK, 1)
         status, address = self.map_dma(self.dma, handle, size)
         assert status == OK
+        return address
+
+    def block(self, size: int = rm.BLOCK) -> tuple[int, mmap.mmap]:
+        """(GPU address, the owner's view) of an exported allocation"""
+        fd = rm.memory_block(0, size)
+        address = self.imported(fd, size)
         owner = mmap.mmap(fd, size)
         os.close(fd)
         return address, owner

@@ -7,13 +7,16 @@ import ctypes
 import itertools
 import mmap
 import os
+import random
 import select
+import signal
 import struct
 import tempfile
 from pathlib import Path
 
 import pytest
 
+import gdrpy
 import releases
 import rmclient as rm
 from channelclient import (
@@ -104,6 +107,23 @@ class TestCopy:
         assert target[:] == source[:]
         engine.close()
         nothing_is_left()
+
+    @pytest.mark.preloaded(GDRPY_SIM="1", GDRPY_BACKEND="nvrm")
+    def test_reaches_the_simulated_cudas_memory(self) -> None:
+        engine = Engine()
+        with gdrpy.alloc(BLOCK) as region:
+            fd = region.export()
+            gpu = engine.imported(fd)
+            os.close(fd)
+            region.write(BYTES[:BLOCK])
+            pages = Host(BLOCK)
+            _, host = engine.host(pages.address, BLOCK)
+            engine.run(engine.copy(host, gpu, BLOCK))
+            assert pages.map[:] == BYTES[:BLOCK]
+            pages.map[:] = bytes(BLOCK)
+            engine.run(engine.copy(gpu + 1, host, 5))
+            assert region.read(8) == BYTES[:1] + bytes(5) + BYTES[6:8]
+        engine.close()
 
     def test_reaches_what_a_legacy_handle_names(self) -> None:
         engine = Engine(space=False)
@@ -503,6 +523,34 @@ class TestFault:
         engine.run(engine.semaphore())
         assert engine.refused(engine.semaphore()) == 79
         engine.close()
+
+
+class TestRandomStream:
+    @pytest.mark.parametrize("seed", [1, 2, 3])
+    def test_ends_in_its_semaphore_or_in_an_xid(self, seed: int) -> None:
+        chance = random.Random(seed)
+        ends = set()
+        for _ in range(60):
+            engine = Engine()
+            gpu, _ = engine.block()
+            values = [0, 1, 5, 8, 0x182, 0x58E, 0x30005, gpu, gpu >> 32, chance.getrandbits(32)]
+            methods = [0x100, 0x240, 0x300, 0x400, 0x410, 0x418, 0x704, 0x708]
+            if not chance.randrange(4):
+                methods.append(chance.randrange(0, 0x2000, 4))
+            stream = b"".join(
+                engine.method(
+                    chance.choice(methods),
+                    *chance.choices(values, k=chance.randrange(1, 5)),
+                    subchannel=4 if chance.randrange(20) else 0,
+                    kind=chance.choice([1, 1, 1, 1, 3, 5]),
+                )
+                for _ in range(chance.randrange(1, 4))
+            )
+            engine.submit(stream, engine.semaphore())
+            ends.add(0 if engine.done() else engine.error()[1])
+            engine.close()
+        assert ends >= {0, COPY_ERROR}
+        nothing_is_left()
 
 
 class TestDoorbell:
@@ -948,6 +996,30 @@ class TestEnd:
         engine.channel = engine.made(engine.device, 0xC86F, engine.channel_params())
         engine.close()
         nothing_is_left()
+
+    def test_by_sigkill_in_the_middle_of_a_copy_leaves_the_memory_to_others(self) -> None:
+        fd = rm.memory_block(0, 4 * BLOCK)
+        owner = mmap.mmap(fd, 4 * BLOCK)
+        for _ in range(5):
+            owner[:1] = b"\0"
+            child = os.fork()
+            if not child:
+                engine = Engine()
+                gpu = engine.imported(fd, 4 * BLOCK)
+                pages = Host(4 * BLOCK)
+                pages.map[:] = b"\1" * 4 * BLOCK
+                _, host = engine.host(pages.address, 4 * BLOCK)
+                while True:
+                    engine.run(engine.copy(gpu, host, 4 * BLOCK))
+            assert eventually(lambda: owner[:1] == b"\1")
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            owner[:] = bytes(4 * BLOCK)
+            engine = Engine()
+            gpu = engine.imported(fd, 4 * BLOCK)
+            engine.run(engine.transfer(gpu, gpu + 1, 1), engine.semaphore())
+            assert owner[:] == bytes(4 * BLOCK)
+            engine.close()
 
     def test_of_a_forked_child_leaves_the_parents_channel(self) -> None:
         engine = Engine()

@@ -399,6 +399,16 @@ class TestFault:
         again.close()
         nothing_is_left()
 
+    @pytest.mark.preloaded(FAKE_RM_DELAY="2")
+    def test_may_be_told_late(self) -> None:
+        engine = Engine()
+        engine.submit(engine.copy(0x1000, engine.base, 4))
+        assert eventually(lambda: rm.count("xids") == 1)
+        assert engine.error() == (0, 0)
+        assert not engine.done()
+        assert engine.error() == (0xFFFF, MMU_FAULT)
+        engine.close()
+
     def test_leaves_other_channels_alone(self) -> None:
         engine, other = Engine(), Engine()
         assert engine.refused(engine.copy(0x1000, engine.base, 4)) == MMU_FAULT

@@ -90,7 +90,8 @@ void event_signal(int fd)
 	if (!find(fd))
 		return;
 	if (fcntl(fd, F_GETFL) & O_NONBLOCK) {
-		ledger_violation_add("event on descriptor %d, which is non-blocking: nobody wakes", fd);
+		ledger_violation_add("event on descriptor %d, which is non-blocking: nobody wakes",
+				     fd);
 		return;
 	}
 	if (write(fd, &one, sizeof(one)) < 0)

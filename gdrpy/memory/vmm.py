@@ -52,9 +52,13 @@ def granularity(device: Any = 0) -> int:
 
 def rounded_size(nbytes: int, device: Any = 0) -> int:
     """The bytes that an allocation of ``nbytes`` takes: the next multiple of the granularity."""
-    size = as_size("rounded_size", nbytes)
-    unit = granularity(cuda.ordinal("rounded_size", device))
-    return -(-size // unit) * unit
+    return rounded(as_size("rounded_size", nbytes), cuda.ordinal("rounded_size", device))
+
+
+def rounded(nbytes: int, device: int) -> int:
+    """The same for a size and a device that were checked."""
+    unit = granularity(device)
+    return -(-nbytes // unit) * unit
 
 
 def create(
@@ -71,7 +75,7 @@ def create(
     ``backend`` maps it for the CPU, None chooses one. Raises OutOfMemory, NotFound, CudaError, and
     BackendUnavailable if fabric handles are not available.
     """
-    size = rounded_size(nbytes, device)
+    size = rounded(nbytes, device)
     with Undo() as undo:
         handle = _create(undo, size, device, fabric)
         fd = undo.keep(private(export, handle))
@@ -94,7 +98,7 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory
 
     Raises BackendUnavailable, InvalidHandle, SizeMismatch, CudaError.
     """
-    size = rounded_size(nbytes, device)
+    size = rounded(nbytes, device)
     reclaim.reclaim(device)
     with Undo() as undo:
         handle = fabrics.import_handle(undo, call, name, device)
@@ -111,14 +115,14 @@ def import_fabric(call: str, name: bytes, nbytes: int, device: int) -> GpuMemory
         return GpuMemory(size, undo.pop_all(), ptr=ptr, device=device, home=home, fabric=name)
 
 
-def create_export(nbytes: int, device: int = 0) -> int:
-    """A new descriptor, which the caller closes, of a new allocation of at least ``nbytes`` bytes.
+def create_export(size: int, device: int = 0) -> int:
+    """A new descriptor, which the caller closes, of a new allocation of ``size`` bytes.
 
     Only the descriptor keeps the memory. No CUDA context is made. Raises OutOfMemory, NotFound,
     CudaError.
     """
     with Undo() as undo:
-        return export(_create(undo, rounded_size(nbytes, device), device))
+        return export(_create(undo, size, device))
 
 
 def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
@@ -213,14 +217,19 @@ def _map(
 
     The first device gets a primary context; the others need none.
     """
-    driver = cuda.driver()
     cuda.primary_context(devices[0])
-
     address = cuda.made(
         undo, "cuMemAddressReserve", size, 0, 0, 0, by="cuMemAddressFree", also=(size,)
     )
     cuda.done(undo, "cuMemMap", address, size, 0, handle, 0, by="cuMemUnmap", also=(address, size))
+    cuda.call("cuMemSetAccess", address, size, _accesses(devices, readonly), len(devices))
+    return int(address)
 
+
+@functools.cache
+def _accesses(devices: tuple[int, ...], readonly: bool) -> list[Any]:
+    """What the devices may do with mapped memory; not to be changed."""
+    driver = cuda.driver()
     rights = driver.CUmemAccess_flags
     accesses = []
     for device in devices:
@@ -233,5 +242,4 @@ def _map(
             else rights.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         )
         accesses.append(access)
-    cuda.call("cuMemSetAccess", address, size, accesses, len(accesses))
-    return int(address)
+    return accesses

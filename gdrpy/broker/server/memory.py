@@ -38,11 +38,14 @@ def rounded(nbytes: int, device: int) -> int:
     """The bytes allocated for a region of ``nbytes`` on a device."""
     if device == CPU_DEVICE:
         return file.rounded_size(nbytes)
-    return vmm.rounded_size(nbytes, device)
+    return vmm.rounded(nbytes, device)
 
 
 def make(size: int, device: int) -> int:
-    """A descriptor of new memory; the caller closes it. Raises OutOfMemory, CudaError, OSError."""
+    """A descriptor of new memory of a rounded size; the caller closes it.
+
+    Raises OutOfMemory, CudaError, OSError.
+    """
     if device == CPU_DEVICE:
         return file.create_export(size)
     return vmm.create_export(size, device)

@@ -295,7 +295,7 @@ static uint32_t check_channel(const struct client *client, const struct device *
 		return RM_INVALID_ARGUMENT;
 	userd = memory_on(client, device, setup->userd);
 	if (!userd)
-		return RM_INVALID_OBJECT_HANDLE;
+		return RM_OBJECT_NOT_FOUND;
 	if (setup->userd_offset % RM_USERD_SIZE ||
 	    setup->userd_offset + RM_USERD_SIZE > userd->memory.size)
 		return RM_INVALID_ARGUMENT;

@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
@@ -298,7 +300,7 @@ def attribute(ordinal: int, name: str) -> int:
         return 0
 
 
-class DeviceInfo(NamedTuple):
+class DeviceInfo(msgspec.Struct, frozen=True):
     """A device. ``memory`` and ``bar1`` are in bytes; ``bar1`` is None where it is unknown."""
 
     ordinal: int

@@ -11,7 +11,10 @@ import math
 import reprlib
 from collections import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gdrpy.common.dtypes import DTYPES, DType
 
@@ -26,7 +29,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 _DIMENSIONS_MAX = 64
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True):
     """A tensor of an image: ``start`` is its byte offset in the data, ``nbytes`` its size."""
 
     dtype: str
@@ -35,7 +38,7 @@ class Entry(NamedTuple):
     nbytes: int
 
 
-class Layout(NamedTuple):
+class Layout(msgspec.Struct, frozen=True):
     """A parsed header: tensors by name in the order of their data, and free text.
 
     The data begins at byte ``data_start`` of the image, which has ``nbytes`` bytes.
@@ -100,7 +103,7 @@ def lay_out(
         end += sizes[name]
     layout = Layout(entries, check_metadata(metadata), 0, 0)
     data_start = len(pad(encode(layout)))
-    return layout._replace(data_start=data_start, nbytes=data_start + end)
+    return replace(layout, data_start=data_start, nbytes=data_start + end)
 
 
 def _divisor(nbytes: int) -> int:

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from msgspec.structs import astuple
+
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.arrays.elements import Elements, as_bytes, readable, refuse_others
@@ -16,7 +18,7 @@ from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import ReadOnly
 from gdrpy.memory.memory import Memory, settle
-from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.memory.page_locked import borrow
 from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
@@ -151,7 +153,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 device = self.device
                 assert device is not None
                 engine = dma.engine(device)
-            self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, limits(device))
+            self._arm(
+                self._cpu, engine, self._ptr or 0, self.nbytes, writing, astuple(limits(device))
+            )
 
     def _prepare_engine(self, call: str) -> None:
         """Set up copies by the engine. Raises BackendUnavailable."""

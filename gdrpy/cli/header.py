@@ -11,7 +11,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._core.driver import driver_version
 from gdrpy.cli.output import Output
-from gdrpy.common.cpu import cpu_model
+from gdrpy.copies.tuning import cpu_model
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 import gdrpy
 from gdrpy.copies import dma
-from gdrpy.copies.limits import BUILT_IN
+from gdrpy.copies.tuning import BUILT_IN
 
 EDGES = (1, 3, BUILT_IN.read_dma - 1, BUILT_IN.read_dma, 1 << 20)
 

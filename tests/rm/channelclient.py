@@ -36,6 +36,18 @@ RELEASE = 0x1 | 1 << 20
 CHANNEL_ERROR = 0xFFFF
 
 
+#: The classes of channel, copy object and usermode, by FAKE_RM_GPU.
+CLASSES = {
+    "hopper": (0xC86F, 0xC8B5, 0xC661),
+    "turing": (0xC46F, 0xC5B5, 0xC461),
+    "ga100": (0xC56F, 0xC6B5, 0xC561),
+    "ada": (0xC56F, 0xC7B5, 0xC561),
+    "gb100": (0xC96F, 0xC9B5, 0xC661),
+    "gb20x": (0xCA6F, 0xCAB5, 0xC761),
+}
+CHANNEL, COPY, USERMODE = CLASSES[os.environ.get("FAKE_RM_GPU", "hopper")]
+
+
 def facts_now() -> dict[str, str]:
     """The facts of the release that FAKE_RM_VERSION names exactly, or the newest of 580."""
     version = os.environ.get("FAKE_RM_VERSION", "580.65.06")
@@ -215,19 +227,19 @@ class Engine(Client):
         if group:
             params = struct.pack("<IIII4x", 0, 0, self.space, engine)
             self.group = self.made(self.device, 0xA06C, params)
-        self.channel = self.made(self.group or self.device, 0xC86F, self.channel_params())
-        self.copy_object = self.made(self.channel, 0xC8B5, struct.pack("<II", 1, engine))
+        self.channel = self.made(self.group or self.device, CHANNEL, self.channel_params())
+        self.copy_object = self.made(self.channel, COPY, struct.pack("<II", 1, engine))
         if not group:
             assert self.control(self.channel, 0xA06F0104, struct.pack("<I", engine))[0] == OK
         assert self.schedule() == OK
         status, token = self.control(self.channel, 0xC36F0108, bytes(4))
         assert status == OK
         self.token = int(struct.unpack("<I", token)[0])
-        self.usermode = self.made(self.subdevice, 0xC661, None)
+        self.usermode = self.made(self.subdevice, USERMODE, None)
         self.doorbell = self.view(self.usermode, 0x10000) + 0x90
         self.put = self.sequence = 0
         if set_object:
-            self.run(self.method(0, 0xC8B5), self.semaphore())
+            self.run(self.method(0, COPY), self.semaphore())
 
     def channel_params(self, **changes: int) -> bytes:
         fields = {
@@ -269,13 +281,18 @@ class Engine(Client):
         assert status == OK
         return memory, address, self.view(memory, -(-size // PAGE) * PAGE)
 
-    def block(self, size: int = rm.BLOCK) -> tuple[int, mmap.mmap]:
-        """(GPU address, the owner's view) of an exported allocation"""
-        fd = rm.memory_block(0, size)
+    def imported(self, fd: int, size: int = rm.BLOCK) -> int:
+        """The GPU address of an exported allocation."""
         handle = next(self.handles)
         assert rm.import_fd(self.ctl, self.client, self.device, fd, handle) == (OK, 1)
         status, address = self.map_dma(self.dma, handle, size)
         assert status == OK
+        return address
+
+    def block(self, size: int = rm.BLOCK) -> tuple[int, mmap.mmap]:
+        """(GPU address, the owner's view) of an exported allocation"""
+        fd = rm.memory_block(0, size)
+        address = self.imported(fd, size)
         owner = mmap.mmap(fd, size)
         os.close(fd)
         return address, owner

@@ -7,17 +7,22 @@ import ctypes
 import itertools
 import mmap
 import os
+import random
 import select
+import signal
 import struct
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+import gdrpy
 import releases
 import rmclient as rm
 from channelclient import (
     ACQUIRE_GEQ,
+    CLASSES,
     COPY4,
     FLUSH,
     HOST_FLAGS,
@@ -103,6 +108,23 @@ class TestCopy:
         assert target[:] == source[:]
         engine.close()
         nothing_is_left()
+
+    @pytest.mark.preloaded(GDRPY_SIM="1", GDRPY_BACKEND="nvrm")
+    def test_reaches_the_simulated_cudas_memory(self) -> None:
+        engine = Engine()
+        with gdrpy.alloc(BLOCK) as region:
+            fd = region.export()
+            gpu = engine.imported(fd)
+            os.close(fd)
+            region.write(BYTES[:BLOCK])
+            pages = Host(BLOCK)
+            _, host = engine.host(pages.address, BLOCK)
+            engine.run(engine.copy(host, gpu, BLOCK))
+            assert pages.map[:] == BYTES[:BLOCK]
+            pages.map[:] = bytes(BLOCK)
+            engine.run(engine.copy(gpu + 1, host, 5))
+            assert region.read(8) == BYTES[:1] + bytes(5) + BYTES[6:8]
+        engine.close()
 
     def test_reaches_what_a_legacy_handle_names(self) -> None:
         engine = Engine(space=False)
@@ -378,6 +400,14 @@ class TestFault:
         again.close()
         nothing_is_left()
 
+    @pytest.mark.preloaded(FAKE_RM_DELAY="2")
+    def test_may_be_told_late(self) -> None:
+        engine = Engine()
+        begin = time.time_ns()
+        assert engine.refused(engine.copy(0x1000, engine.base, 4)) == MMU_FAULT
+        assert struct.unpack_from("<Q", engine.words.map, PAGE)[0] - begin >= 40_000_000
+        engine.close()
+
     def test_leaves_other_channels_alone(self) -> None:
         engine, other = Engine(), Engine()
         assert engine.refused(engine.copy(0x1000, engine.base, 4)) == MMU_FAULT
@@ -502,6 +532,34 @@ class TestFault:
         engine.run(engine.semaphore())
         assert engine.refused(engine.semaphore()) == 79
         engine.close()
+
+
+class TestRandomStream:
+    @pytest.mark.parametrize("seed", [1, 2, 3])
+    def test_ends_in_its_semaphore_or_in_an_xid(self, seed: int) -> None:
+        chance = random.Random(seed)
+        ends = set()
+        for _ in range(60):
+            engine = Engine()
+            gpu, _ = engine.block()
+            values = [0, 1, 5, 8, 0x182, 0x58E, 0x30005, gpu, gpu >> 32, chance.getrandbits(32)]
+            methods = [0x100, 0x240, 0x300, 0x400, 0x410, 0x418, 0x704, 0x708]
+            if not chance.randrange(4):
+                methods.append(chance.randrange(0, 0x2000, 4))
+            stream = b"".join(
+                engine.method(
+                    chance.choice(methods),
+                    *chance.choices(values, k=chance.randrange(1, 5)),
+                    subchannel=4 if chance.randrange(20) else 0,
+                    kind=chance.choice([1, 1, 1, 1, 3, 5]),
+                )
+                for _ in range(chance.randrange(1, 4))
+            )
+            engine.submit(stream, engine.semaphore())
+            ends.add(0 if engine.done() else engine.error()[1])
+            engine.close()
+        assert ends >= {0, COPY_ERROR}
+        nothing_is_left()
 
 
 class TestDoorbell:
@@ -645,7 +703,7 @@ class TestGpuAddresses:
             (0, PAGE, 0x12, INVALID_FLAGS),
             (64, PAGE, 0x10, INVALID_BASE),
             (PAGE, PAGE, 0x10, INVALID_BASE),
-            (0, 2 * PAGE, 0x10, INVALID_LIMIT),
+            (0, 2 * PAGE, 0x10, INVALID_BASE),
             (0, 0, 0x10, INVALID_LIMIT),
         ],
     )
@@ -654,6 +712,13 @@ class TestGpuAddresses:
         pages = Host(PAGE)
         _, memory = engine.register(pages.address, PAGE)
         assert engine.map_dma(engine.dma, memory, size, flags, offset)[0] == status
+
+    def test_of_read_only_pages_are_read_only(self) -> None:
+        engine = Engine()
+        pages = Host(PAGE)
+        _, memory = engine.register(pages.address, PAGE, HOST_FLAGS | READ_ONLY)
+        assert engine.map_dma(engine.dma, memory, PAGE, 0x10)[0] == INVALID_ARGUMENT
+        assert engine.map_dma(engine.dma, memory, PAGE, 0x11)[0] == OK
 
     def test_want_a_virtual_object_and_a_memory(self) -> None:
         engine = Engine()
@@ -698,6 +763,24 @@ class TestClasses:
         params = struct.pack("<I4xQ", count - 1, ctypes.addressof(items))
         assert client.control(client.device, 0x800201, params)[0] == INVALID_ARGUMENT
 
+    @pytest.mark.parametrize(
+        "gpu",
+        [pytest.param(gpu, marks=pytest.mark.preloaded(FAKE_RM_GPU=gpu)) for gpu in CLASSES],
+    )
+    def test_of_another_gpu_are_its_own_and_older_ones(self, gpu: str) -> None:
+        engine = Engine()
+        engine.run(engine.semaphore())
+        status, answer = engine.control(engine.device, 0x800201, bytes(16))
+        assert status == OK
+        items = (ctypes.c_uint32 * struct.unpack_from("<I", answer)[0])()
+        params = struct.pack("<I4xQ", len(items), ctypes.addressof(items))
+        assert engine.control(engine.device, 0x800201, params)[0] == OK
+        assert [max(c for c in items if c & 0xFF == kind) for kind in (0x6F, 0xB5, 0x61)] == list(
+            CLASSES[gpu]
+        )
+        engine.close()
+        nothing_is_left()
+
     @pytest.mark.preloaded(FAKE_RM_NO_COPY="1")
     def test_may_lack_the_copy_class(self) -> None:
         client = Client()
@@ -734,7 +817,7 @@ class TestChannelAllocation:
             ({"entries": 12}, INVALID_ARGUMENT),
             ({"entries": 0}, INVALID_ARGUMENT),
             ({"ring": 0x120000004}, INVALID_ARGUMENT),
-            ({"userd": 0}, INVALID_OBJECT_HANDLE),
+            ({"userd": 0}, OBJECT_NOT_FOUND),
             ({"userd_offset": 256}, INVALID_ARGUMENT),
             ({"userd_offset": 1 << 30}, INVALID_ARGUMENT),
             ({"userd_offset": PAGE}, STATE_IN_USE),
@@ -820,8 +903,9 @@ class TestGroup:
 
 
 class TestEvent:
-    def event(self, engine: Engine) -> int:
-        fd = rm.open_minor(engine.minor)
+    @staticmethod
+    def event(engine: Engine, flags: int = 0) -> int:
+        fd = os.open(f"/dev/nvidia{engine.minor}", os.O_RDWR | flags)
         rm.call(fd, 201, struct.pack("<i", engine.ctl))
         data = struct.pack("<IIII", engine.client, engine.device, fd, 0)
         assert struct.unpack("<IIII", rm.call(fd, 206, data))[3] == OK
@@ -855,6 +939,16 @@ class TestEvent:
                 assert epoll.poll(0) == []
         os.close(fd)
         engine.close()
+
+    def test_wakes_nobody_on_a_non_blocking_descriptor(self) -> None:
+        engine = Engine()
+        fd = self.event(engine, os.O_NONBLOCK)
+        engine.run(engine.semaphore(FLUSH | SEMAPHORE | INTERRUPT))
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        assert eventually(lambda: rm.count("violations") == 1)
+        assert poll.poll(0) == []
+        assert "non-blocking" in rm.violations()[0]
 
     def test_is_of_its_engine_alone(self) -> None:
         engine, other = Engine(), Engine(engine=11)
@@ -918,6 +1012,30 @@ class TestEnd:
         engine.channel = engine.made(engine.device, 0xC86F, engine.channel_params())
         engine.close()
         nothing_is_left()
+
+    def test_by_sigkill_in_the_middle_of_a_copy_leaves_the_memory_to_others(self) -> None:
+        fd = rm.memory_block(0, 4 * BLOCK)
+        owner = mmap.mmap(fd, 4 * BLOCK)
+        for _ in range(5):
+            owner[:1] = b"\0"
+            child = os.fork()
+            if not child:
+                engine = Engine()
+                gpu = engine.imported(fd, 4 * BLOCK)
+                pages = Host(4 * BLOCK)
+                pages.map[:] = b"\1" * 4 * BLOCK
+                _, host = engine.host(pages.address, 4 * BLOCK)
+                while True:
+                    engine.run(engine.copy(gpu, host, 4 * BLOCK))
+            assert eventually(lambda: owner[:1] == b"\1")
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            owner[:] = bytes(4 * BLOCK)
+            engine = Engine()
+            gpu = engine.imported(fd, 4 * BLOCK)
+            engine.run(engine.transfer(gpu, gpu + 1, 1), engine.semaphore())
+            assert owner[:] == bytes(4 * BLOCK)
+            engine.close()
 
     def test_of_a_forked_child_leaves_the_parents_channel(self) -> None:
         engine = Engine()

@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
@@ -29,7 +31,7 @@ R = TypeVar("R", bound=LeasedRegion)
 #: What the metadata of a region says whose bytes list the names of other regions, as JSON.
 CHECKPOINT = {"format": "checkpoint"}
 #: What the names of a checkpoint's regions have after its own name.
-_SHARD = re.compile(r"/[0-9a-f]{8}/[^/]+")
+_SHARD = r"/[0-9a-f]{8}/[^/]+"
 
 
 async def load_checkpoint(
@@ -170,7 +172,7 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
     """The regions of this checkpoint, also of loads that were broken off."""
     found: list[RegionInfo] = []
     for info in await calls.list_regions(client, f"{name}/"):
-        if _SHARD.fullmatch(str(info.name)[len(name) :]):
+        if re.fullmatch(_SHARD, str(info.name)[len(name) :]):
             with suppress(NotFound, PermissionDenied):
                 told = await calls.stat(client, str(info.name))
                 if (told.metadata or {}).get("checkpoint") == name:
@@ -178,7 +180,7 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
     return found
 
 
-class _Source(NamedTuple):
+class _Source(msgspec.Struct, frozen=True):
     """A file, the bytes that its region needs, and the metadata by which it is known again."""
 
     path: Path

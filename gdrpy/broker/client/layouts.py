@@ -21,7 +21,7 @@ def layout_of(array: Elements) -> list[Any]:
 
 def _type_name(dtype: DType | np.dtype[Any]) -> str:
     """What stands for an element type: numpy's letters, safetensors' name where it has none."""
-    if isinstance(dtype, tuple):
+    if isinstance(dtype, DType):
         return dtype.numpy("put").str if dtype.native else dtype.name
     if dtype.kind != "V":
         if dtype.hasobject:

@@ -23,30 +23,60 @@
 /* GRCE, SHARED, SYSMEM, P2P and large blocks, as an H100 says. */
 static const uint8_t engine_caps[ENGINES] = {0xE3, 0xE3, 0xE2, 0xE2, 0xE0};
 
-/* What an H100 lists, as far as it concerns a channel. */
-static const uint32_t classes[] = {
-	RM_CLASS_LOCAL_MEMORY,
-	RM_CLASS_VIRTUAL,
-	RM_CLASS_USER_MEMORY,
-	RM_CLASS_DEVICE,
-	RM_CLASS_SUBDEVICE,
-	0xC361,
-	0xC461,
-	RM_CLASS_USERMODE,
-	0xC36F,
-	0xC46F,
-	0xC56F,
-	RM_CLASS_CHANNEL,
-	RM_CLASS_GROUP,
-	RM_CLASS_ADDRESS_SPACE,
-	RM_CLASS_COPY, /* the last, so that it can be left out */
+#define CLASSES_MAX 32
+
+/* A GPU has one class of copy object; older channel and usermode classes stay beside its own. */
+static const struct gpu {
+	const char *name;
+	uint32_t channel, copy, usermode;
+} gpus[] = {
+	{"hopper", RM_CLASS_CHANNEL, RM_CLASS_COPY, RM_CLASS_USERMODE},
+	{"turing", 0xC46F, 0xC5B5, 0xC461},
+	{"ga100", 0xC56F, 0xC6B5, 0xC561},
+	{"ada", 0xC56F, 0xC7B5, 0xC561},
+	{"gb100", 0xC96F, 0xC9B5, RM_CLASS_USERMODE},
+	{"gb20x", 0xCA6F, 0xCAB5, 0xC761},
 };
 
-static uint32_t class_count(void)
-{
-	uint32_t count = sizeof(classes) / sizeof(classes[0]);
+static const uint32_t channel_classes[] = {0xC36F, 0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F};
+static const uint32_t usermode_classes[] = {0xC361, 0xC461, 0xC561, 0xC661, 0xC761};
+static const uint32_t other_classes[] = {
+	RM_CLASS_LOCAL_MEMORY, RM_CLASS_VIRTUAL, RM_CLASS_USER_MEMORY,	 RM_CLASS_DEVICE,
+	RM_CLASS_SUBDEVICE,    RM_CLASS_GROUP,	 RM_CLASS_ADDRESS_SPACE,
+};
 
-	return getenv("FAKE_RM_NO_COPY") ? count - 1 : count;
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static const struct gpu *the_gpu(void)
+{
+	const char *name = getenv("FAKE_RM_GPU");
+
+	for (size_t i = 0; name && i < COUNT(gpus); i++)
+		if (!strcmp(name, gpus[i].name))
+			return &gpus[i];
+	return &gpus[0];
+}
+
+static bool has_copy_class(void)
+{
+	return !getenv("FAKE_RM_NO_COPY");
+}
+
+static uint32_t list_classes(uint32_t *classes)
+{
+	const struct gpu *gpu = the_gpu();
+	uint32_t count = COUNT(other_classes);
+
+	memcpy(classes, other_classes, sizeof(other_classes));
+	for (size_t i = 0; i < COUNT(usermode_classes); i++)
+		if (usermode_classes[i] <= gpu->usermode)
+			classes[count++] = usermode_classes[i];
+	if (has_copy_class())
+		classes[count++] = gpu->copy;
+	for (size_t i = 0; i < COUNT(channel_classes); i++)
+		if (channel_classes[i] <= gpu->channel)
+			classes[count++] = channel_classes[i];
+	return count;
 }
 
 static bool engine_exists(uint32_t engine)
@@ -182,9 +212,10 @@ static uint32_t alloc_usermode(struct client *client, struct device *device, str
 	struct memory memory;
 	uint32_t status = RM_OK;
 
-	if (alloc->params)
+	/* Until Hopper there was nothing to say. */
+	if (alloc->params && the_gpu()->usermode >= RM_CLASS_USERMODE)
 		status = take_params(alloc, params, fact(FACT_SIZE_USERMODE_PARAMS));
-	else if (alloc->params_size)
+	else if (alloc->params || alloc->params_size)
 		status = RM_INVALID_ARGUMENT;
 	if (!status && (params[fact(FACT_AT_USERMODE_PARAMS_PRIVILEGED)] ||
 			params[fact(FACT_AT_USERMODE_PARAMS_BAR1)] & ~1))
@@ -264,7 +295,7 @@ static uint32_t check_channel(const struct client *client, const struct device *
 		return RM_INVALID_ARGUMENT;
 	userd = memory_on(client, device, setup->userd);
 	if (!userd)
-		return RM_INVALID_OBJECT_HANDLE;
+		return RM_OBJECT_NOT_FOUND;
 	if (setup->userd_offset % RM_USERD_SIZE ||
 	    setup->userd_offset + RM_USERD_SIZE > userd->memory.size)
 		return RM_INVALID_ARGUMENT;
@@ -317,7 +348,7 @@ static uint32_t alloc_copy(struct client *client, struct device *device, struct 
 	memcpy(&call, params, sizeof(call));
 	if (call.version != 1 || call.engine != channel->engine)
 		return RM_INVALID_ARGUMENT;
-	if (getenv("FAKE_RM_NO_COPY"))
+	if (!has_copy_class())
 		return RM_INVALID_CLASS;
 	status = adopt(client, device, alloc, PART_COPY, &part);
 	if (status)
@@ -378,6 +409,21 @@ static const struct {
 	{RM_CLASS_USERMODE, "USERMODE", UNDER_SUBDEVICE, FACT_SIZE_USERMODE_PARAMS, NULL},
 };
 
+/* What this GPU has in place of Hopper's. */
+static uint32_t own_class(uint32_t class)
+{
+	switch (class) {
+	case RM_CLASS_CHANNEL:
+		return the_gpu()->channel;
+	case RM_CLASS_COPY:
+		return the_gpu()->copy;
+	case RM_CLASS_USERMODE:
+		return the_gpu()->usermode;
+	default:
+		return class;
+	}
+}
+
 /* The device, if the parent is one that the class can have. */
 static struct device *device_for(const struct client *client, uint32_t handle, enum parent parent)
 {
@@ -405,8 +451,8 @@ uint32_t channel_alloc(const struct open_node *node, struct rm_alloc *alloc)
 	struct device *device;
 	uint32_t status;
 
-	for (size_t i = 0; i < sizeof(makers) / sizeof(makers[0]); i++) {
-		if (makers[i].class != alloc->class)
+	for (size_t i = 0; i < COUNT(makers); i++) {
+		if (own_class(makers[i].class) != alloc->class)
 			continue;
 		status = fault_take(makers[i].name);
 		if (status)
@@ -476,7 +522,7 @@ uint32_t serve_register_fd(const struct open_node *node, void *argument)
 uint32_t class_list(struct client *client, struct part *part, void *params)
 {
 	struct rm_class_list *call = params;
-	uint32_t count = class_count();
+	uint32_t classes[CLASSES_MAX], count = list_classes(classes);
 
 	(void)client;
 	(void)part;

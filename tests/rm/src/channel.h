@@ -2,6 +2,7 @@
 /*
  * Channels to the copy engines, and the objects and controls that they take.
  *
+ *   FAKE_RM_GPU       whose classes: hopper, turing, ga100, ada, gb100 or gb20x; else hopper
  *   FAKE_RM_NO_COPY   1: a GPU whose classes have no copy class
  *
  * An H100's engines: COPY0 and COPY1 are GRCE, COPY2 and COPY3 shared, COPY4 neither.

@@ -73,6 +73,8 @@ static uint32_t check_flags(const struct memory *memory, const char *call)
 
 	if ((get32(call, FACT_AT_MAP_DMA_FLAGS) & ~RM_MAP_DMA_READ_ONLY) != snoop)
 		return RM_INVALID_FLAGS;
+	if (memory->read_only && !(get32(call, FACT_AT_MAP_DMA_FLAGS) & RM_MAP_DMA_READ_ONLY))
+		return RM_INVALID_ARGUMENT;
 	if (fact(FACT_AT_MAP_DMA_FLAGS2) != FACT_ABSENT &&
 	    (get32(call, FACT_AT_MAP_DMA_FLAGS2) || get32(call, FACT_AT_MAP_DMA_KIND)))
 		return RM_INVALID_FLAGS;
@@ -102,9 +104,9 @@ uint32_t serve_map_dma(const struct open_node *node, void *argument)
 	status = check_flags(&object->memory, call);
 	if (status)
 		return status;
-	if (offset % page || offset >= object->memory.size)
+	if (offset % page || offset > object->memory.size || length > object->memory.size - offset)
 		return RM_INVALID_BASE;
-	if (!length || length > object->memory.size - offset)
+	if (!length)
 		return RM_INVALID_LIMIT;
 	if (get64(call, FACT_AT_MAP_DMA_ADDRESS))
 		return RM_INVALID_ARGUMENT;
@@ -119,8 +121,7 @@ uint32_t serve_map_dma(const struct open_node *node, void *argument)
 		.address = choose_address(device, length),
 		.length = length,
 		.bytes = (char *)object->memory.hold + offset,
-		.read_only = object->memory.read_only ||
-			     get32(call, FACT_AT_MAP_DMA_FLAGS) & RM_MAP_DMA_READ_ONLY,
+		.read_only = get32(call, FACT_AT_MAP_DMA_FLAGS) & RM_MAP_DMA_READ_ONLY,
 	};
 	if (!mapping->address) {
 		free(mapping);

@@ -71,6 +71,7 @@ struct channel {
 	struct channel_setup setup; /* its pointers are not looked at once it is stopped */
 	struct channel *next;
 	bool bound, scheduled, rung, dead, stopped;
+	uint32_t xid; /* to be told by the notifier */
 	uint32_t id;
 	uint32_t get;
 	uint32_t class; /* of the copy object; 0 without one */
@@ -135,12 +136,19 @@ static void *memory_at(const struct channel *channel, uint32_t handle, uint64_t 
 	return (char *)object->memory.hold + offset;
 }
 
-static void notify(const struct channel *channel, uint32_t xid)
+/* The kernel learns of an Xid, and tells it, some time after the engine stopped. */
+static void notify(struct channel *channel)
 {
-	struct rm_notification *notification =
-		memory_at(channel, channel->setup.error, 0, sizeof(*notification));
+	struct rm_notification *notification;
 	struct timespec now;
+	uint32_t xid = channel->xid;
 
+	channel->xid = 0;
+	if (adversarial(channel))
+		rest(40000 + rand_r(&channel->seed) % 60000);
+	if (channel->stopped)
+		return;
+	notification = memory_at(channel, channel->setup.error, 0, sizeof(*notification));
 	if (!notification)
 		return;
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -169,7 +177,7 @@ __attribute__((format(printf, 3, 4))) static bool fail(struct channel *channel, 
 		if (!together || one->dead)
 			continue;
 		one->dead = true;
-		notify(one, xid);
+		one->xid = xid;
 	}
 	return false;
 }
@@ -209,7 +217,8 @@ static bool read_bytes(struct channel *channel, uint64_t address, void *to, uint
 
 		if (!from)
 			return false;
-		copy_from_user(at, (uintptr_t)from, piece);
+		if (copy_from_user(at, (uintptr_t)from, piece))
+			memset(at, 0, piece); /* the process unmapped it: see move_bytes */
 		at += piece;
 		address += piece;
 		size -= piece;
@@ -616,6 +625,8 @@ static void *run(void *argument)
 	ledger_lock();
 	while (!channel->stopped) {
 		idle = work(channel, idle) ? 0 : idle + 1;
+		if (channel->xid)
+			notify(channel);
 		if (channel->stopped)
 			break;
 		if (idle < 20)

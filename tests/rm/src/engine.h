@@ -7,8 +7,8 @@
  *   - a semaphore waits for copies in flight only if its launch flushes
  *   - a flush without a semaphore does nothing
  *
- *   FAKE_RM_DELAY    a seed: rest at random places, read entries and pushbuffers late, and let
- *                    copies in flight begin in any order
+ *   FAKE_RM_DELAY    a seed: rest at random places, read entries and pushbuffers late, let copies
+ *                    in flight begin in any order, and tell of an Xid late
  *
  * A wrong stream or address is an Xid: a line on stderr, the error notifier, a dead channel.
  */

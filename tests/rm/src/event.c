@@ -48,8 +48,10 @@ uint32_t serve_os_event(const struct open_node *node, void *argument)
 	if (find(call->fd))
 		return RM_STATE_IN_USE;
 	event = calloc(1, sizeof(*event));
-	ready = eventfd(0, EFD_NONBLOCK);
+	ready = eventfd(0, 0);
 	flags = fcntl(call->fd, F_GETFD);
+	if (ready >= 0)
+		fcntl(ready, F_SETFL, fcntl(call->fd, F_GETFL) & O_NONBLOCK);
 	if (!event || ready < 0 || dup3(ready, call->fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0) < 0) {
 		free(event);
 		if (ready >= 0)
@@ -85,7 +87,14 @@ void event_signal(int fd)
 {
 	uint64_t one = 1;
 
-	if (find(fd) && write(fd, &one, sizeof(one)) < 0)
+	if (!find(fd))
+		return;
+	if (fcntl(fd, F_GETFL) & O_NONBLOCK) {
+		ledger_violation_add("event on descriptor %d, which is non-blocking: nobody wakes",
+				     fd);
+		return;
+	}
+	if (write(fd, &one, sizeof(one)) < 0)
 		return; /* it says so already */
 }
 
@@ -129,9 +138,12 @@ void event_poll(struct pollfd *fds, nfds_t count)
 {
 	ledger_lock();
 	for (nfds_t i = 0; i < count; i++) {
+		struct pollfd still = {.fd = fds[i].fd, .events = POLLIN};
 		uint64_t taken;
 
-		if (!(fds[i].revents & POLLIN) || !find(fds[i].fd))
+		/* Another thread may have taken it. */
+		if (!(fds[i].revents & POLLIN) || !find(fds[i].fd) ||
+		    libc()->poll(&still, 1, 0) != 1)
 			continue;
 		if (read(fds[i].fd, &taken, sizeof(taken)) > 0)
 			fds[i].revents |= fds[i].events & POLLPRI;

@@ -323,6 +323,14 @@ bool ledger_control_of(const struct open_node *node, struct file_id *control)
 	return false;
 }
 
+bool ledger_is_registered(const struct file_id *file)
+{
+	for (struct registration *one = registrations; one; one = one->next)
+		if (file_is(&one->file, file))
+			return true;
+	return false;
+}
+
 int ledger_register(const struct file_id *file, const struct file_id *control)
 {
 	struct registration *one;

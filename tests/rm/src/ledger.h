@@ -126,6 +126,7 @@ struct device *device_of(const struct client *client, uint32_t handle);
 /* The control file that an open node speaks for: it itself, or the one that it was registered to.
  * False for a device's node that was not. */
 bool ledger_control_of(const struct open_node *node, struct file_id *control);
+bool ledger_is_registered(const struct file_id *file);
 /* 0, or a negative errno. */
 int ledger_register(const struct file_id *file, const struct file_id *control);
 

@@ -91,12 +91,14 @@ int rm_close(int fd)
 	struct open_node node;
 	int ret, saved_errno;
 
-	if (!ledger_has_clients() || !ledger_is_of_this_process() ||
-	    (!rm_node_of_fd(fd, &node) ||
-	     (node.node.kind != NODE_CONTROL && node.node.kind != NODE_DEVICE)))
+	if (!ledger_has_clients() || !ledger_is_of_this_process() || !rm_node_of_fd(fd, &node))
 		return libc()->close(fd);
 
 	ledger_lock();
+	if (node.node.kind != NODE_CONTROL && !ledger_is_registered(&node.file)) {
+		ledger_unlock();
+		return libc()->close(fd);
+	}
 	ret = libc()->close(fd);
 	saved_errno = errno;
 	event_closed(fd);

@@ -40,7 +40,7 @@ class Header:
     def announce(self, output: Output) -> None:
         """Print the GPU, the backend and the CPU of the figures."""
         gpu = gpu_words(self.gpu, self.simulated)
-        output.line(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
+        output.prose(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
         if self.simulated:
             output.line("simulated GPU: these are speeds of host memory")
 

@@ -16,6 +16,7 @@ exit status:
 from __future__ import annotations
 
 import argparse
+import os
 from itertools import groupby, zip_longest
 from typing import Any
 
@@ -28,7 +29,7 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
-from gdrpy.cli.sizes import approximate_size, format_size
+from gdrpy.cli.sizes import approximate_size, counted, format_size
 from gdrpy.errors import Error
 from gdrpy.memory import backends, engine, fabric
 from gdrpy.memory.backends import Status
@@ -53,10 +54,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if problem:
         states = [_without_cuda(name) for name in backends.ALL]
 
+    output.line(_kind(devices))
+    output.line()
     output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
     output.line(f"CPU             {header.cpu}")
     output.line(f"NVIDIA driver   {header.nvidia_driver or 'none loaded'}")
-    output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
+    output.line(f"CUDA driver     {cuda_driver or problem}")
     output.line()
     if devices:
         for line in [line for device in devices for line in _device_lines(device)]:
@@ -99,8 +102,15 @@ def _cuda() -> tuple[list[cuda.DeviceInfo], str | None, str | None]:
         return [], None, str(error)
 
 
-def _simulated(devices: list[cuda.DeviceInfo]) -> str:
-    return ", simulated GPU" if any(device.simulated for device in devices) else ""
+def _kind(devices: list[cuda.DeviceInfo]) -> str:
+    """Whether this is the simulation or a real GPU."""
+    if not devices:
+        return "no GPU: see CUDA driver"
+    number = len(devices)
+    if devices[0].simulated:
+        why = "GDRPY_SIM=1" if os.environ.get("GDRPY_SIM") == "1" else "no NVIDIA driver was found"
+        return f"{counted(number, 'simulated GPU')}, not real: {why}"
+    return f"{counted(number, 'real GPU')}: {', '.join(sorted({one.name for one in devices}))}"
 
 
 def _states(device: cuda.DeviceInfo) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class Command(Protocol):
         """Run the command; returns the exit status."""
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(helptext.Parser):
     """The parser of one command.
 
     The default ``refusal`` is the exit status when the library refuses a call of the command.
@@ -52,8 +52,6 @@ class CommandParser(argparse.ArgumentParser):
             prog=f"gdrpy {name}",
             description=description,
             epilog=heading + rest,
-            formatter_class=helptext.Formatter,
-            allow_abbrev=False,
         )
         self.json = self.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, and nothing else"

@@ -150,7 +150,7 @@ async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
         if seal:
             await region_calls.seal(draft)
         await region_calls.publish(draft)
-    except BaseException:
-        draft.close()
+    except BaseException as error:
+        draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note
         raise
     return draft

@@ -114,10 +114,8 @@ async def load_checkpoint(
     index = json.dumps(names).encode()
     before, same_rights = await _listing(client, name, mode, seal, gpu, cpu)
     if before != names or not same_rights:
-        listed = await calls.create(
-            client, name, len(index), device, metadata=CHECKPOINT, **options
-        )
-        (await arrays.published(listed, lambda: listed.write(index), seal)).close()
+        draft = await calls.create(client, name, len(index), device, metadata=CHECKPOINT, **options)
+        (await arrays.published(draft, lambda: draft.write(index), seal)).close()
         for info in await shards_of(client, name):
             if info.name in before and info.name not in names:
                 with suppress(NotFound, PermissionDenied):
@@ -154,7 +152,7 @@ async def tensors(
         region = await calls.get(client, name, wait=wait, **views)
         if region.metadata.get("format") != CHECKPOINT["format"]:
             return region.tensors()
-        names = _listed(name, region.read())
+        names = listed(name, region.read())
         try:
             shards = await calls.get_many(client, names, **views)
         except NotFound as error:
@@ -242,12 +240,12 @@ async def _listing(
         if info.metadata != CHECKPOINT:
             return [], False
         with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-            return _listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
+            return listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
     except (NotFound, PermissionDenied, ValueError):
         return [], False
 
 
-def _listed(name: str, data: bytes) -> list[str]:
+def listed(name: str, data: bytes) -> list[str]:
     """The names that the region of a checkpoint lists; whoever wrote them."""
     try:
         names = json.loads(data)

@@ -70,7 +70,7 @@ def allowed(who: Identity, region: Owned, wanted: int) -> bool:
         return True
     if who.uid == region.uid:
         granted = region.mode >> 6
-    elif region.gid == who.gid or region.gid in who.groups:
+    elif _is_member(who, region):
         granted = region.mode >> 3
     else:
         granted = region.mode
@@ -85,6 +85,15 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
             f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}{_whose(who, region)}; ask "
             f"its owner to chmod it",
         )
+
+
+def in_group(who: Identity, region: Owned) -> bool:
+    """Whether ``who`` may make regions of the region's group, as chgrp lets users do with files."""
+    return who.privileged or _is_member(who, region)
+
+
+def _is_member(who: Identity, region: Owned) -> bool:
+    return region.gid == who.gid or region.gid in who.groups
 
 
 def owns(who: Identity, region: Owned) -> bool:

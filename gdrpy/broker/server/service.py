@@ -18,7 +18,16 @@ from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
 from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
-from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
+from gdrpy.broker.server.rights import (
+    READ,
+    WRITE,
+    Identity,
+    allowed,
+    in_group,
+    owns,
+    require,
+    require_owner,
+)
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry, Session
 
@@ -213,14 +222,22 @@ class Service:
     def _create(self, session: Session, request: requests.Create) -> Answer:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
-        region = self._make("create", session, request)
+        replaced = self.table.names.get(request.name)
+        region = self._make("create", session, request, replaced)
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
     def _make(
-        self, call: str, session: Session, request: requests.Allocate | requests.Create
+        self,
+        call: str,
+        session: Session,
+        request: requests.Allocate | requests.Create,
+        replaced: RegionEntry | None = None,
     ) -> RegionEntry:
-        """A new region, for which the caller must commit a lease or a name at once."""
+        """A new region, for which the caller must commit a lease or a name at once.
+
+        It keeps the group of the region that it is to replace, if its maker belongs to that group.
+        """
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
         if not self.recognized:
@@ -245,7 +262,7 @@ class Service:
             size,
             device,
             who.uid,
-            who.gid,
+            who.gid if replaced is None or not in_group(who, replaced) else replaced.gid,
             request.mode,
             request.metadata,
             uuid=self.quotas.uuids.get(device, ""),

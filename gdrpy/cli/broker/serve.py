@@ -123,8 +123,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise CommandError(
             f"cannot serve{where}: {error.strerror or error}; {remedy}", UNUSABLE
         ) from error
-    # Whoever read the lines may be gone: rich exits for that.
-    with contextlib.suppress(CommandError, SystemExit):
+    with contextlib.suppress(CommandError):  # the reader of the lines may be gone
         output.line(_ending(served, args.keeper == "systemd"))
     return OK
 

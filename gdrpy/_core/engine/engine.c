@@ -17,11 +17,17 @@ static void begin_child(void)
 	forks++;
 	engines = NULL;
 	pthread_mutex_init(&engines_lock, NULL);
+	core_registrations_forget();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
 {
 	pthread_atfork(NULL, NULL, begin_child);
+}
+
+unsigned int core_engine_forks(void)
+{
+	return forks;
 }
 
 bool core_engine_is_own(const struct core_engine *engine)

@@ -12,6 +12,7 @@
 #ifndef GDRPY_ENGINE_H
 #define GDRPY_ENGINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -64,6 +65,16 @@ int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t
 int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
 		     struct core_engine_memory *from, uint64_t from_offset, uint64_t nbytes,
 		     struct core_error *error);
+
+/*
+ * Have copies of these bytes of host memory go without staging. The memory must stay until
+ * core_engine_unregister(), which waits for such copies. It is pinned in whole pages when an engine
+ * first copies it; memory that the driver does not pin is staged.
+ */
+struct core_registration;
+struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,
+					       struct core_error *error);
+void core_engine_unregister(struct core_registration *registration);
 
 /*
  * Whether there is a usable engine on a GPU; NULL: on the first one. Makes it if necessary, and

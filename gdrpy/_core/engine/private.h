@@ -217,6 +217,19 @@ bool core_engine_is_own(const struct core_engine *engine);
 /* The GPU of an exported allocation. */
 int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *error);
 
+/* The forks up to this process. */
+unsigned int core_engine_forks(void);
+
+/* --- registered.c --- */
+
+/* The address of registered host memory, which stays until core_registered_end(); else false. */
+bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
+			   uint64_t *va);
+void core_registered_end(void);
+
+/* In a forked child. */
+void core_registrations_forget(void);
+
 /* --- memory.c --- */
 
 /* Take all memory of an engine into another link. */

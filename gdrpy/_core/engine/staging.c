@@ -198,14 +198,32 @@ size_t core_stage_chunk(size_t nbytes, unsigned int threads)
 	return chunk < CORE_CHUNK_NBYTES ? chunk : CORE_CHUNK_NBYTES;
 }
 
+/* Copy registered memory, at its address for the engine. */
+static int run_directly(struct stage *stage, uint64_t va, struct core_error *error)
+{
+	struct flight flight = {.nbytes = stage->nbytes};
+
+	return fly(stage, &flight, va, error) ||
+			       core_channel_wait(stage->channel, flight.value, error)
+		       ? -1
+		       : 0;
+}
+
 static int run(struct core_engine *engine, void *job, struct core_error *error)
 {
 	struct stage *stage = job;
 	unsigned int threads = threads_for(stage->nbytes);
+	uint64_t va;
+	int ret;
 
 	stage->channel = core_stage_channel(engine, stage->nbytes, error);
 	if (!stage->channel)
 		return -1;
+	if (core_registered_begin(engine, stage->host, stage->nbytes, stage->to_gpu, &va)) {
+		ret = run_directly(stage, va, error);
+		core_registered_end();
+		return ret;
+	}
 	stage->chunk = core_stage_chunk(stage->nbytes, threads);
 	stage->next = 0;
 	stage->failed = false;

@@ -160,6 +160,63 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 	return capsule;
 }
 
+static const char registration_capsule[] = "gdrpy.registration";
+
+/* What a registration keeps. */
+struct registered {
+	struct core_registration *registration;
+	PyObject *object;
+	struct core_bytes bytes;
+};
+
+static void unregister(PyObject *capsule)
+{
+	struct registered *registered = PyCapsule_GetPointer(capsule, registration_capsule);
+
+	Py_BEGIN_ALLOW_THREADS;
+	core_engine_unregister(registered->registration);
+	Py_END_ALLOW_THREADS;
+	core_release_bytes(&registered->bytes);
+	Py_DECREF(registered->object);
+	free(registered);
+}
+
+PyObject *core_engine_register_buffer(PyObject *Py_UNUSED(module), PyObject *buffer)
+{
+	struct registered *registered = calloc(1, sizeof(*registered));
+	struct core_bytes *bytes;
+	struct core_error error;
+	PyObject *capsule;
+
+	if (!registered)
+		return PyErr_NoMemory();
+	bytes = &registered->bytes;
+	if (!core_get_bytes("register", "buffer", buffer, false, bytes))
+		goto free_registered;
+	if (!bytes->nbytes) {
+		PyErr_SetString(PyExc_ValueError, "register: buffer has no bytes");
+		goto release_bytes;
+	}
+	registered->registration =
+		core_engine_register(bytes->data, (size_t)bytes->nbytes,
+				     !bytes->view.obj || bytes->view.readonly, &error);
+	if (!registered->registration) {
+		core_raise_failure(&error);
+		goto release_bytes;
+	}
+	registered->object = Py_NewRef(buffer);
+	capsule = PyCapsule_New(registered, registration_capsule, unregister);
+	if (capsule)
+		return capsule;
+	core_engine_unregister(registered->registration);
+	Py_DECREF(registered->object);
+release_bytes:
+	core_release_bytes(bytes);
+free_registered:
+	free(registered);
+	return NULL;
+}
+
 PyObject *core_engine_status(PyObject *Py_UNUSED(module), PyObject *wanted)
 {
 	struct core_rm_gpu gpu = {0};

@@ -74,6 +74,9 @@ static PyMethodDef functions[] = {
 	 "engine_reach(fd, nbytes, gpu, blocks, /)\n--\n\n"
 	 "GPU memory for the copy engine without CUDA, as a capsule: an export of nbytes bytes; or "
 	 "if\nfd is -1 blocks on a GPU, each (client, object, offset, nbytes)."},
+	{"engine_register", core_engine_register_buffer, METH_O,
+	 "engine_register(buffer, /)\n--\n\nA capsule: while it lives, the copy engine copies the "
+	 "buffer without staging."},
 	{"engine_status", core_engine_status, METH_O,
 	 "engine_status(gpu, /)\n--\n\nDescribe the copy engine of a GPU, (domain, bus, slot) "
 	 "or None for the first. Raises Error."},

@@ -76,6 +76,7 @@ PyObject *core_transfers_fill(struct transfers *self, PyObject *args);
 extern PyTypeObject *core_transfers_type_object;
 extern const char core_engine_capsule[];
 PyObject *core_engine_reach(PyObject *module, PyObject *args);
+PyObject *core_engine_register_buffer(PyObject *module, PyObject *buffer);
 PyObject *core_engine_status(PyObject *module, PyObject *gpu);
 
 /* In transfers_rows.c. */

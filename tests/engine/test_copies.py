@@ -14,6 +14,8 @@ import gdrpy
 import releases
 import rmclient as rm
 from gdrpy import cuda
+from gdrpy._core._mapping import Undo
+from gdrpy.memory import vmm
 
 ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
 MIB = 1 << 20
@@ -307,4 +309,51 @@ class TestStrided:
                 assert region.readinto_strided(found[:, ::2], pitch, 50, via="engine") == data.size
                 assert np.array_equal(found[:, ::2], data)
                 assert not found[:, 1::2].any()
+        assert rm.violations() == []
+
+
+class TestMemoryOfSeveralAllocations:
+    """As of allocators that grow in place."""
+
+    GRANULE = 2 * MIB
+
+    def address(self, undo: Undo) -> int:
+        """Two allocations, one after the other."""
+        size, driver = self.GRANULE, cuda.driver()
+        cuda.primary_context(0)
+        reserved, also = (2 * size, 0, 0, 0), (2 * size,)
+        start = int(
+            cuda.made(undo, "cuMemAddressReserve", *reserved, by="cuMemAddressFree", also=also)
+        )
+        for place in (start, start + size):
+            handle = vmm._create(undo, size, 0)
+            also = (place, size)
+            cuda.done(undo, "cuMemMap", place, size, 0, handle, 0, by="cuMemUnmap", also=also)
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        cuda.call("cuMemSetAccess", start, 2 * size, [access], 1)
+        return start
+
+    def test_is_copied_filled_and_strided_across_the_seam(self) -> None:
+        seam = self.GRANULE
+        with Undo() as undo, gdrpy.pin(self.address(undo), 2 * seam) as pin:
+            expected = bytearray(random.Random(8).randbytes(2 * seam))
+            pin.write(expected, via="engine")
+            assert pin.cpu.read() == expected
+            assert pin.read(70_001, seam - 5, via="engine") == expected[seam - 5 : seam + 69_996]
+            pin.fill(9, seam - 3, 10_001, via="engine")
+            expected[seam - 3 : seam + 9_998] = b"\x09" * 10_001
+            rows = np.arange(90, dtype=np.uint8).reshape(9, 10)
+            pin.write_strided(rows, 17, seam - 70, via="engine")
+            for number, row in enumerate(rows):
+                start = seam - 70 + number * 17
+                expected[start : start + 10] = row.tobytes()
+            assert pin.cpu.read() == expected
+            found = np.empty_like(rows)
+            pin.readinto_strided(found, 17, seam - 70, via="engine")
+            assert np.array_equal(found, rows)
+            with gdrpy.alloc(MIB) as region:
+                pin.readinto(region, seam - 100_003, via="engine")
+                assert region.cpu.read() == expected[seam - 100_003 :][:MIB]
         assert rm.violations() == []

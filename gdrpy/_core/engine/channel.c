@@ -7,7 +7,7 @@
 
 /* A page of ring, a page of USERD, the pushbuffer, and a page that check.c copies to and from. */
 #define USED_NBYTES (3 * CORE_PAGE + CORE_RING_ENTRIES * CORE_PUSH_NBYTES)
-#define CONTROL_NBYTES ((USED_NBYTES + CORE_HOST_PAGE - 1) / CORE_HOST_PAGE * CORE_HOST_PAGE)
+#define CONTROL_NBYTES ((USED_NBYTES + CORE_ANY_PAGE - 1) / CORE_ANY_PAGE * CORE_ANY_PAGE)
 
 /* Other processes' channels on the engine wait this long for a large copy, not 1 ms. */
 #define BULK_SLICE_US 50

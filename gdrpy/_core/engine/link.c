@@ -3,11 +3,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "engine/methods.h"
 #include "engine/private.h"
 
-#define HOST_NBYTES ((2 + CORE_CHANNELS) * CORE_HOST_PAGE)
 #define MOST_CLASSES 512
 
 /* Of each kind, newest first. */
@@ -92,19 +92,29 @@ static int make_space(struct core_link *link, struct core_error *error)
 			       NVRM_CLASS_VIRTUAL_MEMORY, &memory, &link->virtual_memory, error);
 }
 
-/* Pages for semaphores, for the self-check, and for each notifier, which is an object by itself. */
+/* The driver takes a notifier as an object, of which it is the first bytes: a page is enough. */
 static int make_host(struct core_link *link, struct core_error *error)
 {
-	struct core_span *spans[] = {&link->semaphores, &link->scratch, &link->notifiers[0],
-				     &link->notifiers[1]};
-	char *host = core_link_host(HOST_NBYTES, error);
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct {
+		struct core_span *span;
+		size_t pages;
+	} parts[] = {{&link->semaphores, 1},
+		     {&link->notifiers[CORE_CHANNEL_SMALL], 1},
+		     {&link->notifiers[CORE_CHANNEL_BULK], 1},
+		     {&link->scratch, 2}};
+	char *host;
 
+	link->host_nbytes = 5 * page;
+	link->host = host = core_link_host(link->host_nbytes, error);
 	if (!host)
 		return -1;
-	link->semaphores.host = host;
-	for (size_t i = 0; i < sizeof(spans) / sizeof(spans[0]); i++, host += CORE_HOST_PAGE)
-		if (core_link_register(link, host, CORE_HOST_PAGE, false, spans[i], error))
+	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+		if (core_link_register(link, host, parts[i].pages * page, false, parts[i].span,
+				       error))
 			return -1;
+		host += parts[i].pages * page;
+	}
 	return 0;
 }
 
@@ -197,7 +207,7 @@ void core_link_close(struct core_link *link)
 	if (link->doorbell_map.map.base)
 		core_rm_unmap(link->client, &link->doorbell_map, &ignored);
 	core_rm_close(link->client);
-	if (link->semaphores.host)
-		munmap(link->semaphores.host, HOST_NBYTES);
+	if (link->host)
+		munmap(link->host, link->host_nbytes);
 	free(link);
 }

@@ -19,9 +19,9 @@
 #define CORE_LANE_CHUNKS 3
 #define CORE_CHUNK_NBYTES ((size_t)1 << 20)
 
-/* Pages of GPU memory; and a multiple of every kernel's pages, for host memory. */
+/* Pages of GPU memory; and a multiple of every kernel's pages. */
 #define CORE_PAGE ((size_t)4096)
-#define CORE_HOST_PAGE ((size_t)65536)
+#define CORE_ANY_PAGE ((size_t)65536)
 
 /* Memory in the channels' address space. */
 struct core_span {
@@ -59,13 +59,15 @@ struct core_link {
 	uint32_t address_space;
 	uint32_t virtual_memory;
 	uint32_t channel_class, copy_class;
-	uint32_t engine;	     /* its type */
-	uint32_t index;		     /* COPY<index> */
-	bool old_map, old_unmap;     /* the driver takes the older structures */
-	bool lost;		     /* a channel died, or does not answer */
-	struct core_span semaphores; /* the first page of host memory */
+	uint32_t engine;	 /* its type */
+	uint32_t index;		 /* COPY<index> */
+	bool old_map, old_unmap; /* the driver takes the older structures */
+	bool lost;		 /* a channel died, or does not answer */
+	char *host;		 /* host memory for the next three */
+	size_t host_nbytes;
+	struct core_span semaphores;
 	struct core_span notifiers[CORE_CHANNELS];
-	struct core_span scratch; /* a page for the self-check */
+	struct core_span scratch; /* for the self-check */
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];

@@ -22,6 +22,7 @@ static void begin_child(void)
 
 __attribute__((constructor)) static void watch_forks(void)
 {
+	core_registrations_forget();
 	pthread_atfork(NULL, NULL, begin_child);
 }
 
@@ -45,6 +46,19 @@ static void refuse_for_good(struct core_engine *engine, const struct core_error 
 	engine->refused = true;
 }
 
+/* Writers go first: busy readers could delay a rebuild for ever. */
+void core_writers_lock(pthread_rwlock_t *lock)
+{
+	pthread_rwlockattr_t attributes;
+
+	pthread_rwlockattr_init(&attributes);
+#ifdef __GLIBC__
+	pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+	pthread_rwlock_init(lock, &attributes);
+	pthread_rwlockattr_destroy(&attributes);
+}
+
 static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core_error *error)
 {
 	struct core_engine *engine = calloc(1, sizeof(*engine));
@@ -55,7 +69,7 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 	}
 	engine->gpu = *gpu;
 	engine->forks = forks;
-	pthread_rwlock_init(&engine->lock, NULL);
+	core_writers_lock(&engine->lock);
 	pthread_mutex_init(&engine->list, NULL);
 	pthread_mutex_init(&engine->lanes_lock, NULL);
 	pthread_cond_init(&engine->lane_freed, NULL);

@@ -219,6 +219,9 @@ bool core_engine_is_own(const struct core_engine *engine);
 /* The GPU of an exported allocation. */
 int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *error);
 
+/* Initialize a lock that no thread takes twice. */
+void core_writers_lock(pthread_rwlock_t *lock);
+
 /* The forks up to this process. */
 unsigned int core_engine_forks(void);
 
@@ -229,7 +232,7 @@ bool core_registered_begin(struct core_engine *engine, const char *host, size_t 
 			   uint64_t *va);
 void core_registered_end(void);
 
-/* In a forked child. */
+/* At the start, and in a forked child, whose registrations are the parent's. */
 void core_registrations_forget(void);
 
 /* --- memory.c --- */

@@ -31,14 +31,13 @@ struct core_registration {
 };
 
 /* Read: while a registration is used; write: to change the list. */
-static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static pthread_rwlock_t lock;
 static struct core_registration *registrations;
 
-/* The registrations are the parent's. */
 void core_registrations_forget(void)
 {
 	registrations = NULL;
-	pthread_rwlock_init(&lock, NULL);
+	core_writers_lock(&lock);
 }
 
 struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,

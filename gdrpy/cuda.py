@@ -383,14 +383,6 @@ def context(ordinal: int) -> Iterator[None]:
         call("cuCtxPopCurrent")
 
 
-@functools.cache
-def _memory_of(ordinal: int) -> Any:
-    location = driver().CUmemLocation()
-    location.type = driver().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = ordinal
-    return location
-
-
 def stream_handle(stream: Any) -> Any:
     """The CUstream behind an integer, a CUstream, or a stream of torch, cupy, numba, cuda.core.
 

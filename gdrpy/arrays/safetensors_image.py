@@ -95,7 +95,8 @@ def lay_out(
     sizes = {name: math.prod(shape) * kind.nbytes for name, (kind, shape) in kinds.items()}
     entries = {}
     end = 0
-    for name in sorted(kinds, key=lambda name: (-_divisor(sizes[name]), _checked_name(name))):
+    alignments = {name: math.gcd(size, ALIGNMENT) for name, size in sizes.items()}
+    for name in sorted(kinds, key=lambda name: (-alignments[name], _checked_name(name))):
         if name == _METADATA:
             raise _error("is the name of the metadata", name)
         kind, shape = kinds[name]
@@ -104,11 +105,6 @@ def lay_out(
     layout = Layout(entries, check_metadata(metadata), 0, 0)
     data_start = len(pad(encode(layout)))
     return replace(layout, data_start=data_start, nbytes=data_start + end)
-
-
-def _divisor(nbytes: int) -> int:
-    """The largest power of two, up to the alignment of the data, that divides a size."""
-    return math.gcd(nbytes, ALIGNMENT)
 
 
 def encode(layout: Layout) -> bytes:

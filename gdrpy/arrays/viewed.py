@@ -271,10 +271,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return size
 
     def numpy(
-        self,
-        dtype: Any = "uint8",
-        shape: int | tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, dtype: Any = "uint8", shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
         """An array over the CPU view: see :meth:`Mapping.numpy`.
 

@@ -186,7 +186,7 @@ def _text(pointer: Any) -> str:
 def _routines(way: str) -> dict[str, Any]:
     """The copy routines to or from write-combined memory, and those that sizes take."""
     to = way == "to"
-    table = _ffi.lib.core_routines_to_wc() if to else _ffi.lib.core_routines_from_wc()
+    table = _ffi.lib.core_routines_to_wc if to else _ffi.lib.core_routines_from_wc
     choose = _ffi.lib.core_routine_to_wc if to else _ffi.lib.core_routine_from_wc
     supported: dict[str, bool] = {}
     while table.name != _ffi.ffi.NULL:

@@ -83,9 +83,11 @@ def check_environment() -> None:
 
 
 def add_gpu(parser: CommandParser) -> None:
-    """``--backend`` and ``--device``."""
+    """``--backend``, and ``--device`` of this process, which :func:`find_device` finds."""
     add_backend(parser)
-    add_device(parser)
+    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
+    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
+    parser.set_defaults(device_is_here=True)
 
 
 def add_backend(parser: CommandParser) -> None:
@@ -96,13 +98,6 @@ def add_backend(parser: CommandParser) -> None:
         help="how to get CPU mappings (default: $GDRPY_BACKEND, else the best one here; see "
         "'gdrpy info')",
     )
-
-
-def add_device(parser: CommandParser) -> None:
-    """``--device`` of this process, which :func:`find_device` finds."""
-    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
-    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
-    parser.set_defaults(device_is_here=True)
 
 
 def find_device(args: argparse.Namespace) -> None:

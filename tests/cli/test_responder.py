@@ -64,7 +64,7 @@ class TestResponder:
         assert threading.active_count() == before
 
     def test_ends_when_its_time_is_over(self, flags):
-        with responder(*flags, 1000, seconds=0.05) as answering:
+        with responder(*flags, 1000, seconds=1.0) as answering:
             play(*flags, 3)
             answering.finish()
         assert answering.ending == Ending(OUT_OF_TIME, 3)

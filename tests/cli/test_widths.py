@@ -16,7 +16,7 @@ import gdrpy
 from gdrpy.cli import COMMANDS as MODULES
 from gdrpy.cli import checks, command_parser, main, output
 from gdrpy.cli.checks import Result, Verdict
-from gdrpy.cli.measure import apicalls, crossovers
+from gdrpy.cli.measure import apiperf, crossovers
 from gdrpy.cli.measure.report import Copies, show_by_size
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.output import Output
@@ -76,7 +76,7 @@ def same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Samples, "__init__", init)
     monkeypatch.setattr(crossovers, "sample", lambda *_: Samples([]))
-    monkeypatch.setattr(apicalls, "clock", itertools.count(0, 12_345_678).__next__)
+    monkeypatch.setattr(apiperf, "clock", itertools.count(0, 12_345_678).__next__)
     monkeypatch.setattr(
         checks,
         "run",

@@ -67,9 +67,3 @@ def as_mode(call: str, mode: Any) -> int:
     if bits & ~0o666:
         raise ValueError(f"{call}: mode must be permission bits like 0o640, and is {bits:#o}")
     return bits
-
-
-def check_views(call: str, gpu: bool, cpu: bool) -> None:
-    """Raise ValueError for no view at all."""
-    if not gpu and not cpu:
-        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")

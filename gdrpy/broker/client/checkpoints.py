@@ -83,17 +83,12 @@ async def load_checkpoint(
             progress(done + part, total)
 
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    to_load: dict[str, Any] = {**options, "seal": seal, "progress": tell}
     for file in missing:
+        region = place + file.path.name
         try:
             shard = await arrays.load(
-                client,
-                file.path,
-                place + file.path.name,
-                device,
-                metadata=file.metadata,
-                seal=seal,
-                progress=tell,
-                **options,
+                client, file.path, region, device, metadata=file.metadata, **to_load
             )
         except OutOfMemory as error:
             raise type(error)(
@@ -188,11 +183,7 @@ class _Source(msgspec.Struct, frozen=True):
 
 def _source(path: Path, name: str) -> _Source:
     found = path.stat()
-    state = {
-        "checkpoint": name,
-        "file_bytes": found.st_size,
-        "file_modified_ns": found.st_mtime_ns,
-    }
+    state = {"checkpoint": name, "file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
     return _Source(path, safetensors.size_of(path), state)
 
 

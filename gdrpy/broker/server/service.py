@@ -17,6 +17,7 @@ from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
+from gdrpy.broker.server.malformed import other_version
 from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
 from gdrpy.broker.server.rights import (
     READ,
@@ -42,14 +43,15 @@ SLICE = 64
 
 @dataclass
 class Service:
-    """The requests, on one state. ``announce`` is called for every change that watchers see."""
+    """The requests, on one state."""
 
     state: State
     quotas: Quotas
     server: str
     #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
-    announce: Callable[[str, RegionEntry | None], None]
+    #: Called for every change that watchers see.
+    announce: Callable[[str, RegionEntry | None], object] = lambda *_: None
     counts: Counter[type] = field(default_factory=Counter)
     #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
@@ -76,7 +78,7 @@ class Service:
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, replies.Welcome]:
         """A session for a connection that says hello. Raises ProtocolError."""
         if request.version != protocol.VERSION:
-            raise errors.ProtocolError(other_version(request.version))
+            raise other_version(request.version)
         number = self.table.number()
         groups = sorted(who.groups)
         self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
@@ -274,7 +276,9 @@ class Service:
             raise
 
     def _publish(self, session: Session, request: requests.Publish) -> Answer:
-        region = self._held("publish", session, request.region)
+        region = session.regions.get(request.region)
+        if region is None:
+            raise errors.Gone(f"publish: this connection does not hold region {request.region}")
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
         if not region.draft and not region.linked:
@@ -514,12 +518,6 @@ class Service:
             raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
         return region
 
-    def _held(self, call: str, session: Session, number: int) -> RegionEntry:
-        region = session.regions.get(number)
-        if region is None:
-            raise errors.Gone(f"{call}: this connection does not hold region {number}")
-        return region
-
 
 def _may_know_of(session: Session, region: RegionEntry) -> bool:
     """Whether a session may know that a region exists; only its holders know of a draft."""
@@ -528,14 +526,6 @@ def _may_know_of(session: Session, region: RegionEntry) -> bool:
     who = session.identity
     return not region.draft and (
         owns(who, region) or allowed(who, region, READ) or allowed(who, region, WRITE)
-    )
-
-
-def other_version(version: int) -> str:
-    """The error for a client of another version."""
-    return (
-        f"hello: the client speaks version {version} of the protocol and this broker version "
-        f"{protocol.VERSION}: install the same gdrpy on both sides"
     )
 
 

@@ -10,6 +10,7 @@ from gdrpy import cuda
 from gdrpy.broker import place
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server.daemon import Options
+from gdrpy.broker.server.memory import host_bytes
 from gdrpy.broker.server.metrics import Metrics
 from gdrpy.cli.header import gpu_words
 from gdrpy.cli.output import Output
@@ -57,8 +58,8 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
 def _device(number: int, limit: int) -> dict[str, Any]:
     """A device of regions, and how many bytes of it they may take. Raises Error."""
     if number == CPU_DEVICE:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        name, simulated, uuid, gpu = "host memory", False, None, None
+        memory, simulated, uuid, gpu = host_bytes(), False, None, None
+        name = "host memory"
     else:
         info = cuda.device_info(number)
         memory, simulated, uuid, gpu = info.memory, info.simulated, info.uuid, info.name

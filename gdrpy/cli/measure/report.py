@@ -58,13 +58,7 @@ class Report:
         self._plot = args.plot if "plot" in args else None
         self._output = output
 
-    def finish(
-        self,
-        method: str,
-        shown: Plot,
-        copies: Sequence[Copies] = (),
-        **fields: Any,
-    ) -> int:
+    def finish(self, method: str, shown: Plot, copies: Sequence[Copies] = (), **fields: Any) -> int:
         """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
         self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]

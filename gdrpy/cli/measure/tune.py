@@ -115,15 +115,8 @@ def _show(device: int, file: Path, output: Output) -> int:
     limits = BUILT_IN if off or kept is None else kept
     output.show(_limits_table({"holds": limits}))
     output.line(why)
-    output.finish(
-        {
-            "limits": _limits_json(limits),
-            "why": why,
-            "measured": limits is kept,
-            "file": str(file),
-            "origin": tuning.origin(device),
-        }
-    )
+    about = {"why": why, "measured": limits is kept, "file": str(file)}
+    output.finish({"limits": _limits_json(limits), **about, "origin": tuning.origin(device)})
     return OK
 
 

@@ -126,14 +126,18 @@ static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *cop
 static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
 			      struct transfers *other, bool to_write)
 {
-	if (!core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) ||
-	    !core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE))
-		return -1;
-	copy->nbytes = other->nbytes;
-	return core_transfers_range(self, copy) &&
-			       core_transfers_between(self, other, copy, to_write)
-		       ? copy->nbytes
-		       : -1;
+	Py_ssize_t copied = -1;
+
+	CORE_BEGIN_ALONE(other);
+	if (core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
+	    core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE)) {
+		copy->nbytes = other->nbytes;
+		if (core_transfers_range(self, copy) &&
+		    core_transfers_between(self, other, copy, to_write))
+			copied = copy->nbytes;
+	}
+	CORE_END_ALONE();
+	return copied;
 }
 
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.

@@ -53,7 +53,7 @@ def _is_served(node: Path) -> bool:
 def _want_simulated() -> bool:
     choice = os.environ.get("GDRPY_SIM", "")
     if choice not in ("", "0", "1"):
-        raise ValueError(f"GDRPY_SIM must be 0 or 1, and is {choice!r}")
+        raise ValueError(f"GDRPY_SIM must be 0 or 1, not {choice!r}")
     if choice:
         return choice == "1"
     if sim.loaded():

@@ -213,7 +213,7 @@ def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:
     if not isinstance(tensors, abc.Mapping):
         raise TypeError(
             f"safetensors: tensors must be a dict of arrays by name, such as a torch module's "
-            f"state_dict(), and is a {type(tensors).__name__}"
+            f"state_dict(), not a {type(tensors).__name__}"
         )
     return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 

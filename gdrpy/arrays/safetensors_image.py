@@ -133,7 +133,7 @@ def check_metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, abc.Mapping) or not all(
         _is_text(text) for item in value.items() for text in item
     ):
-        raise _error(f"{_METADATA} must map names to text, and is {reprlib.repr(value)}")
+        raise _error(f"{_METADATA} must map names to text, not {reprlib.repr(value)}")
     return dict(value)
 
 

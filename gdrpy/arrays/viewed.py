@@ -190,7 +190,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             raise ValueError(f"{call}: via must be 'engine' or None, not {via!r}")
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
-            raise ValueError(f"{call}: value must be a byte, 0 to 255, and is {byte}")
+            raise ValueError(f"{call}: value must be a byte, 0 to 255, not {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
         if via is not None:

@@ -118,7 +118,7 @@ def _as_device(call: str, value: Any) -> Device:
         kind, number = value
         return operator.index(kind), operator.index(number)
     except (TypeError, ValueError):
-        raise TypeError(f"{call}: dl_device must be a pair of ints, and is {value!r}") from None
+        raise TypeError(f"{call}: dl_device must be a pair of ints, not {value!r}") from None
 
 
 def _check_stream(call: str, stream: Any, gpu: bool) -> None:

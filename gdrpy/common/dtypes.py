@@ -163,7 +163,7 @@ def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
 def _unknown(call: str, value: Any) -> str:
     return (
         f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's or torch's name or type for "
-        f"one, and is {value!r}"
+        f"one, not {value!r}"
     )
 
 

@@ -203,7 +203,7 @@ class Flag(_mapping.Flag):
         Raises CudaError if the device does not support the condition ('nor').
         """
         if op not in _WAIT_FLAGS:
-            raise ValueError(f"op must be '>=', '==', '&' or 'nor', and is {op!r}")
+            raise ValueError(f"op must be '>=', '==', '&' or 'nor', not {op!r}")
         self._stream_call("cuStreamWaitValue", stream, value, _WAIT_FLAGS[op])
 
     def stream_write(self, stream: Any, value: int) -> None:

@@ -313,7 +313,7 @@ class TestReset:
         (["--show", "--reset"], "not allowed with argument"),
         (["--show", "--dry-run"], "not allowed with argument"),
         (["--seconds", "0"], "'0' is not a number of seconds above 0"),
-        (["--device", "-1"], "torch's name ('cuda:0'), and is '-1'"),
+        (["--device", "-1"], "torch's name ('cuda:0'), not '-1'"),
     ],
 )
 def test_wrong_usage_is_refused(capsys, words, message):

@@ -116,7 +116,7 @@ class TestFill:
 
     @pytest.mark.parametrize("value", [-1, 256])
     def test_with_more_than_a_byte_is_refused(self, filled, value):
-        with pytest.raises(ValueError, match=f"fill: value must be a byte, .* is {value}"):
+        with pytest.raises(ValueError, match=f"fill: value must be a byte, .*, not {value}"):
             filled.fill(value)
 
     @pytest.mark.parametrize("value", [1.0, b"x", None, True])

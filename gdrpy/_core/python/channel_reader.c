@@ -129,8 +129,7 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	if (limit < 0)
 		return NULL;
 	if (!limit)
-		return PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0",
-				    method);
+		return PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, not 0", method);
 	ready = wait_for_records(self, method, limit, arg[1]);
 	return ready < 0 ? NULL : take(self, ready);
 }

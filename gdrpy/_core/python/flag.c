@@ -98,7 +98,7 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 		}
 	}
 	return core_raise(PyExc_ValueError,
-			  "Flag.wait: op must be '>=', '==', '&' or 'nor', and is %R", object);
+			  "Flag.wait: op must be '>=', '==', '&' or 'nor', not %R", object);
 }
 
 struct flag_wait {

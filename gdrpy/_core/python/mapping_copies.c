@@ -28,7 +28,7 @@ bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offs
 		       Py_ssize_t width)
 {
 	if (width != 4 && width != 8)
-		return core_raise(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd",
+		return core_raise(PyExc_ValueError, "%s: width must be 4 or 8 bytes, not %zd",
 				  method, width);
 	if (!core_mapping_range(self, method, offset, width))
 		return false;

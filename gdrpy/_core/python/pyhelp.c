@@ -102,7 +102,7 @@ static PyObject *show_array(const char *method, const char *name, PyObject *obje
 
 	if (!PyObject_HasAttrString(object, "__dlpack__"))
 		return PyErr_Format(PyExc_TypeError,
-				    "%s: %s must be a bytes-like object or an array, and is %.100R",
+				    "%s: %s must be a bytes-like object or an array, not %.100R",
 				    method, name, object);
 	module = PyImport_ImportModule("gdrpy.arrays.elements");
 	if (!module)
@@ -162,13 +162,13 @@ Py_ssize_t core_as_size(const char *method, const char *name, PyObject *object, 
 	if (value >= 0)
 		return value;
 	if (!PyErr_Occurred()) {
-		PyErr_Format(PyExc_ValueError, "%s: %s must not be negative, and is %zd", method,
-			     name, value);
+		PyErr_Format(PyExc_ValueError, "%s: %s must be 0 or more, not %zd", method, name,
+			     value);
 	} else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
 		PyErr_Format(PyExc_ValueError, "%s: %s %R does not fit 63 bits", method, name,
 			     object);
 	} else if (!PyIndex_Check(object)) {
-		PyErr_Format(PyExc_TypeError, "%s: %s must be an int, and is %R", method, name,
+		PyErr_Format(PyExc_TypeError, "%s: %s must be an int, not %R", method, name,
 			     object);
 	}
 	return -1;
@@ -179,7 +179,7 @@ bool core_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64
 	PyObject *number;
 
 	if (!PyIndex_Check(object))
-		return core_raise(PyExc_TypeError, "%s: value must be an int, and is %R", method,
+		return core_raise(PyExc_TypeError, "%s: value must be an int, not %R", method,
 				  object);
 	number = PyNumber_Index(object);
 	if (!number)
@@ -204,7 +204,7 @@ bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout)
 		return false;
 	if (PyErr_Occurred() || !(seconds >= 0))
 		return core_raise(PyExc_ValueError,
-				  "%s: timeout must be seconds >= 0 or None, and is %R", method,
+				  "%s: timeout must be seconds >= 0 or None, not %R", method,
 				  object);
 	if (seconds < 9e9)
 		*timeout = (int64_t)(seconds * 1e9);

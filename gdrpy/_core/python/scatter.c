@@ -70,8 +70,7 @@ static bool check_records(struct mapping *self, const struct core_records *recor
 	offset = records->offsets[outside];
 	snprintf(label, sizeof(label), "%s: offsets[%zu]", method, outside);
 	if (offset < 0)
-		PyErr_Format(PyExc_ValueError, "%s must not be negative, and is %zd", label,
-			     offset);
+		PyErr_Format(PyExc_ValueError, "%s must be 0 or more, not %zd", label, offset);
 	else
 		PyErr_Format(PyExc_ValueError,
 			     "%s: offset %zd + %zu bytes lies outside the %zd-byte mapping", label,

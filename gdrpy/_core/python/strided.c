@@ -46,7 +46,7 @@ bool core_check_strided(struct core_strided *call, struct mapping *mapping, Py_s
 	nbytes = view->len ? view->len / count : 0;
 	if (call->pitch < nbytes)
 		return core_raise(PyExc_ValueError,
-				  "%s: pitch must be at least the %zd bytes of a row, and is %zd",
+				  "%s: pitch must be at least the %zd bytes of a row, not %zd",
 				  call->method, nbytes, call->pitch);
 	call->extent = 0;
 	if (view->len && (__builtin_mul_overflow(count - 1, call->pitch, &call->extent) ||

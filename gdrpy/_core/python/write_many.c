@@ -114,7 +114,7 @@ static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 	if (PyErr_Occurred())
 		return false;
 	if (!pair || PyTuple_Size(pair) != 2) {
-		PyErr_Format(PyExc_TypeError, "%s must be a pair (offset, data), and is %.100R",
+		PyErr_Format(PyExc_TypeError, "%s must be a pair (offset, data), not %.100R",
 			     piece_label(label, i), object);
 		Py_XDECREF(pair);
 		return false;

@@ -64,7 +64,7 @@ async def _patiently(
     """Ask until it is not refused so any more: at every event of names with this prefix."""
     call = call_of(request)
     if not wait >= 0:
-        raise ValueError(f"{call}: wait must be a number of seconds, and is {wait!r}")
+        raise ValueError(f"{call}: wait must be a number of seconds, not {wait!r}")
     deadline = time.monotonic() + wait
     try:
         return await client._ask(request, Grant)
@@ -242,7 +242,7 @@ async def get_many(
     """
     check_views("get_many", gpu, cpu)
     if isinstance(names, str):
-        raise TypeError(f"get_many: names must be several names, and is {names!r}: use get")
+        raise TypeError(f"get_many: names must be several names, not {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
     viewer = cuda.viewer("get_many", device, gpu)
     regions: list[R] = []

@@ -537,8 +537,8 @@ def _check_name(call: str, name: str) -> None:
         or _INVISIBLE.search(name)
     ):
         raise errors.InvalidRequest(
-            f"{call}: a name must have visible characters, with spaces only between them, and at "
-            f"most {protocol.NAME_LIMIT} bytes in UTF-8, and is {name!a}"
+            f"{call}: a name must be visible characters, with spaces only between them, of at "
+            f"most {protocol.NAME_LIMIT} bytes in UTF-8, not {name!a}"
         )
 
 

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What a channel of the copy engine executes: headers, each followed by the values of consecutive
- * methods. The methods are those of every copy class from Pascal's on, and of host classes.
+ * methods. The methods are those of every copy class from Turing's on.
  */
 #ifndef GDRPY_ENGINE_METHODS_H
 #define GDRPY_ENGINE_METHODS_H
 
 #include <stdint.h>
 
-#define CORE_HOST_SUBCHANNEL 0u
 #define CORE_COPY_SUBCHANNEL 4u
 
 enum core_method {
-	CORE_HOST_SEMAPHORE = 0x05c, /* address low, high, payload low, high, operation */
-
 	CORE_SET_OBJECT = 0x000,
 	CORE_SET_SEMAPHORE = 0x240, /* address high, low, payload */
 	CORE_LAUNCH = 0x300,
@@ -36,9 +33,6 @@ enum core_launch {
 /* One element of one byte, or of four, each of which is the value. */
 #define CORE_FILL_BYTES 0x00000005u
 #define CORE_FILL_WORDS 0x00030005u
-
-/* Wait, letting other channels run, until the word is at or past the payload, circularly. */
-#define CORE_HOST_ACQUIRE 0x1003u
 
 #define CORE_COPY_MOST (1u << 30) /* bytes of one launch */
 

@@ -63,6 +63,7 @@ _HOMES = {
     "open": "gdrpy.pins",
     "page_locked": "gdrpy.memory.page_locked",
     "pin": "gdrpy.pins",
+    "register": "gdrpy.memory.engine",
     "rounded_size": "gdrpy.memory.vmm",
 }
 
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from gdrpy.arrays.array import Array
     from gdrpy.broker.client.broker import Broker, BrokerRegion, connect
     from gdrpy.channel import Channel
+    from gdrpy.memory.engine import register
     from gdrpy.memory.page_locked import page_locked
     from gdrpy.memory.view import Flag, Mapping
     from gdrpy.memory.vmm import rounded_size
@@ -149,5 +151,6 @@ __all__ = [
     "open",
     "page_locked",
     "pin",
+    "register",
     "rounded_size",
 ]

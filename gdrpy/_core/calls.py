@@ -67,6 +67,11 @@ def call_failure(number: int, message: str) -> Error:
     return failure(error)
 
 
+def failure_at(address: int) -> Error:
+    """The exception for the ``struct core_error`` at an address."""
+    return failure(ffi.cast("struct core_error *", address))
+
+
 _KINDS: dict[int, type[Error]] = {
     lib.CORE_FAILED_MEMORY: OutOfMemory,
     lib.CORE_FAILED_UNAVAILABLE: BackendUnavailable,

@@ -157,6 +157,12 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 self._cpu, engine, self._ptr or 0, self.nbytes, writing, astuple(limits(device))
             )
 
+    def _prepare_engine(self, call: str) -> None:
+        """Set up copies by the engine. Raises BackendUnavailable."""
+        with self._lock:
+            self._check(call)
+            self._arm_engine(self._memory.engine(call))
+
     def _check_gpu_may_write(self, call: str) -> None:
         """Raise ReadOnly if nothing may be written.
 
@@ -166,22 +172,30 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         if self._cpu is not None:
             self._cpu.flush()  # also flushes the stores of a batch()
 
-    def fill(self, value: int, offset: int = 0, nbytes: int | None = None) -> None:
+    def fill(
+        self, value: int, offset: int = 0, nbytes: int | None = None, via: str | None = None
+    ) -> None:
         """Set bytes to one value, by CPU stores, or from 64 KiB on by the GPU.
 
         Args:
             value: The value of each byte, 0 to 255.
             offset: The first byte.
             nbytes: The number of bytes; None is all the rest.
+            via: 'engine' forces the copy engine without CUDA; None takes one of the other ways.
 
-        Raises ValueError, ReadOnly, Closed.
+        Raises ValueError, ReadOnly, Closed; for ``via="engine"`` BackendUnavailable.
         """
         call = f"{type(self).__name__}.fill"
+        if via not in (None, "engine"):
+            raise ValueError(f"{call}: via must be 'engine' or None, not {via!r}")
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
             raise ValueError(f"{call}: value must be a byte, 0 to 255, not {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
+        if via is not None:
+            self._fill_by_engine(call, byte, start, size)
+            return
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
             assert self.device is not None
             with Hold(self._memory):
@@ -244,9 +258,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         found = packed_array(call, readable(array) if to_write else array)
         if found is None:
             return None
-        if via == "mapping":
+        if via in ("mapping", "engine"):
             raise ValueError(
-                f"{call}: via='mapping' copies host memory, and this {type(array).__name__} is on "
+                f"{call}: via={via!r} copies host memory, and this {type(array).__name__} is on "
                 f"a GPU, which copies it: leave via out"
             )
         start, size = as_range(call, offset, found.nbytes, self.nbytes)

@@ -1,7 +1,8 @@
 """Shows the CUDA devices, the driver versions, and every backend (a way to get a CPU
 mapping of GPU memory): whether it can be used here, and if not, why and what would
-change that. Also shows the CPU's copy routines, and whether memory can have fabric
-handles for other nodes of an NVLink network. It allocates nothing on the GPU.
+change that. Also shows the CPU's copy routines, whether the GPU's copy engine can be
+used without CUDA, and whether memory can have fabric handles for other nodes of an
+NVLink network. It allocates nothing on the GPU but the copy engine's 1 MiB.
 
 examples:
   gdrpy info
@@ -30,7 +31,7 @@ from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import approximate_size, counted, format_size
 from gdrpy.errors import Error
-from gdrpy.memory import backends, fabric
+from gdrpy.memory import backends, engine, fabric
 from gdrpy.memory.backends import Status
 
 _SIZES = (64, 4 << 10, 64 << 10, 1 << 20)
@@ -69,6 +70,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     output.show(table(headings, map(_backend_row, states), "Backends", whole=whole))
     for direction in ("to", "from"):
         output.prose(_routine_line(direction))
+    engines = [
+        (device, engine.status(device.ordinal if device else None)) for device in devices or (None,)
+    ]
+    for _, status in engines:
+        output.prose(f"copy engine: {_words(status)}")
     handles = [(device, fabric.status(device.ordinal)) for device in devices]
     for _, status in handles:
         output.prose(f"fabric handles: {_words(status)}")
@@ -80,6 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             "devices": [asdict(device) for device in devices],
             "backends": states,
             "fabric_handles": [{**_named(device), **asdict(status)} for device, status in handles],
+            "copy_engines": [{**_named(device), **asdict(status)} for device, status in engines],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }
     )
@@ -169,7 +176,7 @@ def _backend_row(state: dict[str, Any]) -> tuple[str | Text, ...]:
 def _words(status: Status) -> str:
     if status.usable:
         return f"yes, {status.reason}"
-    return f"no, {status.reason}: {status.remedy}"
+    return f"no, {status.reason}" + f": {status.remedy}" * bool(status.remedy)
 
 
 def _text(pointer: Any) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy._core._mapping import Descriptor, Undo, alone
+from gdrpy._core._mapping import Descriptor, Undo, alone, engine_reach
 from gdrpy._core.calls import call, checker, failure, ffi, lib, made, text
 from gdrpy._core.driver import warn_if_untested
 from gdrpy.common.resource import Hold
-from gdrpy.errors import Error, MissingView
+from gdrpy.errors import BackendUnavailable, Error, MissingView
 from gdrpy.memory import reclaim
 from gdrpy.memory.backends import cuda_functions
 from gdrpy.memory.descriptors import fork_lock, private, private_duplicate
@@ -64,6 +64,7 @@ class GpuMemory(Memory):
             undo = undo.pop_all(reclaim.left(self.devices))
         self._undo = undo
         self._core: Any = None
+        self._engine: object = None
         self._core_undo = Undo()
         self._mappings: set[object] = set()
 
@@ -150,6 +151,30 @@ class GpuMemory(Memory):
             self._check("sharing memory")
             return call(lib.core_memory_share, self._core, readonly)
 
+    def engine(self, call: str) -> object:
+        with self._lock:
+            self._check(call)
+            if self._engine is None:
+                try:
+                    self._engine = self._reach()
+                except BackendUnavailable as error:
+                    raise BackendUnavailable(f"{call}: {error}") from error
+            return self._engine
+
+    def _reach(self) -> object:
+        if self._fd is not None and not self.handle:
+            return engine_reach(self._fd.fileno(), self.size, (), [])
+        gpu, block = ffi.new("struct core_rm_gpu *"), ffi.new("struct core_engine_block *")
+        blocks: list[tuple[int, int, int, int]] = []
+        while self._core is not None and lib.core_nvrm_part(self._core, len(blocks), gpu, block):
+            blocks.append((block.client, block.object, block.offset, block.nbytes))
+        if not blocks:
+            raise BackendUnavailable(
+                "the copy engine cannot be used: it needs a descriptor of the memory, or a pin by "
+                "the nvrm backend: allocate with gdrpy.alloc(), or pin with backend='nvrm'"
+            )
+        return engine_reach(-1, 0, (gpu.pci_domain, gpu.pci_bus, gpu.pci_slot), blocks)
+
     @property
     def revoked(self) -> bool:
         if self._core is None:
@@ -159,6 +184,7 @@ class GpuMemory(Memory):
             return bool(lib.core_memory_revoked(self._core))
 
     def _give_back(self) -> None:
+        self._engine = None
         with Undo() as undo:
             if self._undo is not None:
                 undo.callback(self._undo.close)
@@ -169,6 +195,7 @@ class GpuMemory(Memory):
         if not self.has_gpu_view:
             self._give_back()
             return
+        self._engine = None
         with Undo() as undo:
             undo.callback(reclaim.give_back, self.devices, self._undo, self.source)
             undo.callback(self._core_undo.close)

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from gdrpy._core._mapping import Descriptor
 from gdrpy.common.resource import HOW_TO_SEND, Owner
+from gdrpy.errors import BackendUnavailable
 from gdrpy.memory.descriptors import duplicate
 from gdrpy.memory.view import Mapping
 
@@ -55,6 +56,16 @@ class Memory(Owner, ABC):
         """A new descriptor by which other processes may open it. Raises as :attr:`fd`."""
         with self._lock:
             return duplicate(self.fd)
+
+    def engine(self, call: str) -> object:
+        """The memory for the copy engine without CUDA: a capsule for the C core.
+
+        Raises BackendUnavailable, with the reason, if the engine cannot be used.
+        """
+        raise BackendUnavailable(
+            f"{call}: the copy engine cannot be used: it copies memory of an NVIDIA GPU, and this "
+            f"is {self.location}"
+        )
 
     @property
     def has_gpu_view(self) -> bool:

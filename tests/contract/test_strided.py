@@ -236,9 +236,9 @@ class TestRegionViews:
         os.close(fd)
 
     def test_an_unknown_way_is_refused(self, region):
-        with pytest.raises(ValueError, match="via must be 'mapping', 'dma' or None, not 'bus'"):
+        with pytest.raises(ValueError, match="via must be 'mapping', .* or None, not 'bus'"):
             region.write_strided(b"x", 1, via="bus")
-        with pytest.raises(ValueError, match="via must be 'mapping', 'dma' or None, not 'bus'"):
+        with pytest.raises(ValueError, match="via must be 'mapping', .* or None, not 'bus'"):
             region.readinto_strided(bytearray(1), 1, via="bus")
 
     def test_a_closed_region_is_refused(self, region):

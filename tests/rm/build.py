@@ -5,9 +5,10 @@ In front of the C library it serves /dev/nvidiactl, /dev/nvidia<minor> and the f
 
 Its answers are those of the driver's release in releases.tsv, which releases.py makes.
 
-Environment: FAKE_RM_VERSION, FAKE_RM_DEVICES and others (src/machine.h), and FAKE_RM_FAULT
-(src/fault.h). Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count,
-fakerm_violation and fakerm_set_fault (the end of src/preload.c).
+Environment: FAKE_RM_VERSION, FAKE_RM_DEVICES and others (src/machine.h), FAKE_RM_GPU and
+FAKE_RM_NO_COPY (src/channel.h), FAKE_RM_DELAY (src/engine.h), and FAKE_RM_FAULT (src/fault.h).
+Functions for tests, through ``ctypes.CDLL(None)``: fakerm_count, fakerm_violation, fakerm_xid and
+fakerm_set_fault (the end of src/preload.c).
 """
 
 import subprocess
@@ -68,7 +69,8 @@ def write_releases(header: Path) -> None:
     rows = []
     for release in table:
         numbers = ", ".join(map(c_number, release.facts.values()))
-        rows.append(f"{{{{{release.first.replace('.', ', ')}}}, {{{numbers}}}}},")
+        first = ", ".join(map(str, releases.version_key(release.first)))
+        rows.append(f"{{{{{first}}}, {{{numbers}}}}},")
     header.write_text(
         "#pragma once\n#include <stdint.h>\n#define FACT_ABSENT UINT32_MAX\n"
         f"enum fact {{{', '.join(names)}, FACT_COUNT}};\n"

@@ -320,6 +320,171 @@ static int64_t free_something(void)
 	return CALL(RM_NR_FREE, argument);
 }
 
+static void set(char *params, enum fact at, uint64_t value, size_t size)
+{
+	memcpy(params + fact(at), &value, size);
+}
+
+/* What the part's class wants, as far as chance has it. */
+static void fill_params(uint32_t class, uint32_t client, char *params)
+{
+	uint32_t engine = RM_ENGINE_COPY0 + !below(8);
+
+	switch (class) {
+	case RM_CLASS_VIRTUAL:
+		set(params, FACT_AT_VIRTUAL_PARAMS_ADDRESS_SPACE, below(4) ? 0 : some_object(), 4);
+		break;
+	case RM_CLASS_LOCAL_MEMORY:
+		set(params, FACT_AT_MEMORY_PARAMS_OWNER, client, 4);
+		set(params, FACT_AT_MEMORY_PARAMS_ATTRIBUTES, 2u << 27 | 1u << 23, 4);
+		set(params, FACT_AT_MEMORY_PARAMS_SIZE, PAGES * page, 8);
+		break;
+	case RM_CLASS_GROUP:
+		set(params, FACT_AT_GROUP_PARAMS_ENGINE, engine, 4);
+		break;
+	case RM_CLASS_CHANNEL:
+		set(params, FACT_AT_CHANNEL_PARAMS_ERROR, below(2) ? 0 : some_object(), 4);
+		set(params, FACT_AT_CHANNEL_PARAMS_ENTRIES, 8, 4);
+		set(params, FACT_AT_CHANNEL_PARAMS_FLAGS, 1 << 7, 4);
+		set(params, FACT_AT_CHANNEL_PARAMS_USERD, some_object(), 4);
+		set(params, FACT_AT_CHANNEL_PARAMS_USERD_OFFSET, below(PAGES) * page, 8);
+		set(params, FACT_AT_CHANNEL_PARAMS_ENGINE, engine, 4);
+		break;
+	case RM_CLASS_COPY:
+		set(params, FACT_AT_COPY_PARAMS_VERSION, 1, 4);
+		set(params, FACT_AT_COPY_PARAMS_ENGINE, engine, 4);
+		break;
+	}
+}
+
+static int64_t alloc_part(uint32_t class)
+{
+	static char params[512];
+	uint32_t client = some_client();
+	struct rm_alloc alloc = {
+		.root = client,
+		.parent = below(2) ? some_device() : some_object(),
+		.new_handle = some_object(),
+		.class = class,
+		.params = (uintptr_t)params,
+	};
+
+	memset(params, 0, sizeof(params));
+	fill_params(class, client, params);
+	return CALL(RM_NR_ALLOC, alloc);
+}
+
+#define PART(name, class)                                                                          \
+	static int64_t name(void)                                                                  \
+	{                                                                                          \
+		return alloc_part(class);                                                          \
+	}
+
+PART(alloc_address_space, RM_CLASS_ADDRESS_SPACE)
+PART(alloc_virtual, RM_CLASS_VIRTUAL)
+PART(alloc_local_memory, RM_CLASS_LOCAL_MEMORY)
+PART(alloc_group, RM_CLASS_GROUP)
+PART(alloc_channel, RM_CLASS_CHANNEL)
+PART(alloc_usermode, RM_CLASS_USERMODE)
+
+/* A channel is rare: look for one. */
+static int64_t alloc_copy(void)
+{
+	int64_t status = -1;
+
+	for (int i = 0; status && i < 32; i++)
+		status = alloc_part(RM_CLASS_COPY);
+	return status;
+}
+
+static int64_t register_fd(void)
+{
+	struct open_node node;
+
+	check(node_of_fd(nodes[below(NODES)], &node), "an open node is known");
+	return rm_ioctl(&node, _IOWR(RM_IOCTL_TYPE, RM_NR_REGISTER_FD, int),
+			(uintptr_t)&control_fd);
+}
+
+static int64_t user_memory(void)
+{
+	static _Alignas(4096) char pages[2 * 4096];
+	struct rm_user_memory argument = {
+		.root = some_client(),
+		.parent = some_device(),
+		.new_handle = some_object(),
+		.class = RM_CLASS_USER_MEMORY,
+		.flags = 0x40001010,
+		.address = (uintptr_t)pages,
+		.limit = below(sizeof(pages)),
+	};
+	struct open_node node;
+	int ret;
+
+	check(node_of_fd(nodes[below(NODES)], &node), "an open node is known");
+	ret = rm_ioctl(&node, _IOWR(RM_IOCTL_TYPE, RM_NR_USER_MEMORY, struct rm_user_memory),
+		       (uintptr_t)&argument);
+	return ret ? (int64_t)ret : argument.status;
+}
+
+static char last_unmap[64];
+
+static int64_t map_dma(void)
+{
+	char argument[64] = {0};
+	int64_t status;
+
+	set(argument, FACT_AT_MAP_DMA_CLIENT, some_client(), 4);
+	set(argument, FACT_AT_MAP_DMA_DEVICE, some_device(), 4);
+	set(argument, FACT_AT_MAP_DMA_DMA, some_object(), 4);
+	set(argument, FACT_AT_MAP_DMA_MEMORY, some_object(), 4);
+	set(argument, FACT_AT_MAP_DMA_LENGTH, (1 + below(2)) * page, 8);
+	set(argument, FACT_AT_MAP_DMA_FLAGS, below(2) ? 0 : RM_MAP_DMA_SNOOP, 4);
+	status = call(RM_NR_MAP_DMA, argument, fact(FACT_SIZE_MAP_DMA),
+		      fact(FACT_AT_MAP_DMA_STATUS));
+	if (!status) {
+		memcpy(last_unmap, argument, 4 * sizeof(uint32_t));
+		memcpy(last_unmap + fact(FACT_AT_UNMAP_DMA_ADDRESS),
+		       argument + fact(FACT_AT_MAP_DMA_ADDRESS), sizeof(uint64_t));
+	}
+	return status;
+}
+
+static int64_t unmap_dma(void)
+{
+	char argument[sizeof(last_unmap)];
+
+	memcpy(argument, last_unmap, sizeof(argument));
+	return call(RM_NR_UNMAP_DMA, argument, fact(FACT_SIZE_UNMAP_DMA),
+		    fact(FACT_AT_UNMAP_DMA_STATUS));
+}
+
+static int64_t channel_control(void)
+{
+	static const enum fact commands[] = {FACT_CTRL_SCHEDULE, FACT_CTRL_TOKEN,
+					     FACT_CTRL_GET_TIMESLICE, FACT_CTRL_COPY_CAPS};
+	static const enum fact sizes[] = {FACT_SIZE_SCHEDULE, FACT_SIZE_TOKEN, FACT_SIZE_TIMESLICE,
+					  FACT_SIZE_COPY_CAPS};
+	uint32_t which = below(4), params[4] = {RM_ENGINE_COPY0};
+
+	return control(fact(commands[which]), some_object(), params, fact(sizes[which]));
+}
+
+static int64_t bind_engine_of(void)
+{
+	uint32_t engine = RM_ENGINE_COPY0 + !below(8);
+
+	return control(fact(FACT_CTRL_BIND), some_object(), &engine, sizeof(engine));
+}
+
+static int64_t free_under_object(void)
+{
+	struct rm_free argument = {
+		.root = some_client(), .parent = some_object(), .old = some_object()};
+
+	return CALL(RM_NR_FREE, argument);
+}
+
 static int64_t map_view(void)
 {
 	struct view *view = &views[below(VIEWS)];
@@ -368,14 +533,36 @@ struct step {
 };
 
 static struct step steps[] = {
-	{"alloc_client", alloc_client, 0}, {"alloc_device", alloc_device, 0},
-	{"import_many", import_many, 0},   {"alloc_other", alloc_other, 0},
-	{"confidential", confidential, 0}, {"virtualization", virtualization, 0},
-	{"export_info", export_info, 0},   {"gpu_id_info", gpu_id_info, 0},
-	{"surface_info", surface_info, 0}, {"dup_object", dup_object, 0},
-	{"map_memory", map_memory, 0},	   {"unmap_memory", unmap_memory, 0},
-	{"free", free_something, 0},	   {"mmap", map_view, 0},
-	{"munmap", unmap_view, 0},	   {"reopen", reopen_node, 0},
+	{"alloc_client", alloc_client, 0},
+	{"alloc_device", alloc_device, 0},
+	{"import_many", import_many, 0},
+	{"alloc_other", alloc_other, 0},
+	{"confidential", confidential, 0},
+	{"virtualization", virtualization, 0},
+	{"export_info", export_info, 0},
+	{"gpu_id_info", gpu_id_info, 0},
+	{"surface_info", surface_info, 0},
+	{"dup_object", dup_object, 0},
+	{"map_memory", map_memory, 0},
+	{"unmap_memory", unmap_memory, 0},
+	{"free", free_something, 0},
+	{"mmap", map_view, 0},
+	{"munmap", unmap_view, 0},
+	{"reopen", reopen_node, 0},
+	{"address_space", alloc_address_space, 0},
+	{"virtual", alloc_virtual, 0},
+	{"local_memory", alloc_local_memory, 0},
+	{"group", alloc_group, 0},
+	{"channel", alloc_channel, 0},
+	{"copy", alloc_copy, 0},
+	{"usermode", alloc_usermode, 0},
+	{"register_fd", register_fd, 0},
+	{"user_memory", user_memory, 0},
+	{"map_dma", map_dma, 0},
+	{"unmap_dma", unmap_dma, 0},
+	{"channel_control", channel_control, 0},
+	{"bind", bind_engine_of, 0},
+	{"free_under_object", free_under_object, 0},
 };
 
 #define STEPS (sizeof(steps) / sizeof(steps[0]))
@@ -406,7 +593,8 @@ static int alive(const char *what)
 
 static void finish(void)
 {
-	static const char *const words[] = {"clients", "devices", "objects", "mappings", "files"};
+	static const char *const words[] = {"clients", "devices", "objects",	 "mappings",
+					    "files",   "parts",	  "dma_mappings"};
 
 	rm_close(control_fd);
 	for (int i = 0; i < NODES; i++)

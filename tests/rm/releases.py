@@ -33,7 +33,10 @@ HEADERS = (
     "nvtypes.h nvlimits.h nvos.h nvstatus.h nv-ioctl.h nv-ioctl-numbers.h nv_escape.h "
     "nv-unix-nvos-params-wrappers.h class/cl0041.h class/cl0080.h class/cl2080.h class/clc637.h "
     "class/clcb33.h ctrl/ctrl0000/ctrl0000gpu.h ctrl/ctrl0000/ctrl0000unix.h ctrl/ctrl0041.h "
-    "ctrl/ctrl0080/ctrl0080gpu.h ctrl/ctrlcb33.h"
+    "ctrl/ctrl0080/ctrl0080gpu.h ctrl/ctrlcb33.h alloc/alloc_channel.h class/cl0005.h "
+    "class/cl003e.h class/cl0040.h class/cl0070.h class/cl0071.h class/cl90f1.h class/cla06c.h "
+    "class/clb0b5sw.h class/clc661.h class/clc86f.h class/clc8b5.h ctrl/ctrl2080/ctrl2080ce.h "
+    "ctrl/ctrla06c.h ctrl/ctrla06f/ctrla06fgpfifo.h ctrl/ctrlc36f.h"
 )
 
 #: Structures: NVIDIA's type, and NVIDIA's name of each field.
@@ -109,6 +112,66 @@ STRUCTURES = {
     ),
 }
 
+#: The same of channels: what a copy engine without CUDA takes.
+CHANNEL_STRUCTURES = {
+    "register_fd": ("nv_ioctl_register_fd_t", "fd=ctl_fd"),
+    "os_event": ("nv_ioctl_alloc_os_event_t", "client=hClient device=hDevice fd=fd status=Status"),
+    "user_memory": (
+        "nv_ioctl_nvos02_parameters_with_fd",
+        "root=params.hRoot parent=params.hObjectParent object=params.hObjectNew "
+        "class_id=params.hClass flags=params.flags address=params.pMemory limit=params.limit "
+        "status=params.status fd=fd",
+    ),
+    "map_dma": (
+        "NVOS46_PARAMETERS",
+        "client=hClient device=hDevice dma=hDma memory=hMemory offset=offset length=length "
+        "flags=flags flags2=flags2 kind=kindOverride address=dmaOffset status=status",
+    ),
+    "unmap_dma": (
+        "NVOS47_PARAMETERS",
+        "client=hClient device=hDevice dma=hDma memory=hMemory flags=flags address=dmaOffset "
+        "size=size status=status",
+    ),
+    "address_space_params": (
+        "NV_VASPACE_ALLOCATION_PARAMETERS",
+        "index=index flags=flags size=vaSize base=vaBase",
+    ),
+    "virtual_params": (
+        "NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS",
+        "offset=offset limit=limit address_space=hVASpace",
+    ),
+    "memory_params": (
+        "NV_MEMORY_ALLOCATION_PARAMS",
+        "owner=owner type=type flags=flags attributes=attr attributes2=attr2 size=size "
+        "alignment=alignment",
+    ),
+    "channel_params": (
+        "NV_CHANNEL_ALLOC_PARAMS",
+        "error=hObjectError buffer=hObjectBuffer ring=gpFifoOffset entries=gpFifoEntries "
+        "flags=flags context_share=hContextShare address_space=hVASpace userd=hUserdMemory "
+        "userd_offset=userdOffset engine=engineType",
+    ),
+    "group_params": (
+        "NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS",
+        "error=hObjectError ecc_error=hObjectEccError address_space=hVASpace engine=engineType",
+    ),
+    "copy_params": ("NVB0B5_ALLOCATION_PARAMETERS", "version=version engine=engineType"),
+    "usermode_params": ("NV_HOPPER_USERMODE_A_PARAMS", "bar1=bBar1Mapping privileged=bPriv"),
+    "event_params": (
+        "NV0005_ALLOC_PARAMETERS",
+        "client=hParentClient source=hSrcResource class_id=hClass index=notifyIndex data=data",
+    ),
+    "class_list": ("NV0080_CTRL_GPU_GET_CLASSLIST_PARAMS", "count=numClasses list=classList"),
+    "copy_caps": ("NV2080_CTRL_CE_GET_CAPS_V2_PARAMS", "engine=ceEngineType caps=capsTbl"),
+    "bind": ("NVA06F_CTRL_BIND_PARAMS", "engine=engineType"),
+    "schedule": ("NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS", "enable=bEnable"),
+    "group_schedule": ("NVA06C_CTRL_GPFIFO_SCHEDULE_PARAMS", "enable=bEnable"),
+    "timeslice": ("NVA06C_CTRL_TIMESLICE_PARAMS", "us=timesliceUs"),
+    "token": ("NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS", "token=workSubmitToken"),
+    "notification": ("NvNotification", "time=timeStamp info32=info32 info16=info16 status=status"),
+    "userd": ("Nvc86fControl", "get=GPGet put=GPPut"),
+}
+
 VALUES = {
     "nr.free": "NV_ESC_RM_FREE",
     "nr.control": "NV_ESC_RM_CONTROL",
@@ -144,6 +207,34 @@ VALUES = {
     "status.object_not_found": "NV_ERR_OBJECT_NOT_FOUND",
 }
 
+CHANNEL_VALUES = {
+    "nr.register_fd": "NV_ESC_REGISTER_FD",
+    "nr.os_event": "NV_ESC_ALLOC_OS_EVENT",
+    "nr.free_os_event": "NV_ESC_FREE_OS_EVENT",
+    "nr.user_memory": "NV_ESC_RM_ALLOC_MEMORY",
+    "nr.map_dma": "NV_ESC_RM_MAP_MEMORY_DMA",
+    "nr.unmap_dma": "NV_ESC_RM_UNMAP_MEMORY_DMA",
+    "class.local_memory": "NV01_MEMORY_LOCAL_USER",
+    "class.virtual": "NV01_MEMORY_VIRTUAL",
+    "class.user_memory": "NV01_MEMORY_SYSTEM_OS_DESCRIPTOR",
+    "class.event": "NV01_EVENT_OS_EVENT",
+    "class.address_space": "FERMI_VASPACE_A",
+    "class.group": "KEPLER_CHANNEL_GROUP_A",
+    "class.usermode": "HOPPER_USERMODE_A",
+    "class.channel": "HOPPER_CHANNEL_GPFIFO_A",
+    "class.copy": "HOPPER_DMA_COPY_A",
+    "ctrl.class_list": "NV0080_CTRL_CMD_GPU_GET_CLASSLIST",
+    "ctrl.copy_caps": "NV2080_CTRL_CMD_CE_GET_CAPS_V2",
+    "ctrl.bind": "NVA06F_CTRL_CMD_BIND",
+    "ctrl.schedule": "NVA06F_CTRL_CMD_GPFIFO_SCHEDULE",
+    "ctrl.group_schedule": "NVA06C_CTRL_CMD_GPFIFO_SCHEDULE",
+    "ctrl.set_timeslice": "NVA06C_CTRL_CMD_SET_TIMESLICE",
+    "ctrl.get_timeslice": "NVA06C_CTRL_CMD_GET_TIMESLICE",
+    "ctrl.token": "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
+    "engine_copy0": "NV2080_ENGINE_TYPE_COPY0",
+    "notifier_copy0": "NV2080_NOTIFIERS_CE0",
+}
+
 #: Which indices the kernel's own switch answers; not each that a header names is.
 SURFACE_CASES = "surface_answered"
 
@@ -166,6 +257,12 @@ def read() -> list[Release]:
     return [Release(column.pop("first"), column.pop("last"), column) for column in columns]
 
 
+def mapping_facts(facts: dict[str, str]) -> dict[str, str]:
+    """What mapping memory takes: the facts without those of channels."""
+    channels = layouts(CHANNEL_STRUCTURES) | CHANNEL_VALUES
+    return {name: value for name, value in facts.items() if name not in channels}
+
+
 def facts_of(source: Path) -> dict[str, str]:
     """What one release's sources say."""
     facts = compiled(source)
@@ -184,17 +281,14 @@ def facts_of(source: Path) -> dict[str, str]:
 def compiled(source: Path) -> dict[str, str]:
     """The values of NVIDIA's macros and layouts; what is not there is ABSENT."""
     wanted = {
-        **{f"size.{name}": f"sizeof({type_})" for name, (type_, _) in STRUCTURES.items()},
-        **{
-            f"at.{name}.{ours}": f"__builtin_offsetof({type_}, {theirs})"
-            for name, (type_, fields) in STRUCTURES.items()
-            for ours, theirs in (field.split("=") for field in fields.split())
-        },
+        **layouts(STRUCTURES),
         **VALUES,
+        **layouts(CHANNEL_STRUCTURES),
+        **CHANNEL_VALUES,
     }
-    there = wanted
-    if not compiles(source, *wanted.values()):
-        there = {name: text for name, text in wanted.items() if compiles(source, text)}
+    errors = gcc(source, wanted.values(), "-fsyntax-only").stderr
+    absent = {int(line) for line in re.findall(r"^facts:(\d+):\d+: error", errors, re.MULTILINE)}
+    there = {name: text for at, (name, text) in enumerate(wanted.items(), 1) if at not in absent}
     numbers = evaluate(source, *there.values())
     shown = {
         name: str(number) if name.startswith(("size.", "at.")) else hex(number)
@@ -203,15 +297,23 @@ def compiled(source: Path) -> dict[str, str]:
     return {name: shown.get(name, ABSENT) for name in wanted}
 
 
+def layouts(structures: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """The C expressions of the sizes and the fields' offsets."""
+    return {
+        **{f"size.{name}": f"sizeof({type_})" for name, (type_, _) in structures.items()},
+        **{
+            f"at.{name}.{ours}": f"__builtin_offsetof({type_}, {theirs})"
+            for name, (type_, fields) in structures.items()
+            for ours, theirs in (field.split("=") for field in fields.split())
+        },
+    }
+
+
 def surface_cases(source: Path) -> str:
     """The indices that GET_SURFACE_INFO answers, with commas."""
     text = (source / SURFACE_SOURCE).read_text()
     cases = re.findall(r"case (NV0041_CTRL_SURFACE_INFO_INDEX_\w+):", text)
     return ",".join(map(str, sorted(evaluate(source, *cases))))
-
-
-def compiles(source: Path, *expressions: str) -> bool:
-    return gcc(source, expressions, "-fsyntax-only").returncode == 0
 
 
 def evaluate(source: Path, *expressions: str) -> list[int]:
@@ -230,7 +332,8 @@ def gcc(
     prints = "".join(f'printf("%llu\\n", (unsigned long long)({one}));\n' for one in expressions)
     return subprocess.run(
         ["gcc", "-w", "-x", "c", "-", *(f"-I{source / folder}" for folder in INCLUDE), *options],
-        input=f"#include <stdio.h>\n{headers}int main(void)\n{{\n{prints}return 0;\n}}\n",
+        input=f"#include <stdio.h>\n{headers}int main(void)\n{{\n"
+        f'#line 1 "facts"\n{prints}return 0;\n}}\n',
         capture_output=True,
         text=True,
     )

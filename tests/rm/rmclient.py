@@ -27,6 +27,7 @@ INVALID_LIMIT = 0x2E
 INVALID_OBJECT_HANDLE = 0x33
 INVALID_OBJECT_PARENT = 0x36
 INVALID_PARAMETER = 0x3B
+INVALID_STATE = 0x40
 NO_MEMORY = 0x51
 NOT_SUPPORTED = 0x56
 OBJECT_NOT_FOUND = 0x57
@@ -53,6 +54,7 @@ def count(what: str) -> int:
 def counts() -> dict[str, int]:
     """What is alive, without the zeros."""
     words = ["clients", "devices", "objects", "mappings", "views", "files", "violations"]
+    words += ["parts", "channels", "dma_mappings"]
     return {word: count(word) for word in words if count(word)}
 
 
@@ -168,7 +170,14 @@ def dup_object(
 ) -> int:
     """Duplicate what the (pid, descriptor) of a legacy IPC handle names."""
     pid, fd = source
-    data = struct.pack("<7I", client, device, handle, 0xC1000000 | pid, fd, flags, 0)
+    return dup_of_client(ctl, client, device, (0xC1000000 | pid, fd), handle, flags)
+
+
+def dup_of_client(
+    ctl: int, client: int, device: int, source: tuple[int, int], handle: int = 0xE2, flags: int = 0
+) -> int:
+    """Duplicate what a (client, object) names."""
+    data = struct.pack("<7I", client, device, handle, *source, flags, 0)
     return int(struct.unpack("<7I", call(ctl, 0x34, data))[6])
 
 

@@ -9,7 +9,7 @@ import releases
 from build import CORE, compile_c
 from gdrpy._core.driver import TESTED_DRIVERS
 
-RELEASES = {release.first: release for release in releases.read()}
+RELEASES = {release.first: releases.mapping_facts(release.facts) for release in releases.read()}
 
 BEFORE_545 = {
     "size.export_info": "76",
@@ -21,7 +21,11 @@ BEFORE_550 = {"size.confidential": "5", "at.confidential.multi_gpu": releases.AB
 BEFORE_555 = {"size.virtualization": "4"}
 #: Where a driver differs from rm/abi.h, which is that of the newest. rm/ knows of each.
 DIFFERENCES = {
-    "535.43.02": BEFORE_545 | BEFORE_550 | BEFORE_555,
+    **{
+        first: BEFORE_545 | BEFORE_550 | BEFORE_555
+        for first in RELEASES
+        if first.startswith("535.")
+    },
     "545.23.06": BEFORE_550 | BEFORE_555,
     "550.40.07": BEFORE_555,
 }
@@ -53,7 +57,7 @@ def ask_core(directory: Path, *expressions: str) -> list[int]:
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """The core's value of each fact, but for those that are the kernel's alone."""
-    facts = [fact for fact in RELEASES["535.43.02"].facts if fact != releases.SURFACE_CASES]
+    facts = [fact for fact in RELEASES["535.43.02"] if fact != releases.SURFACE_CASES]
     values = ask_core(tmp_path_factory.mktemp("abi"), *map(c_expression, facts))
     return dict(zip(facts, values, strict=True))
 
@@ -63,7 +67,7 @@ class TestInterface:
     def test_of_the_core_is_nvidias_but_for_what_it_knows(
         self, core: dict[str, int], first: str
     ) -> None:
-        facts = RELEASES[first].facts
+        facts = RELEASES[first]
         differences = {
             fact: facts[fact]
             for fact, value in core.items()
@@ -73,7 +77,7 @@ class TestInterface:
 
     @pytest.mark.parametrize("first", RELEASES)
     def test_has_the_question_for_a_size_answered(self, core: dict[str, int], first: str) -> None:
-        answered = RELEASES[first].facts[releases.SURFACE_CASES].split(",")
+        answered = RELEASES[first][releases.SURFACE_CASES].split(",")
         assert str(core["surface_size"]) in answered
 
     def test_knows_the_older_sizes(self, tmp_path: Path) -> None:

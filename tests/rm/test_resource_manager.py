@@ -477,6 +477,21 @@ class TestDuplicate:
             os.close(block)
             assert rm.surface_size(s.ctl, s.client, 0xE2) == (rm.OK, BLOCK, BLOCK)
 
+    def test_memory_of_another_client_of_the_process(self) -> None:
+        block = rm.memory_block()
+        os.pwrite(block, b"theirs", 4096)
+        with session() as s:
+            with session() as other:
+                source = (other.client, other.import_fd(block))
+                assert rm.dup_of_client(s.ctl, s.client, s.device, source) == rm.OK
+                missing = rm.dup_of_client(s.ctl, s.client, s.device, (other.client, 0xE9), 0xE3)
+                assert missing == rm.OBJECT_NOT_FOUND
+            linear, view = s.map(0xE2, PAGE, PAGE)
+            assert ctypes.string_at(view, 6) == b"theirs"
+            rm.munmap(view, PAGE)
+            assert s.unmap(0xE2, linear) == rm.OK
+        assert counts() == {}
+
     def test_refusals(self) -> None:
         block, me = rm.memory_block(), os.getpid()
         with session() as s:

@@ -167,7 +167,7 @@ class TestForcing:
             lambda: region.read(1, via=via),
             lambda: region.readinto(bytearray(1), via=via),
         ):
-            with pytest.raises(ValueError, match=r"via must be 'mapping', 'dma' or None, not "):
+            with pytest.raises(ValueError, match="via must be 'mapping', .* or None, not "):
                 call()
 
     def test_a_way_without_its_view_is_refused(self, region):

@@ -14,6 +14,7 @@
 
 #include "backends/node.h"
 #include "cuda/driver.h"
+#include "engine/engine.h"
 #include "memory/memory.h"
 
 /* The memory to take in: a range at a device pointer, or a whole VMM allocation. */
@@ -78,6 +79,10 @@ const struct core_backend *core_backend_named(const char *name);
  */
 struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
 			      const struct core_request *request, struct core_error *error);
+
+/* A part of memory that nvrm took in, for the copy engine; false if there is no such part. */
+bool core_nvrm_part(const struct core_memory *memory, unsigned int index, struct core_rm_gpu *gpu,
+		    struct core_engine_block *block);
 
 /* Fill in the reason and the remedy for an errno of core_node_open(). */
 void core_node_explain(int error, struct core_status *status);

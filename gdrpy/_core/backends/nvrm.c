@@ -45,18 +45,7 @@ static int open_client(struct core_error *error)
 {
 	int ret = ready(error);
 
-	if (ret && error->number == ENOENT)
-		return core_fail(
-			error, CORE_FAILED_UNAVAILABLE, ENODEV,
-			"cannot use the NVIDIA driver: %s: the node is missing: install the "
-			"driver, or pass the node into the container (--gpus, --device)",
-			error->call);
-	if (ret && error->number == ENXIO)
-		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-				 "cannot use the NVIDIA driver: %s: no driver is behind the node: "
-				 "load it (modprobe nvidia)",
-				 error->call);
-	return ret ? failed(error, "cannot use the NVIDIA driver") : 0;
+	return ret ? core_rm_explain_open(error) : 0;
 }
 
 static struct core_rm_gpu gpu_at(const int pci[3])
@@ -183,6 +172,19 @@ static int add_block(struct core_memory *memory, const int pci[3], int sibling,
 		return -1;
 	}
 	return add(memory, &block, offset, nbytes, error);
+}
+
+bool core_nvrm_part(const struct core_memory *memory, unsigned int index, struct core_rm_gpu *gpu,
+		    struct core_engine_block *block)
+{
+	const struct core_part *part = &memory->parts[index];
+
+	if (memory->backend != &core_backend_nvrm || index >= memory->nparts)
+		return false;
+	*gpu = part->block.gpu;
+	*block = (struct core_engine_block){core_rm_handle(client), part->block.object,
+					    part->offset, part->nbytes};
+	return true;
 }
 
 static struct core_memory *take_export(int fd, uint64_t nbytes, int device,

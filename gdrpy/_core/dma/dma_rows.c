@@ -1,27 +1,18 @@
 /* SPDX-License-Identifier: MIT */
+#include "copy/row_blocks.h"
 #include "dma/private.h"
 
 /* Constants of the CUDA driver API. */
 #define MEMORY_TYPE_HOST 1
 #define MEMORY_TYPE_DEVICE 2
-#define PITCH_MAX 0x7fffffff /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device */
 
 enum direction {
 	TO_DEVICE,
 	TO_HOST
 };
 
-/* Rows of the same length in host and device memory. */
-struct row_block {
-	char *host;
-	size_t host_pitch;
-	uint64_t device;
-	size_t device_pitch;
-	size_t nbytes, count; /* bytes of a row, and rows */
-};
-
 static bool copy_block(struct core_dma *dma, enum direction direction,
-		       const struct row_block *block, void *stream, struct core_error *error)
+		       const struct core_row_block *block, void *stream, struct core_error *error)
 {
 	struct core_cuda_end host = {
 		.memory_type = MEMORY_TYPE_HOST, .host = block->host, .pitch = block->host_pitch};
@@ -45,133 +36,68 @@ static bool copy_block(struct core_dma *dma, enum direction direction,
 bool core_dma_takes_rows(const struct core_rows *rows)
 {
 	return rows->run == rows->nbytes &&
-	       (rows->count == 1 || (rows->stride >= (ptrdiff_t)rows->nbytes &&
-				     rows->stride <= PITCH_MAX && rows->pitch <= PITCH_MAX));
+	       (rows->count == 1 ||
+		(rows->stride >= (ptrdiff_t)rows->nbytes && rows->stride <= CORE_PITCH_MAX &&
+		 rows->pitch <= CORE_PITCH_MAX));
 }
 
 static bool copy_directly(struct core_dma *dma, enum direction direction, uint64_t device,
 			  const struct core_rows *rows, struct core_error *error)
 {
-	struct row_block block = {rows->first, (size_t)rows->stride, device,
-				  rows->pitch, rows->nbytes,	     rows->count};
+	struct core_row_block block = {rows->first, (size_t)rows->stride, device,
+				       rows->pitch, rows->nbytes,	  rows->count};
 
 	return core_dma_have_stream(dma, &dma->stream, error) &&
 	       copy_block(dma, direction, &block, dma->stream, error) &&
 	       CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 }
 
-/* The rest of an array, from `done` bytes into `row` on. */
-struct rest {
-	const struct core_rows *rows;
-	uint64_t device; /* of the first row */
-	size_t chunk;	 /* bytes to move at once */
-	size_t row, done;
-};
-
-/* Take the next whole rows, or part of a row, with the device address; false at the end. */
-static bool take(struct rest *rest, struct row_block *block)
-{
-	const struct core_rows *rows = rest->rows;
-	size_t left = rows->count - rest->row;
-
-	if (!left)
-		return false;
-	*block = (struct row_block){
-		.device = rest->device + rest->row * rows->pitch + rest->done,
-		.device_pitch = rows->pitch,
-		.host_pitch = rows->nbytes,
-		.nbytes = rows->nbytes,
-		.count = 1,
-	};
-	if (rows->nbytes > rest->chunk) {
-		block->nbytes = rows->nbytes - rest->done;
-		if (block->nbytes > rest->chunk)
-			block->nbytes = rest->chunk;
-		rest->done += block->nbytes;
-		if (rest->done < rows->nbytes)
-			return true;
-		rest->done = 0;
-	} else if (rows->pitch <= PITCH_MAX) {
-		block->count = rest->chunk / rows->nbytes;
-		if (block->count > left)
-			block->count = left;
-	}
-	rest->row += block->count;
-	return true;
-}
-
-/* Walks the array as take() does. */
-struct host_side {
-	struct core_place place;
-	const struct core_rows *rows;
-	size_t row, done;
-};
-
-static void move_block(struct host_side *side, enum direction direction,
-		       const struct row_block *block)
-{
-	char *packed = block->host;
-
-	for (size_t i = 0; i < block->count; i++, packed += block->nbytes) {
-		if (!side->done)
-			core_begin_row(&side->place, side->rows, side->row);
-		if (direction == TO_DEVICE)
-			core_gather(&side->place, packed, block->nbytes);
-		else
-			core_spread(&side->place, packed, block->nbytes);
-		side->done += block->nbytes;
-		if (side->done == side->rows->nbytes) {
-			side->done = 0;
-			side->row++;
-		}
-	}
-}
-
-static bool issue(struct core_dma *dma, enum direction direction, const struct row_block *block,
-		  struct core_lane *lane, struct core_staging *staging, struct core_error *error)
+static bool issue(struct core_dma *dma, enum direction direction,
+		  const struct core_row_block *block, struct core_lane *lane,
+		  struct core_staging *staging, struct core_error *error)
 {
 	return copy_block(dma, direction, block, lane->stream, error) &&
 	       CORE_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
 }
 
-static void write_staged(struct core_dma *dma, struct rest *rest, struct core_lane *lane,
+static void write_staged(struct core_dma *dma, struct core_row_walk *rest, struct core_lane *lane,
 			 struct core_error *error)
 {
-	struct host_side side = {.rows = rest->rows};
-	struct row_block block;
+	struct core_row_cursor side = {.rows = rest->rows};
+	struct core_row_block block;
 
-	for (unsigned int turn = 0; take(rest, &block); turn++) {
+	for (unsigned int turn = 0; core_take_rows(rest, &block); turn++) {
 		struct core_staging *staging = &lane->staging[turn % 2];
 
 		if (turn >= 2 && !CORE_CUDA_CALL(error, dma, cuEventSynchronize, staging->idle))
 			break;
 		block.host = staging->memory;
-		move_block(&side, TO_DEVICE, &block);
+		core_pack_rows(&side, &block);
 		if (!issue(dma, TO_DEVICE, &block, lane, staging, error))
 			break;
 	}
 }
 
-static void read_staged(struct core_dma *dma, struct rest *rest, struct core_lane *lane,
+static void read_staged(struct core_dma *dma, struct core_row_walk *rest, struct core_lane *lane,
 			struct core_error *error)
 {
-	struct host_side side = {.rows = rest->rows};
+	struct core_row_cursor side = {.rows = rest->rows};
 	struct core_staging *from = NULL;
-	struct row_block block, coming;
+	struct core_row_block block, coming;
 	bool more = true;
 
 	/* While one block is spread from staging, the next is in flight. */
 	for (unsigned int turn = 0; more; turn++) {
 		struct core_staging *to = &lane->staging[turn % 2];
 
-		more = take(rest, &coming);
+		more = core_take_rows(rest, &coming);
 		coming.host = to->memory;
 		if (more && !issue(dma, TO_HOST, &coming, lane, to, error))
 			break;
 		if (from) {
 			if (!CORE_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
 				break;
-			move_block(&side, TO_HOST, &block);
+			core_unpack_rows(&side, &block);
 		}
 		from = to;
 		block = coming;
@@ -181,7 +107,7 @@ static void read_staged(struct core_dma *dma, struct rest *rest, struct core_lan
 static void copy_staged(struct core_dma *dma, enum direction direction, uint64_t device,
 			const struct core_rows *rows, struct core_error *error)
 {
-	struct rest rest = {.rows = rows, .device = device};
+	struct core_row_walk rest = {.rows = rows, .device = device};
 	struct core_lane *lane = &dma->lanes[0];
 
 	rest.chunk = core_dma_chunk(rows->nbytes * rows->count, 1);

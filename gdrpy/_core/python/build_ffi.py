@@ -109,6 +109,20 @@ const struct core_backend *const *core_candidates(const struct core_cuda *cuda);
 const struct core_backend *core_backend_named(const char *name);
 struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
                             const struct core_request *request, struct core_error *error);
+struct core_rm_gpu {
+    uint32_t pci_domain;
+    uint8_t pci_bus;
+    uint8_t pci_slot;
+    ...;
+};
+struct core_engine_block {
+    uint32_t client;
+    uint32_t object;
+    uint64_t offset;
+    uint64_t nbytes;
+};
+bool core_nvrm_part(const struct core_memory *memory, unsigned int index, struct core_rm_gpu *gpu,
+                    struct core_engine_block *block);
 void core_node_explain(int error, struct core_status *status);
 void core_driver_version(char *version);
 bool core_driver_tested(const char *version);

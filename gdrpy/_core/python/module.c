@@ -4,6 +4,7 @@
 #include "channel.h"
 #include "layout.h"
 #include "mapping.h"
+#include "transfers.h"
 
 #include <pthread.h>
 
@@ -67,6 +68,16 @@ static PyMethodDef functions[] = {
 	{"take_dlpack", core_take_dlpack, METH_O, core_take_dlpack_doc},
 	{"open_dma", core_open_dma, METH_O,
 	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a capsule."},
+	{"engine_reach", core_engine_reach, METH_VARARGS,
+	 "engine_reach(fd, nbytes, gpu, blocks, /)\n--\n\n"
+	 "GPU memory for the copy engine without CUDA, as a capsule: an export of nbytes bytes; or "
+	 "if\nfd is -1 blocks on a GPU, each (client, object, offset, nbytes)."},
+	{"engine_register", core_engine_register_buffer, METH_O,
+	 "engine_register(buffer, /)\n--\n\nA capsule: while it lives, the copy engine copies the "
+	 "buffer without staging."},
+	{"engine_status", core_engine_status, METH_O,
+	 "engine_status(gpu, /)\n--\n\nDescribe the copy engine of a GPU, (domain, bus, slot) "
+	 "or None for the first. Raises Error."},
 	{"fixed_size", core_fixed_size, METH_O,
 	 "fixed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
 	{"duplicate_memfd", core_duplicate_memfd, METH_O,
@@ -111,9 +122,9 @@ static bool add_contents(PyObject *module)
 	       (core_descriptor_type_object = add_type(module, &core_descriptor_spec)) &&
 	       (core_channel_type_object = add_type(module, &core_channel_spec)) &&
 	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
-	       add_type(module, &core_transfers_spec) && add_type(module, &core_buffer_spec) &&
-	       add_type(module, &core_lease_spec) && add_type(module, &core_resource_spec) &&
-	       add_type(module, &core_undo_spec) &&
+	       (core_transfers_type_object = add_type(module, &core_transfers_spec)) &&
+	       add_type(module, &core_buffer_spec) && add_type(module, &core_lease_spec) &&
+	       add_type(module, &core_resource_spec) && add_type(module, &core_undo_spec) &&
 	       /* Bytes of GPU memory that a channel takes besides its records, and of host memory.
 		*/
 	       !PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) &&

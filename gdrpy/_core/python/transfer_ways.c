@@ -13,6 +13,14 @@
  */
 #define ASK_FROM (4 << 10)
 
+/*
+ * Without a GPU view, the engine reads faster than loads do from a few KiB on; reads of less than
+ * this are left to loads, as nothing was measured in this package. Making an engine takes about as
+ * long as loading this many bytes.
+ */
+#define ENGINE_READ_MIN (16 << 10)
+#define ENGINE_READS (16 << 20)
+
 /* The sizes up to which one lane and four lanes are best: waking threads takes time. */
 #define ONE_LANE_UP_TO (1 << 20)
 #define FOUR_LANES_UP_TO (16 << 20)
@@ -44,25 +52,46 @@ static bool is_pinned(struct transfers *self, const struct core_copy *copy)
 	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
-/* Whether to copy by DMA, and if so, whether the host memory is page-locked. */
-static bool goes_by_dma(struct transfers *self, const struct core_copy *copy, bool to_write,
-			bool *pinned)
+/*
+ * The way for a read without a GPU view. Making an engine takes some milliseconds, so that reads
+ * must have taken as long before.
+ */
+static enum core_way way_to_read(struct transfers *self, const struct core_copy *copy)
+{
+	if (!self->engine && !self->no_engine && (self->loaded += copy->nbytes) >= ENGINE_READS &&
+	    !core_transfers_reach(self, copy->method)) {
+		if (!PyErr_ExceptionMatches(PyExc_Exception))
+			return CORE_NO_WAY;
+		PyErr_Clear();
+		self->no_engine = true;
+	}
+	return self->engine && !self->no_engine ? CORE_BY_ENGINE : CORE_BY_MAPPING;
+}
+
+/* The way to copy, and if that is DMA, whether the host memory is page-locked. */
+static enum core_way choose(struct transfers *self, const struct core_copy *copy, bool to_write,
+			    bool *pinned)
 {
 	const struct core_limits *limits = &self->limits;
 
-	if (copy->way == CORE_BY_MAPPING || !self->dma)
-		return false;
+	if (copy->way >= CORE_BY_MAPPING)
+		return copy->way;
+	if (!self->dma)
+		return to_write || copy->nbytes < ENGINE_READ_MIN ? CORE_BY_MAPPING
+								  : way_to_read(self, copy);
 	if (copy->way == CORE_AUTOMATIC && self->mapping) {
 		if (!to_write && copy->nbytes < limits->read_dma)
-			return false;
+			return CORE_BY_MAPPING;
 		if (to_write && copy->nbytes < limits->write_dma_pinned &&
 		    copy->nbytes < limits->write_dma)
-			return false;
+			return CORE_BY_MAPPING;
 	}
 	*pinned = is_pinned(self, copy);
 	if (copy->way == CORE_BY_DMA || !self->mapping || !to_write)
-		return true;
-	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma);
+		return CORE_BY_DMA;
+	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma)
+		       ? CORE_BY_DMA
+		       : CORE_BY_MAPPING;
 }
 
 /* Copy by DMA, directly if `pinned`, else through staging; false with an error. */
@@ -88,6 +117,28 @@ static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pi
 	return done;
 }
 
+static bool by_engine(struct transfers *self, const struct core_copy *copy, bool to_write,
+		      struct core_error *error)
+{
+	struct core_engine_memory *engine = self->engine;
+	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
+	uint64_t offset = (uint64_t)copy->offset;
+	size_t nbytes = (size_t)copy->nbytes;
+	int ret = 0;
+
+	/* The engine must not overtake stores that are still in this CPU's buffers. */
+	core_store_fence();
+	self->running++;
+	Py_BEGIN_ALLOW_THREADS;
+	if (nbytes)
+		ret = to_write ? core_engine_write(engine, offset, copy->host, nbytes, error)
+			       : core_engine_read(engine, copy->host, offset, nbytes, error);
+	Py_END_ALLOW_THREADS;
+	core_transfers_end(self);
+	Py_DECREF(capsule);
+	return !ret;
+}
+
 static void by_mapping(struct transfers *self, struct mapping *mapping,
 		       const struct core_copy *copy, bool to_write)
 {
@@ -102,19 +153,40 @@ static void by_mapping(struct transfers *self, struct mapping *mapping,
 				 copy->offset, copy->host, nbytes);
 }
 
+/*
+ * Copy by the GPU. A failure is raised, unless the mapping serves as well: staging needs memory,
+ * which may be short, and stores and loads need none; and the engine may be lost.
+ */
+static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum core_way way,
+		   bool pinned, bool to_write, bool *try_mapping)
+{
+	bool automatic = copy->way == CORE_AUTOMATIC && *try_mapping;
+	struct core_error error;
+
+	if (way == CORE_BY_ENGINE) {
+		if (by_engine(self, copy, to_write, &error))
+			return true;
+		*try_mapping = self->no_engine = automatic;
+		return !automatic && core_raise_failure(&error);
+	}
+	if (by_dma(self, copy, pinned, to_write, &error))
+		return true;
+	*try_mapping = automatic && error.failure == CORE_FAILED_MEMORY;
+	return !*try_mapping && core_raise_cuda(&error);
+}
+
 static bool copy_held(struct transfers *self, struct mapping *mapping, const struct core_copy *copy,
 		      bool to_write)
 {
-	struct core_error error;
-	bool pinned;
+	bool pinned = false, try_mapping = mapping;
+	enum core_way way = choose(self, copy, to_write, &pinned);
 
-	if (goes_by_dma(self, copy, to_write, &pinned)) {
-		if (by_dma(self, copy, pinned, to_write, &error))
+	if (way != CORE_BY_MAPPING) {
+		if (way == CORE_NO_WAY)
+			return false;
+		if (by_gpu(self, copy, way, pinned, to_write, &try_mapping))
 			return true;
-		/* Staging needs memory, which may be short; stores and loads need none. */
-		if (error.failure != CORE_FAILED_MEMORY || copy->way != CORE_AUTOMATIC || !mapping)
-			return core_raise_cuda(&error);
-		if (!core_mapping_usable(mapping, copy->method))
+		if (!try_mapping || !core_mapping_usable(mapping, copy->method))
 			return false;
 	}
 	if (!core_mapping_enter_checked(mapping, copy->method))

@@ -25,10 +25,13 @@ bool core_parse_way(const char *method, PyObject *via, enum core_way *way)
 			*way = CORE_BY_MAPPING;
 		else if (!PyUnicode_CompareWithASCIIString(via, "dma"))
 			*way = CORE_BY_DMA;
+		else if (!PyUnicode_CompareWithASCIIString(via, "engine"))
+			*way = CORE_BY_ENGINE;
 	}
 	if (*way == CORE_AUTOMATIC)
-		PyErr_Format(PyExc_ValueError, "%s: via must be 'mapping', 'dma' or None, not %R",
-			     method, via);
+		PyErr_Format(PyExc_ValueError,
+			     "%s: via must be 'mapping', 'dma', 'engine' or None, not %R", method,
+			     via);
 	return *way != CORE_AUTOMATIC;
 }
 
@@ -38,17 +41,37 @@ static inline bool is_armed(struct transfers *self, bool to_write)
 	       self->generation == core_fork_generation;
 }
 
+bool core_transfers_reach(struct transfers *self, const char *method)
+{
+	PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare_engine", "s", method);
+
+	Py_XDECREF(done);
+	return done;
+}
+
+static bool arm(struct transfers *self, const char *method, bool to_write)
+{
+	PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare", "sO", method,
+					     to_write ? Py_True : Py_False);
+
+	Py_XDECREF(done);
+	return done;
+}
+
 bool core_transfers_ready(struct transfers *self, const char *method, bool to_write,
 			  enum core_way way)
 {
-	/* Another thread may close or seal the region before the call returns. */
-	while (!is_armed(self, to_write)) {
-		PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare", "sO", method,
-						     to_write ? Py_True : Py_False);
-
-		if (!done)
-			return false;
-		Py_DECREF(done);
+	/* Another thread may close or seal the region before a call returns. */
+	for (;;) {
+		if (!is_armed(self, to_write)) {
+			if (!arm(self, method, to_write))
+				return false;
+		} else if (way == CORE_BY_ENGINE && !self->engine) {
+			if (!core_transfers_reach(self, method))
+				return false;
+		} else {
+			break;
+		}
 	}
 	if (self->mapping && !(to_write ? core_mapping_writable(self->mapping, method)
 					: core_mapping_usable(self->mapping, method)))
@@ -71,7 +94,7 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 	return true;
 }
 
-static bool in_range(struct transfers *self, const struct core_copy *copy)
+bool core_transfers_range(struct transfers *self, const struct core_copy *copy)
 {
 	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
 		return true;
@@ -99,6 +122,24 @@ static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *cop
 	return nbytes;
 }
 
+/* Copy all bytes of another region by the engine. The bytes copied; -1 with an exception set. */
+static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
+			      struct transfers *other, bool to_write)
+{
+	Py_ssize_t copied = -1;
+
+	CORE_BEGIN_ALONE(other);
+	if (core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
+	    core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE)) {
+		copy->nbytes = other->nbytes;
+		if (core_transfers_range(self, copy) &&
+		    core_transfers_between(self, other, copy, to_write))
+			copied = copy->nbytes;
+	}
+	CORE_END_ALONE();
+	return copied;
+}
+
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
  */
 static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
@@ -116,6 +157,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
 		return -1;
+	if (copy.way == CORE_BY_ENGINE && PyObject_TypeCheck(arg[0], core_transfers_type_object))
+		return copy_region(self, &copy, (struct transfers *)arg[0], to_write);
 	if (!PyBytes_CheckExact(arg[0]) && !PyObject_CheckBuffer(arg[0]))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)
@@ -124,7 +167,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 		return -1;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
-	done = core_transfers_ready(self, method, to_write, copy.way) && in_range(self, &copy) &&
+	done = core_transfers_ready(self, method, to_write, copy.way) &&
+	       core_transfers_range(self, &copy) &&
 	       (!self->mapping || core_mapping_apart(self->mapping, method, names[0], copy.offset,
 						     copy.nbytes, copy.host, copy.nbytes)) &&
 	       core_transfers_copy(self, &copy, to_write);
@@ -184,7 +228,7 @@ static PyObject *transfers_read(struct transfers *self, PyObject *const *args, P
 		return NULL;
 	if (!arg[0] || arg[0] == Py_None)
 		copy.nbytes = copy.offset < self->nbytes ? self->nbytes - copy.offset : 0;
-	if (!in_range(self, &copy))
+	if (!core_transfers_range(self, &copy))
 		return NULL;
 
 	bytes = fresh_bytes(copy.nbytes);
@@ -200,8 +244,10 @@ static void forget_views(struct transfers *self)
 {
 	self->armed = self->writable = false;
 	self->dma = NULL;
+	self->engine = NULL;
 	Py_CLEAR(self->mapping);
 	Py_CLEAR(self->capsule);
+	Py_CLEAR(self->engine_capsule);
 }
 
 static PyObject *transfers_arm(struct transfers *self, void *args)
@@ -241,6 +287,19 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 	Py_RETURN_NONE;
 }
 
+static PyObject *transfers_arm_engine(struct transfers *self, void *argument)
+{
+	PyObject *capsule = argument, *before = self->engine_capsule;
+	void *engine = PyCapsule_GetPointer(capsule, core_engine_capsule);
+
+	if (!engine)
+		return NULL;
+	self->engine = engine;
+	self->engine_capsule = Py_NewRef(capsule);
+	Py_XDECREF(before);
+	Py_RETURN_NONE;
+}
+
 static PyObject *transfers_disarm(struct transfers *self, void *Py_UNUSED(unused))
 {
 	forget_views(self);
@@ -270,6 +329,8 @@ CORE_ALONE_FASTCALL(transfers_readinto, transfers)
 CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
 CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
 CORE_ALONE(transfers_arm, transfers)
+CORE_ALONE(transfers_arm_engine, transfers)
+CORE_ALONE(core_transfers_fill, transfers)
 CORE_ALONE(transfers_disarm, transfers)
 CORE_ALONE(transfers_keep, transfers)
 
@@ -301,12 +362,15 @@ static PyMethodDef transfers_methods[] = {
 	 "on, or by DMA.\n\n"
 	 "Args:\n"
 	 "    data: A contiguous buffer, or a contiguous array of any library, such as a torch\n"
-	 "        tensor, on the host or on a GPU.\n"
+	 "        tensor, on the host or on a GPU. With via='engine' also another region on the\n"
+	 "        same GPU, whose bytes stay on it.\n"
 	 "    offset: The byte of the region that the first one goes to.\n"
-	 "    via: 'mapping' or 'dma' forces a way; None takes the faster one for the size.\n\n"
+	 "    via: 'mapping', 'dma' (by CUDA) or 'engine' (by the GPU's copy engine without CUDA)\n"
+	 "        forces a way; None takes the faster one for the size.\n\n"
 	 "On return the bytes are on their way to the GPU, ahead of anything written later.\n"
 	 "Raises ValueError outside the region, and for bytes of region.cpu that overlap those\n"
-	 "written; ReadOnly, Closed, MissingView, CudaError."},
+	 "written; ReadOnly, Closed, MissingView, CudaError; for via='engine'\n"
+	 "BackendUnavailable, with the reason."},
 	{"read", CORE_FASTCALL(transfers_read_alone),
 	 "read(nbytes=None, offset=0, via=None)\n--\n\n"
 	 "Copy bytes out of the region, by CPU loads up to a few KiB, else by DMA.\n\n"
@@ -342,15 +406,19 @@ static PyMethodDef transfers_methods[] = {
 	 "    offset: The byte of the region at which the first row begins.\n"
 	 "    via: As for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
+	{"_arm_engine", (PyCFunction)(void (*)(void))transfers_arm_engine_alone, METH_O, NULL},
+	{"_fill_by_engine", (PyCFunction)(void (*)(void))core_transfers_fill_alone, METH_VARARGS,
+	 "_fill_by_engine(method, value, offset, nbytes, /)\n--\n\nSet bytes inside the region."},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
 	{"_keep", (PyCFunction)(void (*)(void))transfers_keep_alone, METH_O,
-	 "_keep(object, /)\n--\n\nKeep an object until the copies by DMA in progress are done."},
+	 "_keep(object, /)\n--\n\nKeep an object until the copies by the GPU in progress are "
+	 "done."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef transfers_members[] = {
 	{"_running", T_PYSSIZET, offsetof(struct transfers, running), READONLY,
-	 "Copies by DMA in progress."},
+	 "Copies by the GPU in progress."},
 	{"_pin", T_BOOL, offsetof(struct transfers, pin), 0, "Whether it is a Pin."},
 	{NULL, 0, 0, 0, NULL},
 };

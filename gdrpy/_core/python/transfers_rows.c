@@ -45,6 +45,26 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	return done || core_raise_cuda(&error);
 }
 
+static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write)
+{
+	struct core_engine_memory *engine = self->engine;
+	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
+	uint64_t offset = (uint64_t)call->offset;
+	struct core_error error;
+	int ret;
+
+	/* The engine must not overtake stores that are still in this CPU's buffers. */
+	core_store_fence();
+	self->running++;
+	Py_BEGIN_ALLOW_THREADS;
+	ret = to_write ? core_engine_write_rows(engine, offset, &call->rows, &error)
+		       : core_engine_read_rows(engine, offset, &call->rows, &error);
+	Py_END_ALLOW_THREADS;
+	core_transfers_end(self);
+	Py_DECREF(capsule);
+	return !ret || core_raise_failure(&error);
+}
+
 static bool writes_by_dma(struct transfers *self, const struct core_strided *call,
 			  enum core_way way)
 {
@@ -76,6 +96,8 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 		copy = as_bytes(call, way);
 		return core_transfers_copy(self, &copy, to_write);
 	}
+	if (way == CORE_BY_ENGINE)
+		return by_engine(self, call, to_write);
 	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
 		return by_dma(self, call, to_write);
 	mapping = self->mapping;

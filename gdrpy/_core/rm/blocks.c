@@ -56,6 +56,17 @@ static int export_info(struct core_rm *client, int fd, struct nvrm_export_info *
 	return 0;
 }
 
+int core_rm_export_gpu(struct core_rm *client, int fd, struct core_rm_gpu *gpu,
+		       struct core_error *error)
+{
+	struct nvrm_export_info info;
+
+	return export_info(client, fd, &info, error) ||
+			       core_rm_find_card(client, NULL, &info.device_instance, gpu, error)
+		       ? -1
+		       : 0;
+}
+
 int core_rm_import(struct core_rm *client, int fd, struct core_rm_memory *memory,
 		   struct core_error *error)
 {

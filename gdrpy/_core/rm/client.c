@@ -31,13 +31,13 @@ static int status_errno(uint32_t status)
 	}
 }
 
-int core_rm_call(struct core_rm *client, const char *call, unsigned long request, void *argument,
-		 const uint32_t *status, struct core_error *error)
+int core_rm_call_on(int fd, const char *call, unsigned long request, void *argument,
+		    const uint32_t *status, struct core_error *error)
 {
 	int ret;
 
 	do {
-		ret = ioctl(client->control, request, argument);
+		ret = ioctl(fd, request, argument);
 	} while (ret < 0 && errno == EINTR);
 
 	if (ret < 0)
@@ -45,6 +45,12 @@ int core_rm_call(struct core_rm *client, const char *call, unsigned long request
 	if (*status)
 		return core_fail_call(error, status_errno(*status), *status, "%s", call);
 	return 0;
+}
+
+int core_rm_call(struct core_rm *client, const char *call, unsigned long request, void *argument,
+		 const uint32_t *status, struct core_error *error)
+{
+	return core_rm_call_on(client->control, call, request, argument, status, error);
 }
 
 static int rm_alloc(struct core_rm *client, const char *call, struct nvrm_alloc *alloc,
@@ -142,6 +148,27 @@ close_control:
 free_client:
 	free(client);
 	return -1;
+}
+
+int core_rm_explain_open(struct core_error *error)
+{
+	if (error->number == ENOENT)
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, ENODEV,
+			"cannot use the NVIDIA driver: %s: the node is missing: install the "
+			"driver, or pass the node into the container (--gpus, --device)",
+			error->call);
+	if (error->number == ENXIO)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "cannot use the NVIDIA driver: %s: no driver is behind the node: "
+				 "load it (modprobe nvidia)",
+				 error->call);
+	return core_explain(error, "cannot use the NVIDIA driver");
+}
+
+uint32_t core_rm_handle(const struct core_rm *client)
+{
+	return client->handle;
 }
 
 void core_rm_close(struct core_rm *client)

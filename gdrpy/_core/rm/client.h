@@ -54,12 +54,22 @@ struct core_rm;
  */
 int core_rm_open(struct core_rm **client, struct core_error *error);
 
+/* Say of a failed core_rm_open() what is missing. Returns -1. */
+int core_rm_explain_open(struct core_error *error);
+
 /*
  * The obstacle to every mapping of a GPU's memory (gpu NULL: of any GPU's), found without trying
  * one; NULL if none is known.
  */
 const struct core_rm_obstacle *core_rm_find_obstacle(struct core_rm *client,
 						     const struct core_rm_gpu *gpu);
+
+/* The client's handle, by which another client of this process may name its objects. */
+uint32_t core_rm_handle(const struct core_rm *client);
+
+/* The GPU that holds exported memory. */
+int core_rm_export_gpu(struct core_rm *client, int fd, struct core_rm_gpu *gpu,
+		       struct core_error *error);
 
 /* Whether a GPU is split into MIG instances. */
 bool core_rm_split(struct core_rm *client, const struct core_rm_gpu *gpu);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Shared by the files of this folder: calls to the driver, and the GPUs in the client. */
+/* For this folder and engine/: calls to the driver, and the GPUs in the client. */
 #ifndef GDRPY_RM_PRIVATE_H
 #define GDRPY_RM_PRIVATE_H
 
@@ -31,7 +31,9 @@ struct core_rm {
 
 /* Unless noted, functions that return an int return 0, or -1 with *error filled in. */
 
-/* Make an ioctl that stores RM's status in *status. */
+/* Make an ioctl that stores RM's status in *status, on a descriptor or on the client's own. */
+int core_rm_call_on(int fd, const char *call, unsigned long request, void *argument,
+		    const uint32_t *status, struct core_error *error);
 int core_rm_call(struct core_rm *client, const char *call, unsigned long request, void *argument,
 		 const uint32_t *status, struct core_error *error);
 int core_rm_free(struct core_rm *client, uint32_t parent, uint32_t object,

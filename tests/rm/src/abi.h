@@ -16,13 +16,19 @@
 #define RM_IOCTL_TYPE 'F'
 
 enum rm_call_number {
+	RM_NR_USER_MEMORY = 0x27,
 	RM_NR_FREE = 0x29,
 	RM_NR_CONTROL = 0x2A,
 	RM_NR_ALLOC = 0x2B,
 	RM_NR_DUP_OBJECT = 0x34,
 	RM_NR_MAP_MEMORY = 0x4E,
 	RM_NR_UNMAP_MEMORY = 0x4F,
+	RM_NR_MAP_DMA = 0x57,
+	RM_NR_UNMAP_DMA = 0x58,
 	RM_NR_CARD_INFO = 200,
+	RM_NR_REGISTER_FD = 201,
+	RM_NR_OS_EVENT = 206,
+	RM_NR_FREE_OS_EVENT = 207,
 	RM_NR_CHECK_VERSION = 210,
 };
 
@@ -40,6 +46,7 @@ enum rm_status {
 	RM_INVALID_OBJECT_HANDLE = 0x33,
 	RM_INVALID_OBJECT_PARENT = 0x36,
 	RM_INVALID_PARAMETER = 0x3B,
+	RM_INVALID_STATE = 0x40,
 	RM_NO_MEMORY = 0x51,
 	RM_NOT_SUPPORTED = 0x56,
 	RM_OBJECT_NOT_FOUND = 0x57,
@@ -48,10 +55,19 @@ enum rm_status {
 };
 
 enum rm_class {
+	RM_CLASS_LOCAL_MEMORY = 0x40,
 	RM_CLASS_ROOT_CLIENT = 0x41,
+	RM_CLASS_VIRTUAL = 0x70,
+	RM_CLASS_USER_MEMORY = 0x71,
+	RM_CLASS_EVENT = 0x79,
 	RM_CLASS_DEVICE = 0x80,
 	RM_CLASS_SUBDEVICE = 0x2080,
+	RM_CLASS_ADDRESS_SPACE = 0x90F1,
+	RM_CLASS_GROUP = 0xA06C,
 	RM_CLASS_MIG_INSTANCE = 0xC637,
+	RM_CLASS_USERMODE = 0xC661,
+	RM_CLASS_CHANNEL = 0xC86F,
+	RM_CLASS_COPY = 0xC8B5,
 	RM_CLASS_CONFIDENTIAL = 0xCB33,
 };
 
@@ -279,6 +295,101 @@ RM_ABI_SIZE(struct rm_import_many, 652);
 RM_ABI_FIELD(struct rm_import_many, objects, 8);
 RM_ABI_FIELD(struct rm_import_many, types, 520);
 RM_ABI_FIELD(struct rm_import_many, count, 648);
+
+struct rm_os_event {
+	uint32_t client;
+	uint32_t device;
+	uint32_t fd;
+	uint32_t status;
+};
+RM_ABI_SIZE(struct rm_os_event, 16);
+
+struct rm_user_memory {
+	uint32_t root;
+	uint32_t parent;
+	uint32_t new_handle;
+	uint32_t class;
+	uint32_t flags;
+	uint32_t padding;
+	uint64_t address;
+	uint64_t limit; /* the last byte's offset */
+	uint32_t status;
+	uint32_t padding_middle;
+	int32_t fd;
+	uint32_t padding_end;
+};
+RM_ABI_SIZE(struct rm_user_memory, 56);
+RM_ABI_FIELD(struct rm_user_memory, address, 24);
+RM_ABI_FIELD(struct rm_user_memory, status, 40);
+RM_ABI_FIELD(struct rm_user_memory, fd, 48);
+
+/* Bits of rm_user_memory's flags. */
+#define RM_USER_MEMORY_LOCATION(flags) ((flags) >> 8 & 0xF)
+#define RM_USER_MEMORY_COHERENCY(flags) ((flags) >> 12 & 0xF)
+#define RM_USER_MEMORY_MAPPING(flags) ((flags) >> 30)
+#define RM_USER_MEMORY_NO_MAP 1u
+#define RM_USER_MEMORY_NONCONTIGUOUS (1u << 4)
+#define RM_USER_MEMORY_READ_ONLY (1u << 21)
+#define RM_USER_MEMORY_KNOWN_FLAGS                                                                 \
+	(0xFu << 4 | 0xFu << 8 | 0xFu << 12 | RM_USER_MEMORY_READ_ONLY | 3u << 30)
+
+#define RM_MAP_DMA_READ_ONLY 1u
+#define RM_MAP_DMA_SNOOP (1u << 4)
+
+struct rm_virtual_params {
+	uint64_t offset;
+	uint64_t limit;
+	uint32_t address_space;
+	uint32_t padding;
+};
+RM_ABI_SIZE(struct rm_virtual_params, 24);
+
+struct rm_copy_params {
+	uint32_t version;
+	uint32_t engine;
+};
+RM_ABI_SIZE(struct rm_copy_params, 8);
+
+struct rm_event_params {
+	uint32_t client;
+	uint32_t source;
+	uint32_t class;
+	uint32_t index;
+	uint64_t data;
+};
+RM_ABI_SIZE(struct rm_event_params, 24);
+
+#define RM_EVENT_NONSTALL_WITHOUT_DATA 0x18000000u
+
+struct rm_class_list {
+	uint32_t count;
+	uint32_t padding;
+	uint64_t list;
+};
+RM_ABI_SIZE(struct rm_class_list, 16);
+
+struct rm_copy_caps {
+	uint32_t engine;
+	uint8_t caps[2];
+	uint8_t padding[2];
+};
+RM_ABI_SIZE(struct rm_copy_caps, 8);
+
+struct rm_notification {
+	uint64_t time;
+	uint32_t info32;
+	uint16_t info16;
+	uint16_t status;
+};
+RM_ABI_SIZE(struct rm_notification, 16);
+
+#define RM_ENGINE_COPY0 9
+#define RM_NOTIFIER_COPY0 23
+#define RM_USERMODE_SIZE 0x10000
+#define RM_USERMODE_DOORBELL 0x90
+#define RM_USERD_SIZE 512
+#define RM_USERD_GET 0x88
+#define RM_USERD_PUT 0x8C
 
 struct rm_surface_info {
 	uint32_t count;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "abi.h"
+#include "channel.h"
 #include "fault.h"
 #include "machine.h"
 #include "user.h"
@@ -139,6 +140,9 @@ enum target {
 	ON_DEVICE,
 	ON_OBJECT,
 	ON_CONFIDENTIAL,
+	ON_SUBDEVICE,
+	ON_CHANNEL,
+	ON_GROUP,
 };
 
 struct command {
@@ -147,21 +151,32 @@ struct command {
 	enum fact size;
 	enum target target;
 	uint32_t (*serve)(struct client *client, struct object *object, void *params);
+	uint32_t (*serve_part)(struct client *client, struct part *part, void *params);
 };
 
 static const struct command commands[] = {
 	{"GPU_GET_ID_INFO", FACT_CTRL_GPU_GET_ID_INFO_V2, FACT_SIZE_GPU_ID_INFO, ON_CLIENT,
-	 gpu_get_id_info},
+	 gpu_get_id_info, NULL},
 	{"GET_EXPORT_OBJECT_INFO", FACT_CTRL_GET_EXPORT_OBJECT_INFO, FACT_SIZE_EXPORT_INFO,
-	 ON_CLIENT, get_export_object_info},
+	 ON_CLIENT, get_export_object_info, NULL},
 	{"IMPORT_OBJECTS_FROM_FD", FACT_CTRL_IMPORT_OBJECTS_FROM_FD, FACT_SIZE_IMPORT, ON_CLIENT,
-	 import_objects_from_fd},
+	 import_objects_from_fd, NULL},
 	{"GET_SURFACE_INFO", FACT_CTRL_GET_SURFACE_INFO, FACT_SIZE_SURFACE_INFO, ON_OBJECT,
-	 get_surface_info},
+	 get_surface_info, NULL},
 	{"GET_CONFIDENTIAL", FACT_CTRL_GET_CONFIDENTIAL, FACT_SIZE_CONFIDENTIAL, ON_CONFIDENTIAL,
-	 get_confidential},
+	 get_confidential, NULL},
 	{"GET_VIRTUALIZATION", FACT_CTRL_GET_VIRTUALIZATION, FACT_SIZE_VIRTUALIZATION, ON_DEVICE,
-	 get_virtualization},
+	 get_virtualization, NULL},
+	{"CLASS_LIST", FACT_CTRL_CLASS_LIST, FACT_SIZE_CLASS_LIST, ON_DEVICE, NULL, class_list},
+	{"COPY_CAPS", FACT_CTRL_COPY_CAPS, FACT_SIZE_COPY_CAPS, ON_SUBDEVICE, NULL, copy_caps},
+	{"BIND", FACT_CTRL_BIND, FACT_SIZE_BIND, ON_CHANNEL, NULL, bind_engine},
+	{"SCHEDULE", FACT_CTRL_SCHEDULE, FACT_SIZE_SCHEDULE, ON_CHANNEL, NULL, schedule},
+	{"SCHEDULE", FACT_CTRL_GROUP_SCHEDULE, FACT_SIZE_GROUP_SCHEDULE, ON_GROUP, NULL, schedule},
+	{"SET_TIMESLICE", FACT_CTRL_SET_TIMESLICE, FACT_SIZE_TIMESLICE, ON_GROUP, NULL,
+	 set_timeslice},
+	{"GET_TIMESLICE", FACT_CTRL_GET_TIMESLICE, FACT_SIZE_TIMESLICE, ON_GROUP, NULL,
+	 get_timeslice},
+	{"TOKEN", FACT_CTRL_TOKEN, FACT_SIZE_TOKEN, ON_CHANNEL, NULL, get_token},
 };
 
 static const struct command *find_command(uint32_t number)
@@ -185,6 +200,13 @@ static bool is_target(const struct client *client, enum target target, uint32_t 
 		return object_find(client, handle, &device);
 	case ON_CONFIDENTIAL:
 		return handle == client->confidential;
+	case ON_SUBDEVICE:
+		device = device_of(client, handle);
+		return device && device->subdevice == handle;
+	case ON_CHANNEL:
+		return part_find(client, handle, PART_CHANNEL, &device);
+	case ON_GROUP:
+		return part_find(client, handle, PART_GROUP, &device);
 	}
 	return false;
 }
@@ -215,7 +237,10 @@ uint32_t serve_control(const struct open_node *node, void *argument)
 	if (copy_from_user(params.bytes, call->params, size))
 		return RM_INVALID_ADDRESS;
 	status = fault_take(command->name);
-	if (!status)
+	if (!status && command->serve_part)
+		status = command->serve_part(client, part_find_any(client, call->object, &device),
+					     params.bytes);
+	else if (!status)
 		status = command->serve(client, object, params.bytes);
 	if (copy_to_user(call->params, params.bytes, size))
 		return RM_INVALID_ADDRESS;

@@ -6,7 +6,9 @@
  *   RM_MAP_MEMORY:2:0x51    the 2nd such call from now answers this status, once
  *   GET_SURFACE_INFO:1:0x56 the same for one control command or one class
  *   CARD_INFO:1:5           calls that have no status fail with an errno: CARD_INFO, CHECK_VERSION,
+ *                           REGISTER_FD,
  *   ioctl:3:4               ioctl (any of them), mmap and munmap
+ *   ENGINE:3:79             the 3rd entry of a ring from now kills its channel with this Xid
  *   open:/dev/nvidiactl:13  opening this path fails with an errno, every time; with EINTR, once
  *
  * All calls with the ledger's lock held.

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "ledger.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +11,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "channel.h"
+#include "dma.h"
+#include "event.h"
 #include "libc.h"
 
 #define CLIENT_HANDLE_BASE 0xC2000000u
@@ -31,13 +36,41 @@ static struct view *views;
 static uint32_t next_client = CLIENT_HANDLE_BASE;
 static uint64_t next_linear = LINEAR_BASE;
 
-static char violations[VIOLATIONS_KEPT][160];
-static int violation_count;
+struct texts {
+	char kept[VIOLATIONS_KEPT][160];
+	int count;
+};
+
+static struct texts violations, xids;
 static bool dropping_inherited;
+
+/* A device node that speaks for a control file. */
+struct registration {
+	struct registration *next;
+	struct file_id file, control;
+};
+
+static struct registration *registrations;
+static int waiting; /* for the lock */
 
 void ledger_lock(void)
 {
+	__atomic_fetch_add(&waiting, 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&lock);
+	__atomic_fetch_sub(&waiting, 1, __ATOMIC_RELAXED);
+}
+
+void ledger_pause(void)
+{
+	ledger_unlock();
+	while (__atomic_load_n(&waiting, __ATOMIC_RELAXED))
+		sched_yield();
+	ledger_lock();
+}
+
+bool ledger_is_dropping(void)
+{
+	return dropping_inherited;
 }
 
 void ledger_unlock(void)
@@ -50,21 +83,38 @@ bool ledger_is_of_this_process(void)
 	return getpid() == owner;
 }
 
-__attribute__((format(printf, 1, 2))) static void violation(const char *format, ...)
+static void tell(struct texts *texts, const char *kind, const char *format, va_list arguments)
 {
-	char text[sizeof(violations[0])];
-	va_list arguments;
+	char text[sizeof(texts->kept[0])];
 
 	if (dropping_inherited)
 		return;
-	va_start(arguments, format);
 	vsnprintf(text, sizeof(text), format, arguments);
-	va_end(arguments);
-	fprintf(stderr, "fakerm: violation: %s\n", text);
-	if (violation_count < VIOLATIONS_KEPT)
-		memcpy(violations[violation_count], text, sizeof(text));
-	violation_count++;
+	fprintf(stderr, "fakerm: %s: %s\n", kind, text);
+	if (texts->count < VIOLATIONS_KEPT)
+		memcpy(texts->kept[texts->count], text, sizeof(text));
+	texts->count++;
 }
+
+void ledger_violation_add(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	tell(&violations, "violation", format, arguments);
+	va_end(arguments);
+}
+
+void ledger_xid_add(const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	tell(&xids, "Xid", format, arguments);
+	va_end(arguments);
+}
+
+#define violation ledger_violation_add
 
 /* Take one entry out of a singly linked list. */
 #define UNLINK(head, entry)                                                                        \
@@ -116,6 +166,8 @@ bool client_has_handle(const struct client *client, uint32_t handle)
 	for (device = client->devices; device; device = device->next)
 		if (handle && (handle == device->subdevice || handle == device->subscription))
 			return true;
+	if (part_find_any(client, handle, &device))
+		return true;
 	return handle == client->handle || (handle && handle == client->confidential) ||
 	       device_find(client, handle) || object_find(client, handle, &device);
 }
@@ -150,8 +202,18 @@ struct device *device_find(const struct client *client, uint32_t handle)
 	return NULL;
 }
 
+struct device *device_of(const struct client *client, uint32_t handle)
+{
+	for (struct device *device = client->devices; device; device = device->next)
+		if (device->handle == handle || (handle && device->subdevice == handle))
+			return device;
+	return NULL;
+}
+
 void device_free(struct client *client, struct device *device)
 {
+	while (device->parts)
+		part_free(device, device->parts);
 	while (device->objects)
 		object_free(device, device->objects);
 	UNLINK(client->devices, device);
@@ -165,6 +227,7 @@ struct object *object_add(struct device *device, uint32_t handle, const struct m
 	if (!object)
 		return NULL;
 	object->handle = handle;
+	object->parent = device->handle;
 	object->memory = *memory;
 	LINK(device->objects, object);
 	return object;
@@ -186,9 +249,102 @@ void object_free(struct device *device, struct object *object)
 			  (unsigned long long)object->mappings->linear);
 		mapping_free(object, object->mappings);
 	}
+	channels_forget_memory(device, object->handle);
+	dma_forget_memory(device, object->handle);
 	UNLINK(device->objects, object);
 	memory_release(&object->memory);
 	free(object);
+}
+
+struct part *part_add(struct device *device, uint32_t handle, uint32_t parent, enum part_kind kind)
+{
+	struct part *part = calloc(1, sizeof(*part));
+
+	if (!part)
+		return NULL;
+	part->handle = handle;
+	part->parent = parent;
+	part->kind = kind;
+	part->fd = -1;
+	LINK(device->parts, part);
+	return part;
+}
+
+struct part *part_find_any(const struct client *client, uint32_t handle, struct device **device)
+{
+	for (*device = client->devices; *device; *device = (*device)->next)
+		for (struct part *part = (*device)->parts; part; part = part->next)
+			if (part->handle == handle)
+				return part;
+	return NULL;
+}
+
+struct part *part_find(const struct client *client, uint32_t handle, enum part_kind kind,
+		       struct device **device)
+{
+	struct part *part = part_find_any(client, handle, device);
+
+	return part && part->kind == kind ? part : NULL;
+}
+
+static struct part *child_of(const struct device *device, const struct part *parent)
+{
+	for (struct part *part = device->parts; part; part = part->next)
+		if (part->parent == parent->handle ||
+		    (parent->kind == PART_ADDRESS_SPACE && part->address_space == parent->handle))
+			return part;
+	return NULL;
+}
+
+void part_free(struct device *device, struct part *part)
+{
+	struct part *child;
+
+	while ((child = child_of(device, part)))
+		part_free(device, child);
+	if (part->channel)
+		channel_end(part->channel);
+	if (part->kind == PART_VIRTUAL)
+		dma_forget_virtual(device, part->handle);
+	UNLINK(device->parts, part);
+	free(part);
+}
+
+bool ledger_control_of(const struct open_node *node, struct file_id *control)
+{
+	*control = node->file;
+	if (node->node.kind == NODE_CONTROL)
+		return true;
+	for (struct registration *one = registrations; one; one = one->next)
+		if (file_is(&one->file, &node->file)) {
+			*control = one->control;
+			return true;
+		}
+	return false;
+}
+
+bool ledger_is_registered(const struct file_id *file)
+{
+	for (struct registration *one = registrations; one; one = one->next)
+		if (file_is(&one->file, file))
+			return true;
+	return false;
+}
+
+int ledger_register(const struct file_id *file, const struct file_id *control)
+{
+	struct registration *one;
+
+	for (one = registrations; one; one = one->next)
+		if (file_is(&one->file, file) || file_is(&one->file, control))
+			return -EINVAL;
+	one = calloc(1, sizeof(*one));
+	if (!one)
+		return -ENOMEM;
+	one->file = *file;
+	one->control = *control;
+	LINK(registrations, one);
+	return 0;
 }
 
 struct mapping *mapping_add(struct object *object, size_t offset, size_t length,
@@ -290,6 +446,33 @@ void view_remove(void *address, size_t length)
 	}
 }
 
+static void check_unmapped(const struct device *device, uintptr_t start, uintptr_t end)
+{
+	for (struct object *object = device->objects; object; object = object->next) {
+		uintptr_t held = (uintptr_t)object->memory.hold;
+
+		if (object->memory.kind == MEMORY_USER && held < end &&
+		    start < held + object->memory.size)
+			violation("munmap of %#lx, registered as object 0x%x", (unsigned long)start,
+				  object->handle);
+	}
+}
+
+void ledger_unmapped(void *address, size_t length)
+{
+	for (struct client *client = clients; client; client = client->next)
+		for (struct device *device = client->devices; device; device = device->next)
+			check_unmapped(device, (uintptr_t)address, (uintptr_t)address + length);
+}
+
+bool ledger_has_view_in(uint64_t address, uint64_t length)
+{
+	for (struct view *view = views; view; view = view->next)
+		if (view->start < address + length && address < view->end)
+			return true;
+	return false;
+}
+
 bool ledger_has_views(void)
 {
 	return __atomic_load_n(&views, __ATOMIC_RELAXED);
@@ -300,13 +483,32 @@ bool ledger_has_clients(void)
 	return __atomic_load_n(&clients, __ATOMIC_RELAXED);
 }
 
+/* A node that speaks for a control file keeps it open. */
+static bool control_is_open(const struct file_id *control)
+{
+	if (files_open_of(control))
+		return true;
+	for (struct registration *one = registrations; one; one = one->next)
+		if (file_is(&one->control, control))
+			return true;
+	return false;
+}
+
 void ledger_reap(void)
 {
+	struct registration *one, *following;
 	struct client *client, *next;
 
+	for (one = registrations; one; one = following) {
+		following = one->next;
+		if (files_open_of(&one->file) || event_has_node(&one->file))
+			continue;
+		UNLINK(registrations, one);
+		free(one);
+	}
 	for (client = clients; client; client = next) {
 		next = client->next;
-		if (files_open_of(&client->file))
+		if (control_is_open(&client->file))
 			continue;
 		violation("control file closed with client 0x%x on it", client->handle);
 		client_free(client);
@@ -319,6 +521,9 @@ struct totals {
 	int objects;
 	int mappings;
 	int views;
+	int parts;
+	int channels;
+	int dma_mappings;
 };
 
 static void add_device(struct totals *totals, const struct device *device)
@@ -329,6 +534,11 @@ static void add_device(struct totals *totals, const struct device *device)
 		for (struct mapping *mapping = object->mappings; mapping; mapping = mapping->next)
 			totals->mappings++;
 	}
+	for (struct part *part = device->parts; part; part = part->next) {
+		totals->parts++;
+		totals->channels += part->kind == PART_CHANNEL;
+	}
+	totals->dma_mappings += dma_count(device);
 }
 
 int ledger_count(const char *what)
@@ -356,15 +566,33 @@ int ledger_count(const char *what)
 	if (!strcmp(what, "files"))
 		return files_open();
 	if (!strcmp(what, "violations"))
-		return violation_count;
+		return violations.count;
+	if (!strcmp(what, "parts"))
+		return totals.parts;
+	if (!strcmp(what, "channels"))
+		return totals.channels;
+	if (!strcmp(what, "dma_mappings"))
+		return totals.dma_mappings;
+	if (!strcmp(what, "xids"))
+		return xids.count;
 	return -1;
+}
+
+static const char *text_of(const struct texts *texts, int index)
+{
+	if (index < 0 || index >= texts->count || index >= VIOLATIONS_KEPT)
+		return NULL;
+	return texts->kept[index];
 }
 
 const char *ledger_violation(int index)
 {
-	if (index < 0 || index >= violation_count || index >= VIOLATIONS_KEPT)
-		return NULL;
-	return violations[index];
+	return text_of(&violations, index);
+}
+
+const char *ledger_xid(int index)
+{
+	return text_of(&xids, index);
 }
 
 static void forget_inherited_view(struct view *view)
@@ -377,7 +605,8 @@ static void forget_inherited_view(struct view *view)
 
 static void start_in_child(void)
 {
-	violation_count = 0;
+	violations.count = 0;
+	xids.count = 0;
 	while (views) {
 		struct view *view = views;
 
@@ -389,7 +618,15 @@ static void start_in_child(void)
 	dropping_inherited = true;
 	while (clients)
 		client_free(clients);
+	while (registrations) {
+		struct registration *one = registrations;
+
+		registrations = one->next;
+		free(one);
+	}
+	event_start_in_child();
 	dropping_inherited = false;
+	waiting = 0;
 
 	owner = getpid();
 	ledger_unlock();

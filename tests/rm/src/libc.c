@@ -29,6 +29,9 @@ static void find_all(void)
 	find(&functions.munmap, "munmap");
 	find(&functions.fstat, "fstat");
 	find(&functions.fstatat, "fstatat");
+	find(&functions.poll, "poll");
+	find(&functions.ppoll, "ppoll");
+	find(&functions.epoll_ctl, "epoll_ctl");
 	find(&functions.faccessat, "faccessat");
 }
 

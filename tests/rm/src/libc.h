@@ -6,7 +6,9 @@
 #ifndef FAKERM_LIBC_H
 #define FAKERM_LIBC_H
 
+#include <poll.h>
 #include <stdio.h>
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -19,6 +21,10 @@ struct libc {
 	int (*munmap)(void *address, size_t length);
 	int (*fstat)(int fd, struct stat *st);
 	int (*fstatat)(int dirfd, const char *path, struct stat *st, int flags);
+	int (*poll)(struct pollfd *fds, nfds_t count, int timeout);
+	int (*ppoll)(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+		     const sigset_t *mask);
+	int (*epoll_ctl)(int epfd, int operation, int fd, struct epoll_event *event);
 	int (*faccessat)(int dirfd, const char *path, int mode, int flags);
 };
 

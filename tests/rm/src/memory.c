@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "abi.h"
@@ -52,6 +54,8 @@ uint32_t memory_hold(int fd, struct memory *memory)
 	if (libc()->fstat(fd, &st) || st.st_size <= 0 || st.st_size % getpagesize())
 		return RM_INVALID_PARAMETER;
 
+	memory->kind = MEMORY_BLOCK;
+	memory->read_only = false;
 	memory->size = st.st_size;
 	memory->hold = libc()->mmap(NULL, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (memory->hold == MAP_FAILED)
@@ -85,8 +89,81 @@ uint32_t memory_hold_by_ipc(uint32_t client, uint32_t object, struct memory *mem
 	return status;
 }
 
+uint32_t memory_hold_again(const struct memory *memory, struct memory *again)
+{
+	if (memory->kind != MEMORY_BLOCK)
+		return RM_NOT_SUPPORTED; /* stricter than the driver */
+	*again = *memory;
+	again->hold = mremap(memory->hold, 0, memory->size, MREMAP_MAYMOVE);
+	return again->hold == MAP_FAILED ? RM_NO_MEMORY : RM_OK;
+}
+
+uint32_t memory_new(enum memory_kind kind, uint32_t device_instance, size_t size,
+		    struct memory *memory)
+{
+	*memory = (struct memory){.kind = kind, .device_instance = device_instance, .size = size};
+	memory->hold = libc()->mmap(NULL, size, PROT_READ | PROT_WRITE,
+				    MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	return memory->hold == MAP_FAILED ? RM_NO_MEMORY : RM_OK;
+}
+
+/* Whether the kernel would let a device write to a shared mapping of the file for ever. */
+static bool is_memory_file(const char *path)
+{
+	struct statfs fs;
+
+	if (!strncmp(path, "/memfd:", 7) || !strcmp(path, "/dev/zero (deleted)") ||
+	    !strncmp(path, "/SYSV", 5))
+		return true;
+	return !statfs(path, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
+}
+
+/* Whether one line of /proc/self/maps lets pages be held. */
+static bool holdable(const char *modes, const char *path, bool read_only)
+{
+	if (modes[0] != 'r')
+		return false;
+	if (read_only)
+		return true;
+	return modes[1] == 'w' && (modes[3] == 'p' || is_memory_file(path));
+}
+
+uint32_t memory_of_user(uint64_t address, size_t size, bool read_only, struct memory *memory)
+{
+	uint64_t at = address, end = address + size;
+	FILE *maps = libc()->fopen("/proc/self/maps", "re");
+	char line[512];
+
+	if (!maps)
+		return RM_NO_MEMORY;
+	while (at < end && fgets(line, sizeof(line), maps)) {
+		unsigned long start, stop;
+		char modes[5], path[400] = "";
+
+		if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %399[^\n]", &start, &stop, modes, path) <
+			    3 ||
+		    stop <= at)
+			continue;
+		if (start > at || !holdable(modes, path, read_only))
+			break;
+		at = stop;
+	}
+	fclose(maps);
+	if (at < end)
+		return RM_INVALID_ADDRESS;
+	*memory = (struct memory){
+		.kind = MEMORY_USER,
+		.read_only = read_only,
+		.size = size,
+		.hold = (void *)(uintptr_t)address,
+	};
+	return RM_OK;
+}
+
 void memory_release(struct memory *memory)
 {
+	if (memory->kind == MEMORY_USER)
+		return;
 	libc()->munmap(memory->hold, memory->size);
 }
 

@@ -6,10 +6,20 @@
 #ifndef FAKERM_MEMORY_H
 #define FAKERM_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+enum memory_kind {
+	MEMORY_BLOCK,	 /* exported, or named by a legacy IPC handle */
+	MEMORY_LOCAL,	 /* of the GPU, allocated in RM */
+	MEMORY_USER,	 /* pages of the process */
+	MEMORY_USERMODE, /* no memory: the page with the doorbell */
+};
+
 struct memory {
+	enum memory_kind kind;
+	bool read_only;
 	uint32_t device_instance;
 	size_t size;
 	void *hold; /* a mapping of the whole block: keeps it without taking a descriptor */
@@ -27,6 +37,16 @@ uint32_t memory_hold(int fd, struct memory *memory);
  */
 #define IPC_CLIENT_BITS 0xC1000000u
 uint32_t memory_hold_by_ipc(uint32_t client, uint32_t object, struct memory *memory);
+
+/* Hold a block once more. Returns an RM status. */
+uint32_t memory_hold_again(const struct memory *memory, struct memory *again);
+
+/* New pages, shared with whoever maps them. Returns an RM status. */
+uint32_t memory_new(enum memory_kind kind, uint32_t device_instance, size_t size,
+		    struct memory *memory);
+
+/* Hold pages of the process, as the kernel's get_user_pages does. Returns an RM status. */
+uint32_t memory_of_user(uint64_t address, size_t size, bool read_only, struct memory *memory);
 
 void memory_release(struct memory *memory);
 

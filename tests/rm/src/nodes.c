@@ -170,7 +170,7 @@ static int reopen(int fd, int flags)
 	int again;
 
 	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-	again = libc()->openat(AT_FDCWD, link, flags & (O_ACCMODE | O_CLOEXEC));
+	again = libc()->openat(AT_FDCWD, link, flags & (O_ACCMODE | O_CLOEXEC | O_NONBLOCK));
 	return again < 0 ? -errno : again;
 }
 

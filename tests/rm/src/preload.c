@@ -5,17 +5,20 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "abi.h"
+#include "event.h"
 #include "fault.h"
 #include "ledger.h"
 #include "libc.h"
@@ -173,7 +176,7 @@ static int stat_fd(int fd, struct stat *st)
 {
 	struct open_node node;
 
-	if (node_of_fd(fd, &node)) {
+	if (rm_node_of_fd(fd, &node)) {
 		node_stat(&node.node, st);
 		return 0;
 	}
@@ -249,10 +252,48 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	argument = va_arg(arguments, void *);
 	va_end(arguments);
-	if (_IOC_TYPE(request) != RM_IOCTL_TYPE || !node_of_fd(fd, &node))
+	if (_IOC_TYPE(request) != RM_IOCTL_TYPE || !rm_node_of_fd(fd, &node))
 		return libc()->ioctl(fd, request, argument);
 	ret = rm_ioctl(&node, request, (uintptr_t)argument);
 	return ret ? fail(-ret) : 0;
+}
+
+EXPORT int poll(struct pollfd *fds, nfds_t count, int timeout)
+{
+	int ret = libc()->poll(fds, count, timeout);
+
+	if (ret > 0 && event_exists())
+		event_poll(fds, count);
+	return ret;
+}
+
+EXPORT int ppoll(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
+		 const sigset_t *mask)
+{
+	int ret = libc()->ppoll(fds, count, timeout, mask);
+
+	if (ret > 0 && event_exists())
+		event_poll(fds, count);
+	return ret;
+}
+
+/* What epoll reports once is taken: as edges are. */
+EXPORT int epoll_ctl(int epfd, int operation, int fd, struct epoll_event *event)
+{
+	struct epoll_event edge;
+	bool is_event = false;
+	struct open_node node;
+
+	if (event && event_exists()) {
+		ledger_lock();
+		is_event = event_node(fd, &node);
+		ledger_unlock();
+	}
+	if (!is_event)
+		return libc()->epoll_ctl(epfd, operation, fd, event);
+	edge = *event;
+	edge.events |= EPOLLET;
+	return libc()->epoll_ctl(epfd, operation, fd, &edge);
 }
 
 EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off_t offset)
@@ -281,10 +322,12 @@ EXPORT int close(int fd)
 
 /*
  * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open
- * descriptors of nodes), violations. -1 for any other word.
+ * descriptors of nodes), parts (channels and what they take, but for memory), channels,
+ * dma_mappings, xids, violations. -1 for any other word.
  */
 EXPORT int fakerm_count(const char *what);
 EXPORT const char *fakerm_violation(int index);
+EXPORT const char *fakerm_xid(int index);
 EXPORT int fakerm_set_fault(const char *specification);
 
 int fakerm_count(const char *what)
@@ -305,6 +348,16 @@ const char *fakerm_violation(int index)
 
 	ledger_lock();
 	text = ledger_violation(index);
+	ledger_unlock();
+	return text;
+}
+
+const char *fakerm_xid(int index)
+{
+	const char *text;
+
+	ledger_lock();
+	text = ledger_xid(index);
 	ledger_unlock();
 	return text;
 }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "event.h"
 #include "fault.h"
 #include "ledger.h"
 #include "libc.h"
@@ -54,7 +55,7 @@ int rm_munmap(void *address, size_t length)
 {
 	int ret;
 
-	if (!ledger_has_views() || !ledger_is_of_this_process())
+	if ((!ledger_has_views() && !ledger_has_clients()) || !ledger_is_of_this_process())
 		return libc()->munmap(address, length);
 
 	/* Under the lock, or a view that appears at this address meanwhile would be forgotten. */
@@ -64,6 +65,7 @@ int rm_munmap(void *address, size_t length)
 		errno = ret;
 		ret = -1;
 	} else {
+		ledger_unmapped(address, length);
 		ret = libc()->munmap(address, length);
 		if (!ret)
 			view_remove(address, length);
@@ -72,18 +74,34 @@ int rm_munmap(void *address, size_t length)
 	return ret;
 }
 
+bool rm_node_of_fd(int fd, struct open_node *node)
+{
+	bool found = node_of_fd(fd, node);
+
+	if (found || !event_exists())
+		return found;
+	ledger_lock();
+	found = event_node(fd, node);
+	ledger_unlock();
+	return found;
+}
+
 int rm_close(int fd)
 {
 	struct open_node node;
 	int ret, saved_errno;
 
-	if (!ledger_has_clients() || !ledger_is_of_this_process() || !node_of_fd(fd, &node) ||
-	    node.node.kind != NODE_CONTROL)
+	if (!ledger_has_clients() || !ledger_is_of_this_process() || !rm_node_of_fd(fd, &node))
 		return libc()->close(fd);
 
+	ledger_lock();
+	if (node.node.kind != NODE_CONTROL && !ledger_is_registered(&node.file)) {
+		ledger_unlock();
+		return libc()->close(fd);
+	}
 	ret = libc()->close(fd);
 	saved_errno = errno;
-	ledger_lock();
+	event_closed(fd);
 	ledger_reap();
 	ledger_unlock();
 	errno = saved_errno;

@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include "abi.h"
+#include "channel.h"
 #include "control.h"
+#include "dma.h"
+#include "event.h"
 #include "fault.h"
 #include "ledger.h"
 #include "libc.h"
@@ -23,8 +26,11 @@ static bool page_aligned(uint64_t number)
 struct client *rm_client_on(const struct open_node *node, uint32_t handle)
 {
 	struct client *client = client_find(handle);
+	struct file_id control;
 
-	return client && file_is(&client->file, &node->file) ? client : NULL;
+	return client && ledger_control_of(node, &control) && file_is(&client->file, &control)
+		       ? client
+		       : NULL;
 }
 
 uint32_t rm_choose_handle(const struct client *client, uint32_t *handle)
@@ -86,7 +92,7 @@ static uint32_t alloc_device(const struct open_node *node, struct rm_alloc *allo
 		return RM_INVALID_CLIENT;
 	if (alloc->parent != client->handle)
 		return RM_INVALID_OBJECT_PARENT;
-	if (alloc->params_size != sizeof(params))
+	if (alloc->params_size && alloc->params_size != sizeof(params))
 		return RM_INVALID_ARGUMENT;
 	if (copy_from_user(&params, alloc->params, sizeof(params)))
 		return RM_INVALID_ADDRESS;
@@ -115,7 +121,8 @@ static uint32_t alloc_subdevice(const struct open_node *node, struct rm_alloc *a
 		return RM_INVALID_CLIENT;
 	if (!device || device->subdevice)
 		return RM_INVALID_OBJECT_PARENT;
-	if (alloc->params_size != sizeof(number))
+	/* A size of 0 says that the kernel knows it. */
+	if (alloc->params_size && alloc->params_size != sizeof(number))
 		return RM_INVALID_ARGUMENT;
 	if (copy_from_user(&number, alloc->params, sizeof(number)))
 		return RM_INVALID_ADDRESS;
@@ -205,7 +212,7 @@ static uint32_t serve_alloc(const struct open_node *node, void *argument)
 	case RM_CLASS_CONFIDENTIAL:
 		return alloc_confidential(node, alloc);
 	default:
-		return RM_INVALID_CLASS;
+		return channel_alloc(node, alloc);
 	}
 }
 
@@ -235,6 +242,7 @@ static uint32_t serve_free(const struct open_node *node, void *argument)
 	struct client *client = rm_client_on(node, call->root);
 	struct device *device;
 	struct object *object;
+	struct part *part;
 
 	if (!client)
 		return RM_INVALID_CLIENT;
@@ -257,10 +265,17 @@ static uint32_t serve_free(const struct open_node *node, void *argument)
 		device_free(client, device);
 		return RM_OK;
 	}
+	part = part_find_any(client, call->old, &device);
+	if (part) {
+		if (call->parent != part->parent)
+			return RM_INVALID_OBJECT_PARENT;
+		part_free(device, part);
+		return RM_OK;
+	}
 	object = object_find(client, call->old, &device);
 	if (!object)
 		return RM_OBJECT_NOT_FOUND;
-	if (call->parent != device->handle)
+	if (call->parent != object->parent)
 		return RM_INVALID_OBJECT_PARENT;
 	object_free(device, object);
 	return RM_OK;
@@ -270,6 +285,9 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 {
 	struct rm_dup_object *call = argument;
 	struct client *client = rm_client_on(node, call->client);
+	struct client *source = client_find(call->source_client);
+	struct object *object;
+	struct device *device;
 	struct memory memory;
 	uint32_t status;
 
@@ -277,7 +295,12 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 		return RM_INVALID_CLIENT;
 	if (call->flags)
 		return RM_INVALID_FLAGS;
-	status = memory_hold_by_ipc(call->source_client, call->source_object, &memory);
+	/* All clients here are this process's, which by the driver's policy share their objects. */
+	object = source ? object_find(source, call->source_object, &device) : NULL;
+	if (source && !object)
+		return RM_OBJECT_NOT_FOUND;
+	status = object ? memory_hold_again(&object->memory, &memory)
+			: memory_hold_by_ipc(call->source_client, call->source_object, &memory);
 	if (status)
 		return status;
 	return rm_adopt_memory(client, call->parent, &call->new_handle, &memory);
@@ -325,6 +348,11 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 	/* Stricter than the driver, whose guests may map some memory. */
 	if (machine()->confidential || machine()->guest)
 		return RM_NOT_SUPPORTED;
+	if (object->memory.kind == MEMORY_USER)
+		return RM_NOT_SUPPORTED; /* it was allocated never to be mapped */
+	if (object->memory.kind == MEMORY_USERMODE &&
+	    (call->offset || call->length != RM_USERMODE_SIZE))
+		return RM_INVALID_LIMIT;
 	if (call->offset >= object->memory.size || !page_aligned(call->offset))
 		return RM_INVALID_BASE;
 	if (!call->length || !page_aligned(call->length) ||
@@ -398,10 +426,19 @@ struct call {
 	size_t size;
 	size_t status; /* where in the structure; 0 for a call that has none */
 	uint32_t (*serve)(const struct open_node *node, void *argument);
+	bool any_node;			/* not on the control node alone */
+	enum fact size_now, status_now; /* for a size of 0: these depend on the release */
 };
 
-#define CALL(type, number, name, serve)                                                            \
-	{name, number, sizeof(struct type), offsetof(struct type, status), serve}
+#define CALL_ON(any, type, code, text, server)                                                     \
+	{.name = (text),                                                                           \
+	 .number = (code),                                                                         \
+	 .size = sizeof(struct type),                                                              \
+	 .status = offsetof(struct type, status),                                                  \
+	 .serve = (server),                                                                        \
+	 .any_node = (any)}
+
+#define CALL(type, code, text, server) CALL_ON(false, type, code, text, server)
 
 static const struct call calls[] = {
 	CALL(rm_alloc, RM_NR_ALLOC, "RM_ALLOC", serve_alloc),
@@ -411,15 +448,50 @@ static const struct call calls[] = {
 	CALL(rm_dup_object, RM_NR_DUP_OBJECT, "RM_DUP_OBJECT", serve_dup_object),
 	CALL(rm_map_memory, RM_NR_MAP_MEMORY, "RM_MAP_MEMORY", serve_map_memory),
 	CALL(rm_unmap_memory, RM_NR_UNMAP_MEMORY, "RM_UNMAP_MEMORY", serve_unmap_memory),
-	{"CARD_INFO", RM_NR_CARD_INFO, sizeof(struct rm_card_info), 0, serve_card_info},
-	{"CHECK_VERSION", RM_NR_CHECK_VERSION, sizeof(struct rm_version), 0, serve_check_version},
+	CALL_ON(true, rm_user_memory, RM_NR_USER_MEMORY, "RM_ALLOC_MEMORY", serve_user_memory),
+	CALL_ON(true, rm_os_event, RM_NR_OS_EVENT, "OS_EVENT", serve_os_event),
+	CALL_ON(true, rm_os_event, RM_NR_FREE_OS_EVENT, "FREE_OS_EVENT", serve_free_os_event),
+	{.name = "RM_MAP_MEMORY_DMA",
+	 .number = RM_NR_MAP_DMA,
+	 .serve = serve_map_dma,
+	 .size_now = FACT_SIZE_MAP_DMA,
+	 .status_now = FACT_AT_MAP_DMA_STATUS},
+	{.name = "RM_UNMAP_MEMORY_DMA",
+	 .number = RM_NR_UNMAP_DMA,
+	 .serve = serve_unmap_dma,
+	 .size_now = FACT_SIZE_UNMAP_DMA,
+	 .status_now = FACT_AT_UNMAP_DMA_STATUS},
+	{.name = "REGISTER_FD",
+	 .number = RM_NR_REGISTER_FD,
+	 .size = sizeof(int32_t),
+	 .serve = serve_register_fd,
+	 .any_node = true},
+	{.name = "CARD_INFO",
+	 .number = RM_NR_CARD_INFO,
+	 .size = sizeof(struct rm_card_info),
+	 .serve = serve_card_info},
+	{.name = "CHECK_VERSION",
+	 .number = RM_NR_CHECK_VERSION,
+	 .size = sizeof(struct rm_version),
+	 .serve = serve_check_version},
 };
+
+static size_t size_of(const struct call *call)
+{
+	return call->size ? call->size : fact(call->size_now);
+}
+
+/* Where in the structure; 0 for a call that has none. */
+static size_t status_of(const struct call *call)
+{
+	return call->size ? call->status : fact(call->status_now);
+}
 
 static const struct call *find_call(unsigned long request)
 {
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
-		if (request ==
-		    _IOC(_IOC_READ | _IOC_WRITE, RM_IOCTL_TYPE, calls[i].number, calls[i].size))
+		if (request == _IOC(_IOC_READ | _IOC_WRITE, RM_IOCTL_TYPE, calls[i].number,
+				    size_of(&calls[i])))
 			return &calls[i];
 	return NULL;
 }
@@ -432,13 +504,13 @@ static int serve_call(const struct call *call, const struct open_node *node, cha
 	if (status)
 		return -status;
 	status = fault_take(call->name);
-	if (status && !call->status)
+	if (status && !status_of(call))
 		return -status;
 	if (!status)
 		status = call->serve(node, argument);
-	if (!call->status)
+	if (!status_of(call))
 		return status ? -EINVAL : 0;
-	memcpy(argument + call->status, &status, sizeof(status));
+	memcpy(argument + status_of(call), &status, sizeof(status));
 	return 0;
 }
 
@@ -451,9 +523,11 @@ int rm_ioctl(const struct open_node *node, unsigned long request, uint64_t argum
 	} copy;
 	int ret;
 
-	if (!call || node->node.kind != NODE_CONTROL || !ledger_is_of_this_process())
+	if (!call || !ledger_is_of_this_process() ||
+	    (node->node.kind != NODE_CONTROL &&
+	     (node->node.kind != NODE_DEVICE || !call->any_node)))
 		return -EINVAL;
-	if (copy_from_user(copy.bytes, argument, call->size))
+	if (copy_from_user(copy.bytes, argument, size_of(call)))
 		return -EFAULT;
 
 	ledger_lock();
@@ -461,7 +535,7 @@ int rm_ioctl(const struct open_node *node, unsigned long request, uint64_t argum
 	ledger_unlock();
 
 	/* As in the driver, a refused call hands its structure back too. */
-	if (copy_to_user(argument, copy.bytes, call->size))
+	if (copy_to_user(argument, copy.bytes, size_of(call)))
 		return -EFAULT;
 	return ret;
 }

@@ -8,6 +8,7 @@
 #ifndef FAKERM_RM_H
 #define FAKERM_RM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -20,6 +21,9 @@ int rm_ioctl(const struct open_node *node, unsigned long request, uint64_t argum
 /* An address, or MAP_FAILED with errno set. */
 void *rm_mmap(const struct open_node *node, int fd, void *address, size_t length, int prot,
 	      int flags, off_t offset);
+
+/* Whether the descriptor is an open node, or was one before it became an event; if so, which. */
+bool rm_node_of_fd(int fd, struct open_node *node);
 
 /* For every munmap and close of the process, in place of the C library's. */
 int rm_munmap(void *address, size_t length);

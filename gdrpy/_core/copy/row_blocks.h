@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+/* An array's rows in blocks that fit staging memory, where they lie one after the other. */
+#ifndef GDRPY_COPY_ROW_BLOCKS_H
+#define GDRPY_COPY_ROW_BLOCKS_H
+
+#include "copy/rows.h"
+
+#define CORE_PITCH_MAX 0x7fffffff /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device */
+
+/* Rows of the same length in host and device memory. */
+struct core_row_block {
+	char *host;
+	size_t host_pitch;
+	uint64_t device;
+	size_t device_pitch;
+	size_t nbytes, count; /* bytes of a row, and rows */
+};
+
+/* What is left of an array, from `done` bytes into `row` on. */
+struct core_row_walk {
+	const struct core_rows *rows;
+	uint64_t device; /* of the first row */
+	size_t chunk;	 /* bytes to move at once */
+	size_t row, done;
+};
+
+/* Take the next whole rows, or part of a row, with the device address; false at the end. */
+bool core_take_rows(struct core_row_walk *walk, struct core_row_block *block);
+
+/* A place in the array, which advances by the blocks that are moved. */
+struct core_row_cursor {
+	struct core_place place;
+	const struct core_rows *rows;
+	size_t row, done;
+};
+
+/* Copy the array's next bytes to block->host, or from there. */
+void core_pack_rows(struct core_row_cursor *cursor, const struct core_row_block *block);
+void core_unpack_rows(struct core_row_cursor *cursor, const struct core_row_block *block);
+
+#endif

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/* Copies by address: cut where memory consists of several blocks, and at the engine's limit. */
+#include <errno.h>
+
+#include "engine/methods.h"
+#include "engine/private.h"
+
+#define MOST_AT_ONCE 16
+
+/* The address of a byte of a side; *left becomes the bytes from there on, if they are fewer. */
+static uint64_t address_of(const struct core_side *side, uint64_t done, uint64_t *left)
+{
+	uint64_t at = side->at + done;
+	const struct core_part_of_gpu *part;
+
+	if (!side->memory)
+		return at;
+	for (part = side->memory->parts; at >= part->nbytes; part++)
+		at -= part->nbytes;
+	if (*left > part->nbytes - at)
+		*left = part->nbytes - at;
+	return part->va + part->offset + at;
+}
+
+int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
+		      uint64_t nbytes, uint32_t *value, struct core_error *error)
+{
+	struct core_piece pieces[MOST_AT_ONCE];
+	uint64_t done = 0, left;
+	unsigned int count;
+
+	while (done < nbytes) {
+		for (count = 0; count < MOST_AT_ONCE && done < nbytes; count++, done += left) {
+			struct core_piece *piece = &pieces[count];
+
+			left = nbytes - done < CORE_COPY_MOST ? nbytes - done : CORE_COPY_MOST;
+			*piece = (struct core_piece){.kind = CORE_PIECE_COPY};
+			piece->to = address_of(&to, done, &left);
+			piece->from = address_of(&from, done, &left);
+			piece->nbytes = (uint32_t)left;
+		}
+		if (core_channel_submit(channel, pieces, count, value, error))
+			return -1;
+	}
+	return 0;
+}
+
+struct copy {
+	struct core_side to, from;
+	uint64_t nbytes;
+};
+
+static int run_copy(struct core_engine *engine, void *job, struct core_error *error)
+{
+	const struct copy *copy = job;
+	struct core_channel *channel = core_stage_channel(engine, copy->nbytes, error);
+	uint32_t value;
+
+	return !channel ||
+			       core_channel_copy(channel, copy->to, copy->from, copy->nbytes,
+						 &value, error) ||
+			       core_channel_wait(channel, value, error)
+		       ? -1
+		       : 0;
+}
+
+int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
+		     struct core_engine_memory *from, uint64_t from_offset, uint64_t nbytes,
+		     struct core_error *error)
+{
+	struct copy copy = {{to, to_offset}, {from, from_offset}, nbytes};
+
+	if (to->engine != from->engine)
+		return core_fail(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"the copy engine copies between memory of one GPU, and this lies on "
+			"two: copy through host memory, or by CUDA");
+	return nbytes ? core_engine_run(to->engine, run_copy, &copy, error) : 0;
+}
+
+struct fill {
+	struct core_side to;
+	uint64_t nbytes;
+	uint8_t value;
+};
+
+/* Whole words where there are any, because the engine fills by elements. */
+static uint64_t cut_fill(const struct fill *fill, uint64_t done, struct core_piece *piece)
+{
+	uint64_t left = fill->nbytes - done;
+
+	if (left > CORE_COPY_MOST)
+		left = CORE_COPY_MOST;
+	*piece = (struct core_piece){.kind = CORE_PIECE_FILL, .value = fill->value * 0x01010101u};
+	piece->to = address_of(&fill->to, done, &left);
+	piece->words = left >= sizeof(uint32_t) && piece->to % sizeof(uint32_t) == 0;
+	if (piece->words)
+		left -= left % sizeof(uint32_t);
+	else if (left > sizeof(uint32_t) - piece->to % sizeof(uint32_t))
+		left = sizeof(uint32_t) - piece->to % sizeof(uint32_t);
+	piece->nbytes = (uint32_t)(piece->words ? left / sizeof(uint32_t) : left);
+	return left;
+}
+
+static int run_fill(struct core_engine *engine, void *job, struct core_error *error)
+{
+	const struct fill *fill = job;
+	struct core_channel *channel = core_stage_channel(engine, fill->nbytes, error);
+	struct core_piece pieces[MOST_AT_ONCE];
+	uint64_t done = 0;
+	uint32_t value = 0;
+
+	if (!channel)
+		return -1;
+	while (done < fill->nbytes) {
+		unsigned int count = 0;
+
+		while (count < MOST_AT_ONCE && done < fill->nbytes)
+			done += cut_fill(fill, done, &pieces[count++]);
+		if (core_channel_submit(channel, pieces, count, &value, error))
+			return -1;
+	}
+	return core_channel_wait(channel, value, error);
+}
+
+int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t value,
+		     uint64_t nbytes, struct core_error *error)
+{
+	struct fill fill = {{memory, offset}, nbytes, value};
+
+	return nbytes ? core_engine_run(memory->engine, run_fill, &fill, error) : 0;
+}
+
+int core_engine_write(struct core_engine_memory *memory, uint64_t offset, const void *host,
+		      size_t nbytes, struct core_error *error)
+{
+	return core_engine_stage(memory, offset, (char *)host, nbytes, true, error);
+}
+
+int core_engine_read(struct core_engine_memory *memory, void *host, uint64_t offset, size_t nbytes,
+		     struct core_error *error)
+{
+	return core_engine_stage(memory, offset, host, nbytes, false, error);
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: MIT */
+/* The engines of this process: each made on first use, made anew once, or refused for good. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/private.h"
+
+static pthread_mutex_t engines_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct core_engine *engines; /* never freed */
+static unsigned int forks;
+
+/* RM ties a client to the process that opened it, and its descriptors are closed already. */
+static void begin_child(void)
+{
+	forks++;
+	engines = NULL;
+	pthread_mutex_init(&engines_lock, NULL);
+	core_registrations_forget();
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+	core_registrations_forget();
+	pthread_atfork(NULL, NULL, begin_child);
+}
+
+unsigned int core_engine_forks(void)
+{
+	return forks;
+}
+
+bool core_engine_is_own(const struct core_engine *engine)
+{
+	return engine->forks == forks;
+}
+
+/* A lack of memory or of a permission may be temporary; any other failure is not. */
+static void refuse_for_good(struct core_engine *engine, const struct core_error *error)
+{
+	if (error->failure == CORE_FAILED_MEMORY || error->failure == CORE_FAILED_PERMISSION)
+		return;
+	engine->refusal = *error;
+	engine->refusal.failure = CORE_FAILED_UNAVAILABLE;
+	engine->refused = true;
+}
+
+/* Writers go first: busy readers could delay a rebuild for ever. */
+void core_writers_lock(pthread_rwlock_t *lock)
+{
+	pthread_rwlockattr_t attributes;
+
+	pthread_rwlockattr_init(&attributes);
+#ifdef __GLIBC__
+	pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+#endif
+	pthread_rwlock_init(lock, &attributes);
+	pthread_rwlockattr_destroy(&attributes);
+}
+
+static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core_error *error)
+{
+	struct core_engine *engine = calloc(1, sizeof(*engine));
+
+	if (!engine) {
+		core_fail_call(error, ENOMEM, 0, "malloc");
+		return NULL;
+	}
+	engine->gpu = *gpu;
+	engine->forks = forks;
+	core_writers_lock(&engine->lock);
+	pthread_mutex_init(&engine->list, NULL);
+	pthread_mutex_init(&engine->lanes_lock, NULL);
+	pthread_cond_init(&engine->lane_freed, NULL);
+	engine->next = engines;
+	engines = engine;
+	return engine;
+}
+
+struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_error *error)
+{
+	struct core_engine *engine;
+
+	pthread_mutex_lock(&engines_lock);
+	for (engine = engines; engine; engine = engine->next)
+		if (engine->gpu.minor == gpu->minor)
+			break;
+	if (!engine)
+		engine = new_engine(gpu, error);
+	if (engine && !engine->link && !engine->refused) {
+		engine->link = core_link_open(gpu, error);
+		if (!engine->link)
+			refuse_for_good(engine, error);
+	}
+	if (engine && !engine->link) {
+		if (engine->refused)
+			*error = engine->refusal;
+		engine = NULL;
+	}
+	pthread_mutex_unlock(&engines_lock);
+	return engine;
+}
+
+static void give_up(struct core_engine *engine, const struct core_error *error)
+{
+	core_link_close(engine->link);
+	engine->link = NULL;
+	engine->refused = true;
+	core_fail(&engine->refusal, CORE_FAILED_UNAVAILABLE, EIO,
+		  "%s; this process lost the copy engine before, and does not use it any more: "
+		  "copy through the mapping, or by CUDA",
+		  error->message);
+}
+
+/* Make a lost link anew, unless another thread did. The old one keeps the memory until then. */
+static void rebuild(struct core_engine *engine, const struct core_link *lost,
+		    const struct core_error *reason)
+{
+	struct core_error error = *reason;
+	struct core_link *fresh = NULL;
+
+	pthread_rwlock_wrlock(&engine->lock);
+	if (engine->link == lost) {
+		if (!engine->rebuilt)
+			fresh = core_link_open(&engine->gpu, &error);
+		engine->rebuilt = true;
+		if (fresh && core_engine_move(engine, fresh, &error)) {
+			core_link_close(fresh);
+			fresh = NULL;
+		}
+		if (fresh) {
+			core_link_close(engine->link);
+			engine->link = fresh;
+		} else {
+			give_up(engine, &error);
+		}
+		for (int i = 0; i < CORE_STAGING_LANES; i++)
+			engine->lanes[i].memory.object = 0;
+	}
+	pthread_rwlock_unlock(&engine->lock);
+}
+
+int core_engine_run(struct core_engine *engine, core_engine_job run, void *job,
+		    struct core_error *error)
+{
+	struct core_link *link;
+	bool lost;
+	int ret;
+
+	if (!core_engine_is_own(engine))
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				 "the copy engine is the parent's: a forked child must open the "
+				 "memory itself");
+	do {
+		pthread_rwlock_rdlock(&engine->lock);
+		link = engine->link;
+		ret = -1;
+		if (link)
+			ret = run(engine, job, error);
+		else
+			*error = engine->refusal;
+		lost = ret && link && __atomic_load_n(&link->lost, __ATOMIC_RELAXED);
+		pthread_rwlock_unlock(&engine->lock);
+		if (lost)
+			rebuild(engine, link, error);
+	} while (lost);
+	return ret;
+}
+
+/* Open a client, and say what is missing if there is no driver. */
+static struct core_rm *open_client(struct core_error *error)
+{
+	struct core_rm *client;
+
+	if (!core_rm_open(&client, error))
+		return client;
+	core_rm_explain_open(error);
+	return NULL;
+}
+
+int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *error)
+{
+	struct core_rm *client = open_client(error);
+	int ret;
+
+	if (!client)
+		return -1;
+	ret = core_rm_export_gpu(client, fd, gpu, error);
+	core_rm_close(client);
+	if (ret && error->failure == CORE_FAILED_CALL && error->number == EINVAL)
+		return core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
+				 "the copy engine cannot be used: the NVIDIA driver does not know "
+				 "this memory's descriptor as GPU memory of its own");
+	return ret;
+}
+
+/* Fill in what `gpu` lacks; NULL: the first one that this process may use. */
+static int complete_gpu(const struct core_rm_gpu *wanted, struct core_rm_gpu *gpu,
+			struct core_error *error)
+{
+	struct core_rm *client = open_client(error);
+	uint32_t instance = 0;
+	int ret = -1;
+
+	if (!client)
+		return -1;
+	if (wanted)
+		ret = core_rm_find_card(client, wanted, &instance, gpu, error);
+	for (; ret && !wanted && instance < NVRM_MAX_CARDS; instance++)
+		ret = core_rm_find_card(client, NULL, &instance, gpu, error);
+	core_rm_close(client);
+	return ret;
+}
+
+int core_engine_describe(const struct core_rm_gpu *wanted, char text[128], struct core_error *error)
+{
+	struct core_engine *engine;
+	struct core_rm_gpu gpu;
+	int ret = -1;
+
+	if (complete_gpu(wanted, &gpu, error))
+		return -1;
+	engine = core_engine_of(&gpu, error);
+	if (!engine)
+		return -1;
+	pthread_rwlock_rdlock(&engine->lock);
+	if (engine->link) {
+		ret = 0;
+		snprintf(text, 128, "COPY%u of GPU %04x:%02x:%02x.0, self-check passed",
+			 engine->link->index, gpu.pci_domain, gpu.pci_bus, gpu.pci_slot);
+	} else {
+		*error = engine->refusal;
+	}
+	pthread_rwlock_unlock(&engine->lock);
+	return ret;
+}

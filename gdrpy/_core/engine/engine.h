@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Copies by a GPU's copy engine without CUDA, complete on return.
+ *
+ * An engine is a channel of the copy engine in a client of NVIDIA's resource manager. A process has
+ * one for each GPU, made on first use and given back by the kernel when the process ends. It is
+ * used only after copies of scratch memory came out right.
+ *
+ * If the channel is lost, the engine is made anew, once, and the copy is repeated. Any thread may
+ * call these functions at any time. A forked child may not use its parent's memory or engine.
+ */
+#ifndef GDRPY_ENGINE_H
+#define GDRPY_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/error.h"
+#include "copy/rows.h"
+#include "rm/client.h"
+
+/* GPU memory that an engine reaches. It is held until it is released. */
+struct core_engine_memory;
+
+/* Unless noted, functions return 0, or -1 or NULL with *error filled in. */
+
+/* Take in an exported allocation. The caller keeps the descriptor. */
+struct core_engine_memory *core_engine_take_export(int fd, uint64_t nbytes,
+						   struct core_error *error);
+
+/* A range of an object that another client of this process holds. */
+struct core_engine_block {
+	uint32_t client;
+	uint32_t object;
+	uint64_t offset;
+	uint64_t nbytes;
+};
+
+/* Take in ranges of blocks on one GPU, one after the other. */
+struct core_engine_memory *core_engine_take_blocks(const struct core_rm_gpu *gpu,
+						   const struct core_engine_block *blocks,
+						   unsigned int count, struct core_error *error);
+
+/* No copy of the memory may be running. In a forked child, only the structure is freed. */
+void core_engine_release(struct core_engine_memory *memory);
+
+/* Copy a range inside the memory. */
+int core_engine_write(struct core_engine_memory *memory, uint64_t offset, const void *host,
+		      size_t nbytes, struct core_error *error);
+int core_engine_read(struct core_engine_memory *memory, void *host, uint64_t offset, size_t nbytes,
+		     struct core_error *error);
+
+/* Copy an array's rows to or from rows in the memory, the first at `offset`. */
+int core_engine_write_rows(struct core_engine_memory *memory, uint64_t offset,
+			   const struct core_rows *rows, struct core_error *error);
+int core_engine_read_rows(struct core_engine_memory *memory, uint64_t offset,
+			  const struct core_rows *rows, struct core_error *error);
+
+/* Set each byte of a range. */
+int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t value,
+		     uint64_t nbytes, struct core_error *error);
+
+/* Copy between ranges that do not overlap, on one GPU: else CORE_FAILED_HANDLE. */
+int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
+		     struct core_engine_memory *from, uint64_t from_offset, uint64_t nbytes,
+		     struct core_error *error);
+
+/*
+ * Have copies of these bytes of host memory go without staging. The memory must stay until
+ * core_engine_unregister(), which waits for such copies. It is pinned in whole pages when an engine
+ * first copies it; memory that the driver does not pin is staged.
+ */
+struct core_registration;
+struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,
+					       struct core_error *error);
+void core_engine_unregister(struct core_registration *registration);
+
+/*
+ * Whether there is a usable engine on a GPU; NULL: on the first one. Makes it if necessary, and
+ * describes it in words.
+ */
+int core_engine_describe(const struct core_rm_gpu *gpu, char text[128], struct core_error *error);
+
+#endif

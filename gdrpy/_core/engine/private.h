@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT */
+/* Shared by the files of this folder. */
+#ifndef GDRPY_ENGINE_PRIVATE_H
+#define GDRPY_ENGINE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "engine/engine.h"
+#include "rm/engine_abi.h"
+#include "rm/private.h"
+
+/* Entries of a channel's ring, each with its own part of the pushbuffer. */
+#define CORE_RING_ENTRIES 128
+#define CORE_PUSH_NBYTES 1024
+
+/* Threads that may stage at once; each has a lane of chunks. */
+#define CORE_STAGING_LANES 16 /* as many as the thread pool has threads */
+#define CORE_LANE_CHUNKS 3
+#define CORE_CHUNK_NBYTES ((size_t)1 << 20)
+
+/* Pages of GPU memory; and a multiple of every kernel's pages. */
+#define CORE_PAGE ((size_t)4096)
+#define CORE_ANY_PAGE ((size_t)65536)
+
+/* Memory in the channels' address space. */
+struct core_span {
+	uint32_t object;
+	uint64_t va;
+	char *host; /* for the CPU */
+};
+
+/* Copies that must not wait behind large ones have a channel to themselves. */
+enum core_channel_use {
+	CORE_CHANNEL_SMALL,
+	CORE_CHANNEL_BULK,
+	CORE_CHANNELS,
+};
+
+struct core_channel {
+	pthread_mutex_t lock; /* from the choice of a ring entry to the doorbell */
+	struct core_link *link;
+	uint32_t token;
+	struct core_rm_mapping map; /* of the GPU memory with ring, USERD and pushbuffer */
+	struct core_span control;
+	const volatile uint32_t *semaphore; /* the value of the last submission done */
+	uint64_t semaphore_va;
+	const volatile struct nvrm_notification *notifier;
+	uint32_t put;			    /* the next ring entry */
+	uint32_t last;			    /* the value of the last submission */
+	uint32_t values[CORE_RING_ENTRIES]; /* of the last submission by each entry */
+};
+
+/* A client with its address space, channels and doorbell: what is lost and made anew together. */
+struct core_link {
+	struct core_rm *client;
+	const struct core_rm_device *device;
+	uint32_t subdevice;
+	uint32_t address_space;
+	uint32_t virtual_memory;
+	uint32_t channel_class, copy_class;
+	uint32_t engine;	 /* its type */
+	uint32_t index;		 /* COPY<index> */
+	bool old_map, old_unmap; /* the driver takes the older structures */
+	bool lost;		 /* a channel died, or does not answer */
+	char *host;		 /* host memory for the next three */
+	size_t host_nbytes;
+	struct core_span semaphores;
+	struct core_span notifiers[CORE_CHANNELS];
+	struct core_span scratch; /* for the self-check */
+	struct core_rm_mapping doorbell_map;
+	volatile uint32_t *doorbell;
+	struct core_channel channels[CORE_CHANNELS];
+	pthread_mutex_t lock; /* while a channel is made */
+	struct core_channel *ready[CORE_CHANNELS];
+};
+
+struct core_part_of_gpu {
+	struct core_rm_memory block; /* in the link's client */
+	uint64_t va;		     /* of the block */
+	uint64_t offset;
+	uint64_t nbytes;
+};
+
+struct core_engine_memory {
+	struct core_engine *engine;
+	struct core_engine_memory *next;
+	uint64_t nbytes;
+	unsigned int count;
+	struct core_part_of_gpu parts[];
+};
+
+/* A thread's staging memory: chunks of host memory that the engine reaches. */
+struct core_lane {
+	struct core_span memory;
+	bool taken;
+};
+
+struct core_engine {
+	struct core_engine *next;
+	struct core_rm_gpu gpu;
+	unsigned int forks;    /* its process, by the number of forks up to it */
+	pthread_rwlock_t lock; /* read: to use the link; write: to replace it */
+	struct core_link *link;
+	bool rebuilt; /* once */
+	bool refused; /* for good, because of `refusal` */
+	struct core_error refusal;
+	pthread_mutex_t list; /* guards `memories` */
+	struct core_engine_memory *memories;
+	pthread_mutex_t lanes_lock; /* guards `lanes` */
+	pthread_cond_t lane_freed;
+	struct core_lane lanes[CORE_STAGING_LANES];
+};
+
+/* Unless noted, functions return 0, or -1 or NULL with *error filled in and nothing left behind. */
+
+/* --- space.c: objects in the client, and memory in its address space --- */
+
+/* Allocate an object. The parameters are at least as large as any driver's, and are overwritten. */
+int core_link_alloc(struct core_link *link, const char *call, uint32_t parent, uint32_t class_id,
+		    void *params, uint32_t *handle, struct core_error *error);
+int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint32_t flags,
+		  uint64_t *va, struct core_error *error);
+int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct core_error *error);
+
+/* Let the engine reach whole pages of host memory, which must stay until the link is closed. */
+int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool readonly,
+		       struct core_span *span, struct core_error *error);
+
+/* Host memory that forked children do not inherit; munmap() frees it. */
+char *core_link_host(size_t nbytes, struct core_error *error);
+
+/* --- link.c --- */
+
+struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_error *error);
+void core_link_close(struct core_link *link);
+
+/* --- channel.c --- */
+
+/* The channel for a use, made if necessary. A driver that refuses a second one leaves the first. */
+struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
+				       struct core_error *error);
+
+/* --- push.c --- */
+
+enum core_piece_kind {
+	CORE_PIECE_COPY,
+	CORE_PIECE_LINES,
+	CORE_PIECE_FILL,
+};
+
+/* A part of a submission: bytes up to CORE_COPY_MOST. */
+struct core_piece {
+	enum core_piece_kind kind;
+	uint64_t to, from;
+	uint32_t nbytes; /* of a line */
+	uint32_t lines, to_pitch, from_pitch;
+	uint32_t value; /* to fill with */
+	bool words;	/* `nbytes` counts words, not bytes, to fill */
+};
+
+/* Have the engine do pieces in any order. *value is for core_channel_wait(). */
+int core_channel_submit(struct core_channel *channel, const struct core_piece *pieces,
+			unsigned int count, uint32_t *value, struct core_error *error);
+
+/* --- wait.c --- */
+
+/* Wait until a submission is done; an error means that the channel is lost. */
+int core_channel_wait(struct core_channel *channel, uint32_t value, struct core_error *error);
+
+/* --- check.c --- */
+
+/* Whether the engine copies scratch memory right, in both directions. */
+int core_link_check(struct core_link *link, struct core_error *error);
+
+/* --- staging.c --- */
+
+/* A lane that this thread alone uses until it gives it back. */
+struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error);
+void core_lane_give_back(struct core_engine *engine, struct core_lane *lane);
+
+/* The channel for a copy of this size, and the bytes that each thread moves at once. */
+struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
+					struct core_error *error);
+size_t core_stage_chunk(size_t nbytes, unsigned int threads);
+
+/* Copy between GPU memory and any host memory, by as many threads as the size is worth. */
+int core_engine_stage(struct core_engine_memory *memory, uint64_t offset, char *host, size_t nbytes,
+		      bool to_gpu, struct core_error *error);
+
+/* --- copies.c --- */
+
+/* One side of a copy: GPU memory from byte `at` on, or if that is NULL an address. */
+struct core_side {
+	const struct core_engine_memory *memory;
+	uint64_t at;
+};
+
+/* Submit a copy of any size. *value is for core_channel_wait(). */
+int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
+		      uint64_t nbytes, uint32_t *value, struct core_error *error);
+
+/* --- engine.c --- */
+
+/*
+ * Run a job that uses the engine's link, which is not replaced meanwhile. If the link is lost, it
+ * is made anew, and the job is run once more.
+ */
+typedef int (*core_engine_job)(struct core_engine *engine, void *job, struct core_error *error);
+int core_engine_run(struct core_engine *engine, core_engine_job run, void *job,
+		    struct core_error *error);
+
+/* The engine of a GPU, made if necessary. */
+struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_error *error);
+
+/* Whether this process made it, not a parent. */
+bool core_engine_is_own(const struct core_engine *engine);
+
+/* The GPU of an exported allocation. */
+int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *error);
+
+/* Initialize a lock that no thread takes twice. */
+void core_writers_lock(pthread_rwlock_t *lock);
+
+/* The forks up to this process. */
+unsigned int core_engine_forks(void);
+
+/* --- registered.c --- */
+
+/* The address of registered host memory, which stays until core_registered_end(); else false. */
+bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
+			   uint64_t *va);
+void core_registered_end(void);
+
+/* At the start, and in a forked child, whose registrations are the parent's. */
+void core_registrations_forget(void);
+
+/* --- memory.c --- */
+
+/* Take all memory of an engine into another link. */
+int core_engine_move(struct core_engine *engine, struct core_link *link, struct core_error *error);
+
+#endif

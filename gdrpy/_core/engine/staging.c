@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Copies of memory that the engine does not reach, through host memory that it does.
+ *
+ * Each thread has a lane of a few chunks. While one of them is copied by the CPU, the others are in
+ * flight.
+ */
+#define _GNU_SOURCE 1
+#include <sched.h>
+#include <string.h>
+
+#include "copy/parallel.h"
+#include "engine/private.h"
+
+/* From this size on, a copy goes to the channel for large ones. */
+#define BULK_FROM (64 << 10)
+#define SMALLEST_CHUNK ((size_t)64 << 10)
+
+/* The sizes up to which one thread and four are best: waking threads takes time. */
+#define ONE_THREAD_UP_TO (1 << 20)
+#define FOUR_THREADS_UP_TO (16 << 20)
+
+struct stage {
+	struct core_engine *engine;
+	struct core_engine_memory *memory;
+	struct core_channel *channel;
+	uint64_t offset;
+	char *host;
+	size_t nbytes, chunk;
+	bool to_gpu;
+	size_t next; /* chunks taken */
+	bool failed;
+	struct core_error *error; /* of the first failure */
+};
+
+/* A chunk in flight. */
+struct flight {
+	size_t at, nbytes;
+	uint32_t value;
+};
+
+static int make_lane(struct core_engine *engine, struct core_lane *lane, struct core_error *error)
+{
+	const size_t nbytes = CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
+	char *host = lane->memory.host;
+
+	if (!host)
+		host = core_link_host(nbytes, error);
+	if (!host)
+		return -1;
+	lane->memory.host = host;
+	return core_link_register(engine->link, host, nbytes, false, &lane->memory, error);
+}
+
+void core_lane_give_back(struct core_engine *engine, struct core_lane *lane)
+{
+	pthread_mutex_lock(&engine->lanes_lock);
+	lane->taken = false;
+	pthread_cond_signal(&engine->lane_freed);
+	pthread_mutex_unlock(&engine->lanes_lock);
+}
+
+static struct core_lane *find_lane(struct core_engine *engine)
+{
+	for (int i = 0; i < CORE_STAGING_LANES; i++)
+		if (!engine->lanes[i].taken)
+			return &engine->lanes[i];
+	return NULL;
+}
+
+struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error)
+{
+	struct core_lane *lane;
+
+	pthread_mutex_lock(&engine->lanes_lock);
+	while (!(lane = find_lane(engine)))
+		pthread_cond_wait(&engine->lane_freed, &engine->lanes_lock);
+	lane->taken = true;
+	pthread_mutex_unlock(&engine->lanes_lock);
+	if (lane->memory.object || !make_lane(engine, lane, error))
+		return lane;
+	core_lane_give_back(engine, lane);
+	return NULL;
+}
+
+static bool take_chunk(struct stage *stage, struct flight *flight)
+{
+	flight->at = __atomic_fetch_add(&stage->next, 1, __ATOMIC_RELAXED) * stage->chunk;
+	if (flight->at >= stage->nbytes || __atomic_load_n(&stage->failed, __ATOMIC_RELAXED))
+		return false;
+	flight->nbytes = stage->nbytes - flight->at;
+	if (flight->nbytes > stage->chunk)
+		flight->nbytes = stage->chunk;
+	return true;
+}
+
+static int fly(struct stage *stage, struct flight *flight, uint64_t staging,
+	       struct core_error *error)
+{
+	struct core_side gpu = {stage->memory, stage->offset + flight->at}, host = {NULL, staging};
+
+	return core_channel_copy(stage->channel, stage->to_gpu ? gpu : host,
+				 stage->to_gpu ? host : gpu, flight->nbytes, &flight->value, error);
+}
+
+static int write_chunks(struct stage *stage, struct core_lane *lane, struct core_error *error)
+{
+	struct flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
+	uint32_t last = 0;
+	unsigned int turn;
+
+	for (turn = 0; take_chunk(stage, flight = &flights[turn % CORE_LANE_CHUNKS]); turn++) {
+		size_t at = turn % CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
+
+		if (turn >= CORE_LANE_CHUNKS &&
+		    core_channel_wait(stage->channel, flight->value, error))
+			return -1;
+		memcpy(lane->memory.host + at, stage->host + flight->at, flight->nbytes);
+		if (fly(stage, flight, lane->memory.va + at, error))
+			return -1;
+		last = flight->value;
+	}
+	return turn ? core_channel_wait(stage->channel, last, error) : 0;
+}
+
+static int read_chunks(struct stage *stage, struct core_lane *lane, struct core_error *error)
+{
+	struct flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
+	unsigned int begun = 0, done = 0;
+	bool more = true;
+
+	do {
+		while (more && begun - done < CORE_LANE_CHUNKS) {
+			size_t at = begun % CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
+
+			flight = &flights[begun % CORE_LANE_CHUNKS];
+			more = take_chunk(stage, flight);
+			if (more && fly(stage, flight, lane->memory.va + at, error))
+				return -1;
+			begun += more;
+		}
+		if (begun == done)
+			break;
+		flight = &flights[done % CORE_LANE_CHUNKS];
+		if (core_channel_wait(stage->channel, flight->value, error))
+			return -1;
+		memcpy(stage->host + flight->at,
+		       lane->memory.host + done % CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES,
+		       flight->nbytes);
+		done++;
+	} while (true);
+	return 0;
+}
+
+static void run_part(void *context, unsigned int part)
+{
+	struct stage *stage = context;
+	struct core_error error;
+	struct core_lane *lane;
+	int ret = -1;
+
+	(void)part;
+	lane = core_lane_take(stage->engine, &error);
+	if (lane) {
+		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
+				    : read_chunks(stage, lane, &error);
+		core_lane_give_back(stage->engine, lane);
+	}
+	if (ret && !__atomic_exchange_n(&stage->failed, true, __ATOMIC_RELAXED))
+		*stage->error = error;
+}
+
+static unsigned int threads_for(size_t nbytes)
+{
+	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_STAGING_LANES, cpus;
+	cpu_set_t set;
+
+	if (nbytes <= ONE_THREAD_UP_TO)
+		return 1;
+	CPU_ZERO(&set);
+	cpus = sched_getaffinity(0, sizeof(set), &set) ? threads : (unsigned int)CPU_COUNT(&set);
+	return cpus < threads ? cpus : threads;
+}
+
+struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
+					struct core_error *error)
+{
+	return core_link_channel(
+		engine->link, nbytes < BULK_FROM ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
+}
+
+size_t core_stage_chunk(size_t nbytes, unsigned int threads)
+{
+	size_t chunk = (nbytes / (2 * threads) + CORE_PAGE - 1) & ~(CORE_PAGE - 1);
+
+	if (chunk < SMALLEST_CHUNK)
+		return SMALLEST_CHUNK;
+	return chunk < CORE_CHUNK_NBYTES ? chunk : CORE_CHUNK_NBYTES;
+}
+
+/* Copy registered memory, at its address for the engine. */
+static int run_directly(struct stage *stage, uint64_t va, struct core_error *error)
+{
+	struct flight flight = {.nbytes = stage->nbytes};
+
+	return fly(stage, &flight, va, error) ||
+			       core_channel_wait(stage->channel, flight.value, error)
+		       ? -1
+		       : 0;
+}
+
+static int run(struct core_engine *engine, void *job, struct core_error *error)
+{
+	struct stage *stage = job;
+	unsigned int threads = threads_for(stage->nbytes);
+	uint64_t va;
+	int ret;
+
+	stage->channel = core_stage_channel(engine, stage->nbytes, error);
+	if (!stage->channel)
+		return -1;
+	if (core_registered_begin(engine, stage->host, stage->nbytes, stage->to_gpu, &va)) {
+		ret = run_directly(stage, va, error);
+		core_registered_end();
+		return ret;
+	}
+	stage->chunk = core_stage_chunk(stage->nbytes, threads);
+	stage->next = 0;
+	stage->failed = false;
+	stage->error = error;
+	core_parallel(threads, run_part, stage);
+	return stage->failed ? -1 : 0;
+}
+
+int core_engine_stage(struct core_engine_memory *memory, uint64_t offset, char *host, size_t nbytes,
+		      bool to_gpu, struct core_error *error)
+{
+	struct stage stage = {
+		.engine = memory->engine,
+		.memory = memory,
+		.offset = offset,
+		.host = host,
+		.nbytes = nbytes,
+		.to_gpu = to_gpu,
+	};
+
+	return core_engine_run(memory->engine, run, &stage, error);
+}

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: MIT */
+/* The copy engine for Python: GPU memory in it as a capsule, and whether there is one. */
+#include "transfers.h"
+
+#include <stdlib.h>
+
+PyTypeObject *core_transfers_type_object;
+const char core_engine_capsule[] = "gdrpy.engine";
+
+bool core_raise_failure(const struct core_error *error)
+{
+	PyObject *module = PyImport_ImportModule("gdrpy._core.calls");
+	PyObject *raised;
+
+	if (module) {
+		raised = PyObject_CallMethod(module, "failure_at", "K",
+					     (unsigned long long)(uintptr_t)error);
+		if (raised)
+			PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+		Py_XDECREF(raised);
+		Py_DECREF(module);
+	}
+	return false;
+}
+
+/* Between these the engine works on the memory, and other Python threads run. */
+struct use {
+	PyObject *capsule; /* another thread may disarm the object */
+	struct core_engine_memory *memory;
+};
+
+static struct use begin_use(struct transfers *self)
+{
+	self->running++;
+	return (struct use){Py_NewRef(self->engine_capsule), self->engine};
+}
+
+static void end_use(struct transfers *self, const struct use *use)
+{
+	core_transfers_end(self);
+	Py_DECREF(use->capsule);
+}
+
+bool core_transfers_between(struct transfers *self, struct transfers *other,
+			    const struct core_copy *copy, bool to_write)
+{
+	uint64_t offset = (uint64_t)copy->offset, nbytes = (uint64_t)copy->nbytes;
+	struct core_error error;
+	struct use own, others;
+	int ret;
+
+	if (self == other) {
+		PyErr_Format(PyExc_ValueError, "%s: the bytes to copy are the region's own",
+			     copy->method);
+		return false;
+	}
+	own = begin_use(self);
+	others = begin_use(other);
+	core_store_fence();
+	Py_BEGIN_ALLOW_THREADS;
+	ret = to_write ? core_engine_copy(own.memory, offset, others.memory, 0, nbytes, &error)
+		       : core_engine_copy(others.memory, 0, own.memory, offset, nbytes, &error);
+	Py_END_ALLOW_THREADS;
+	end_use(other, &others);
+	end_use(self, &own);
+	return !ret || core_raise_failure(&error);
+}
+
+PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
+{
+	struct core_copy copy = {0};
+	struct core_error error;
+	unsigned char value;
+	struct use use;
+	int ret;
+
+	if (!PyArg_ParseTuple(args, "sbnn:_fill_by_engine", &copy.method, &value, &copy.offset,
+			      &copy.nbytes) ||
+	    !core_transfers_ready(self, copy.method, true, CORE_BY_ENGINE) ||
+	    !core_transfers_range(self, &copy))
+		return NULL;
+	use = begin_use(self);
+	Py_BEGIN_ALLOW_THREADS;
+	ret = core_engine_fill(use.memory, (uint64_t)copy.offset, value, (uint64_t)copy.nbytes,
+			       &error);
+	Py_END_ALLOW_THREADS;
+	end_use(self, &use);
+	if (ret) {
+		core_raise_failure(&error);
+		return NULL;
+	}
+	Py_RETURN_NONE;
+}
+
+static void release(PyObject *capsule)
+{
+	core_engine_release(PyCapsule_GetPointer(capsule, core_engine_capsule));
+}
+
+static bool parse_gpu(PyObject *object, struct core_rm_gpu *gpu)
+{
+	return PyArg_ParseTuple(object, "IBB:gpu", &gpu->pci_domain, &gpu->pci_bus, &gpu->pci_slot);
+}
+
+/* New blocks from a list of tuples; NULL with an exception set. */
+static struct core_engine_block *parse_blocks(PyObject *list)
+{
+	Py_ssize_t count = PyList_Size(list);
+	struct core_engine_block *blocks =
+		count < 0 ? NULL : calloc((size_t)count + 1, sizeof(*blocks));
+
+	if (!blocks && count >= 0)
+		PyErr_NoMemory();
+	for (Py_ssize_t i = 0; blocks && i < count; i++) {
+		unsigned long long offset, nbytes;
+
+		if (!PyArg_ParseTuple(PyList_GetItem(list, i), "IIKK:blocks", &blocks[i].client,
+				      &blocks[i].object, &offset, &nbytes)) {
+			free(blocks);
+			return NULL;
+		}
+		blocks[i].offset = offset;
+		blocks[i].nbytes = nbytes;
+	}
+	return blocks;
+}
+
+PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	struct core_engine_block *blocks;
+	struct core_engine_memory *memory;
+	struct core_error error;
+	struct core_rm_gpu gpu = {0};
+	unsigned long long nbytes;
+	PyObject *gpu_object, *list, *capsule;
+	unsigned int count;
+	int fd;
+
+	if (!PyArg_ParseTuple(args, "iKO!O!:engine_reach", &fd, &nbytes, &PyTuple_Type, &gpu_object,
+			      &PyList_Type, &list))
+		return NULL;
+	if (fd < 0 && !parse_gpu(gpu_object, &gpu))
+		return NULL;
+	count = (unsigned int)PyList_Size(list);
+	blocks = parse_blocks(list);
+	if (!blocks)
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	memory = fd < 0 ? core_engine_take_blocks(&gpu, blocks, count, &error)
+			: core_engine_take_export(fd, nbytes, &error);
+	Py_END_ALLOW_THREADS;
+	free(blocks);
+	if (!memory) {
+		core_raise_failure(&error);
+		return NULL;
+	}
+	capsule = PyCapsule_New(memory, core_engine_capsule, release);
+	if (!capsule)
+		core_engine_release(memory);
+	return capsule;
+}
+
+static const char registration_capsule[] = "gdrpy.registration";
+
+/* What a registration keeps. */
+struct registered {
+	struct core_registration *registration;
+	PyObject *object;
+	struct core_bytes bytes;
+};
+
+static void unregister(PyObject *capsule)
+{
+	struct registered *registered = PyCapsule_GetPointer(capsule, registration_capsule);
+
+	Py_BEGIN_ALLOW_THREADS;
+	core_engine_unregister(registered->registration);
+	Py_END_ALLOW_THREADS;
+	core_release_bytes(&registered->bytes);
+	Py_DECREF(registered->object);
+	free(registered);
+}
+
+PyObject *core_engine_register_buffer(PyObject *Py_UNUSED(module), PyObject *buffer)
+{
+	struct registered *registered = calloc(1, sizeof(*registered));
+	struct core_bytes *bytes;
+	struct core_error error;
+	PyObject *capsule;
+
+	if (!registered)
+		return PyErr_NoMemory();
+	bytes = &registered->bytes;
+	if (!core_get_bytes("register", "buffer", buffer, false, bytes))
+		goto free_registered;
+	if (!bytes->nbytes) {
+		PyErr_SetString(PyExc_ValueError, "register: buffer has no bytes");
+		goto release_bytes;
+	}
+	registered->registration =
+		core_engine_register(bytes->data, (size_t)bytes->nbytes,
+				     !bytes->view.obj || bytes->view.readonly, &error);
+	if (!registered->registration) {
+		core_raise_failure(&error);
+		goto release_bytes;
+	}
+	registered->object = Py_NewRef(buffer);
+	capsule = PyCapsule_New(registered, registration_capsule, unregister);
+	if (capsule)
+		return capsule;
+	core_engine_unregister(registered->registration);
+	Py_DECREF(registered->object);
+release_bytes:
+	core_release_bytes(bytes);
+free_registered:
+	free(registered);
+	return NULL;
+}
+
+PyObject *core_engine_status(PyObject *Py_UNUSED(module), PyObject *wanted)
+{
+	struct core_rm_gpu gpu = {0};
+	struct core_error error;
+	char text[128];
+	int ret;
+
+	if (wanted != Py_None && !parse_gpu(wanted, &gpu))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS;
+	ret = core_engine_describe(wanted == Py_None ? NULL : &gpu, text, &error);
+	Py_END_ALLOW_THREADS;
+	if (!ret)
+		return PyUnicode_FromString(text);
+	core_raise_failure(&error);
+	return NULL;
+}

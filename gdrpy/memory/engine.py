@@ -1,0 +1,66 @@
+"""The copy engine without CUDA: whether it works here, and host memory that it reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdrpy import cuda
+from gdrpy._core._mapping import engine_register, engine_status
+from gdrpy.common.resource import Resource
+from gdrpy.errors import Error
+from gdrpy.memory.backends import Status
+
+
+def status(device: int | None = None) -> Status:
+    """Whether the engine of a device, or of the first GPU, copies right; if not, why not.
+
+    Makes the engine, which takes some milliseconds and 1 MiB of GPU memory. Never raises.
+    """
+    try:
+        gpu = None if device is None else _address(cuda.device_info(device).pci)
+        return Status(True, engine_status(gpu))
+    except Error as error:
+        return Status(False, str(error))
+
+
+def _address(pci: str) -> tuple[int, int, int]:
+    """The domain, bus and slot of a PCI address."""
+    domain, bus, rest = pci.split(":")
+    return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
+
+
+def register(buffer: Any) -> Registration:
+    """Have the copy engine copy a buffer without staging, until the registration is closed.
+
+    Copies with ``via="engine"`` of any of the buffer's bytes then take the engine's full speed
+    and no CPU. The pages are pinned when they are first copied, which takes longer than a copy:
+    register buffers that are used many times. Memory that the driver does not pin, such as a
+    shared mapping of a file on disk, is copied as before.
+
+    Args:
+        buffer: A contiguous buffer or host array, which stays alive and in place meanwhile.
+
+    Raises TypeError, ValueError (no bytes), BufferError (not contiguous).
+    """
+    return Registration(buffer)
+
+
+class Registration(Resource):
+    """A registered buffer. Made by :func:`gdrpy.register`; a context manager.
+
+    :meth:`close` waits for copies of the buffer by other threads. A forked child does not inherit
+    the registration.
+    """
+
+    _again = "register the buffer again"
+    _elsewhere = "register the buffer in each process"
+
+    def __init__(self, buffer: Any) -> None:
+        super().__init__()
+        self._held: object = engine_register(buffer)
+
+    def _release(self) -> None:
+        self._held = None
+
+    def __repr__(self) -> str:
+        return f"<Registration {'CLOSED' if self.closed else 'open'}>"

@@ -1,0 +1,1 @@
+from preloading import *  # noqa: F403

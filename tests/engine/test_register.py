@@ -1,0 +1,147 @@
+"""gdrpy.register(): buffers that the copy engine reaches without staging."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import tempfile
+import threading
+
+import pytest
+
+import gdrpy
+import rmclient as rm
+
+ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
+MIB = 1 << 20
+
+pytestmark = pytest.mark.preloaded(**ON_NVRM)
+
+
+def objects() -> tuple[int, int]:
+    return rm.count("objects"), rm.count("dma_mappings")
+
+
+class TestRegisteredBuffer:
+    def test_is_copied_exactly_at_odd_offsets(self) -> None:
+        choice = random.Random(1)
+        content = choice.randbytes(3 * MIB)
+        buffer = bytearray(content)
+        with gdrpy.alloc(3 * MIB) as region, gdrpy.register(buffer), memoryview(buffer) as view:
+            region.write(buffer, via="engine")
+            assert region.cpu.read() == content
+            for size in (1, 63, 4097, 70_001, MIB + 3):
+                here, there = choice.randrange(MIB), choice.randrange(MIB)
+                expected = bytearray(buffer)
+                expected[here : here + size] = content[there : there + size]
+                assert region.readinto(view[here : here + size], there, via="engine") == size
+                assert buffer == expected
+        assert rm.violations() == []
+
+    def test_takes_no_staging(self) -> None:
+        buffer = bytearray(b"x" * 100_000)
+        with gdrpy.alloc(MIB) as region:
+            region.write(bytes(100_000), via="engine")
+            before = objects()
+            with gdrpy.register(buffer):
+                assert objects() == before  # pinned when it is copied first
+                region.write(buffer, via="engine")
+                pinned = objects()
+                assert pinned[1] == before[1] + 1
+                region.readinto(buffer, via="engine")
+                assert objects() == pinned
+            assert objects() == before
+        assert rm.violations() == []
+
+    def test_of_bytes_is_written_from(self) -> None:
+        data = random.Random(2).randbytes(200_000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(data):
+            region.write(data, 7, via="engine")
+            assert region.cpu.read(len(data), 7) == data
+
+    def test_beside_other_memory_leaves_that_to_staging(self) -> None:
+        buffer, other = bytearray(5000), bytearray(5000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(buffer):
+            region.write(b"y" * 5000)
+            region.readinto(other, via="engine")
+            region.readinto(buffer, via="engine")
+            assert buffer == other == b"y" * 5000
+
+    def test_that_the_driver_does_not_pin_is_staged(self) -> None:
+        with tempfile.TemporaryFile(dir=".") as file, gdrpy.alloc(MIB) as region:
+            file.truncate(MIB)
+            with mmap.mmap(file.fileno(), MIB) as mapped, gdrpy.register(mapped):
+                region.write(b"z" * MIB)
+                region.readinto(mapped, via="engine")
+                assert mapped[:] == b"z" * MIB
+
+    def test_cannot_be_resized_until_it_is_closed(self) -> None:
+        buffer = bytearray(100)
+        registration = gdrpy.register(buffer)
+        with pytest.raises(BufferError):
+            buffer.extend(b"more")
+        registration.close()
+        registration.close()
+        buffer.extend(b"more")
+        assert repr(registration) == "<Registration CLOSED>"
+
+    def test_of_no_bytes_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="register: buffer has no bytes"):
+            gdrpy.register(b"")
+        with pytest.raises(TypeError, match="register: buffer"):
+            gdrpy.register(7)
+
+    def test_outlives_a_lost_channel(self) -> None:
+        buffer = bytearray(b"c" * 70_000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(buffer):
+            region.write(buffer, via="engine")
+            rm.set_fault("ENGINE:1:31")
+            buffer[:] = b"d" * 70_000
+            region.write(buffer, 100, via="engine")
+            assert rm.count("xids") == 1
+            assert region.cpu.read(70_000, 100) == b"d" * 70_000
+        assert rm.violations() == []
+
+    def test_is_not_the_childs(self) -> None:
+        buffer = bytearray(b"e" * 5000)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(buffer) as registration:
+            region.write(buffer, via="engine")
+            fd = region.export()
+            child = os.fork()
+            if not child:
+                status = 1
+                try:
+                    registration.close()
+                    own = gdrpy.Region.from_fd(fd, gpu=False)
+                    own.write(buffer, via="engine")
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0
+            region.write(buffer, 6000, via="engine")
+            assert region.cpu.read(5000, 6000) == buffer
+
+    def test_is_unregistered_after_the_copies_of_other_threads(self) -> None:
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                buffer = bytearray(choice.randbytes(300_000))
+                expected = bytes(buffer)
+                for _ in range(10):
+                    with gdrpy.register(buffer):
+                        region.write(buffer, via="engine")
+                    assert buffer == expected
+            except BaseException as error:
+                failures.append(error)
+
+        choice = random.Random(3)
+        with gdrpy.alloc(MIB) as region:
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert failures == []
+        assert rm.violations() == []

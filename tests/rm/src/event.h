@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Descriptors that poll can wait on for an engine's interrupt.
+ *
+ * A node is a memfd, which is always ready; NV_ESC_ALLOC_OS_EVENT puts an eventfd in the
+ * descriptor's place. As with the driver, a poll that reports the event also takes it, and nobody
+ * is woken who polls a non-blocking descriptor.
+ *
+ * All calls with the ledger's lock held, except event_poll.
+ */
+#ifndef FAKERM_EVENT_H
+#define FAKERM_EVENT_H
+
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "nodes.h"
+
+uint32_t serve_os_event(const struct open_node *node, void *argument);
+uint32_t serve_free_os_event(const struct open_node *node, void *argument);
+
+/* Whether the client made a descriptor of a node an event. */
+bool event_of_client(int fd, uint32_t client);
+
+void event_signal(int fd);
+
+/* What was under a descriptor that is an event now. */
+bool event_node(int fd, struct open_node *node);
+bool event_has_node(const struct file_id *file);
+void event_closed(int fd);
+void event_start_in_child(void);
+
+/* Take what a poll reports. */
+void event_poll(struct pollfd *fds, nfds_t count);
+bool event_exists(void);
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT */
+/* The copy engine of the C core under sanitizers, on the simulated resource manager (preloaded). */
+#include "../c/check.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "engine/engine.h"
+
+#define BLOCK ((size_t)8 << 20)
+
+static int (*count)(const char *what);
+static int (*set_fault)(const char *specification);
+
+static int gpu_memory(void)
+{
+	int fd = memfd_create("gdrpy-sim-dev0", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0);
+	CHECK_EQ(ftruncate(fd, BLOCK), 0);
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+	return fd;
+}
+
+static void fill(unsigned char *bytes, size_t nbytes, unsigned int seed)
+{
+	for (size_t i = 0; i < nbytes; i++)
+		bytes[i] = (unsigned char)(i * 7 + (i >> 9) + seed);
+}
+
+static void check_copies(struct core_engine_memory *memory, uint64_t offset, size_t nbytes,
+			 unsigned int seed)
+{
+	unsigned char *from = malloc(nbytes), *to = malloc(nbytes);
+	struct core_error error;
+
+	fill(from, nbytes, seed);
+	CHECK_EQ(core_engine_write(memory, offset, from, nbytes, &error), 0);
+	CHECK_EQ(core_engine_read(memory, to, offset, nbytes, &error), 0);
+	CHECK_MEM_EQ(to, from, nbytes);
+	free(from);
+	free(to);
+}
+
+static void copies_are_exact_and_stay_inside(void)
+{
+	static const size_t sizes[] = {1, 3, 4097, 65536, 1048577, 5000000};
+	struct core_error error;
+	int fd = gpu_memory();
+	unsigned char *zeros = calloc(1, BLOCK),
+		      *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+
+	CHECK(memory);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		uint64_t offset = 1001 * (i + 1);
+
+		CHECK_EQ(core_engine_write(memory, 0, zeros, BLOCK, &error), 0);
+		check_copies(memory, offset, sizes[i], 9);
+		CHECK_EQ(seen[offset - 1], 0);
+		CHECK_EQ(seen[offset], 9);
+		CHECK_EQ(seen[offset + sizes[i]], 0);
+	}
+	free(zeros);
+	core_engine_release(memory);
+	munmap(seen, BLOCK);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
+struct work {
+	struct core_engine_memory *memory;
+	unsigned int number;
+};
+
+static void *copy_again_and_again(void *argument)
+{
+	struct work *work = argument;
+
+	for (unsigned int i = 0; i < 30; i++)
+		check_copies(work->memory, ((uint64_t)work->number << 20) + i, 1 + i * 3001,
+			     work->number + i);
+	return NULL;
+}
+
+static void run_threads(struct core_engine_memory *memory)
+{
+	struct work works[6];
+	pthread_t threads[6];
+
+	for (unsigned int i = 0; i < 6; i++) {
+		works[i] = (struct work){memory, i};
+		CHECK_EQ(pthread_create(&threads[i], NULL, copy_again_and_again, &works[i]), 0);
+	}
+	for (unsigned int i = 0; i < 6; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+}
+
+static void threads_share_an_engine(void)
+{
+	struct core_error error;
+	int fd = gpu_memory();
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+
+	CHECK(memory);
+	run_threads(memory);
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
+static void a_lost_channel_is_made_anew_under_threads(void)
+{
+	struct core_error error;
+	int fd = gpu_memory();
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+
+	CHECK(memory);
+	CHECK_EQ(set_fault("ENGINE:40:31"), 0);
+	run_threads(memory);
+	CHECK_EQ(count("xids"), 1);
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
+static void a_second_loss_ends_it(void)
+{
+	struct core_error error;
+	int fd = gpu_memory();
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+	char byte;
+
+	CHECK(memory);
+	CHECK_EQ(set_fault("ENGINE:1:79"), 0);
+	CHECK_EQ(core_engine_read(memory, &byte, 0, 1, &error), -1);
+	CHECK_EQ(error.failure, CORE_FAILED_UNAVAILABLE);
+	CHECK(strstr(error.message, "Xid 79"));
+	CHECK(!core_engine_take_export(fd, BLOCK, &error));
+	CHECK(strstr(error.message, "Xid 79"));
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("clients"), 0);
+	CHECK_EQ(count("violations"), 0);
+}
+
+/* In this order: the engine is one for the whole process. */
+static struct check_test tests[] = {
+	TEST(copies_are_exact_and_stay_inside),
+	TEST(threads_share_an_engine),
+	TEST(a_lost_channel_is_made_anew_under_threads),
+	TEST(a_second_loss_ends_it),
+};
+
+int main(int argc, char **argv)
+{
+	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
+	set_fault = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
+	CHECK(count && set_fault);
+	return check_run(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}

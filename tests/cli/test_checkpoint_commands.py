@@ -327,9 +327,10 @@ class TestStat:
             client.allocate("table", 100, "cpu", metadata=metadata).close()
         assert main(["stat", "table"]) == 0
         assert capsys.readouterr().err == (
-            "warning: its tensors cannot be read: BrokerRegion.tensors: region 'table' holds no valid "
-            "tensors (safetensors: there is no image: a header begins with '{', not with b''): store "
-            "them by put_tensors() or `gdrpy load`, and open a checkpoint of many files by "
+            "warning: its tensors cannot be read: BrokerRegion.tensors: region 'table' holds no "
+            "valid tensors (safetensors: there is no image: a header begins with '{', not with "
+            "b''): "
+            "store them by put_tensors() or `gdrpy load`, and open a checkpoint of many files by "
             "Broker.tensors()\n"
         )
         assert json_of("stat", "table")[1]["tensors"] is None

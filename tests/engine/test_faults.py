@@ -138,20 +138,6 @@ class TestLostChannel:
             assert rm.count("channels") == 0
         assert rm.violations() == []
 
-    def test_twice_leaves_reads_to_the_mapping(self) -> None:
-        with gdrpy.alloc(MIB) as region:
-            content = random.Random(4).randbytes(MIB)
-            region.write(content)
-            fd = region.export()
-            with gdrpy.Region.from_fd(fd, MIB, gpu=False) as shown:
-                shown.read(1, via="engine")
-                rm.set_fault("ENGINE:1:31")
-                assert shown.read() == content
-                rm.set_fault("ENGINE:1:31")
-                assert shown.read() == content
-                assert shown.read() == content
-                assert rm.count("xids") == 2
-
     def test_under_many_threads_is_made_anew_once(self) -> None:
         failures: list[BaseException] = []
 

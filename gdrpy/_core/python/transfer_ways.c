@@ -13,14 +13,6 @@
  */
 #define ASK_FROM (4 << 10)
 
-/*
- * Without a GPU view, the engine reads faster than loads do from a few KiB on; reads of less than
- * this are left to loads, as nothing was measured in this package. Making an engine takes about as
- * long as loading this many bytes.
- */
-#define ENGINE_READ_MIN (16 << 10)
-#define ENGINE_READS (16 << 20)
-
 /* The sizes up to which one lane and four lanes are best: waking threads takes time. */
 #define ONE_LANE_UP_TO (1 << 20)
 #define FOUR_LANES_UP_TO (16 << 20)
@@ -52,22 +44,6 @@ static bool is_pinned(struct transfers *self, const struct core_copy *copy)
 	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
-/*
- * The way for a read without a GPU view. Making an engine takes some milliseconds, so that reads
- * must have taken as long before.
- */
-static enum core_way way_to_read(struct transfers *self, const struct core_copy *copy)
-{
-	if (!self->engine && !self->no_engine && (self->loaded += copy->nbytes) >= ENGINE_READS &&
-	    !core_transfers_reach(self, copy->method)) {
-		if (!PyErr_ExceptionMatches(PyExc_Exception))
-			return CORE_NO_WAY;
-		PyErr_Clear();
-		self->no_engine = true;
-	}
-	return self->engine && !self->no_engine ? CORE_BY_ENGINE : CORE_BY_MAPPING;
-}
-
 /* The way to copy, and if that is DMA, whether the host memory is page-locked. */
 static enum core_way choose(struct transfers *self, const struct core_copy *copy, bool to_write,
 			    bool *pinned)
@@ -77,8 +53,7 @@ static enum core_way choose(struct transfers *self, const struct core_copy *copy
 	if (copy->way >= CORE_BY_MAPPING)
 		return copy->way;
 	if (!self->dma)
-		return to_write || copy->nbytes < ENGINE_READ_MIN ? CORE_BY_MAPPING
-								  : way_to_read(self, copy);
+		return CORE_BY_MAPPING;
 	if (copy->way == CORE_AUTOMATIC && self->mapping) {
 		if (!to_write && copy->nbytes < limits->read_dma)
 			return CORE_BY_MAPPING;
@@ -155,23 +130,21 @@ static void by_mapping(struct transfers *self, struct mapping *mapping,
 
 /*
  * Copy by the GPU. A failure is raised, unless the mapping serves as well: staging needs memory,
- * which may be short, and stores and loads need none; and the engine may be lost.
+ * which may be short, and stores and loads need none.
  */
 static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum core_way way,
 		   bool pinned, bool to_write, bool *try_mapping)
 {
-	bool automatic = copy->way == CORE_AUTOMATIC && *try_mapping;
 	struct core_error error;
 
 	if (way == CORE_BY_ENGINE) {
-		if (by_engine(self, copy, to_write, &error))
-			return true;
-		*try_mapping = self->no_engine = automatic;
-		return !automatic && core_raise_failure(&error);
+		*try_mapping = false;
+		return by_engine(self, copy, to_write, &error) || core_raise_failure(&error);
 	}
 	if (by_dma(self, copy, pinned, to_write, &error))
 		return true;
-	*try_mapping = automatic && error.failure == CORE_FAILED_MEMORY;
+	*try_mapping =
+		*try_mapping && copy->way == CORE_AUTOMATIC && error.failure == CORE_FAILED_MEMORY;
 	return !*try_mapping && core_raise_cuda(&error);
 }
 
@@ -182,8 +155,6 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 	enum core_way way = choose(self, copy, to_write, &pinned);
 
 	if (way != CORE_BY_MAPPING) {
-		if (way == CORE_NO_WAY)
-			return false;
 		if (by_gpu(self, copy, way, pinned, to_write, &try_mapping))
 			return true;
 		if (!try_mapping || !core_mapping_usable(mapping, copy->method))

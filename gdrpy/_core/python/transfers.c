@@ -41,7 +41,8 @@ static inline bool is_armed(struct transfers *self, bool to_write)
 	       self->generation == core_fork_generation;
 }
 
-bool core_transfers_reach(struct transfers *self, const char *method)
+/* Have the engine reach the memory: it raises, or self->engine is set. */
+static bool reach(struct transfers *self, const char *method)
 {
 	PyObject *done = PyObject_CallMethod((PyObject *)self, "_prepare_engine", "s", method);
 
@@ -67,7 +68,7 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 			if (!arm(self, method, to_write))
 				return false;
 		} else if (way == CORE_BY_ENGINE && !self->engine) {
-			if (!core_transfers_reach(self, method))
+			if (!reach(self, method))
 				return false;
 		} else {
 			break;

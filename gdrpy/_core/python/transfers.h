@@ -12,7 +12,6 @@ enum core_way {
 	CORE_BY_DMA,
 	CORE_BY_MAPPING,
 	CORE_BY_ENGINE,
-	CORE_NO_WAY /* an exception is set */
 };
 
 /* Sizes in bytes from which a way is the faster one, and how many threads it uses. */
@@ -27,8 +26,6 @@ struct transfers {
 	struct core_dma *dma;		       /* NULL without GPU view */
 	PyObject *engine_capsule;	       /* keeps engine */
 	struct core_engine_memory *engine;     /* NULL until it is asked for */
-	bool no_engine;			       /* it could not be used */
-	Py_ssize_t loaded;		       /* bytes of reads that it would have sped up */
 	uint64_t ptr;
 	Py_ssize_t nbytes;
 	struct core_limits limits;
@@ -57,8 +54,6 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 			  enum core_way way);
 /* Whether the copy lies inside the region; false with an exception set. */
 bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
-/* Have the engine reach the memory: it raises, or self->engine is set. */
-bool core_transfers_reach(struct transfers *self, const char *method);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
 /* The end of a copy by the GPU. */

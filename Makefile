@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
+# Else each of the thousand processes of the tests compiles anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

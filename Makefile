@@ -66,6 +66,9 @@ demo: build
 	@$(BIN)/gdrpy info
 	@$(BIN)/gdrpy validate
 	@$(BIN)/gdrpy copybw
+	@echo
+	@echo "It works. Next, share memory between two processes, as docs/quick-start.md shows. Begin with:"
+	@echo "    source $(BIN)/activate && gdrpy serve"
 
 # The parts that take longest begin first, three at a time, for each waits now and then; and what one
 # says comes out whole. Some use the same C programs.

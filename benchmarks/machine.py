@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 import gdrpy
 from gdrpy import cuda
 from gdrpy._core import _ffi
 from gdrpy._core.driver import driver_version
 from gdrpy.cli.header import cuda_version, gdrpy_version
-from gdrpy.common.cpu import cpu_model
-from gdrpy.copies.limits import BUILT_IN
-from gdrpy.copies.tuning import limits
+from gdrpy.copies.tuning import BUILT_IN, cpu_model, limits
 
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +55,7 @@ def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) ->
         "cuda_driver": cuda_version(),
         "backend": backend,
         "mapping_type": mapping_type,
-        "limits": limits(0)._asdict(),
+        "limits": asdict(limits(0)),
         "limits_measured": limits(0) != BUILT_IN,
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),

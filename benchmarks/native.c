@@ -137,7 +137,7 @@ core_copy_fn bench_memcpy(void)
 core_copy_fn bench_routine(int to_mapping, unsigned int number, const char **name)
 {
 	const struct core_copy_routine *routine =
-		to_mapping ? core_routines_to_wc() : core_routines_from_wc();
+		to_mapping ? core_routines_to_wc : core_routines_from_wc;
 
 	for (; routine->name; routine++) {
 		if (routine->supported() && !number--) {

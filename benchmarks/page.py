@@ -20,7 +20,7 @@ import scatter
 import threads
 import transfers
 from gdrpy.cli.sizes import approximate_size
-from gdrpy.copies.limits import NEVER
+from gdrpy.copies.tuning import NEVER
 from goals import MISSED
 from plots import plot_path
 from promises import goal_words

@@ -23,6 +23,8 @@ from words import PAGEABLE, PINNED, way
 Result = dict[str, Any]
 #: Fills the axes of its panels.
 Paint = Callable[..., None]
+#: Ratios that differ by more have a logarithmic axis.
+_WIDE = 4
 
 
 def draw_if_possible(result: Result, path: Path) -> list[Path]:
@@ -115,8 +117,18 @@ def _engine(*panels_and_sweeps: Any) -> None:
         axes.scatter(*zip(*points, strict=True), s=6, alpha=0.5, linewidth=0, rasterized=True)
         axes.axhline(0.95, color=plotstyle.VERMILION, linewidth=1, label="5 % slower: 0.95")
         axes.set_title(f"{sweep['operation']}: {name}")
-        plotstyle.ratio_axis(axes, "times faster")
+        _ratio_axis(axes)
         plotstyle.size_axis(axes, sizes)
+
+
+def _ratio_axis(axes: Any) -> None:
+    """Make the y axis one of ratios, logarithmic where they differ widely."""
+    low, high = axes.get_ylim()
+    if low <= 0 or high / low > _WIDE:
+        plotstyle.logarithmic(axes, "y")
+        axes.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
+    axes.set_ylabel("times faster")
+    axes.grid(True, which="major")
 
 
 def _pingpong(axes: Any, found: Sequence[dict[str, Any]]) -> None:

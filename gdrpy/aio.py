@@ -19,24 +19,23 @@ import copyreg
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
-from gdrpy.broker.client.connection import Connection, Parcels
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import (
     Lost,
     Packet,
     Silent,
-    Sockets,
+    Transport,
     failure,
     receive_packet,
     refused,
 )
-from gdrpy.broker.client.watch import Watching, deadline_of, heard
+from gdrpy.broker.client.watch import Watching, deadline_of
 from gdrpy.broker.replies import Event, Grant
 
 T = TypeVar("T")
@@ -45,12 +44,11 @@ T = TypeVar("T")
 _CONNECT_PAUSE = 0.005
 
 
-class _Transport(Sockets):
+class _Transport(Transport):
     """A transport whose coroutines suspend until the event loop wakes them."""
 
     def __init__(self, timeout: float | None) -> None:
-        super().__init__()
-        self.timeout = timeout
+        super().__init__(timeout)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turn = asyncio.Lock()
@@ -138,10 +136,7 @@ class _Transport(Sockets):
                 return receive_packet(self._sock)
 
     async def _ready(
-        self,
-        watch: Callable[..., object],
-        ignore: Callable[[int], object],
-        deadline: float | None,
+        self, watch: Callable[..., object], ignore: Callable[[int], object], deadline: float | None
     ) -> None:
         """Suspend until the socket is ready. Raises Silent after the deadline, Lost on close()."""
         number = self.fileno()
@@ -187,10 +182,7 @@ class Watch(Watching):
     Watching begins on entering ``async with``, or when the first event is awaited.
     """
 
-    def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
-        super().__init__(connection, prefix)
-        self.timeout = timeout
-        self._begun = False
+    _begun = False
 
     def __aiter__(self) -> Self:
         return self
@@ -198,7 +190,7 @@ class Watch(Watching):
     async def __anext__(self) -> Event:
         deadline = deadline_of(self.timeout)
         await self._begin_once()
-        return heard(await self.next(deadline), self.timeout)
+        return self._heard(await self.next(deadline))
 
     async def _begin_once(self) -> None:
         if not self._begun:
@@ -209,12 +201,7 @@ class Watch(Watching):
         await self._begin_once()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 
@@ -248,12 +235,7 @@ class Broker(BrokerBase):
         return Watch(self._separate(), prefix, timeout)
 
     def _region(
-        self,
-        grant: Grant,
-        parcels: Parcels,
-        gpu: bool,
-        cpu: bool,
-        viewer: int | None = None,
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
     ) -> BrokerRegion:
         return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
@@ -263,13 +245,8 @@ class Broker(BrokerBase):
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.__exit__(kind, error, traceback)
+    async def __aexit__(self, *raised: Any) -> None:
+        self.__exit__(*raised)
 
 
 async def connect(

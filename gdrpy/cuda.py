@@ -16,7 +16,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
@@ -51,7 +53,7 @@ def _is_served(node: Path) -> bool:
 def _want_simulated() -> bool:
     choice = os.environ.get("GDRPY_SIM", "")
     if choice not in ("", "0", "1"):
-        raise ValueError(f"GDRPY_SIM must be 0 or 1, and is {choice!r}")
+        raise ValueError(f"GDRPY_SIM must be 0 or 1, not {choice!r}")
     if choice:
         return choice == "1"
     if sim.loaded():
@@ -298,7 +300,7 @@ def attribute(ordinal: int, name: str) -> int:
         return 0
 
 
-class DeviceInfo(NamedTuple):
+class DeviceInfo(msgspec.Struct, frozen=True):
     """A device. ``memory`` and ``bar1`` are in bytes; ``bar1`` is None where it is unknown."""
 
     ordinal: int
@@ -379,14 +381,6 @@ def context(ordinal: int) -> Iterator[None]:
         yield
     finally:
         call("cuCtxPopCurrent")
-
-
-@functools.cache
-def _memory_of(ordinal: int) -> Any:
-    location = driver().CUmemLocation()
-    location.type = driver().CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    location.id = ordinal
-    return location
 
 
 def stream_handle(stream: Any) -> Any:

@@ -8,7 +8,7 @@ from weakref import ref
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.arrays.shown import Shown
-from gdrpy.common.arguments import as_device, as_int, as_size
+from gdrpy.common.arguments import as_device, as_int, as_size, check_views
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -63,7 +63,7 @@ def alloc(
             raise ValueError("alloc: host memory has only the CPU view, and cpu is False")
         memory = MemoryFile.create(size)
     else:
-        _check_views("alloc", gpu, cpu)
+        check_views("alloc", gpu, cpu)
         ordinal = cuda.ordinal("alloc", named)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
@@ -137,7 +137,7 @@ class Region(Shown):
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
-        _check_views(call, gpu, cpu)
+        check_views(call, gpu, cpu)
         memory = open_export(
             call,
             fd,
@@ -287,8 +287,3 @@ def _receive(arrived: Any, nbytes: int, gpu: bool, cpu: bool, readonly: bool) ->
     """Open a region that was sent, with the views that the sender had."""
     memory = open_export(RECEIVING, received(arrived).fd, gpu=gpu, readonly=readonly)
     return Region._of(memory, nbytes, cpu=cpu, readonly=readonly)
-
-
-def _check_views(call: str, gpu: bool, cpu: bool) -> None:
-    if not gpu and not cpu:
-        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")

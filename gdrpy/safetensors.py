@@ -11,7 +11,10 @@ import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gdrpy.arrays import safetensors_image as image
 from gdrpy.arrays.array import Array
@@ -43,7 +46,7 @@ _CHUNK = 4 << 20
 _THREADS = 4
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True):
     """The image that :func:`store` would write: its header with length, its names in data order.
 
     The region needs at least ``nbytes`` bytes.
@@ -210,7 +213,7 @@ def _arrays(tensors: abc.Mapping[str, Any]) -> dict[str, Elements]:
     if not isinstance(tensors, abc.Mapping):
         raise TypeError(
             f"safetensors: tensors must be a dict of arrays by name, such as a torch module's "
-            f"state_dict(), and is a {type(tensors).__name__}"
+            f"state_dict(), not a {type(tensors).__name__}"
         )
     return {name: elements_of(_call(name), array) for name, array in tensors.items()}
 
@@ -247,4 +250,4 @@ def _padded(file: File) -> tuple[bytes, Layout]:
     """A file's header as a region holds it, with its length and padding; raw and parsed."""
     padded, found = image.pad(file.header), file.layout
     nbytes = len(padded) + found.nbytes - found.data_start
-    return padded, found._replace(data_start=len(padded), nbytes=nbytes)
+    return padded, replace(found, data_start=len(padded), nbytes=nbytes)

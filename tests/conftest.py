@@ -121,7 +121,7 @@ def nothing_leaks(backend: str) -> Iterator[None]:
     """Descriptors, mappings, GPU memory and the current context are as they were at the end."""
     import gdrpy
     from gdrpy import cuda
-    from gdrpy.memory import page_locked_pool as pinnedpool
+    from gdrpy.memory import page_locked as pinnedpool
 
     # What a process makes once and keeps: contexts, the backend's client, streams' own memory.
     warm_staging()

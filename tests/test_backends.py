@@ -184,7 +184,7 @@ class TestEnvironment:
             text=True,
             check=False,
         )
-        assert done.stderr.endswith("ValueError: GDRPY_SIM must be 0 or 1, and is 'yes'\n")
+        assert done.stderr.endswith("ValueError: GDRPY_SIM must be 0 or 1, not 'yes'\n")
 
     def test_insisting_on_a_real_gpu_where_there_is_none_says_what_to_do(self):
 

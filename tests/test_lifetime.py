@@ -64,7 +64,7 @@ FORK_UNDER_LOCKS = (
     + IN_CHILD
     + """
 import contextlib, sys
-from gdrpy.memory import page_locked_pool as pinnedpool
+from gdrpy.memory import page_locked as pinnedpool
 from gdrpy.memory.node import own_node
 
 host = gdrpy.alloc(4096, device="cpu")

@@ -47,6 +47,25 @@ class TestFigures:
             assert shown == made.stdout
 
 
+class TestDemo:
+    def test_ends_with_the_command_that_the_quick_start_goes_on_with(self, tmp_path):
+        (tmp_path / "gdrpy").write_text("#!/bin/sh\n")
+        (tmp_path / "gdrpy").chmod(0o755)
+        done = subprocess.run(
+            ["make", "-s", "--no-print-directory", "-o", "build", "demo", f"BIN={tmp_path}"],
+            cwd=TOP,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        _, sentence, typed = done.stdout.splitlines()
+        assert sentence.startswith("It works. Next, ")
+        (page,) = re.findall(r"docs/\S+\.md", sentence)
+        command = typed.strip().removeprefix(f"source {tmp_path}/activate && ")
+        first = (TOP / page).read_text().partition("## Two processes")[2].partition("$ ")[2]
+        assert first.splitlines()[0] == command
+
+
 #: Python blocks, but for those that say in a comment before them why they cannot run here.
 RUNNABLE = re.compile(r"(?<! -->\n)```python\n(.*?)```", re.DOTALL)
 

@@ -265,14 +265,8 @@ class Array(Closing, _mapping.Buffer):
             return View(self.ptr, device, self.shape, self._kind, self.readonly, owner)
         if device == HOST and region._has_cpu_view:
             cpu = region.cpu
-            return View(
-                cpu.address + self.offset,
-                device,
-                self.shape,
-                self._kind,
-                self._readonly or cpu.readonly,
-                memoryview(cpu),
-            )
+            address, readonly = cpu.address + self.offset, self._readonly or cpu.readonly
+            return View(address, device, self.shape, self._kind, readonly, memoryview(cpu))
         return None
 
     def _copy(self, device: tuple[int, int], stream: int | None) -> View:

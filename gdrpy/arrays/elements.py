@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gdrpy.arrays.interop import DeviceArray, host_array, packed_array
 from gdrpy.common.arguments import is_of
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Elements(NamedTuple):
+class Elements(msgspec.Struct, frozen=True):
     """An array's elements: packed in GPU memory, or a numpy array of any strides.
 
     For a numpy array ``dtype`` is numpy's. Another library's host array is shown as raw bytes.

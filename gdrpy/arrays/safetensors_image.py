@@ -11,7 +11,10 @@ import math
 import reprlib
 from collections import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from gdrpy.common.dtypes import DTYPES, DType
 
@@ -26,7 +29,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 _DIMENSIONS_MAX = 64
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True):
     """A tensor of an image: ``start`` is its byte offset in the data, ``nbytes`` its size."""
 
     dtype: str
@@ -35,7 +38,7 @@ class Entry(NamedTuple):
     nbytes: int
 
 
-class Layout(NamedTuple):
+class Layout(msgspec.Struct, frozen=True):
     """A parsed header: tensors by name in the order of their data, and free text.
 
     The data begins at byte ``data_start`` of the image, which has ``nbytes`` bytes.
@@ -92,7 +95,8 @@ def lay_out(
     sizes = {name: math.prod(shape) * kind.nbytes for name, (kind, shape) in kinds.items()}
     entries = {}
     end = 0
-    for name in sorted(kinds, key=lambda name: (-_divisor(sizes[name]), _checked_name(name))):
+    alignments = {name: math.gcd(size, ALIGNMENT) for name, size in sizes.items()}
+    for name in sorted(kinds, key=lambda name: (-alignments[name], _checked_name(name))):
         if name == _METADATA:
             raise _error("is the name of the metadata", name)
         kind, shape = kinds[name]
@@ -100,12 +104,7 @@ def lay_out(
         end += sizes[name]
     layout = Layout(entries, check_metadata(metadata), 0, 0)
     data_start = len(pad(encode(layout)))
-    return layout._replace(data_start=data_start, nbytes=data_start + end)
-
-
-def _divisor(nbytes: int) -> int:
-    """The largest power of two, up to the alignment of the data, that divides a size."""
-    return math.gcd(nbytes, ALIGNMENT)
+    return replace(layout, data_start=data_start, nbytes=data_start + end)
 
 
 def encode(layout: Layout) -> bytes:
@@ -134,7 +133,7 @@ def check_metadata(value: Any) -> dict[str, str]:
     if not isinstance(value, abc.Mapping) or not all(
         _is_text(text) for item in value.items() for text in item
     ):
-        raise _error(f"{_METADATA} must map names to text, and is {reprlib.repr(value)}")
+        raise _error(f"{_METADATA} must map names to text, not {reprlib.repr(value)}")
     return dict(value)
 
 

@@ -55,10 +55,7 @@ class Shown(Viewed):
         return self._as_array().__dlpack_device__()
 
     def mirror(
-        self,
-        load: bool = False,
-        dtype: Any = "uint8",
-        shape: int | tuple[int, ...] | None = None,
+        self, load: bool = False, dtype: Any = "uint8", shape: int | tuple[int, ...] | None = None
     ) -> AbstractContextManager[np.ndarray[Any, Any]]:
         """A writable array in host memory, whose bytes go into the region at the block's end.
 

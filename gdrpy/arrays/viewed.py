@@ -6,6 +6,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from msgspec.structs import astuple
+
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.arrays.elements import Elements, as_bytes, readable, refuse_others
@@ -16,7 +18,7 @@ from gdrpy.copies import dma
 from gdrpy.copies.tuning import limits
 from gdrpy.errors import ReadOnly
 from gdrpy.memory.memory import Memory, settle
-from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.memory.page_locked import borrow
 from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
@@ -151,7 +153,9 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
                 device = self.device
                 assert device is not None
                 engine = dma.engine(device)
-            self._arm(self._cpu, engine, self._ptr or 0, self.nbytes, writing, limits(device))
+            self._arm(
+                self._cpu, engine, self._ptr or 0, self.nbytes, writing, astuple(limits(device))
+            )
 
     def _check_gpu_may_write(self, call: str) -> None:
         """Raise ReadOnly if nothing may be written.
@@ -175,7 +179,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         call = f"{type(self).__name__}.fill"
         byte = as_int(call, "value", value)
         if not 0 <= byte <= 255:
-            raise ValueError(f"{call}: value must be a byte, 0 to 255, and is {byte}")
+            raise ValueError(f"{call}: value must be a byte, 0 to 255, not {byte}")
         start, size = as_range(call, offset, nbytes, self.nbytes)
         self._check_gpu_may_write(call)
         if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
@@ -253,10 +257,7 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         return size
 
     def numpy(
-        self,
-        dtype: Any = "uint8",
-        shape: int | tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, dtype: Any = "uint8", shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
         """An array over the CPU view: see :meth:`Mapping.numpy`.
 

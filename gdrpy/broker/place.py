@@ -9,7 +9,8 @@ from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
 
 VARIABLE = "GDRPY_SOCKET"
-_SYSTEM = "/run/gdrpy/broker.sock"
+#: Root's, where the clients of every user look if that user has none.
+SYSTEM = "/run/gdrpy/broker.sock"
 
 
 def serve_path() -> str:
@@ -21,7 +22,7 @@ def serve_path() -> str:
     if path:
         return path
     if os.geteuid() == 0:
-        return _SYSTEM
+        return SYSTEM
     return _own()
 
 
@@ -34,16 +35,16 @@ def connect_path() -> str:
     if path:
         return path
     if os.geteuid() == 0:
-        return _SYSTEM
+        return SYSTEM
     try:
         own = _own()
     except OSError as error:
-        if _is_there(_SYSTEM):
-            return _SYSTEM
+        if _is_there(SYSTEM):
+            return SYSTEM
         raise PermissionDenied(
             error.errno or errno.EPERM, f"looking for a broker: {error.strerror}"
         ) from error
-    return own if os.path.exists(own) or not _is_there(_SYSTEM) else _SYSTEM
+    return own if os.path.exists(own) or not _is_there(SYSTEM) else SYSTEM
 
 
 def _is_there(path: str) -> bool:

@@ -50,7 +50,7 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
     if not metadata:
         return b""
     if not isinstance(metadata, dict):
-        raise TypeError(f"{call}: metadata must be a dict, and is {metadata!r}")
+        raise TypeError(f"{call}: metadata must be a dict, not {metadata!r}")
     try:
         packed = _pack(metadata)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -36,11 +36,7 @@ Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)
 
 
 class Packet(
-    msgspec.Struct,
-    tag_field="op",
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    gc=False,
+    msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
     """What a client sends."""
 
@@ -150,25 +146,9 @@ class Status(Request, tag="status"):
     pass
 
 
-AnyRequest = (
-    Hello
-    | Resume
-    | Allocate
-    | Create
-    | RoundedSize
-    | Publish
-    | Get
-    | GetMany
-    | Release
-    | Seal
-    | Digest
-    | Delete
-    | List
-    | Stat
-    | Change
-    | Watch
-    | Status
-)
+_OfRegions = Allocate | Create | Publish | Get | GetMany | Release | Seal | Digest | Delete | Change
+_Others = Hello | Resume | RoundedSize | List | Stat | Watch | Status
+AnyRequest = _OfRegions | _Others
 
 
 #: Requests whose replies grant regions.

@@ -168,6 +168,15 @@ def is_live(path: str) -> bool:
         probe.close()
 
 
+def identity_of_file(path: str) -> tuple[int, int] | None:
+    """Device and inode of the file at a path; None if there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def private_folder() -> str:
     """The folder for this user's sockets: the runtime directory, else one in the temporary folder.
 

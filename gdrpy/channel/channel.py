@@ -65,12 +65,12 @@ class Channel(_End, _mapping.Channel):
         if not 0 < size <= RECORD_MAX or size % RECORD_UNIT:
             raise ValueError(
                 f"Channel: record_nbytes must be a multiple of {RECORD_UNIT} up to {RECORD_MAX}, "
-                f"and is {size}"
+                f"not {size}"
             )
         count = as_int("Channel", "capacity", capacity)
         if not 0 < count <= CAPACITY_MAX or count & (count - 1):
             raise ValueError(
-                f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, and is {count}"
+                f"Channel: capacity must be a power of two up to {CAPACITY_MAX}, not {count}"
             )
         ordinal = cuda.ordinal("Channel", device)
         with Undo() as undo:

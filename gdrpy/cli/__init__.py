@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gdrpy import sim
 from gdrpy.cli import helptext, options
-from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, words_of
+from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, ReaderGone, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.errors import (
@@ -74,13 +74,11 @@ def parser() -> argparse.ArgumentParser:
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
         lines += [f"  {module.rpartition('.')[2]:12}{line}" for module, line in group.items()]
-    whole = argparse.ArgumentParser(
+    whole = helptext.Parser(
         prog="gdrpy",
         usage="gdrpy [-h] [--version] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
         epilog="\n".join([*lines[1:], "", "For help on a command: gdrpy COMMAND --help"]),
-        formatter_class=helptext.Formatter,
-        allow_abbrev=False,
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     whole.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
@@ -104,7 +102,7 @@ class _Version(argparse.Action):
     """Looks for the version when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"gdrpy {importlib.import_module('gdrpy.cli.header').gdrpy_version()}")
+        Output().text(f"gdrpy {importlib.import_module('gdrpy.cli.header').gdrpy_version()}")
         parser.exit()
 
 
@@ -116,6 +114,17 @@ def command_parser(name: str) -> CommandParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except ReaderGone as error:
+        return error.status
+    except CommandError as error:  # help could not be written
+        return _give_up(Output(), error, error.status)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     name, rest = _named(parser(), words)
     args = command_parser(name).parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
@@ -126,9 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.check_environment()
             options.find_device(args)
             return int(args.run(args, output))
-        except KeyboardInterrupt:
-            output.error("interrupted")
-            return INTERRUPTED
+        except ReaderGone:
+            raise
         except CommandError as error:
             return _give_up(output, error, error.status)
         except sim.BadEnvironment as error:

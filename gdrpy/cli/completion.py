@@ -131,6 +131,14 @@ def _filled(script: str, indent: int, **parts: Iterable[str]) -> str:
     return script
 
 
+def _values(commands: list[_Command]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A pattern of each option whose values are known, and the values."""
+    for one in commands:
+        for option, words in one.values.items():
+            if words:
+                yield f"'{one.name} {option}'", words
+
+
 def _free(commands: list[_Command]) -> str:
     """A pattern of the options whose values are not known."""
     values = {option: words for one in commands for option, words in one.values.items()}
@@ -150,12 +158,7 @@ def _bash(commands: list[_Command]) -> str:
         _BASH,
         8,
         commands=["\\n".join([*COMMANDS, "--help", "--version"])],
-        values=[
-            case(f"'{one.name} {option}'", words)
-            for one in commands
-            for option, words in one.values.items()
-            if words
-        ],
+        values=[case(pattern, words) for pattern, words in _values(commands)],
         free=[_free(commands)],
         words=[
             *(case(f"'{one.name} -'*", one.options) for one in commands),
@@ -176,10 +179,8 @@ def _zsh(commands: list[_Command]) -> str:
         4,
         commands=[quoted(_abouts())],
         values=[
-            f"'{one.name} {option}') compadd -- {' '.join(words)}; return ;;"
-            for one in commands
-            for option, words in one.values.items()
-            if words
+            f"{pattern}) compadd -- {' '.join(words)}; return ;;"
+            for pattern, words in _values(commands)
         ],
         free=[_free(commands)],
         words=[

@@ -9,6 +9,8 @@ FAILED = 1
 UNUSABLE = 2
 #: Ended by Ctrl-C: 128 + SIGINT, as a shell reports it.
 INTERRUPTED = 130
+#: The reader of stdout ended first: 128 + SIGPIPE, as a shell reports it.
+UNREAD = 141
 
 
 def words_of(error: Exception) -> str:
@@ -23,3 +25,10 @@ class CommandError(Exception):
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ReaderGone(CommandError):
+    """The reader of stdout, such as ``head``, has ended: so does the command, without a word."""
+
+    def __init__(self) -> None:
+        super().__init__("the reader of stdout has ended", UNREAD)

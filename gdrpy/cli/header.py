@@ -11,7 +11,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._core.driver import driver_version
 from gdrpy.cli.output import Output
-from gdrpy.common.cpu import cpu_model
+from gdrpy.copies.tuning import cpu_model
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Header:
     def announce(self, output: Output) -> None:
         """Print the GPU, the backend and the CPU of the figures."""
         gpu = gpu_words(self.gpu, self.simulated)
-        output.line(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
+        output.prose(f"{gpu}, device {self.device}, backend {self.backend}, {self.cpu}")
         if self.simulated:
             output.line("simulated GPU: these are speeds of host memory")
 

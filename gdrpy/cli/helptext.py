@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import textwrap
+from typing import Any
+
+from gdrpy.cli.output import Output
 
 #: Spaces at the beginning of a line, then the first column if the line has two, then the rest.
 _LINE = re.compile(r"( *)((?:\S| (?! ))+ {2,})?(.*)")
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Shows a text as it is written if it fits, else with its paragraphs and columns refolded."""
+#: Columns of the narrowest terminal that help is folded for.
+_NARROWEST = 60
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help has the terminal's width. Printing it raises CommandError."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help, to stdout if there is no ``file``."""
+        if file is None:
+            Output().text(self.format_help().rstrip("\n"))
+        else:
+            super().print_help(file)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Folds paragraphs, and the second of two columns."""
+
+    def __init__(self, prog: str) -> None:
+        columns = max(shutil.get_terminal_size().columns, _NARROWEST)
+        super().__init__(prog, width=columns - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if all(len(line) <= width for line in text.splitlines()):
-            return super()._fill_text(text, width, indent)
+        del indent
         return "\n".join(
             _folded(first, hanging, rest, width) for first, hanging, rest in items(text)
         )
@@ -43,8 +68,8 @@ def items(text: str) -> list[tuple[str, int, str]]:
 
 
 def _folded(first: str, hanging: int, words: str, width: int) -> str:
-    if hanging > width // 2:  # too narrow a column
-        words = first.lstrip() + words
+    if hanging > width // 2 and len(first + words) > width:  # too narrow a column
+        words = f"{first.strip()}  {words}"
         first = first[: len(first) - len(first.lstrip())]
         hanging = len(first) + 4
     return textwrap.fill(

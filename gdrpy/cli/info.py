@@ -15,9 +15,11 @@ exit status:
 from __future__ import annotations
 
 import argparse
+import os
 from itertools import groupby, zip_longest
 from typing import Any
 
+from msgspec.structs import asdict
 from rich.text import Text
 
 from gdrpy import cuda
@@ -26,7 +28,7 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.header import cuda_version, gpu_words, host_header
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
-from gdrpy.cli.sizes import approximate_size, format_size
+from gdrpy.cli.sizes import approximate_size, counted, format_size
 from gdrpy.errors import Error
 from gdrpy.memory import backends, fabric
 from gdrpy.memory.backends import Status
@@ -51,10 +53,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if problem:
         states = [_without_cuda(name) for name in backends.ALL]
 
+    output.line(_kind(devices))
+    output.line()
     output.line(f"gdrpy           {header.gdrpy}, Python {header.python}")
     output.line(f"CPU             {header.cpu}")
     output.line(f"NVIDIA driver   {header.nvidia_driver or 'none loaded'}")
-    output.line(f"CUDA driver     {cuda_driver or problem}" + _simulated(devices))
+    output.line(f"CUDA driver     {cuda_driver or problem}")
     output.line()
     if devices:
         for line in [line for device in devices for line in _device_lines(device)]:
@@ -73,11 +77,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         {
             "header": header.json(),
             "cuda_problem": problem,
-            "devices": [device._asdict() for device in devices],
+            "devices": [asdict(device) for device in devices],
             "backends": states,
-            "fabric_handles": [
-                {**_named(device), **status._asdict()} for device, status in handles
-            ],
+            "fabric_handles": [{**_named(device), **asdict(status)} for device, status in handles],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }
     )
@@ -93,8 +95,15 @@ def _cuda() -> tuple[list[cuda.DeviceInfo], str | None, str | None]:
         return [], None, str(error)
 
 
-def _simulated(devices: list[cuda.DeviceInfo]) -> str:
-    return ", simulated GPU" if any(device.simulated for device in devices) else ""
+def _kind(devices: list[cuda.DeviceInfo]) -> str:
+    """Whether this is the simulation or a real GPU."""
+    if not devices:
+        return "no GPU: see CUDA driver"
+    number = len(devices)
+    if devices[0].simulated:
+        why = "GDRPY_SIM=1" if os.environ.get("GDRPY_SIM") == "1" else "no NVIDIA driver was found"
+        return f"{counted(number, 'simulated GPU')}, not real: {why}"
+    return f"{counted(number, 'real GPU')}: {', '.join(sorted({one.name for one in devices}))}"
 
 
 def _states(device: cuda.DeviceInfo) -> list[dict[str, Any]]:
@@ -170,7 +179,7 @@ def _text(pointer: Any) -> str:
 def _routines(way: str) -> dict[str, Any]:
     """The copy routines to or from write-combined memory, and those that sizes take."""
     to = way == "to"
-    table = _ffi.lib.core_routines_to_wc() if to else _ffi.lib.core_routines_from_wc()
+    table = _ffi.lib.core_routines_to_wc if to else _ffi.lib.core_routines_from_wc
     choose = _ffi.lib.core_routine_to_wc if to else _ffi.lib.core_routine_from_wc
     supported: dict[str, bool] = {}
     while table.name != _ffi.ffi.NULL:

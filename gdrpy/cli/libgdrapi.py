@@ -72,29 +72,17 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
     backend, told = _choice()
     commands = _commands()
-    output.line(f"library     {SHARED_OBJECT}")
-    output.line(f"header      {HEADER}")
-    output.line(f"pkg-config  {PKG_CONFIG}")
+    files = {"library": SHARED_OBJECT, "header": HEADER, "pkg_config": PKG_CONFIG}
+    for what, file in files.items():
+        output.line(f"{what.replace('_', '-'):12}{file}")
     output.line(f"backend     {backend or 'none'}")
-    for line in told:
+    for line in [*told, *([] if backend else [_SIMULATED])]:
         output.line(f"            {line}")
-    if backend is None:
-        output.line(f"            {_SIMULATED}")
-    output.line()
-    output.line("to have programs find it, and to build programs with it:")
+    output.line("\nto have programs find it, and to build programs with it:")
     for command in commands:
         output.line(f"  {command}")
-    output.finish(
-        {
-            "dir": str(SHARED_OBJECT.parent),
-            "library": str(SHARED_OBJECT),
-            "header": str(HEADER),
-            "pkg_config": str(PKG_CONFIG),
-            "backend": backend,
-            "told": told,
-            "commands": commands,
-        }
-    )
+    paths = {"dir": str(SHARED_OBJECT.parent)} | {name: str(file) for name, file in files.items()}
+    output.finish({**paths, "backend": backend, "told": told, "commands": commands})
     return OK
 
 

@@ -40,7 +40,7 @@ class Command(Protocol):
         """Run the command; returns the exit status."""
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(helptext.Parser):
     """The parser of one command.
 
     The default ``refusal`` is the exit status when the library refuses a call of the command.
@@ -52,8 +52,6 @@ class CommandParser(argparse.ArgumentParser):
             prog=f"gdrpy {name}",
             description=description,
             epilog=heading + rest,
-            formatter_class=helptext.Formatter,
-            allow_abbrev=False,
         )
         self.json = self.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
@@ -85,9 +83,11 @@ def check_environment() -> None:
 
 
 def add_gpu(parser: CommandParser) -> None:
-    """``--backend`` and ``--device``."""
+    """``--backend``, and ``--device`` of this process, which :func:`find_device` finds."""
     add_backend(parser)
-    add_device(parser)
+    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
+    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
+    parser.set_defaults(device_is_here=True)
 
 
 def add_backend(parser: CommandParser) -> None:
@@ -98,13 +98,6 @@ def add_backend(parser: CommandParser) -> None:
         help="how to get CPU mappings (default: $GDRPY_BACKEND, else the best one here; see "
         "'gdrpy info')",
     )
-
-
-def add_device(parser: CommandParser) -> None:
-    """``--device`` of this process, which :func:`find_device` finds."""
-    about = "the GPU: its CUDA ordinal, its UUID (GPU-...) or its PCI address"
-    parser.option("--device", device_name, "N|UUID|PCI", about, "0")
-    parser.set_defaults(device_is_here=True)
 
 
 def find_device(args: argparse.Namespace) -> None:

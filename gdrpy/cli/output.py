@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from gdrpy.cli.exits import CommandError
+from gdrpy.cli.exits import CommandError, ReaderGone
 from gdrpy.cli.sizes import approximate_size
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ class Output:
     """A command's stdout and stderr.
 
     With ``as_json`` stdout carries only what :meth:`finish` and :meth:`record` get. Progress and
-    errors go to stderr either way. A failed write to stdout raises CommandError, and nothing more
-    is written there. rich, which takes longer to import than many a command to run, is imported by
-    what first needs it.
+    errors go to stderr either way. A failed write to stdout raises CommandError, ReaderGone if its
+    reader has ended, and nothing more is written there. rich, which takes longer to import than
+    many a command to run, is imported by what first needs it.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -126,13 +126,8 @@ class Output:
 
     def text(self, text: str) -> None:
         """Write lines to stdout unchanged: rich takes a millisecond for each of a long table."""
-        try:
-            with self._writing():
-                print(text, flush=True)
-        except CommandError as error:
-            if isinstance(error.__cause__, BrokenPipeError):  # the reader, a pager say, has ended
-                raise SystemExit(1) from None
-            raise
+        with self._writing():
+            print(text, flush=True)
 
     def draws(self) -> bool:
         """Whether stdout can show the lines of tables."""
@@ -168,6 +163,10 @@ class Output:
             raise CommandError("cannot write to stdout: it is closed")
         try:
             yield
+        except (BrokenPipeError, SystemExit) as error:  # rich exits for the former
+            self._writable = False
+            _drop_buffered()
+            raise ReaderGone from error
         except OSError as error:
             self._writable = False
             _drop_buffered()

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         header = gpu_header(args.command_line, args.device, region.cpu.backend)
     if header.simulated:
         hostmemory.require(args.size, simulated=True)
-    output.line(
+    output.prose(
         f"{gpu_words(header.gpu, header.simulated)}, device {header.device}, backend "
         f"{header.backend}, {format_size(args.size)}, seed {seed}"
     )

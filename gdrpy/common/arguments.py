@@ -19,7 +19,7 @@ def as_int(call: str, name: str, value: Any) -> int:
             return index(value)
         except TypeError:
             pass
-    raise TypeError(f"{call}: {name} must be an int, and is {value!r}")
+    raise TypeError(f"{call}: {name} must be an int, not {value!r}")
 
 
 def is_of(value: object, module: str, name: str) -> bool:
@@ -61,7 +61,7 @@ def as_device(call: str, device: Any, *, or_cpu: bool = False) -> int | str:
         f"('0000:3b:00.0'){link} torch's name ('cuda:0'){last}"
     )
     kind = ValueError if isinstance(device, str) else TypeError
-    raise kind(f"{call}: device must be {names}, and is {asked!r}")
+    raise kind(f"{call}: device must be {names}, not {asked!r}")
 
 
 def pci_name(domain: int, bus: int, slot: int) -> str:
@@ -73,8 +73,14 @@ def as_size(call: str, value: Any) -> int:
     """A number of bytes to allocate or show. Raises TypeError, ValueError."""
     nbytes = as_int(call, "nbytes", value)
     if not 0 < nbytes < 1 << 62:
-        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), and is {nbytes}")
+        raise ValueError(f"{call}: nbytes must be 1 or more (and under 2**62), not {nbytes}")
     return nbytes
+
+
+def check_views(call: str, gpu: bool, cpu: bool) -> None:
+    """Raise ValueError for no view at all."""
+    if not gpu and not cpu:
+        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")
 
 
 def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
@@ -89,7 +95,7 @@ def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
         return start, room - start
     size = as_int(call, "nbytes", nbytes)
     if size < 0:
-        raise ValueError(f"{call}: nbytes must not be negative, and is {size}")
+        raise ValueError(f"{call}: nbytes must be 0 or more, not {size}")
     if size > room - start:
         raise ValueError(
             f"{call}: offset {start} + {size} bytes lies outside the {room} bytes there are"
@@ -105,7 +111,7 @@ def as_offsets(call: str, offsets: Any) -> NDArray[np.int64]:
     if array.ndim != 1:
         raise ValueError(f"{call}: offsets must have one dimension, and have {array.ndim}")
     if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{call}: offsets must be integers, and are {array.dtype}")
+        raise TypeError(f"{call}: offsets must be integers, not {array.dtype}")
     if array.dtype == np.uint64:
         (large,) = np.nonzero(array > np.uint64(np.iinfo(np.int64).max))
         if large.size:

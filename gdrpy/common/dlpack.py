@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int
@@ -24,7 +26,7 @@ CUDA = 2
 HOST: Device = (1, 0)
 
 
-class View(NamedTuple):
+class View(msgspec.Struct, frozen=True):
     """Packed elements at an address of a device; ``owner`` keeps the memory.
 
     A write to a ``readonly`` view is a segmentation fault, or ends the GPU's context.
@@ -116,7 +118,7 @@ def _as_device(call: str, value: Any) -> Device:
         kind, number = value
         return operator.index(kind), operator.index(number)
     except (TypeError, ValueError):
-        raise TypeError(f"{call}: dl_device must be a pair of ints, and is {value!r}") from None
+        raise TypeError(f"{call}: dl_device must be a pair of ints, not {value!r}") from None
 
 
 def _check_stream(call: str, stream: Any, gpu: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from gdrpy.common.arguments import is_of
 
@@ -16,7 +18,7 @@ _INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN, _FLOAT8_E5M2 = 0, 1, 2, 4, 
 _COMPLEX = 5
 
 
-class DType(NamedTuple):
+class DType(msgspec.Struct, frozen=True):
     """An element type: ``nbytes`` bytes an element, ``code`` is DLPack's.
 
     ``array_name`` is its name in numpy, or in ml_dtypes where numpy lacks it.
@@ -161,7 +163,7 @@ def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
 def _unknown(call: str, value: Any) -> str:
     return (
         f"{call}: dtype must be one of {', '.join(DTYPES)}, or numpy's or torch's name or type for "
-        f"one, and is {value!r}"
+        f"one, not {value!r}"
     )
 
 

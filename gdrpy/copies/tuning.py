@@ -7,11 +7,73 @@ that they were measured on. With ``GDRPY_TUNING=0`` no stored limits are read.
 
 from __future__ import annotations
 
+import errno
 import functools
+import json
 import os
+import platform
+import re
+import stat
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
-from gdrpy.copies import kept
-from gdrpy.copies.limits import BUILT_IN, Limits
+import msgspec
+from msgspec.structs import asdict
+
+from gdrpy import cuda
+from gdrpy._core._mapping import Undo
+from gdrpy._core.driver import driver_version
+
+#: The threshold of a path that is never the fastest.
+NEVER = sys.maxsize
+
+#: The sizes of the C core's thread pools.
+MOST_THREADS = 16
+MOST_LANES = 8
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Sizes in bytes from which a copy path is the fastest, and how many threads it uses.
+
+    ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
+    ordinary memory through staging, by up to ``lanes`` threads. ``write_dma_pinned``: DMA from
+    page-locked memory. ``read_threads``: loads by ``threads_from`` threads, where there is no GPU
+    view. ``read_dma``: DMA instead of loads.
+    """
+
+    write_threads: int
+    write_dma: int
+    write_dma_pinned: int
+    read_threads: int
+    read_dma: int
+    threads_to: int
+    threads_from: int
+    lanes: int
+
+    def check(self) -> None:
+        """Raise ValueError for values out of range."""
+        counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
+        for name, value in asdict(self).items():
+            least, most = (1, counts[name]) if name in counts else (0, NEVER)
+            if type(value) is not int or not least <= value <= most:
+                raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")
+
+
+_CPUS = len(os.sched_getaffinity(0))
+
+#: As measured on an H200 behind PCIe Gen5 x16, on 16 CPUs: see docs/transfers.md.
+BUILT_IN = Limits(
+    write_threads=1 << 20,
+    write_dma=64 << 20 if _CPUS >= MOST_LANES else NEVER,
+    write_dma_pinned=256 << 10,
+    read_threads=128 << 10,
+    read_dma=7 << 10,
+    threads_to=min(4, _CPUS),
+    threads_from=min(MOST_THREADS, _CPUS),
+    lanes=min(MOST_LANES, _CPUS),
+)
 
 
 def limits(device: int | None) -> Limits:
@@ -23,9 +85,111 @@ def limits(device: int | None) -> Limits:
 def _of_device(device: int) -> Limits:
     if os.environ.get("GDRPY_TUNING") == "0":
         return BUILT_IN
-    return kept.load(device) or BUILT_IN
+    return load(device) or BUILT_IN
 
 
 def forget() -> None:
     """Read the stored limits again, for regions that have not copied yet."""
     _of_device.cache_clear()
+
+
+#: The most bytes that are read of a file; a file of limits is smaller.
+_MOST_BYTES = 1 << 16
+
+
+def path(device: int) -> Path:
+    """The file with the limits of a device's model. Raises FileNotFoundError without a home."""
+    name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
+    return _cache() / "gdrpy" / f"limits-{name}.json"
+
+
+def origin(device: int) -> dict[str, Any]:
+    """The hardware and driver that limits are valid for."""
+    return {
+        "gpu": _gpu(device),
+        "driver": None if cuda.simulated() else driver_version(),
+        "cpu": cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+def load(device: int) -> Limits | None:
+    """The stored limits of a device, None if there are none that this process can read and use.
+
+    Warns of a file that cannot be understood.
+    """
+    try:
+        file = path(device)
+        found = json.loads(_read(file))
+        if found["origin"] != origin(device):
+            return None
+        limits = Limits(**found["limits"])
+        limits.check()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        warnings.warn(
+            f"{file} cannot be used ({type(error).__name__}: {error}): using built-in limits; "
+            f"run gdrpy tune again, or delete it",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return limits
+
+
+def save(device: int, limits: Limits, **details: Any) -> Path:
+    """Store limits, with details of their measurement; returns the file.
+
+    Raises ValueError, OSError.
+    """
+    limits.check()
+    file = path(device)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(
+        {"origin": origin(device), "limits": asdict(limits), **details}, indent=1, allow_nan=False
+    )
+    # Another process reads the old file or the new one, never a part of one.
+    draft = file.with_suffix(f".{os.getpid()}")
+    with Undo() as undo:
+        undo.callback(draft.unlink, True)
+        draft.write_text(text + "\n")
+        draft.replace(file)
+    return file
+
+
+def _cache() -> Path:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if given.is_absolute():  # the XDG specification says to ignore a relative path
+        return given
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        why = "this user has no home folder: set XDG_CACHE_HOME"
+        raise FileNotFoundError(errno.ENOENT, why, "~/.cache") from None
+
+
+def _read(file: Path) -> bytes:
+    """The beginning of a regular file. Does not wait for a pipe in its place."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("not a regular file")
+        return opened.read(_MOST_BYTES)
+
+
+def _gpu(device: int) -> str:
+    name: bytes = cuda.call("cuDeviceGetName", 128, cuda.device(device))
+    return name.split(b"\0")[0].decode()
+
+
+def cpu_model() -> str:
+    """The CPU's model name from /proc/cpuinfo, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -16,7 +18,7 @@ from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 
 
-class Status(NamedTuple):
+class Status(msgspec.Struct, frozen=True):
     """Whether a backend works here; if not, the reason and the remedy."""
 
     usable: bool

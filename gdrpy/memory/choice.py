@@ -5,15 +5,15 @@ from __future__ import annotations
 from errno import EACCES
 from typing import Any
 
-from gdrpy._core._mapping import Descriptor, Undo, sealed_size
+from gdrpy._core._mapping import Descriptor, Undo, fixed_size
 from gdrpy.errors import InvalidHandle, PermissionDenied, SizeMismatch
 from gdrpy.memory import vmm
 from gdrpy.memory.backends import forced
 from gdrpy.memory.descriptors import (
+    NVIDIA_NODE,
     bar_block,
     describe,
     is_host,
-    is_nvidia_export,
     is_simulated,
     is_writable,
     share_size,
@@ -93,7 +93,7 @@ def own_export(
     """
     fd = descriptor.fileno()
     if device is None or not gpu:
-        size = sealed_size(fd)
+        size = fixed_size(fd)
         if nbytes <= size:
             return MemoryFile(descriptor, size, device)
     try:
@@ -111,7 +111,7 @@ def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> An
     device = simulated_device(target)
     if forced != "nvrm":
         if device is not None:
-            size = sealed_size(fd)
+            size = fixed_size(fd)
             if not size:
                 raise refused(fd, location_of(device))
             return take_export(undo, "sim", fd, size, device)
@@ -123,7 +123,7 @@ def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> An
                 f"{call}: file descriptor {fd} is {describe(fd)}, not an allocation of the "
                 f"simulated GPU: pass one that Region.export() gave"
             )
-        if not is_nvidia_export(target):
+        if target != NVIDIA_NODE:
             if share_size(fd) is not None:
                 return take_export(undo, "gdrdrv", fd)
             raise InvalidHandle(

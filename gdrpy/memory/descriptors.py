@@ -60,11 +60,6 @@ def is_host(target: str) -> bool:
     return target == f"{_MEMFD}{HOST_NAME}{_DELETED}"
 
 
-def is_nvidia_export(target: str) -> bool:
-    """Whether this is the node that the NVIDIA driver exports allocations on."""
-    return target == NVIDIA_NODE
-
-
 def bar_block(fd: int) -> tuple[int, int]:
     """Device and size in bytes of simulated memory on a PCI BAR. Raises InvalidHandle."""
     try:

@@ -62,13 +62,8 @@ def import_handle(undo: Undo, call: str, data: bytes, device: int) -> Any:
     words = cuda.driver().CUmemFabricHandle()
     words.data = data
     try:
-        return cuda.made(
-            undo,
-            "cuMemImportFromShareableHandle",
-            int(words.getPtr()),
-            _kind(),
-            by="cuMemRelease",
-        )
+        at = int(words.getPtr())
+        return cuda.made(undo, "cuMemImportFromShareableHandle", at, _kind(), by="cuMemRelease")
     except CudaError as error:
         if error.name in _REFUSALS or not status(device).usable:
             raise unavailable(call, device, error) from error

@@ -7,7 +7,7 @@ import fcntl
 import os
 from typing import Self
 
-from gdrpy._core._mapping import Descriptor, Undo, take_memfd
+from gdrpy._core._mapping import Descriptor, Undo, duplicate_memfd
 from gdrpy._core.calls import call_failure
 from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
 from gdrpy.memory.descriptors import HOST_NAME, private
@@ -69,7 +69,7 @@ class MemoryFile(Memory):
     """
 
     def __init__(self, fd: Descriptor, size: int, device: int | None) -> None:
-        """Take ``fd`` over; ``size`` is sealed_size() of it."""
+        """Take ``fd`` over; ``size`` is fixed_size() of it."""
         super().__init__(size, HOST if device is None else SIMULATED, location_of(device))
         self._fd: Descriptor = fd
         self.home = device
@@ -82,7 +82,7 @@ class MemoryFile(Memory):
     @classmethod
     def of_fd(cls, fd: int, device: int | None) -> Self:
         """Memory by a duplicate of a descriptor. Raises InvalidHandle."""
-        taken = take_memfd(fd)
+        taken = duplicate_memfd(fd)
         if taken is None:
             raise refused(fd, location_of(device))
         return cls(*taken, device)

@@ -85,15 +85,8 @@ class GpuMemory(Memory):
             return
         assert self.home is not None
         with Undo() as undo:
-            core = take(
-                undo,
-                self._forced,
-                own_node.get,
-                ptr=self.ptr or 0,
-                nbytes=self.size,
-                fd=fd,
-                device=self.home,
-            )
+            where = {"ptr": self.ptr or 0, "nbytes": self.size, "fd": fd, "device": self.home}
+            core = take(undo, self._forced, own_node.get, **where)
             self.keep_core(core, undo.pop_all())
 
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
@@ -112,15 +105,10 @@ class GpuMemory(Memory):
             undo.checked(checker(error), lib.core_memory_unmap, self._core, view, error)
             if lib.core_memory_map(self._core, offset, nbytes, readonly, view, error) < 0:
                 raise failure(error)
+            address, end = int(ffi.cast("uintptr_t", view.map.address)), undo.close
+            ptr = None if self.ptr is None else self.ptr + offset
             return Mapping(
-                int(ffi.cast("uintptr_t", view.map.address)),
-                nbytes,
-                view.kind,
-                readonly,
-                undo.close,
-                self.backend,
-                None if self.ptr is None else self.ptr + offset,
-                self.device,
+                address, nbytes, view.kind, readonly, end, self.backend, ptr, self.device
             )
         except BaseException:
             with undo:
@@ -220,19 +208,8 @@ def pin_range(
         return memory
 
 
-def take(
-    undo: Undo,
-    backend: str | None,
-    open_node: Callable[[], Node],
-    *,
-    ptr: int,
-    nbytes: int,
-    fd: int = -1,
-    device: int = -1,
-    revocable: bool = False,
-    sigbus: bool = False,
-) -> Any:
-    """Have the core take memory in by a ``struct core_request``; ``undo`` releases it.
+def take(undo: Undo, backend: str | None, open_node: Callable[[], Node], **fields: int) -> Any:
+    """Have the core take memory in, by ``fields`` of struct core_request; ``undo`` releases it.
 
     ``backend`` takes it in; None is the first that can. ``open_node`` gives the kernel module's
     node, if that backend may be used; the node stays open as long as the memory. Raises
@@ -240,17 +217,7 @@ def take(
     """
     functions = cuda_functions()
     forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
-    request = ffi.new(
-        "struct core_request *",
-        {
-            "ptr": ptr,
-            "nbytes": nbytes,
-            "fd": fd,
-            "device": device,
-            "revocable": revocable,
-            "sigbus": sigbus,
-        },
-    )
+    request = ffi.new("struct core_request *", {"fd": -1, "device": -1, **fields})
     if backend in (None, "gdrdrv"):
         request.node = _hold_node(undo, functions, open_node)
     return alone(fork_lock, _take, undo, functions, forced, request)

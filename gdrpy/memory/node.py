@@ -11,7 +11,9 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import call_failure, ffi, lib, text
@@ -21,7 +23,7 @@ from gdrpy.errors import BackendUnavailable, Error, PermissionDenied
 PATH = Path(text(lib.GDRDRV_NODE))
 
 
-class PinEvent(NamedTuple):
+class PinEvent(msgspec.Struct, frozen=True):
     """A revocation of the pin with a handle; or ``lost`` revocations that were dropped."""
 
     handle: int

@@ -1,15 +1,44 @@
-"""Page-locked host memory, which both CPU and GPU reach."""
+"""Page-locked host memory, which both CPU and GPU reach; that for DMA copies is kept for reuse.
+
+Allocating it takes milliseconds. Freeing it waits for all kernels of the process, and never returns
+while one of them waits for the CPU.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 from gdrpy import cuda
+from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
+from gdrpy.errors import OutOfMemory
 from gdrpy.memory.view import Mapping, MappingType
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Bytes kept for each device. Memory returned beyond this is freed.
+KEPT_MAX = 256 << 20
+#: A lent mapping has up to twice the bytes requested, plus this many.
+_SPARE = 1 << 20
+
+_kept: dict[int, list[Mapping]] = {}
+# Reentrant: a garbage collection while it is held may drop a last array, which gives memory back.
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Renew the lock in a forked child: the thread that held it may be gone."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def page_locked(nbytes: int, device: Any = 0) -> Mapping:
@@ -45,3 +74,54 @@ def _free(device: int, address: int) -> None:
     if not sys.is_finalizing():
         with cuda.context(device):
             cuda.call("cuMemFreeHost", address)
+
+
+def borrow(nbytes: int, device: int) -> np.ndarray[Any, Any]:
+    """An array of ``nbytes`` (1 or more) bytes of page-locked memory, with undefined contents.
+
+    The memory returns to the pool when the last array of it is gone. Raises OutOfMemory, CudaError.
+    """
+    import numpy as np
+
+    memory = _take(nbytes, device) or _allocate(nbytes, device)
+    give_back = functools.partial(_give_back, memory, device)
+    lent = _mapping.Mapping(memory.address, nbytes, MappingType.CACHED, False, give_back)
+    return np.frombuffer(memoryview(lent), np.uint8)
+
+
+def free_kept() -> None:
+    """Free the kept memory, which waits for all running kernels."""
+    with _lock:
+        memories = [memory for kept in _kept.values() for memory in kept]
+        _kept.clear()
+    for memory in memories:
+        memory.close()
+
+
+def _allocate(nbytes: int, device: int) -> Mapping:
+    try:
+        return page_locked(nbytes, device)
+    except OutOfMemory:
+        free_kept()
+        return page_locked(nbytes, device)
+
+
+def _take(nbytes: int, device: int) -> Mapping | None:
+    """The smallest kept memory that is large enough and not far too large."""
+    with _lock:
+        kept = _kept.get(device, [])
+        fitting = [one for one in kept if nbytes <= one.nbytes <= 2 * nbytes + _SPARE]
+        if not fitting:
+            return None
+        smallest = min(fitting, key=len)
+        kept.remove(smallest)
+        return smallest
+
+
+def _give_back(memory: Mapping, device: int) -> None:
+    with _lock:
+        kept = _kept.setdefault(device, [])
+        if memory.nbytes + sum(one.nbytes for one in kept) <= KEPT_MAX:
+            kept.append(memory)
+            return
+    memory.close()

@@ -51,10 +51,7 @@ class Mapping(Closing, _mapping.Mapping):
         return MappingType(self._type)
 
     def numpy(
-        self,
-        dtype: Any = "uint8",
-        shape: int | tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, dtype: Any = "uint8", shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
         """An array over the mapping's bytes, without a copy.
 
@@ -205,7 +202,9 @@ class Flag(_mapping.Flag):
 
         Raises CudaError if the device does not support the condition ('nor').
         """
-        self._stream_call("cuStreamWaitValue", stream, value, _wait_flag(op))
+        if op not in _WAIT_FLAGS:
+            raise ValueError(f"op must be '>=', '==', '&' or 'nor', not {op!r}")
+        self._stream_call("cuStreamWaitValue", stream, value, _WAIT_FLAGS[op])
 
     def stream_write(self, stream: Any, value: int) -> None:
         """Queue a store to the word on ``stream``, after the work already queued there.
@@ -233,10 +232,3 @@ class Flag(_mapping.Flag):
     def __repr__(self) -> str:
         state = "CLOSED" if self.mapping.closed else f"in {self.mapping!r}"
         return f"<Flag of {self.width} bytes at offset {self.offset} {state}>"
-
-
-def _wait_flag(op: str) -> int:
-    try:
-        return _WAIT_FLAGS[op]
-    except KeyError:
-        raise ValueError(f"op must be '>=', '==', '&' or 'nor', and is {op!r}") from None

@@ -11,7 +11,7 @@ import pytest
 
 import gdrpy
 from gdrpy import cuda
-from gdrpy.memory import page_locked_pool as pinnedpool
+from gdrpy.memory import page_locked as pinnedpool
 
 
 def page_locked_at(address: int) -> bool:

@@ -71,7 +71,7 @@ class TestPlan:
         assert planned.nbytes == len(planned.header) + data
 
     def test_of_nothing_is_a_header_alone(self):
-        assert images.plan({}) == (image(b"{}" + b" " * 246), (), 256)
+        assert images.plan({}) == images.Plan(image(b"{}" + b" " * 246), (), 256)
 
     def test_is_the_same_whatever_order_the_arrays_come_in(self):
         assert images.plan(ARRAYS) == images.plan(dict(sorted(ARRAYS.items())))

@@ -369,9 +369,9 @@ def _measure(daemon: Any, path: str) -> None:
             super().__init__(*args)
             self._epoll = Poll(self._epoll)
 
-        def _guarded(self, do: Any, *args: Any) -> None:
+        def _guarded(self, do: Any, *args: Any, client: Any = None) -> None:
             began = clock()
-            super()._guarded(do, *args)
+            super()._guarded(do, *args, client=client)
             note("turn", began, getattr(do, "func", do).__name__)
 
         def _serve(self, connection: Any) -> None:

@@ -126,9 +126,9 @@ class TestConnect:
     @pytest.mark.parametrize(
         ("kwargs", "message"),
         [
-            ({"timeout": 0}, "timeout must be a number of seconds, and is 0"),
-            ({"timeout": float("inf")}, "timeout must be a number of seconds, and is inf"),
-            ({"reconnect": -1}, "reconnect must be a number of seconds, and is -1"),
+            ({"timeout": 0}, "timeout must be a number of seconds, not 0"),
+            ({"timeout": float("inf")}, "timeout must be a number of seconds, not inf"),
+            ({"reconnect": -1}, "reconnect must be a number of seconds, not -1"),
             ({"socket": "/" + 107 * "x"}, "a socket's path has at most 107 bytes"),
         ],
     )

@@ -164,6 +164,21 @@ class TestVersions:
                 old.delete()
             connected.get("a", gpu=False).close()
 
+    def test_a_draft_that_can_be_neither_filled_nor_closed_tells_of_the_filling_first(
+        self, connected, monkeypatch
+    ):
+        def fail(*_: object) -> None:
+            raise OSError("the close failed")
+
+        def fill(*_: object) -> None:
+            raise ValueError("the fill failed")
+
+        monkeypatch.setattr(gdrpy.BrokerRegion, "_put", fill)
+        monkeypatch.setattr(gdrpy.BrokerRegion, "close", fail)
+        with pytest.raises(ValueError, match="the fill failed") as raised:
+            connected.put("a", b"x", "cpu")
+        assert raised.value.__notes__ == ["closing: OSError: the close failed"]
+
     def test_a_draft_that_is_closed_is_gone(self, connected):
         connected.create("a", 1, "cpu").close()
         assert connected.status()["regions"] == 0

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from gdrpy.broker.server import memory
-from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory import file
 
 SHA256 = hashlib.sha256(bytes(10)).hexdigest()
 #: A client that waits.
-CONNECTION: Any = SimpleNamespace(is_open=lambda: True, uid=1)
+CONNECTION: Any = SimpleNamespace(open=True, uid=1)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ class Waiting:
 
     def ask(self, region: Any) -> object:
         """The digest, or the error."""
-        self.digests.submit(CONNECTION, 1, region, os.dup(region.fd))
+        self.digests.submit(Job(CONNECTION, 1, region, os.dup(region.fd)))
         self._woken.get(timeout=20)
         ((_, made),) = self.digests.done()
         return made
@@ -86,9 +86,9 @@ class TestDigests:
         monkeypatch.setattr(memory, "digest", digest)
         digests = Digests(lambda: ended.put(None))
         for number, uid in ((10, 1), (11, 1), (20, 2)):
-            connection: Any = SimpleNamespace(is_open=lambda: True, uid=uid)
+            connection: Any = SimpleNamespace(open=True, uid=uid)
             one = SimpleNamespace(nbytes=number, digest=None)
-            digests.submit(connection, 1, one, os.dup(region.fd))  # type: ignore[arg-type]
+            digests.submit(Job(connection, 1, one, os.dup(region.fd)))  # type: ignore[arg-type]
         begin.set()
         for _ in range(3):
             ended.get(timeout=20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdrpy.broker.server.flight import Flight
+from gdrpy.broker.server.connection import Flight
 
 
 class Deaf:

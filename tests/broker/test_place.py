@@ -152,7 +152,7 @@ class TestPathToConnectTo:
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr(os, "geteuid", lambda: 40001)
-        monkeypatch.setattr(place, "_SYSTEM", str(tmp_path / "run" / "broker.sock"))
+        monkeypatch.setattr(place, "SYSTEM", str(tmp_path / "run" / "broker.sock"))
 
     @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
     def test_is_the_systems_where_another_user_made_the_folder(

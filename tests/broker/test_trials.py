@@ -59,8 +59,8 @@ BROKEN = {
     ),
     "tells everybody of every region": (
         """
-        from gdrpy.broker.server import loop
-        loop.allowed = lambda who, region, wanted: True
+        from gdrpy.broker.server import watchers
+        watchers.allowed = lambda who, region, wanted: True
         """,
         "watchers hear",
         "unauthorised",

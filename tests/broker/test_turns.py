@@ -10,8 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from brokers import BROKER_UID, Broker, StartBroker
-from gdrpy.broker.server.connection import ServerConnection, User
-from gdrpy.broker.server.flight import Flight
+from gdrpy.broker.server.connection import Flight, ServerConnection, User
 from gdrpy.broker.server.quotas import DescriptorReserve
 from gdrpy.broker.server.rights import identity_of
 from gdrpy.broker.server.turns import Turns

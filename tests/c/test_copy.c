@@ -163,12 +163,12 @@ static void check_every_routine(enum direction direction, const struct core_copy
 
 static void every_routine_to_wc_copies_like_memcpy(void)
 {
-	check_every_routine(TO_MAPPING, core_routines_to_wc());
+	check_every_routine(TO_MAPPING, core_routines_to_wc);
 }
 
 static void every_routine_from_wc_copies_like_memcpy(void)
 {
-	check_every_routine(FROM_MAPPING, core_routines_from_wc());
+	check_every_routine(FROM_MAPPING, core_routines_from_wc);
 }
 
 static enum core_mapping_kind public_type;
@@ -221,10 +221,10 @@ static void a_copy_of_no_bytes_touches_nothing(void)
 			core_copy_to(types[i], mapping_side.end + off, host_side.end, 0);
 			core_copy_from(types[i], host_side.end, mapping_side.end + off, 0);
 		}
-		for (const struct core_copy_routine *to = core_routines_to_wc(); to->name; to++)
+		for (const struct core_copy_routine *to = core_routines_to_wc; to->name; to++)
 			if (to->supported())
 				to->copy(mapping_side.end + off, host_side.end, 0);
-		for (const struct core_copy_routine *from = core_routines_from_wc(); from->name;
+		for (const struct core_copy_routine *from = core_routines_from_wc; from->name;
 		     from++)
 			if (from->supported())
 				from->copy(host_side.end, mapping_side.end + off, 0);
@@ -241,8 +241,8 @@ static void check_names_are_unique(const struct core_copy_routine *table)
 
 static void no_two_routines_of_a_table_share_a_name(void)
 {
-	check_names_are_unique(core_routines_to_wc());
-	check_names_are_unique(core_routines_from_wc());
+	check_names_are_unique(core_routines_to_wc);
+	check_names_are_unique(core_routines_from_wc);
 }
 
 static void check_choice(const struct core_copy_routine *table, const char *(*chosen)(size_t))
@@ -260,8 +260,8 @@ static void check_choice(const struct core_copy_routine *table, const char *(*ch
 
 static void the_first_supported_routine_that_is_best_for_the_size_is_chosen(void)
 {
-	check_choice(core_routines_to_wc(), core_routine_to_wc);
-	check_choice(core_routines_from_wc(), core_routine_from_wc);
+	check_choice(core_routines_to_wc, core_routine_to_wc);
+	check_choice(core_routines_from_wc, core_routine_from_wc);
 }
 
 CHECK_MAIN(TEST(every_routine_to_wc_copies_like_memcpy),

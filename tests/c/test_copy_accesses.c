@@ -173,7 +173,7 @@ static void a_natural_word_is_one_access(void)
 
 static void a_routine_to_wc_stores_in_order_and_never_reads_or_straddles_a_line(void)
 {
-	for (const struct core_copy_routine *to = core_routines_to_wc(); to->name; to++) {
+	for (const struct core_copy_routine *to = core_routines_to_wc; to->name; to++) {
 		if (!to->supported())
 			continue;
 		for (size_t nbytes = 0; nbytes <= LONGEST; nbytes++) {
@@ -190,7 +190,7 @@ static void a_routine_to_wc_stores_in_order_and_never_reads_or_straddles_a_line(
 
 static void a_routine_from_wc_only_reads_the_lines_of_its_range(void)
 {
-	for (const struct core_copy_routine *from = core_routines_from_wc(); from->name; from++) {
+	for (const struct core_copy_routine *from = core_routines_from_wc; from->name; from++) {
 		if (!from->supported())
 			continue;
 		for (size_t nbytes = 1; nbytes <= LONGEST; nbytes++) {

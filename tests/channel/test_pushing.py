@@ -339,13 +339,13 @@ class TestForkedChild:
 class TestRefusal:
     @pytest.mark.parametrize("nbytes", [0, -16, 8, 24, 65552])
     def test_of_record_sizes(self, memory, nbytes):
-        message = f"record_nbytes must be a multiple of 16 up to 65536, and is {nbytes}"
+        message = f"record_nbytes must be a multiple of 16 up to 65536, not {nbytes}"
         with pytest.raises(ValueError, match=message):
             gdrpy.Channel(nbytes)
 
     @pytest.mark.parametrize("capacity", [0, -8, 3, 4097, 1 << 41, 1 << 70])
     def test_of_capacities(self, memory, capacity):
-        refusal = f"Channel: capacity must be a power of two up to {1 << 40}, and is {capacity}$"
+        refusal = f"Channel: capacity must be a power of two up to {1 << 40}, not {capacity}$"
         with pytest.raises(ValueError, match=refusal):
             gdrpy.Channel(64, capacity)
 
@@ -355,7 +355,7 @@ class TestRefusal:
                 gdrpy.Channel(wrong)
             with pytest.raises(TypeError, match="capacity must be an int"):
                 gdrpy.Channel(64, wrong)
-        with pytest.raises(ValueError, match="device must be a CUDA ordinal, .*, and is 'cpu'"):
+        with pytest.raises(ValueError, match="device must be a CUDA ordinal, .*, not 'cpu'"):
             gdrpy.Channel(64, 8, "cpu")
 
     def test_of_a_device_that_is_not_there(self, memory):

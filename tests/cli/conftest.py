@@ -90,11 +90,11 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Terminal:
-    """A command on a terminal of 80 columns, and what it shows there."""
+    """A command on a terminal, and what it shows there."""
 
-    def __init__(self, words: Sequence[str], lines: int) -> None:
+    def __init__(self, words: Sequence[str], lines: int, columns: int) -> None:
         self._ours, self.theirs = pty.openpty()
-        termios.tcsetwinsize(self.theirs, (lines, 80))
+        termios.tcsetwinsize(self.theirs, (lines, columns))
         self._process = subprocess.Popen(
             [sys.executable, "-c", ON_A_TERMINAL, *words],
             cwd=CHECKOUT,
@@ -141,11 +141,11 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[..., Terminal]]:
-    """Runs a command on a terminal of so many lines."""
+    """Runs a command on a terminal of so many lines and columns."""
     with ExitStack() as undo:
 
-        def run(*words: str, lines: int = 24) -> Terminal:
-            started = Terminal(words, lines)
+        def run(*words: str, lines: int = 24, columns: int = 80) -> Terminal:
+            started = Terminal(words, lines, columns)
             undo.callback(started.close)
             return started
 

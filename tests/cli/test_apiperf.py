@@ -7,7 +7,7 @@ import pytest
 import gdrpy
 from gdrpy import sim
 from gdrpy.cli import main
-from gdrpy.cli.measure.apicalls import PIN_CALLS, REGION_CALLS, Rounds
+from gdrpy.cli.measure.apiperf import PIN_CALLS, REGION_CALLS, Rounds
 
 QUICK = ["--count", "3"]
 CALLS = [*REGION_CALLS, *PIN_CALLS]

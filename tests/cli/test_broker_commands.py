@@ -22,7 +22,7 @@ import pytest
 
 import gdrpy
 from gdrpy.broker.client.broker import Broker
-from gdrpy.cli import keys, main
+from gdrpy.cli import keys, main, output
 from serving import CHECKOUT, BrokerProcess
 
 DATA = bytes(range(256)) * 40
@@ -118,32 +118,32 @@ class TestImpossibleName:
 #: A table of four regions, by the columns that there are.
 TABLES = {
     140: """
-┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┓
-┃ name                        ┃ size    ┃ on   ┃ held by  ┃ rights           ┃ version ┃ owner ┃
-┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━┩
-│ a                           │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
-│ models/weights/layer-17     │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
-│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
-│ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │ root  │
-└─────────────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┴───────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┓
+┃ name                        ┃ size    ┃ held by  ┃ on   ┃ rights           ┃ version ┃ owner ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━┩
+│ a                           │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │ 3       │ root  │
+│ models/weights/layer-17     │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │ 3       │ root  │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │ 3       │ root  │
+│ [bold]                      │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │ 3       │ root  │
+└─────────────────────────────┴─────────┴──────────┴──────┴──────────────────┴─────────┴───────┘""",
     80: """
-┏━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┳━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┓
-┃ name                ┃ size    ┃ on   ┃ held by  ┃ rights           ┃ version ┃
-┡━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━╇━━━━━━━━━━━━━━━━━━╇━━━━━━━━━┩
-│ a                   │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ models/we…/layer-17 │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ 重み/重み…/重み/17  │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-│ [bold]              │ 4.9 KiB │ host │ 2 r, 1 w │ rw-r----- sealed │ 3       │
-└─────────────────────┴─────────┴──────┴──────────┴──────────────────┴─────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┳━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ name                        ┃ size    ┃ held by  ┃ on   ┃ rights           ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━╇━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ a                           │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
+│ models/weights/layer-17     │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
+│ [bold]                      │ 4.9 KiB │ 2 r, 1 w │ host │ rw-r----- sealed │
+└─────────────────────────────┴─────────┴──────────┴──────┴──────────────────┘""",
     60: """
-┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━┳━━━━━━━━━━┓
-┃ name                        ┃ size    ┃ on   ┃ held by  ┃
-┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━╇━━━━━━━━━━┩
-│ a                           │ 4.9 KiB │ host │ 2 r, 1 w │
-│ models/weights/layer-17     │ 4.9 KiB │ host │ 2 r, 1 w │
-│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ host │ 2 r, 1 w │
-│ [bold]                      │ 4.9 KiB │ host │ 2 r, 1 w │
-└─────────────────────────────┴─────────┴──────┴──────────┘""",
+┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━━┳━━━━━━┓
+┃ name                        ┃ size    ┃ held by  ┃ on   ┃
+┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━━╇━━━━━━┩
+│ a                           │ 4.9 KiB │ 2 r, 1 w │ host │
+│ models/weights/layer-17     │ 4.9 KiB │ 2 r, 1 w │ host │
+│ 重み/重み/重み/重み/重み/17 │ 4.9 KiB │ 2 r, 1 w │ host │
+│ [bold]                      │ 4.9 KiB │ 2 r, 1 w │ host │
+└─────────────────────────────┴─────────┴──────────┴──────┘""",
 }
 
 
@@ -184,6 +184,24 @@ class TestLs:
         printed = capsys.readouterr().out
         for cell in ("table", "10.0 KiB", "host", "rw-r----- sealed", "0 r, 0 w"):
             assert f" {cell} " in printed
+
+    @pytest.mark.parametrize(
+        ("name", "shown"),
+        [
+            (
+                "models/llama/1a2b3c4d/model-00001-of-00002.safetensors",
+                "models…el-00001-of-00002.safetensors",
+            ),
+            ("重み/" * 12 + "17", "重み/…/重み/重み/重み/重み/重み/17"),
+        ],
+    )
+    def test_keeps_the_end_of_a_long_name(self, name, shown, broker, monkeypatch, capsys):
+        monkeypatch.setattr(output, "_PLAIN_WIDTH", 60)
+        with gdrpy.connect() as client:
+            client.put(name, b"x", "cpu").close()
+        for words in (["ls"], ["top", "--count", "1"]):
+            assert main(words) == 0
+            assert f"│ {shown} " in capsys.readouterr().out
 
     @pytest.mark.parametrize(("columns", "table"), TABLES.items())
     def test_fits_the_terminal(self, monkeypatch, columns, table):
@@ -355,6 +373,16 @@ class TestPutAndGet:
             assert old.stale
         assert said == "table: version 2, 3 bytes on GPU 0, takes 2 MiB, sealed\n"
 
+    def test_put_keeps_the_mode_of_what_it_replaces_unless_told_otherwise(self, put, json_of):
+        def mode(*words: str) -> object:
+            put("table", *words)
+            return json_of("stat", "table")[1]["mode"]
+
+        assert mode() == "0600"
+        assert mode("--mode", "0644") == "0644"
+        assert mode() == "0644"
+        assert mode("--mode", "0600") == "0600"
+
     def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
         (tmp_path / "empty").touch()
         assert main(["put", "table", str(tmp_path / "empty")]) == 2
@@ -399,8 +427,8 @@ class TestPutAndGet:
             assert process.stderr is not None
             assert process.stdout.read(1) == b"x"
             process.stdout.close()
-            assert process.stderr.read() == b"error: cannot write to stdout: Broken pipe\n"
-        assert process.returncode == 1
+            assert process.stderr.read() == b""
+        assert process.returncode == 141
 
 
 class TestRm:
@@ -504,6 +532,14 @@ class TestWatch:
         event = json.loads(watch())
         assert (event["kind"], event["name"], event["version"]) == ("published", "b", 1)
 
+    def test_ends_by_ctrl_c_without_a_word(self, put, terminal):
+        watch = terminal("watch")
+        with gdrpy.connect() as client:
+            while not client.status()["requests"].get("watch"):
+                pass
+        watch.press("\x03")
+        assert watch.ending() == (130, "")
+
     @pytest.fixture
     def watching(self, broker: BrokerProcess) -> Callable[..., Any]:
         """Starts ``gdrpy watch``, and gives what to call for all that it printed."""
@@ -541,8 +577,8 @@ class TestTop:
         bar = "─" * 40
         assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
         assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
-        assert f"{os.getpid()} 2.0 MiB in 1 region of {getpass.getuser()}, writes" in lines
-        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ GPU 0 │ 0 r, 1 w")]
+        assert f"{os.getpid()} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
+        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 1 w │ GPU 0")]
 
     def test_notes_the_regions_that_it_leaves_out(self, broker, capsys):
         with gdrpy.connect() as client:

@@ -68,6 +68,17 @@ class TestLoadOfAFolder:
             name: array.tolist() for name, array in TENSORS.items()
         }
 
+    def test_keeps_the_mode_of_what_it_replaces_unless_told_otherwise(
+        self, broker, folder, json_of
+    ):
+        for words, mode in (
+            (["--mode", "0644"], "0644"),
+            ([], "0644"),
+            (["--mode", "0600"], "0600"),
+        ):
+            said = json_of("load", str(folder), "llama", "--device", "cpu", *words)[1]
+            assert {one["mode"] for one in (said, *said["files"])} == {mode}
+
     def test_has_the_folders_name_by_default(self, broker, folder, monkeypatch, json_of):
         assert json_of("load", str(folder), "--device", "cpu")[1]["name"] == "llama"
         (folder.parent / "link").symlink_to(folder)
@@ -95,7 +106,7 @@ class TestLoadOfAFolder:
         assert main(["load", str(folder), "--device", "cpu"]) == 130
         assert capsys.readouterr().err == (
             "warning: files that were loaded stay: the same command goes on with the next, and "
-            "'gdrpy rm -r llama' deletes them\nerror: interrupted\n"
+            "'gdrpy rm -r llama' deletes them\n"
         )
         interrupting(3 * FILE_BYTES)
         (kept,) = json_of("ls")[1]["regions"]
@@ -269,6 +280,25 @@ class TestStat:
         assert main(["stat", "llama"]) == 0
         assert "tensors   6 in 3 files, 11.8 KiB\n" in capsys.readouterr().out
 
+    def test_sums_the_bytes_and_holders_of_all_files_of_a_checkpoint(
+        self, broker, folder, json_of, capsys
+    ):
+        json_of("load", str(folder), "--device", "cpu")
+        with gdrpy.connect() as one, gdrpy.connect() as two:
+            kept = one.tensors("llama", readonly=True), two.tensors("llama")
+            said = json_of("stat", "llama")[1]
+            assert main(["stat", "llama"]) == 0
+            del kept
+        assert (said["nbytes"], said["readers"], said["writers"]) == (3 * FILE_BYTES, 3, 3)
+        assert [one["nbytes"] for one in said["files"]] == [FILE_BYTES] * 3
+        assert said["size"] > sum(one["size"] for one in said["files"])
+        assert said["holders"] == [
+            {"pid": os.getpid(), "uid": os.getuid(), "writable": True, "gpu": True, "count": 6}
+        ]
+        text = capsys.readouterr().out
+        assert "\nsize      12.5 KiB in 3 files, takes " in text
+        assert "\nheld by   3 readers, 3 writers of 3 files\n" in text
+
     def test_folds_long_names_at_60_columns(self, broker, monkeypatch, capsys):
         monkeypatch.setattr(output, "_PLAIN_WIDTH", 60)
         tensors = {
@@ -303,6 +333,33 @@ class TestStat:
             "with '{', not with b''\n"
         )
         assert json_of("stat", "table")[1]["tensors"] is None
+
+
+class TestLists:
+    @pytest.mark.parametrize(
+        ("words", "key"), [(["ls"], "regions"), (["top", "--count", "1"], "largest")]
+    )
+    def test_show_a_checkpoint_with_the_sums_of_its_files(
+        self, broker, folder, json_of, words, key
+    ):
+        json_of("load", str(folder), "--device", "cpu")
+        with gdrpy.connect() as client:
+            # No file of the checkpoint, though its name looks like one.
+            client.put("llama/01234567/file", b"x" * (1 << 20), "cpu").close()
+            kept = client.tensors("llama", readonly=True)
+            regions = {one["name"]: one for one in json_of(*words)[1][key]}
+            del kept
+        said = regions.pop("llama")
+        assert (said["nbytes"], said["readers"], said["writers"]) == (3 * FILE_BYTES, 3, 0)
+        assert len(regions) == 4
+
+    def test_of_top_read_what_a_checkpoint_lists_once(self, broker, folder, json_of, capsys):
+        json_of("load", str(folder), "--device", "cpu")
+        with gdrpy.connect() as client:
+            before = client.status()["requests"]["get"]
+            assert main(["top", "--count", "3", "--interval", "0.01"]) == 0
+            assert client.status()["requests"]["get"] == before + 1
+        assert capsys.readouterr().out.count("│ llama ") == 3
 
 
 class TestRm:

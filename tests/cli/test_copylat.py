@@ -11,7 +11,7 @@ import pytest
 import gdrpy
 from gdrpy.cli import hostmemory, main
 from gdrpy.cli.measure import copylat
-from gdrpy.cli.measure.latency import WAYS
+from gdrpy.cli.measure.copylat import WAYS
 
 QUICK = ["--seconds", "0.001"]
 CACHES = ("warm", "cold")

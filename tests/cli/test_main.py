@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
+from gdrpy import cuda
 from gdrpy.cli import COMMANDS, GROUPS, info, main
 from gdrpy.cli.header import gdrpy_version
 
@@ -67,11 +69,22 @@ class TestHelp:
             return capsys.readouterr().out
 
         wide = text(200)
-        for columns in (60, 80):
+        for columns in (60, 80, 120):
             narrow = text(columns)
             long = [line for line in narrow.splitlines() if len(line) > columns]
             assert long == []
             assert narrow.partition("\n\n")[2].split() == wide.partition("\n\n")[2].split()
+
+    def test_has_the_room_of_wide_terminals_and_60_columns_at_least(self, capsys, monkeypatch):
+        def paragraph(columns: int) -> list[int]:
+            monkeypatch.setenv("COLUMNS", str(columns))
+            with pytest.raises(SystemExit):
+                main(["watch", "--help"])
+            return [len(line) for line in capsys.readouterr().out.split("\n\n")[1].splitlines()]
+
+        assert len(paragraph(60)) > len(paragraph(80)) > len(paragraph(120))
+        assert 110 < max(paragraph(120)) < 120
+        assert paragraph(30) == paragraph(60)
 
     def test_keeps_examples_and_columns_apart(self, capsys, monkeypatch):
         monkeypatch.setenv("COLUMNS", "60")
@@ -115,8 +128,8 @@ class TestWrongUsage:
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
             (["validate", "--backend", "magic"], "invalid choice: 'magic'"),
-            (["validate", "--device", "-1"], "torch's name ('cuda:0'), and is '-1'"),
-            (["validate", "--device", "one"], "torch's name ('cuda:0'), and is 'one'"),
+            (["validate", "--device", "-1"], "torch's name ('cuda:0'), not '-1'"),
+            (["validate", "--device", "one"], "torch's name ('cuda:0'), not 'one'"),
             (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
             (["validate", "--seed", "x"], "'x' is not a whole number"),
             (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
@@ -142,7 +155,7 @@ class TestWrongUsage:
             (["serve", "--max-regions", "0"], "must be 1 or more"),
             (["serve", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
             (["serve", "--socket", "x" * 101], "is too long: a socket's path has 107 bytes"),
-            (["alloc", "x", "1M", "--device", "gpu"], "torch's name ('cuda:0'), and is 'gpu'"),
+            (["alloc", "x", "1M", "--device", "gpu"], "torch's name ('cuda:0'), not 'gpu'"),
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
@@ -244,13 +257,13 @@ class TestWarnings:
 
 
 class TestInterrupt:
-    def test_ends_with_130(self, capsys, monkeypatch):
+    def test_ends_with_130_and_without_a_word(self, capsys, monkeypatch):
         def interrupted(args, output) -> int:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(info, "run", interrupted)
         assert main(["info"]) == 130
-        assert capsys.readouterr().err == "error: interrupted\n"
+        assert capsys.readouterr() == ("", "")
 
     @pytest.mark.parametrize(
         ("said", "told"),
@@ -282,17 +295,29 @@ class TestInterrupt:
             while "Listening" not in producer.stdout.readline():
                 assert producer.poll() is None
             producer.send_signal(signal.SIGINT)
-            assert producer.stderr.read() == "error: interrupted\n"
+            assert producer.stderr.read() == ""
         assert producer.returncode == 130
         assert not path.exists()
 
 
 class TestPipe:
-    def test_that_closes_early_ends_it_quietly(self, checkout):
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["info"],
+            ["info", "--json"],
+            ["completion", "bash"],
+            ["--help"],
+            ["--version"],
+            ["ls", "-h"],
+        ],
+        ids=" ".join,
+    )
+    def test_whose_reader_has_ended_ends_it_as_sigpipe_would(self, checkout, words):
         reader, writer = os.pipe()
         os.close(reader)
         done = subprocess.run(
-            [sys.executable, "-m", "gdrpy", "info", "--json"],
+            [sys.executable, "-m", "gdrpy", *words],
             cwd=checkout,
             env=os.environ | {"GDRPY_SIM": "1"},
             stdout=writer,
@@ -301,12 +326,12 @@ class TestPipe:
             check=False,
         )
         os.close(writer)
-        assert (done.returncode, done.stderr) == (1, "")
+        assert (done.returncode, done.stderr) == (141, "")
 
 
 class TestStdout:
     @pytest.mark.parametrize("unbuffered", ["", "1"])
-    @pytest.mark.parametrize("words", [["info"], ["info", "--json"]])
+    @pytest.mark.parametrize("words", [["info"], ["info", "--json"], ["--help"]])
     def test_that_is_full_is_an_error_of_one_line(self, checkout, words, unbuffered):
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -363,9 +388,30 @@ class TestInfo:
     def test_shows_the_simulated_gpu_and_every_backend(self, gdrpy_command):
         done = gdrpy_command("info")
         assert (done.returncode, done.stderr) == (0, "")
-        assert "simulated GPU" in done.stdout
+        assert "GPU 0           gdrpy simulated GPU" in done.stdout
         for backend in ("dmabuf", "nvrm", "sim"):
             assert f"│ {backend} " in done.stdout
+
+    @pytest.mark.parametrize(
+        ("environment", "line"),
+        [
+            ({}, "1 simulated GPU, not real: GDRPY_SIM=1"),
+            ({"GDRPY_SIM_DEVICES": "2"}, "2 simulated GPUs, not real: GDRPY_SIM=1"),
+            ({"GDRPY_SIM_FAULT": NO_DEVICE}, "no GPU: see CUDA driver"),
+        ],
+    )
+    def test_begins_with_whether_the_gpu_is_real(self, gdrpy_command, environment, line):
+        assert gdrpy_command("info", **environment).stdout.splitlines()[0] == line
+
+    def test_begins_with_the_names_of_real_gpus(self, monkeypatch, capsys):
+        real = cuda.device_info
+
+        def named(ordinal: int) -> cuda.DeviceInfo:
+            return structs.replace(real(ordinal), name="NVIDIA H200", simulated=False)
+
+        monkeypatch.setattr(cuda, "device_info", named)
+        assert main(["info"]) == 0
+        assert capsys.readouterr().out.startswith("1 real GPU: NVIDIA H200\n")
 
     def test_json_says_why_a_backend_is_not_usable_and_what_would_help(self, gdrpy_command):
         result = json.loads(gdrpy_command("info", "--json", GDRPY_SIM_DEVICES="2").stdout)

@@ -10,13 +10,14 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
 from gdrpy.cli.measure import crossovers, tune
 from gdrpy.cli.measure.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
 from gdrpy.copies import tuning
-from gdrpy.copies.limits import BUILT_IN, NEVER, Limits
+from gdrpy.copies.tuning import BUILT_IN, NEVER, Limits
 
 QUICK = ["--seconds", "0.0001"]
 SIMULATED_FILE = "gdrpy/limits-gdrpy-simulated-gpu.json"
@@ -215,7 +216,7 @@ class TestTune:
         def fail(*_, **details):
             raise OSError(errno.ENOSPC, "No space left on device", str(file))
 
-        monkeypatch.setattr(tune._tuned, "save", fail)
+        monkeypatch.setattr(tuning, "save", fail)
         assert main(["tune", *QUICK]) == 1
         captured = capsys.readouterr()
         assert captured.err == f"error: cannot keep the limits: {file}: No space left on device\n"
@@ -255,8 +256,8 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_what_is_kept(self, json_of, cache, capsys):
-        kept = BUILT_IN._replace(read_dma=12345, threads_to=3)
-        file = tune._tuned.save(0, kept)
+        kept = replace(BUILT_IN, read_dma=12345, threads_to=3)
+        file = tuning.save(0, kept)
         status, result = json_of("tune", "--show")
         assert (status, result["measured"]) == (0, True)
         assert result["limits"] == tune._limits_json(kept)
@@ -266,14 +267,14 @@ class TestShow:
         assert f"measured here, kept in {file}" in captured
 
     def test_tells_no_number_of_threads_for_what_is_never_done(self, capsys):
-        tune._tuned.save(0, BUILT_IN._replace(write_threads=NEVER, threads_to=2))
+        tuning.save(0, replace(BUILT_IN, write_threads=NEVER, threads_to=2))
         assert main(["tune", "--show"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines()]
         holds = {row[0].strip(): row[-1].strip() for row in rows if row}
         assert (holds["write_threads"], holds["threads_to"]) == ("never", "-")
 
     def test_tells_that_what_is_kept_belongs_to_another_machine(self, json_of):
-        file = tune._tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        file = tuning.save(0, replace(BUILT_IN, read_dma=12345))
         kept = json.loads(file.read_text())
         kept["origin"]["cpu"] = "another"
         file.write_text(json.dumps(kept))
@@ -284,7 +285,7 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_that_the_environment_says_so(self, json_of, monkeypatch):
-        tune._tuned.save(0, BUILT_IN._replace(read_dma=12345))
+        tuning.save(0, replace(BUILT_IN, read_dma=12345))
         monkeypatch.setenv("GDRPY_TUNING", "0")
         _, result = json_of("tune", "--show")
         assert result["why"] == "built in: GDRPY_TUNING is 0"
@@ -293,7 +294,7 @@ class TestShow:
 
 class TestReset:
     def test_deletes_what_is_kept(self, json_of, capsys):
-        file = tune._tuned.save(0, BUILT_IN)
+        file = tuning.save(0, BUILT_IN)
         status, result = json_of("tune", "--reset")
         assert (status, result) == (0, {"deleted": str(file)})
         assert not file.exists()
@@ -312,7 +313,7 @@ class TestReset:
         (["--show", "--reset"], "not allowed with argument"),
         (["--show", "--dry-run"], "not allowed with argument"),
         (["--seconds", "0"], "'0' is not a number of seconds above 0"),
-        (["--device", "-1"], "torch's name ('cuda:0'), and is '-1'"),
+        (["--device", "-1"], "torch's name ('cuda:0'), not '-1'"),
     ],
 )
 def test_wrong_usage_is_refused(capsys, words, message):

@@ -149,7 +149,7 @@ class TestPlace:
             (4, 8, "not aligned"),
             (0, 2, "width must be 4 or 8"),
             (1 << 20, 4, "lies outside"),
-            (-4, 4, "must not be negative"),
+            (-4, 4, "must be 0 or more"),
         ],
     )
     def test_that_is_no_word_of_the_mapping_is_refused(self, region, offset, width, error):

@@ -77,7 +77,7 @@ class TestHostRegion:
             gdrpy.alloc((1 << 62) - 1, device="cpu")
 
     def test_on_another_word_for_a_device_is_refused(self, contract):
-        with pytest.raises(ValueError, match="device must be a CUDA ordinal, .*, and is 'gpu'"):
+        with pytest.raises(ValueError, match="device must be a CUDA ordinal, .*, not 'gpu'"):
             gdrpy.alloc(1, device="gpu")
 
     def test_with_a_live_view_stays_open(self, host):

@@ -87,7 +87,7 @@ class TestCopies:
         ],
     )
     def test_with_negative_numbers_are_refused(self, mapping, call):
-        with pytest.raises(ValueError, match="must not be negative, and is -"):
+        with pytest.raises(ValueError, match="must be 0 or more, not -"):
             call(mapping)
 
     @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ class TestCopies:
             (lambda one: one.write(b"", data=b""), "unexpected or repeated argument 'data'"),
             (
                 lambda one: one.write("text"),
-                "Mapping.write: data must be a bytes-like object or an array, and is 'text'",
+                "Mapping.write: data must be a bytes-like object or an array, not 'text'",
             ),
-            (lambda one: one.read(1.5), "Mapping.read: nbytes must be an int, and is 1.5"),
-            (lambda one: one.store(0, "1"), "Mapping.store: value must be an int, and is '1'"),
+            (lambda one: one.read(1.5), "Mapping.read: nbytes must be an int, not 1.5"),
+            (lambda one: one.store(0, "1"), "Mapping.store: value must be an int, not '1'"),
         ],
     )
     def test_with_wrong_arguments_are_refused(self, mapping, call, error):
@@ -191,7 +191,7 @@ class TestWords:
 
     @pytest.mark.parametrize("width", [0, 1, 3, 16])
     def test_of_other_widths_are_refused(self, mapping, width):
-        with pytest.raises(ValueError, match=f"width must be 4 or 8 bytes, and is {width}"):
+        with pytest.raises(ValueError, match=f"width must be 4 or 8 bytes, not {width}"):
             mapping.load(0, width)
 
     def test_off_their_alignment_are_refused(self, mapping):

@@ -84,15 +84,15 @@ class TestRefusal:
     @pytest.mark.parametrize("nbytes", [0, -1])
     def test_of_sizes_that_are_none(self, contract, nbytes):
         with pytest.raises(
-            ValueError, match=f"page_locked: nbytes must be 1 or more .* and is {nbytes}"
+            ValueError, match=f"page_locked: nbytes must be 1 or more .*, not {nbytes}"
         ):
             gdrpy.page_locked(nbytes)
 
     def test_of_what_is_no_size_or_device(self, contract):
-        with pytest.raises(TypeError, match="page_locked: nbytes must be an int, and is '64'"):
+        with pytest.raises(TypeError, match="page_locked: nbytes must be an int, not '64'"):
             gdrpy.page_locked("64")
         with pytest.raises(
-            ValueError, match="page_locked: device must be a CUDA ordinal, .* is 'cpu'"
+            ValueError, match="page_locked: device must be a CUDA ordinal, .*, not 'cpu'"
         ):
             gdrpy.page_locked(64, "cpu")
 

@@ -342,7 +342,7 @@ class TestWrongArguments:
         words = (
             r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
         )
-        with pytest.raises(ValueError, match=f"{words}, and is {device!r}$"):
+        with pytest.raises(ValueError, match=f"{words}, not {device!r}$"):
             gdrpy.alloc(4096, device)
 
     @pytest.mark.parametrize("device", [None, 1.5, True])
@@ -350,7 +350,7 @@ class TestWrongArguments:
         words = (
             r"alloc: device must be a CUDA ordinal, a GPU's UUID .*, its PCI address .* or 'cpu'"
         )
-        with pytest.raises(TypeError, match=f"{words}, and is {device!r}$"):
+        with pytest.raises(TypeError, match=f"{words}, not {device!r}$"):
             gdrpy.alloc(4096, device)
 
     @pytest.mark.parametrize("device", [f"GPU-{UUID(int=7)}", "0000:fe:1f.0"])

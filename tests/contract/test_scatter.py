@@ -121,13 +121,13 @@ class TestWriteMany:
         [
             ((ROOM - 1, b"xy"), ValueError, r"offset 4095 \+ 2 bytes lies outside the 4096-byte"),
             ((ROOM + 1, b""), ValueError, r"offset 4097 \+ 0 bytes lies outside the 4096-byte"),
-            ((-1, b"x"), ValueError, "offset must not be negative, and is -1"),
+            ((-1, b"x"), ValueError, "offset must be 0 or more, not -1"),
             ((1 << 63, b"x"), ValueError, "offset 9223372036854775808 does not fit 63 bits"),
-            (("0", b"x"), TypeError, "offset must be an int, and is '0'"),
-            ((0.0, b"x"), TypeError, "offset must be an int, and is 0.0"),
-            ((0, "text"), TypeError, "data must be a bytes-like object or an array, and is 'text'"),
-            ((0, b"", 0), TypeError, r"must be a pair \(offset, data\), and is \(0, b'', 0\)"),
-            (7, TypeError, r"must be a pair \(offset, data\), and is 7"),
+            (("0", b"x"), TypeError, "offset must be an int, not '0'"),
+            ((0.0, b"x"), TypeError, "offset must be an int, not 0.0"),
+            ((0, "text"), TypeError, "data must be a bytes-like object or an array, not 'text'"),
+            ((0, b"", 0), TypeError, r"must be a pair \(offset, data\), not \(0, b'', 0\)"),
+            (7, TypeError, r"must be a pair \(offset, data\), not 7"),
         ],
     )
     @pytest.mark.parametrize("pair", [tuple, list])
@@ -253,8 +253,8 @@ class TestScatter:
     @pytest.mark.parametrize(
         ("bad", "message"),
         [
-            (-1, "must not be negative, and is -1"),
-            (-(1 << 63), "must not be negative, and is -9223372036854775808"),
+            (-1, "must be 0 or more, not -1"),
+            (-(1 << 63), "must be 0 or more, not -9223372036854775808"),
             (ROOM - 7, r": offset 4089 \+ 8 bytes lies outside the 4096-byte mapping"),
             ((1 << 63) - 1, r": offset 9223372036854775807 \+ 8 bytes lies outside"),
         ],
@@ -268,10 +268,10 @@ class TestScatter:
     @pytest.mark.parametrize(
         ("offsets", "error", "message"),
         [
-            ([1.0], TypeError, "offsets must be integers, and are float64"),
-            ([True], TypeError, "offsets must be integers, and are bool"),
-            (["8"], TypeError, "offsets must be integers, and are <U1"),
-            ([1 << 70], TypeError, "offsets must be integers, and are object"),
+            ([1.0], TypeError, "offsets must be integers, not float64"),
+            ([True], TypeError, "offsets must be integers, not bool"),
+            (["8"], TypeError, "offsets must be integers, not <U1"),
+            ([1 << 70], TypeError, "offsets must be integers, not object"),
             (8, ValueError, "offsets must have one dimension, and have 0"),
             ([[8]], ValueError, "offsets must have one dimension, and have 2"),
             (np.zeros((1, 1), np.int64), ValueError, "one dimension, and have 2"),

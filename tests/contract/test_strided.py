@@ -278,13 +278,13 @@ class TestBoth:
     @pytest.mark.parametrize(
         ("where", "error", "message"),
         [
-            ((15,), ValueError, "pitch must be at least the 16 bytes of a row, and is 15"),
-            ((0,), ValueError, "pitch must be at least the 16 bytes of a row, and is 0"),
-            ((-16,), ValueError, "pitch must not be negative, and is -16"),
-            ((16, -1), ValueError, "offset must not be negative, and is -1"),
+            ((15,), ValueError, "pitch must be at least the 16 bytes of a row, not 15"),
+            ((0,), ValueError, "pitch must be at least the 16 bytes of a row, not 0"),
+            ((-16,), ValueError, "pitch must be 0 or more, not -16"),
+            ((16, -1), ValueError, "offset must be 0 or more, not -1"),
             ((1 << 63,), ValueError, "pitch 9223372036854775808 does not fit 63 bits"),
-            ((16.0,), TypeError, "pitch must be an int, and is 16.0"),
-            ((16, "0"), TypeError, "offset must be an int, and is '0'"),
+            ((16.0,), TypeError, "pitch must be an int, not 16.0"),
+            ((16, "0"), TypeError, "offset must be an int, not '0'"),
             ((), TypeError, "needs the argument 'pitch'"),
         ],
     )
@@ -299,7 +299,7 @@ class TestBoth:
 
     def test_refuse_what_is_no_buffer(self, mapping, call):
         with pytest.raises(
-            TypeError, match=r"must be a bytes-like object or an array, and is \[\[1\]\]"
+            TypeError, match=r"must be a bytes-like object or an array, not \[\[1\]\]"
         ):
             call(mapping, [[1]], 8)
 

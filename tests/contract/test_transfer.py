@@ -8,7 +8,7 @@ import pytest
 
 import gdrpy
 from gdrpy.copies import dma
-from gdrpy.copies.limits import BUILT_IN
+from gdrpy.copies.tuning import BUILT_IN
 
 EDGES = (1, 3, BUILT_IN.read_dma - 1, BUILT_IN.read_dma, 1 << 20)
 
@@ -116,7 +116,7 @@ class TestFill:
 
     @pytest.mark.parametrize("value", [-1, 256])
     def test_with_more_than_a_byte_is_refused(self, filled, value):
-        with pytest.raises(ValueError, match=f"fill: value must be a byte, .* is {value}"):
+        with pytest.raises(ValueError, match=f"fill: value must be a byte, .*, not {value}"):
             filled.fill(value)
 
     @pytest.mark.parametrize("value", [1.0, b"x", None, True])

@@ -36,7 +36,6 @@ static void a_call_that_cuda_refuses_leaves_nothing(void)
 	static const char *const functions[] = {
 #include "functions.h"
 	};
-#undef SIM_FUNCTION
 	CUmemGenericAllocationHandle memory = create(GRANULE);
 	CUdeviceptr pointers[] = {allocate(GRANULE), map(memory, GRANULE)};
 	gdr_t gdr = opened();

@@ -259,7 +259,7 @@ with temporary("--keeper", "none") as path, gdrpy.connect(path) as broker:
             "GPU-67647270-7920-7369-6d75-6c6174656401 (GPU 1): give it that GPU too",
             "ValueError allocate: device must be a CUDA ordinal, a GPU's UUID ('GPU-...' as "
             "nvidia-smi -L lists it), its PCI address ('0000:3b:00.0'), torch's name ('cuda:0') "
-            "or 'cpu', and is 'GPU-7'",
+            "or 'cpu', not 'GPU-7'",
         ]
 
     def test_grants_are_opened_on_the_gpu_that_was_named(self) -> None:

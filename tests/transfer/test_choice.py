@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
 from gdrpy import sim
 from gdrpy.copies import tuning
-from gdrpy.copies.limits import NEVER, Limits
+from gdrpy.copies.tuning import NEVER, Limits
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -187,7 +188,7 @@ class TestForcing:
 class TestNever:
     def test_is_a_limit_that_no_size_reaches(self, region, dma_copies):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tuning, "BUILT_IN", LIMITS._replace(write_dma=NEVER))
+            patch.setattr(tuning, "BUILT_IN", replace(LIMITS, write_dma=NEVER))
             tuning.forget()
             with gdrpy.alloc(4 * MIB) as other:
                 assert dma_copies(lambda: other.write(bytes(4 * MIB))) == 0

@@ -9,14 +9,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
-from gdrpy.copies import kept as _tuned
 from gdrpy.copies import tuning
-from gdrpy.copies.limits import BUILT_IN
+from gdrpy.copies.tuning import BUILT_IN
 
-KEPT = BUILT_IN._replace(read_dma=12345)
+KEPT = replace(BUILT_IN, read_dma=12345)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def copies() -> bool:
 
 class TestFile:
     def test_holds_for_regions_made_from_then_on(self):
-        _tuned.save(0, KEPT)
+        tuning.save(0, KEPT)
         assert tuning.limits(0) == KEPT
 
     @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ class TestFile:
         ],
     )
     def test_that_cannot_be_understood_is_told_of_and_not_used(self, content, error):
-        _tuned.save(0, KEPT).write_bytes(content)
+        tuning.save(0, KEPT).write_bytes(content)
         with pytest.warns(RuntimeWarning, match=rf"cannot be used \({error}: .*run gdrpy tune"):
             assert copies()
         assert tuning.limits(0) == BUILT_IN
 
     @pytest.mark.parametrize("value", [0, 17, 2.0, True, None])
     def test_with_a_number_that_cannot_be_is_told_of_and_not_used(self, value):
-        file = _tuned.save(0, KEPT)
+        file = tuning.save(0, KEPT)
         kept = json.loads(file.read_text())
         kept["limits"]["threads_to"] = value
         file.write_text(json.dumps(kept))
@@ -87,7 +87,7 @@ class TestFile:
             assert tuning.limits(0) == BUILT_IN
 
     def test_that_is_a_pipe_is_not_waited_for(self):
-        file = _tuned.path(0)
+        file = tuning.path(0)
         file.parent.mkdir(parents=True)
         os.mkfifo(file)
         with pytest.warns(RuntimeWarning, match="not a regular file"):
@@ -95,7 +95,7 @@ class TestFile:
 
     @pytest.mark.usefixtures("strict")
     def test_that_belongs_to_other_cpus_is_not_used(self):
-        file = _tuned.save(0, KEPT)
+        file = tuning.save(0, KEPT)
         kept = json.loads(file.read_text())
         kept["origin"]["cpus"] += 1
         file.write_text(json.dumps(kept))
@@ -112,13 +112,13 @@ class TestFolder:
         def refuse(file: Path) -> bytes:
             raise PermissionError(13, "Permission denied", file)
 
-        monkeypatch.setattr(_tuned, "_read", refuse)
+        monkeypatch.setattr(tuning, "_read", refuse)
         assert tuning.limits(0) == BUILT_IN
 
     def test_that_is_relative_is_ignored(self, monkeypatch, tmp_path):
         monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
         monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-        assert _tuned.path(0).parent == tmp_path / "home/.cache/gdrpy"
+        assert tuning.path(0).parent == tmp_path / "home/.cache/gdrpy"
 
 
 @pytest.mark.usefixtures("homeless")
@@ -138,13 +138,13 @@ class TestNoHome:
 
 class TestSave:
     def test_that_fails_leaves_the_old_file_and_no_other(self, monkeypatch):
-        file = _tuned.save(0, BUILT_IN)
+        file = tuning.save(0, BUILT_IN)
 
         def refuse(draft: Path, target: Path) -> None:
             raise OSError(errno.EROFS, "read-only", str(target))
 
         monkeypatch.setattr(Path, "replace", refuse)
         with pytest.raises(OSError, match="read-only"):
-            _tuned.save(0, BUILT_IN._replace(read_dma=12345))
+            tuning.save(0, replace(BUILT_IN, read_dma=12345))
         assert list(file.parent.iterdir()) == [file]
         assert tuning.limits(0) == BUILT_IN

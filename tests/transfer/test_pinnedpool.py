@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import gdrpy
-from gdrpy.memory import page_locked_pool as pinnedpool
-from gdrpy.memory.page_locked_pool import borrow
+from gdrpy.memory import page_locked as pinnedpool
+from gdrpy.memory.page_locked import borrow
 
 MIB = 1 << 20
 

@@ -5,16 +5,13 @@
 #include "arena.h"
 
 #define SLOT(number)                                                                               \
-	GDRPY_ARENA_API void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device,               \
-							 void *stream);                            \
-	GDRPY_ARENA_API void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device,    \
-						       void *stream);                              \
-	void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device, void *stream)                 \
+	GDRPY_ARENA_API void *gdrpy_arena_alloc_##number(ssize_t nbytes, int device, void *stream) \
 	{                                                                                          \
 		(void)stream;                                                                      \
 		return gdrpy_arena_allocate_for(number, nbytes, device);                           \
 	}                                                                                          \
-	void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device, void *stream)      \
+	GDRPY_ARENA_API void gdrpy_arena_free_##number(void *block, ssize_t nbytes, int device,    \
+						       void *stream)                               \
 	{                                                                                          \
 		(void)nbytes;                                                                      \
 		(void)device;                                                                      \

@@ -30,16 +30,11 @@ static int fail_revoked(struct core_error *error)
 			 "mapping");
 }
 
-static bool is_writable(int fd)
-{
-	return (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
-}
-
 static int map_share(struct core_memory *memory, const struct core_part *part, uint64_t offset,
 		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
 		     enum core_mapping_kind *kind, struct core_error *error)
 {
-	if (!readonly && !is_writable(part->fd))
+	if (!readonly && (fcntl(part->fd, F_GETFL) & O_ACCMODE) != O_RDWR)
 		return core_fail(error, CORE_FAILED_PERMISSION, EACCES,
 				 "the descriptor was shared read-only: open it with readonly=True");
 	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
@@ -88,14 +83,6 @@ static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unuse
 	return core_fd_add(memory, fd, &part, error) ? core_memory_undo(memory) : memory;
 }
 
-/* The range to pin; with gpu_pages, the memory is the whole GPU pages around it. */
-struct pin_request {
-	uint64_t ptr, nbytes;
-	uint32_t flags; /* GDRDRV_PIN_V3_... */
-	bool gpu_pages;
-	bool persistent; /* the pin that results */
-};
-
 struct pin {
 	struct core_memory memory;
 	const struct core_node *node;
@@ -111,13 +98,12 @@ static struct pin *pin_of(struct core_memory *memory)
 	return (struct pin *)memory;
 }
 
-/* Closing the node has already ended its pins. */
-static int unpin(const struct core_node *node, uint64_t handle, struct core_error *error)
+static int ask(struct core_memory *memory, struct core_pin_info *info, struct core_error *error)
 {
-	int ret = node->fd >= 0 ? core_node_unpin(node, handle) : 0;
+	int ret = core_node_info(pin_of(memory)->node, memory->handle, info);
 
-	return ret ? core_fail_call(error, -ret, 0, "unpinning handle %llu",
-				    (unsigned long long)handle)
+	return ret ? core_fail_call(error, -ret, 0, "asking about handle %llu",
+				    (unsigned long long)memory->handle)
 		   : 0;
 }
 
@@ -135,11 +121,9 @@ static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
 		     struct core_error *error)
 {
 	struct core_pin_info info;
-	int ret = core_node_info(pin_of(memory)->node, memory->handle, &info);
 
-	if (ret)
-		return core_fail_call(error, -ret, 0, "asking about handle %llu",
-				      (unsigned long long)memory->handle);
+	if (ask(memory, &info, error))
+		return -1;
 	*kind = (enum core_mapping_kind)info.mapping_type;
 	return *kind == CORE_MAPPING_NONE ? fail_revoked(error) : 0;
 }
@@ -228,8 +212,7 @@ static int want(struct core_memory *memory, enum core_mapping_kind kind, struct 
 		return 0;
 	return core_fail(
 		error, CORE_FAILED_UNAVAILABLE, -ret,
-		"the kernel module does not map handle %llu as type %d: %s: do not request a "
-		"type",
+		"the kernel module does not map handle %llu as type %d: %s: do not request a type",
 		(unsigned long long)memory->handle, (int)kind, strerror(-ret));
 }
 
@@ -248,10 +231,15 @@ static int share(struct core_memory *memory, bool readonly, struct core_error *e
 static int release_pin(struct core_memory *memory, struct core_error *error)
 {
 	struct pin *pin = pin_of(memory);
+	int ret;
 
 	core_fd_release(memory, error);
 	pthread_mutex_destroy(&pin->lock);
-	return unpin(pin->node, memory->handle, error);
+	/* Closing the node has already ended its pins. */
+	ret = pin->node->fd >= 0 ? core_node_unpin(pin->node, memory->handle) : 0;
+	return ret ? core_fail_call(error, -ret, 0, "unpinning handle %llu",
+				    (unsigned long long)memory->handle)
+		   : 0;
 }
 
 static const struct core_memory_functions pin_functions = {
@@ -271,7 +259,7 @@ static const struct core_memory_functions whole_pin_functions = {
 	.revoked = pin_revoked,
 };
 
-static int fail_pin(struct core_error *error, int number, const struct pin_request *request)
+static int fail_pin(struct core_error *error, int number, const struct core_request *request)
 {
 	char what[96];
 
@@ -281,9 +269,8 @@ static int fail_pin(struct core_error *error, int number, const struct pin_reque
 	case EINVAL:
 		return core_fail(
 			error, CORE_FAILED_HANDLE, number,
-			"%s: the NVIDIA driver finds no GPU memory of this process there: "
-			"pass a pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this "
-			"process",
+			"%s: the NVIDIA driver finds no GPU memory of this process there: pass a "
+			"pointer from cuMemAlloc, cudaMalloc or gdrpy.alloc of this process",
 			what);
 	case EDQUOT:
 		return core_fail(
@@ -300,17 +287,16 @@ static int fail_pin(struct core_error *error, int number, const struct pin_reque
 }
 
 /* Add the part of a new pin: through its share, or as a whole. The memory has the handle. */
-static int add_pages(struct pin *pin, const struct pin_request *request, bool shared,
+static int add_pages(struct pin *pin, const struct core_request *request, bool shared,
 		     struct core_error *error)
 {
 	struct core_memory *memory = &pin->memory;
 	struct core_part part = {.fd = -1};
 	struct core_pin_info info;
-	int ret = core_node_info(pin->node, memory->handle, &info);
+	int ret;
 
-	if (ret)
-		return core_fail_call(error, -ret, 0, "asking about handle %llu",
-				      (unsigned long long)memory->handle);
+	if (ask(memory, &info, error))
+		return -1;
 	memory->pin_cycles = info.cycles;
 	memory->cycles_per_ms = info.khz;
 	memory->va = request->gpu_pages ? info.va : request->ptr;
@@ -333,10 +319,21 @@ static int add_pages(struct pin *pin, const struct pin_request *request, bool sh
 	return -1;
 }
 
-/* Pin through a node that outlives the memory. NULL with *error filled in. */
-static struct core_memory *pin_memory(const struct core_node *node,
-				      const struct pin_request *request, struct core_error *error)
+/* GDRDRV_PIN_V3_... Processes that still map the share of an ended pin read zeros too. */
+static uint32_t flags_of(const struct core_node *node, const struct core_request *request)
 {
+	uint32_t flags = request->force_pcie ? GDRDRV_PIN_V3_FORCE_PCIE : 0;
+
+	if (!core_node_full(node))
+		return flags;
+	flags |= request->revocable ? GDRDRV_PIN_V3_REVOCABLE : GDRDRV_PIN_V3_PERSISTENT;
+	return request->sigbus ? flags : flags | GDRDRV_PIN_V3_ZERO_AFTER;
+}
+
+/* Pin through a node that outlives the memory. NULL with *error filled in. */
+static struct core_memory *pin_memory(const struct core_request *request, struct core_error *error)
+{
+	const struct core_node *node = request->node;
 	bool shared = core_node_full(node) && !request->gpu_pages;
 	/* A pin that is mapped as a whole must begin on a GPU page. */
 	uint64_t start =
@@ -351,12 +348,12 @@ static struct core_memory *pin_memory(const struct core_node *node,
 	pin_of(memory)->node = node;
 	pthread_mutex_init(&pin_of(memory)->lock, NULL);
 	memory->page_size = GDRDRV_GPU_PAGE_SIZE;
-	memory->persistent = request->persistent;
-	ret = core_node_pin(node, start, request->ptr + request->nbytes - start, request->flags,
-			    &memory->handle);
+	memory->persistent = core_node_full(node) ? !request->revocable : node->persistent;
+	ret = core_node_pin(node, start, request->ptr + request->nbytes - start,
+			    flags_of(node, request), &memory->handle);
 	if (ret) {
 		fail_pin(error, -ret, request);
-		core_memory_free(memory);
+		core_memory_forget(memory);
 		return NULL;
 	}
 	return add_pages(pin_of(memory), request, shared, error) ? core_memory_undo(memory)
@@ -405,19 +402,15 @@ static void status(const struct core_cuda *cuda, int device, const struct core_n
 				"run it in QEMU, with the simulated GPU on a PCI BAR");
 		return;
 	}
-	if (node) {
-		status->usable = true;
-		core_node_origin(node, status->reason, sizeof(status->reason));
-		return;
-	}
-	ret = core_node_open(&own, GDRDRV_NODE);
+	ret = node ? 0 : core_node_open(&own, GDRDRV_NODE);
 	if (ret) {
 		core_node_explain(-ret, status);
 		return;
 	}
 	status->usable = true;
-	core_node_origin(&own, status->reason, sizeof(status->reason));
-	core_node_close(&own);
+	core_node_origin(node ? node : &own, status->reason, sizeof(status->reason));
+	if (!node)
+		core_node_close(&own);
 }
 
 /* Whether NVIDIA's module makes the requested kind of pin. */
@@ -443,17 +436,6 @@ static int check_nvidias(const struct core_node *node, const struct core_request
 	return 0;
 }
 
-/* GDRDRV_PIN_V3_... Processes that still map the share of an ended pin read zeros too. */
-static uint32_t flags_of(const struct core_node *node, const struct core_request *request)
-{
-	uint32_t flags = request->force_pcie ? GDRDRV_PIN_V3_FORCE_PCIE : 0;
-
-	if (!core_node_full(node))
-		return flags;
-	flags |= request->revocable ? GDRDRV_PIN_V3_REVOCABLE : GDRDRV_PIN_V3_PERSISTENT;
-	return request->sigbus ? flags : flags | GDRDRV_PIN_V3_ZERO_AFTER;
-}
-
 /* Whether the range lies in one allocation. Whole pages need not: the module checks them. */
 static int check_range(const struct core_cuda *cuda, const struct core_request *request,
 		       struct core_error *error)
@@ -470,12 +452,6 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 				struct core_error *error)
 {
 	const struct core_node *node = request->node;
-	struct pin_request pin = {
-		.ptr = request->ptr,
-		.nbytes = request->nbytes,
-		.gpu_pages = request->gpu_pages,
-		.persistent = !request->revocable,
-	};
 	struct core_memory *memory;
 
 	if (!request->ptr) {
@@ -493,10 +469,7 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 	/* A region takes whatever kind of pin NVIDIA's module makes. */
 	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
 		return NULL;
-	if (!core_node_full(node))
-		pin.persistent = node->persistent;
-	pin.flags = flags_of(node, request);
-	memory = pin_memory(node, &pin, error);
+	memory = pin_memory(request, error);
 	if (memory) {
 		memory->device = request->device;
 		core_device_location(cuda, request->device, memory->location);

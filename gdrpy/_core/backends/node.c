@@ -111,44 +111,27 @@ void core_node_origin(const struct core_node *node, char *words, size_t size)
 		 node->version & 0xffff);
 }
 
-static int pin_v1(const struct core_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
-{
-	struct gdrdrv_pin_buffer pin = {.addr = address, .size = nbytes};
-	int ret = call(node, GDRDRV_IOC_PIN_BUFFER, &pin);
-
-	*handle = pin.handle;
-	return ret;
-}
-
-static int pin_v2(const struct core_node *node, uint64_t address, uint64_t nbytes, uint64_t *handle)
-{
-	struct gdrdrv_pin_buffer_v2 pin = {
-		.addr = address, .size = nbytes, .flags = GDRDRV_PIN_FLAG_FORCE_PCIE};
-	int ret = call(node, GDRDRV_IOC_PIN_BUFFER_V2, &pin);
-
-	*handle = pin.handle;
-	return ret;
-}
-
-static int pin_v3(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
-		  uint64_t *handle)
-{
-	struct gdrdrv_pin_v3 pin = {
-		.size = sizeof(pin), .flags = flags, .addr = address, .length = nbytes};
-	int ret = call(node, GDRDRV_IOC_PIN_V3, &pin);
-
-	*handle = pin.handle;
-	return ret;
-}
-
 int core_node_pin(const struct core_node *node, uint64_t address, uint64_t nbytes, uint32_t flags,
 		  uint64_t *handle)
 {
-	if (node->features & GDRDRV_FEATURE_PIN_V3)
-		return pin_v3(node, address, nbytes, flags, handle);
-	if (flags == GDRDRV_PIN_V3_FORCE_PCIE && node->version >= HAS_PIN_V2)
-		return pin_v2(node, address, nbytes, handle);
-	return flags ? -EOPNOTSUPP : pin_v1(node, address, nbytes, handle);
+	struct gdrdrv_pin_buffer v1 = {.addr = address, .size = nbytes};
+	struct gdrdrv_pin_buffer_v2 v2 = {
+		.addr = address, .size = nbytes, .flags = GDRDRV_PIN_FLAG_FORCE_PCIE};
+	struct gdrdrv_pin_v3 v3 = {
+		.size = sizeof(v3), .flags = flags, .addr = address, .length = nbytes};
+	int ret = -EOPNOTSUPP;
+
+	if (node->features & GDRDRV_FEATURE_PIN_V3) {
+		ret = call(node, GDRDRV_IOC_PIN_V3, &v3);
+		*handle = v3.handle;
+	} else if (flags == GDRDRV_PIN_V3_FORCE_PCIE && node->version >= HAS_PIN_V2) {
+		ret = call(node, GDRDRV_IOC_PIN_BUFFER_V2, &v2);
+		*handle = v2.handle;
+	} else if (!flags) {
+		ret = call(node, GDRDRV_IOC_PIN_BUFFER, &v1);
+		*handle = v1.handle;
+	}
+	return ret;
 }
 
 int core_node_unpin(const struct core_node *node, uint64_t handle)
@@ -158,44 +141,38 @@ int core_node_unpin(const struct core_node *node, uint64_t handle)
 	return call(node, GDRDRV_IOC_UNPIN_BUFFER, &unpin);
 }
 
-static int info_v1(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
+/* Ask an older module, and answer like a newer one. */
+static int get_info_v1(const struct core_node *node, struct gdrdrv_get_info_v2 *info)
 {
-	struct gdrdrv_get_info answer = {.handle = handle};
-	int ret = call(node, GDRDRV_IOC_GET_INFO, &answer);
+	struct gdrdrv_get_info v1 = {.handle = info->handle};
+	int ret = call(node, GDRDRV_IOC_GET_INFO, &v1);
 
-	info->va = answer.va;
-	info->nbytes = answer.mapped_size;
-	info->cycles = answer.tm_cycles;
-	info->khz = answer.tsc_khz;
-	if (answer.mapped)
-		info->mapping_type = answer.wc_mapping ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_CACHED;
-	return ret;
-}
-
-static int info_v2(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
-{
-	struct gdrdrv_get_info_v2 answer = {.handle = handle};
-	int ret = call(node, GDRDRV_IOC_GET_INFO_V2, &answer);
-
-	info->va = answer.va;
-	info->nbytes = answer.mapped_size;
-	info->cycles = answer.tm_cycles;
-	info->khz = answer.tsc_khz;
-	info->mapping_type = answer.mapping_type;
+	info->va = v1.va;
+	info->mapped_size = v1.mapped_size;
+	info->tm_cycles = v1.tm_cycles;
+	info->tsc_khz = v1.tsc_khz;
+	if (v1.mapped)
+		info->mapping_type = v1.wc_mapping ? GDRDRV_MAPPING_WC : GDRDRV_MAPPING_CACHED;
 	return ret;
 }
 
 int core_node_info(const struct core_node *node, uint64_t handle, struct core_pin_info *info)
 {
 	struct gdrdrv_get_cb_flag revoked = {.handle = handle};
-	int ret;
+	struct gdrdrv_get_info_v2 answer = {.handle = handle};
+	int ret = node->version >= HAS_INFO_V2 ? call(node, GDRDRV_IOC_GET_INFO_V2, &answer)
+					       : get_info_v1(node, &answer);
 
-	*info = (struct core_pin_info){0};
-	ret = node->version >= HAS_INFO_V2 ? info_v2(node, handle, info)
-					   : info_v1(node, handle, info);
 	if (!ret)
 		ret = call(node, GDRDRV_IOC_GET_CB_FLAG, &revoked);
-	info->revoked = revoked.flag;
+	*info = (struct core_pin_info){
+		.va = answer.va,
+		.nbytes = answer.mapped_size,
+		.mapping_type = answer.mapping_type,
+		.revoked = revoked.flag,
+		.cycles = answer.tm_cycles,
+		.khz = answer.tsc_khz,
+	};
 	return ret;
 }
 

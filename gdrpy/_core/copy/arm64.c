@@ -64,26 +64,16 @@ static void neon_from_wc(void *host, const void *mapping, size_t nbytes)
 	core_read_lines(host, mapping, nbytes, neon_load_line);
 }
 
-const struct core_copy_routine *core_routines_to_wc(void)
-{
-	static const struct core_copy_routine routines[] = {
-		{"neon", neon_to_wc, core_always_supported, SIZE_MAX},
-		{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
-		{NULL, NULL, NULL, 0},
-	};
+const struct core_copy_routine core_routines_to_wc[] = {
+	{"neon", neon_to_wc, core_always_supported, SIZE_MAX},
+	{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
+	{NULL, NULL, NULL, 0},
+};
 
-	return routines;
-}
-
-const struct core_copy_routine *core_routines_from_wc(void)
-{
-	static const struct core_copy_routine routines[] = {
-		{"neon", neon_from_wc, core_always_supported, SIZE_MAX},
-		{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
-		{NULL, NULL, NULL, 0},
-	};
-
-	return routines;
-}
+const struct core_copy_routine core_routines_from_wc[] = {
+	{"neon", neon_from_wc, core_always_supported, SIZE_MAX},
+	{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
+	{NULL, NULL, NULL, 0},
+};
 
 #endif

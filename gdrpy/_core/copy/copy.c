@@ -23,10 +23,10 @@ static const struct core_copy_routine *first_supported(const struct core_copy_ro
  */
 __attribute__((constructor(101))) static void choose_routines(void)
 {
-	to_wc.small = first_supported(core_routines_to_wc(), 0);
-	to_wc.large = first_supported(core_routines_to_wc(), SIZE_MAX);
-	from_wc.small = first_supported(core_routines_from_wc(), 0);
-	from_wc.large = first_supported(core_routines_from_wc(), SIZE_MAX);
+	to_wc.small = first_supported(core_routines_to_wc, 0);
+	to_wc.large = first_supported(core_routines_to_wc, SIZE_MAX);
+	from_wc.small = first_supported(core_routines_from_wc, 0);
+	from_wc.large = first_supported(core_routines_from_wc, SIZE_MAX);
 }
 
 static inline const struct core_copy_routine *pick(const struct choice *choice, size_t nbytes)
@@ -41,38 +41,29 @@ static inline bool is_word(const void *mapping, size_t nbytes)
 	return has_word_size && ((uintptr_t)mapping & (nbytes - 1)) == 0;
 }
 
+#define MOVE_WORD(move, word)                                                                      \
+	switch ((word)->left) {                                                                    \
+	case 1:                                                                                    \
+		move(word, core_u8);                                                               \
+		break;                                                                             \
+	case 2:                                                                                    \
+		move(word, core_u16);                                                              \
+		break;                                                                             \
+	case 4:                                                                                    \
+		move(word, core_u32);                                                              \
+		break;                                                                             \
+	default:                                                                                   \
+		move(word, core_u64);                                                              \
+	}
+
 static inline void put_word(struct core_cursor word)
 {
-	switch (word.left) {
-	case 1:
-		CORE_PUT(&word, core_u8);
-		break;
-	case 2:
-		CORE_PUT(&word, core_u16);
-		break;
-	case 4:
-		CORE_PUT(&word, core_u32);
-		break;
-	default:
-		CORE_PUT(&word, core_u64);
-	}
+	MOVE_WORD(CORE_PUT, &word);
 }
 
 static inline void get_word(struct core_cursor word)
 {
-	switch (word.left) {
-	case 1:
-		CORE_GET(&word, core_u8);
-		break;
-	case 2:
-		CORE_GET(&word, core_u16);
-		break;
-	case 4:
-		CORE_GET(&word, core_u32);
-		break;
-	default:
-		CORE_GET(&word, core_u64);
-	}
+	MOVE_WORD(CORE_GET, &word);
 }
 
 void core_copy_to(enum core_mapping_kind type, void *mapping, const void *host, size_t nbytes)

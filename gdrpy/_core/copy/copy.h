@@ -34,8 +34,7 @@ struct core_copy_routine {
 };
 
 /* Every routine of this build, best first, ended by a NULL name. The CPU may not support all. */
-const struct core_copy_routine *core_routines_to_wc(void);
-const struct core_copy_routine *core_routines_from_wc(void);
+extern const struct core_copy_routine core_routines_to_wc[], core_routines_from_wc[];
 
 /*
  * Copy with the best routine for the mapping's type, this CPU and the size, at any alignment. A

@@ -165,48 +165,40 @@ static size_t part_of(const char *mapping, size_t left)
 	return left < room ? left : room;
 }
 
-static void put_row(enum core_mapping_kind type, char *mapping, const struct core_rows *rows,
-		    size_t row)
+/* Move a row to (GATHER) or from (SPREAD) the mapping. */
+static inline __attribute__((always_inline)) void move_row(enum movement movement,
+							   enum core_mapping_kind type,
+							   char *mapping,
+							   const struct core_rows *rows, size_t row)
 {
+	bool whole = rows->run == rows->nbytes;
 	char bounce[BOUNCE_BYTES];
 	struct core_place place;
 	size_t done, part;
 
-	if (rows->run == rows->nbytes) {
+	if (whole && movement == GATHER)
 		core_copy_to(type, mapping, row_at(rows, row), rows->nbytes);
+	else if (whole)
+		core_copy_from(type, row_at(rows, row), mapping, rows->nbytes);
+	if (whole)
 		return;
-	}
 	core_begin_row(&place, rows, row);
 	for (done = 0; done < rows->nbytes; done += part) {
 		part = part_of(mapping + done, rows->nbytes - done);
-		core_gather(&place, bounce, part);
-		core_copy_to(type, mapping + done, bounce, part);
+		if (movement == GATHER) {
+			core_gather(&place, bounce, part);
+			core_copy_to(type, mapping + done, bounce, part);
+		} else {
+			core_copy_from(type, bounce, mapping + done, part);
+			core_spread(&place, bounce, part);
+		}
 	}
 }
 
 void core_put_rows(enum core_mapping_kind type, char *mapping, const struct core_rows *rows)
 {
 	for (size_t row = 0; row < rows->count; row++, mapping += rows->pitch)
-		put_row(type, mapping, rows, row);
-}
-
-static void get_row(enum core_mapping_kind type, const char *mapping, const struct core_rows *rows,
-		    size_t row)
-{
-	char bounce[BOUNCE_BYTES];
-	struct core_place place;
-	size_t done, part;
-
-	if (rows->run == rows->nbytes) {
-		core_copy_from(type, row_at(rows, row), mapping, rows->nbytes);
-		return;
-	}
-	core_begin_row(&place, rows, row);
-	for (done = 0; done < rows->nbytes; done += part) {
-		part = part_of(mapping + done, rows->nbytes - done);
-		core_copy_from(type, bounce, mapping + done, part);
-		core_spread(&place, bounce, part);
-	}
+		move_row(GATHER, type, mapping, rows, row);
 }
 
 /* Read adjacent rows, and the gaps between them, at once. */
@@ -246,7 +238,7 @@ void core_get_rows(enum core_mapping_kind type, const char *mapping, const struc
 	for (size_t row = 0; row < rows->count; row += count, mapping += count * rows->pitch) {
 		count = rows->count - row < most ? rows->count - row : most;
 		if (count == 1)
-			get_row(type, mapping, rows, row);
+			move_row(SPREAD, type, (char *)mapping, rows, row);
 		else
 			get_rows_at_once(mapping, rows, row, count);
 	}

@@ -213,31 +213,21 @@ static void avx512_from_wc(void *host, const void *mapping, size_t nbytes)
 	core_read_lines(host, mapping, nbytes, avx512_load_line);
 }
 
-const struct core_copy_routine *core_routines_to_wc(void)
-{
-	static const struct core_copy_routine routines[] = {
-		{"avx512", avx512_to_wc, has_avx512, SIZE_MAX},
-		{"movdir64b", movdir64b_to_wc, has_movdir64b, DIRECT_STORES_BEST_UP_TO},
-		{"avx2", avx2_to_wc, has_avx2, SIZE_MAX},
-		{"sse2", sse2_to_wc, core_always_supported, SIZE_MAX},
-		{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
-		{NULL, NULL, NULL, 0},
-	};
+const struct core_copy_routine core_routines_to_wc[] = {
+	{"avx512", avx512_to_wc, has_avx512, SIZE_MAX},
+	{"movdir64b", movdir64b_to_wc, has_movdir64b, DIRECT_STORES_BEST_UP_TO},
+	{"avx2", avx2_to_wc, has_avx2, SIZE_MAX},
+	{"sse2", sse2_to_wc, core_always_supported, SIZE_MAX},
+	{"portable", core_portable_to_mapping, core_always_supported, SIZE_MAX},
+	{NULL, NULL, NULL, 0},
+};
 
-	return routines;
-}
-
-const struct core_copy_routine *core_routines_from_wc(void)
-{
-	static const struct core_copy_routine routines[] = {
-		{"avx512", avx512_from_wc, has_avx512, SIZE_MAX},
-		{"avx2", avx2_from_wc, has_avx2, SIZE_MAX},
-		{"sse4.1", sse41_from_wc, has_sse41, SIZE_MAX},
-		{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
-		{NULL, NULL, NULL, 0},
-	};
-
-	return routines;
-}
+const struct core_copy_routine core_routines_from_wc[] = {
+	{"avx512", avx512_from_wc, has_avx512, SIZE_MAX},
+	{"avx2", avx2_from_wc, has_avx2, SIZE_MAX},
+	{"sse4.1", sse41_from_wc, has_sse41, SIZE_MAX},
+	{"portable", core_portable_from_mapping, core_always_supported, SIZE_MAX},
+	{NULL, NULL, NULL, 0},
+};
 
 #endif

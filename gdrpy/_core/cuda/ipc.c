@@ -65,8 +65,7 @@ int core_ipc_offset(const struct core_ipc_info *info, const struct core_pointer 
 		return 0;
 	return core_fail(
 		error, CORE_FAILED_SIZE, EINVAL,
-		"%llu bytes at %#llx run past the %llu bytes at %#llx that the memory is a "
-		"part of",
+		"%llu bytes at %#llx run past the %llu bytes at %#llx that the memory is a part of",
 		(unsigned long long)(range->end - range->start), (unsigned long long)range->start,
 		(unsigned long long)pointer->map_nbytes, (unsigned long long)pointer->map_base);
 }
@@ -83,8 +82,7 @@ int core_ipc_compare(const struct core_ipc_info *info, uint64_t nbytes, struct c
 	if (nbytes == info->block_nbytes || alone)
 		return 0;
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,
-			 "the IPC handle names a block of %llu bytes, but the driver reports "
-			 "%llu",
+			 "the IPC handle names a block of %llu bytes, but the driver reports %llu",
 			 (unsigned long long)info->block_nbytes, (unsigned long long)nbytes);
 }
 

@@ -61,18 +61,14 @@ int core_pointer_find(const struct core_cuda *cuda, uint64_t ptr, struct core_po
 		int result = cuda->cuPointerGetAttribute(questions[i].answer,
 							 questions[i].attribute, ptr);
 
-		if (result == NOT_INITIALIZED) {
-			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-				  "%#llx cannot be GPU memory yet (%s): call cuInit() or any "
-				  "function of the CUDA runtime in this process first",
-				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
-			return answered(error, cuda, result);
-		}
 		if (result) {
 			core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-				  "%#llx is not memory that CUDA knows (%s): pass a pointer from "
-				  "cuMemAlloc, cudaMalloc or a CUDA array of this process, not a "
-				  "host address",
+				  result == NOT_INITIALIZED
+					  ? "%#llx cannot be GPU memory yet (%s): call cuInit() or "
+					    "any function of the CUDA runtime in this process first"
+					  : "%#llx is not memory that CUDA knows (%s): pass a "
+					    "pointer from cuMemAlloc, cudaMalloc or a CUDA array "
+					    "of this process, not a host address",
 				  (unsigned long long)ptr, core_cuda_error_name(cuda, result));
 			return answered(error, cuda, result);
 		}

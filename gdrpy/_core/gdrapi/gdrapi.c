@@ -47,7 +47,8 @@ int gdr_close(gdr_t g)
 }
 
 /* Check the arguments of a pin: 0, or an errno with the error logged. */
-static int check_range(const char *call, unsigned long addr, size_t size, const gdr_mh_t *handle)
+static int check_pin(const struct gdr *session, const char *call, unsigned long addr, size_t size,
+		     uint32_t flags, const gdr_mh_t *handle)
 {
 	if (!handle)
 		return core_refuse_null(call, "handle");
@@ -55,12 +56,22 @@ static int check_range(const char *call, unsigned long addr, size_t size, const 
 		return core_refuse(EINVAL,
 				   "%s: %zu bytes at %#lx are not a range: pass 1 byte or more",
 				   call, size, addr);
+	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
+		return core_refuse(EINVAL,
+				   "%s: flags %#x are not known: pass GDR_PIN_FLAG_DEFAULT or "
+				   "GDR_PIN_FLAG_FORCE_PCIE",
+				   call, flags);
+	if (flags && !core_can_force_pcie(session))
+		return core_refuse(EINVAL,
+				   "%s: GDR_PIN_FLAG_FORCE_PCIE is not supported here: pass "
+				   "GDR_PIN_FLAG_DEFAULT",
+				   call);
 	return 0;
 }
 
-/* The session has been entered. */
-static int pin(struct gdr *session, const char *call, unsigned long addr, size_t size,
-	       bool force_pcie, gdr_mh_t *handle)
+/* Pin a checked range. The session has been entered. */
+static int take(struct gdr *session, const char *call, unsigned long addr, size_t size,
+		bool force_pcie, gdr_mh_t *handle)
 {
 	struct core_memory *memory;
 	struct core_error error;
@@ -80,48 +91,31 @@ static int pin(struct gdr *session, const char *call, unsigned long addr, size_t
 	return ret;
 }
 
-int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
-		   gdr_mh_t *handle)
+static int pin(struct gdr *session, const char *call, unsigned long addr, size_t size,
+	       uint32_t flags, gdr_mh_t *handle)
 {
-	int ret = core_session_enter(g, "gdr_pin_buffer");
+	int ret = core_session_enter(session, call);
 
-	(void)p2p_token;
-	(void)va_space;
 	if (ret)
 		return ret;
-	ret = check_range("gdr_pin_buffer", addr, size, handle);
+	ret = check_pin(session, call, addr, size, flags, handle);
 	if (!ret)
-		ret = pin(g, "gdr_pin_buffer", addr, size, false, handle);
-	core_session_leave(g);
+		ret = take(session, call, addr, size, flags, handle);
+	core_session_leave(session);
 	return ret;
 }
 
-static int check_pin_flags(const struct gdr *session, uint32_t flags)
+int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
+		   gdr_mh_t *handle)
 {
-	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
-		return core_refuse(EINVAL,
-				   "gdr_pin_buffer_v2: flags %#x are not known: pass "
-				   "GDR_PIN_FLAG_DEFAULT or GDR_PIN_FLAG_FORCE_PCIE",
-				   flags);
-	if (flags && !core_can_force_pcie(session))
-		return core_refuse(EINVAL, "gdr_pin_buffer_v2: GDR_PIN_FLAG_FORCE_PCIE is not "
-					   "supported here: pass GDR_PIN_FLAG_DEFAULT");
-	return 0;
+	(void)p2p_token;
+	(void)va_space;
+	return pin(g, "gdr_pin_buffer", addr, size, GDR_PIN_FLAG_DEFAULT, handle);
 }
 
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle)
 {
-	int ret = core_session_enter(g, "gdr_pin_buffer_v2");
-
-	if (ret)
-		return ret;
-	ret = check_range("gdr_pin_buffer_v2", addr, size, handle);
-	if (!ret)
-		ret = check_pin_flags(g, flags);
-	if (!ret)
-		ret = pin(g, "gdr_pin_buffer_v2", addr, size, flags, handle);
-	core_session_leave(g);
-	return ret;
+	return pin(g, "gdr_pin_buffer_v2", addr, size, flags, handle);
 }
 
 int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)

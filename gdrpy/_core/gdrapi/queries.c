@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stddef.h>
+#include <string.h>
 
 #include "choice.h"
 #include "exports.h"
@@ -66,16 +67,9 @@ int gdr_get_info(gdr_t g, gdr_mh_t handle, struct gdr_info_v1 *info)
 	gdr_info_v2_t whole;
 	int ret = gdr_get_info_v2(g, handle, info ? &whole : NULL);
 
+	/* The newer structure begins like the older one. */
 	if (!ret)
-		*info = (struct gdr_info_v1){
-			.va = whole.va,
-			.mapped_size = whole.mapped_size,
-			.page_size = whole.page_size,
-			.tm_cycles = whole.tm_cycles,
-			.cycles_per_ms = whole.cycles_per_ms,
-			.mapped = whole.mapped,
-			.wc_mapping = whole.wc_mapping,
-		};
+		memcpy(info, &whole, sizeof(*info));
 	return ret;
 }
 

@@ -113,23 +113,29 @@ static int check(const struct gdr *session, const char *call)
 	return session->open ? 0 : refuse_closed(call);
 }
 
-int core_session_enter(struct gdr *session, const char *call)
+/* Lock an open session; in a forked child only to close it. */
+static int enter(struct gdr *session, const char *call, int (*lock)(pthread_rwlock_t *))
 {
 	int ret = check(session, call);
 
 	if (ret)
 		return ret;
-	if (session->generation != core_generation)
+	if (lock == pthread_rwlock_rdlock && session->generation != core_generation)
 		return core_refuse(
 			EACCES,
-			"%s: this gdr_t belongs to the parent process: call gdr_open() after "
-			"the fork, or start processes with exec",
+			"%s: this gdr_t belongs to the parent process: call gdr_open() after the "
+			"fork, or start processes with exec",
 			call);
-	pthread_rwlock_rdlock(&session->lock);
+	lock(&session->lock);
 	if (session->open)
 		return 0;
 	pthread_rwlock_unlock(&session->lock);
 	return refuse_closed(call);
+}
+
+int core_session_enter(struct gdr *session, const char *call)
+{
+	return enter(session, call, pthread_rwlock_rdlock);
 }
 
 void core_session_leave(struct gdr *session)
@@ -139,15 +145,7 @@ void core_session_leave(struct gdr *session)
 
 int core_session_begin_close(struct gdr *session)
 {
-	int ret = check(session, "gdr_close");
-
-	if (ret)
-		return ret;
-	pthread_rwlock_wrlock(&session->lock);
-	if (session->open)
-		return 0;
-	pthread_rwlock_unlock(&session->lock);
-	return refuse_closed("gdr_close");
+	return enter(session, "gdr_close", pthread_rwlock_wrlock);
 }
 
 void core_session_finish_close(struct gdr *session)

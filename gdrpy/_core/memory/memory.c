@@ -159,16 +159,11 @@ int core_memory_release(struct core_memory *memory, struct core_error *error)
 {
 	int ret = memory->functions->release(memory, error);
 
-	core_memory_free(memory);
+	core_memory_forget(memory);
 	return ret;
 }
 
 void core_memory_forget(struct core_memory *memory)
-{
-	core_memory_free(memory);
-}
-
-void core_memory_free(struct core_memory *memory)
 {
 	free(memory->parts);
 	free(memory);

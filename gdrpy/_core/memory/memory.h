@@ -69,7 +69,8 @@ int core_memory_share(struct core_memory *memory, bool readonly, struct core_err
 /* Release and free the memory. Its views must be unmapped. -1 reports that a step failed. */
 int core_memory_release(struct core_memory *memory, struct core_error *error);
 
-/* Free the structure in a forked child, where its descriptors are already closed. */
+/* Free the structure of memory that holds nothing: in a forked child, its descriptors are closed.
+ */
 void core_memory_forget(struct core_memory *memory);
 
 #endif

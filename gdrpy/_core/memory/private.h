@@ -52,9 +52,6 @@ struct core_memory *core_memory_new(const struct core_backend *backend,
 int core_memory_add(struct core_memory *memory, const struct core_part *part,
 		    struct core_error *error);
 
-/* Free memory that holds nothing. */
-void core_memory_free(struct core_memory *memory);
-
 /* Release the memory after a failure without changing the caller's error. Returns NULL. */
 struct core_memory *core_memory_undo(struct core_memory *memory);
 

@@ -3,14 +3,7 @@
  * Acquire and release a lock in one call. Between the bytecodes of a `with` block, Python may raise
  * an exception of a signal handler or of another thread, and the lock would stay acquired.
  */
-#include "alone.h"
-
-static PyObject *acquire, *release;
-
-bool core_alone_names(void)
-{
-	return core_name(&acquire, "acquire") && core_name(&release, "release");
-}
+#include "module.h"
 
 /* args[0](*args[1:], **kwargs). */
 static PyObject *call(PyObject *args, Py_ssize_t first, PyObject *kwargs)
@@ -29,7 +22,7 @@ static PyObject *call(PyObject *args, Py_ssize_t first, PyObject *kwargs)
 
 static bool take(PyObject *lock)
 {
-	PyObject *taken = PyObject_CallMethodObjArgs(lock, acquire, NULL);
+	PyObject *taken = PyObject_CallMethodObjArgs(lock, core_names.acquire, NULL);
 
 	Py_XDECREF(taken);
 	return taken != NULL;
@@ -41,7 +34,7 @@ static PyObject *let_go(PyObject *lock, PyObject *result)
 	PyObject *error, *value, *traceback, *released;
 
 	PyErr_Fetch(&error, &value, &traceback);
-	released = PyObject_CallMethodObjArgs(lock, release, NULL);
+	released = PyObject_CallMethodObjArgs(lock, core_names.release, NULL);
 	if (!released)
 		PyErr_WriteUnraisable(lock);
 	Py_XDECREF(released);
@@ -64,7 +57,8 @@ PyObject *core_alone(PyObject *Py_UNUSED(module), PyObject *args)
 PyObject *core_try_alone(PyObject *Py_UNUSED(module), PyObject *args)
 {
 	PyObject *lock = PyTuple_GetItem(args, 0);
-	PyObject *taken = lock ? PyObject_CallMethodObjArgs(lock, acquire, Py_False, NULL) : NULL;
+	PyObject *taken =
+		lock ? PyObject_CallMethodObjArgs(lock, core_names.acquire, Py_False, NULL) : NULL;
 
 	if (!taken || taken == Py_False)
 		return taken;

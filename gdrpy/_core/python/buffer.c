@@ -5,7 +5,7 @@
  * Python has __buffer__() only from 3.12 on. Consumers may ask again without clearing the first
  * error: torch asks for writable memory, then for readable memory.
  */
-#include "buffer.h"
+#include "module.h"
 
 /* The consumer gets the memoryview's own buffer and keeps it, so nothing is released here. */
 static int getbuffer(PyObject *self, Py_buffer *view, int flags)

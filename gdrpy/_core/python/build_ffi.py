@@ -120,8 +120,7 @@ struct core_copy_routine {
     bool (*supported)(void);
     ...;
 };
-const struct core_copy_routine *core_routines_to_wc(void);
-const struct core_copy_routine *core_routines_from_wc(void);
+extern const struct core_copy_routine core_routines_to_wc[], core_routines_from_wc[];
 const char *core_routine_to_wc(size_t nbytes);
 const char *core_routine_from_wc(size_t nbytes);
 """

@@ -15,10 +15,8 @@ PyTypeObject *core_channel_type_object;
 
 bool core_channel_usable(struct channel *self, const char *method)
 {
-	if (!self->memory) {
-		PyErr_Format(PyExc_TypeError, "%s: the Channel was never initialized", method);
-		return false;
-	}
+	if (!self->memory)
+		return core_raise(PyExc_TypeError, "%s: the Channel was never initialized", method);
 	if (self->memory->generation != core_fork_generation) {
 		PyErr_Format(core_error_forked,
 			     "%s: this channel belongs to the parent process; a forked child must "
@@ -44,8 +42,7 @@ static bool may_push(struct channel *self, const char *method)
 		reason = "the consumer's counter was overwritten with an impossible value";
 	else
 		return true;
-	PyErr_Format(core_error_closed, "%s: %s", method, reason);
-	return false;
+	return core_raise(core_error_closed, "%s: %s", method, reason);
 }
 
 struct channel_wait {
@@ -122,16 +119,20 @@ static bool push_all(struct channel *self, const char *method, const char *recor
 	return true;
 }
 
-static PyObject *push(struct channel *self, const char *method, PyObject *records, PyObject *limit,
-		      bool many)
+static PyObject *push(struct channel *self, const char *method, bool many, PyObject *const *args,
+		      Py_ssize_t nargs, PyObject *kwnames)
 {
+	static const char *const names[][3] = {{"record", "timeout", NULL},
+					       {"records", "timeout", NULL}};
 	bool pushed = false;
+	PyObject *arg[2];
 	Py_ssize_t nbytes;
 	int64_t timeout;
 	Py_buffer data;
 
-	if (!core_as_timeout(method, limit, &timeout) || !may_push(self, method) ||
-	    !core_get_view(method, many ? "records" : "record", records, 0, &data))
+	if (!core_parse(method, args, nargs, kwnames, names[many], 1, arg) ||
+	    !core_as_timeout(method, arg[1], &timeout) || !may_push(self, method) ||
+	    !core_get_view(method, names[many][0], arg[0], 0, &data))
 		return NULL;
 
 	nbytes = (Py_ssize_t)self->producer.ring.record_nbytes;
@@ -149,23 +150,13 @@ static PyObject *push(struct channel *self, const char *method, PyObject *record
 static PyObject *channel_push(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
 			      PyObject *kwnames)
 {
-	static const char *const names[] = {"record", "timeout", NULL};
-	PyObject *arg[2];
-
-	if (!core_parse("Channel.push", args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	return push(self, "Channel.push", arg[0], arg[1], false);
+	return push(self, "Channel.push", false, args, nargs, kwnames);
 }
 
 static PyObject *channel_push_many(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
 				   PyObject *kwnames)
 {
-	static const char *const names[] = {"records", "timeout", NULL};
-	PyObject *arg[2];
-
-	if (!core_parse("Channel.push_many", args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	return push(self, "Channel.push_many", arg[0], arg[1], true);
+	return push(self, "Channel.push_many", true, args, nargs, kwnames);
 }
 
 /* Counters do not wrap. */
@@ -209,11 +200,10 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 	popped = core_ring_popped(&self->producer.ring);
 	if (popped >= wait.popped)
 		Py_RETURN_NONE;
-	PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
-		     "%s: of %llu records, %llu were taken%s", method,
-		     (unsigned long long)wait.popped, (unsigned long long)popped,
-		     end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
-	return NULL;
+	return PyErr_Format(end == CORE_SPIN_LATE ? core_error_timeout : core_error_closed,
+			    "%s: of %llu records, %llu were taken%s", method,
+			    (unsigned long long)wait.popped, (unsigned long long)popped,
+			    end == CORE_SPIN_LATE ? " in time" : ", and the consumer has stopped");
 }
 
 static PyObject *channel_close(struct channel *self, void *Py_UNUSED(unused))
@@ -268,11 +258,8 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	Py_ssize_t nbytes, capacity;
 	struct core_ring *ring = &self->producer.ring;
 
-	if (self->memory) {
-		PyErr_SetString(PyExc_TypeError, "a Channel is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
+	if (!core_init_once("Channel", self->memory) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!nn:Channel", names, type, &memory, type,
 					 &host, &nbytes, &capacity) ||
 	    !core_mapping_writable(memory, "Channel") || !core_mapping_writable(host, "Channel"))
 		return -1;
@@ -330,13 +317,9 @@ static int channel_clear(struct channel *self)
 
 static void channel_dealloc(struct channel *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	channel_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef channel_methods[] = {
@@ -394,9 +377,4 @@ static PyType_Slot channel_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_channel_spec = {
-	.name = "gdrpy._core._mapping.Channel",
-	.basicsize = sizeof(struct channel),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = channel_slots,
-};
+CORE_TYPE(channel, "Channel", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

@@ -12,12 +12,7 @@ struct channel {
 	bool closed;
 };
 
-extern PyTypeObject *core_channel_type_object;
-
 /* Whether this process may use the channel; false with an exception set. */
 bool core_channel_usable(struct channel *self, const char *method);
-
-extern PyType_Spec core_channel_spec;
-extern PyType_Spec core_channel_reader_spec;
 
 #endif

@@ -19,23 +19,17 @@ struct reader_wait {
 
 static bool reader_usable(struct reader *self, const char *method)
 {
-	if (!self->channel) {
-		PyErr_Format(PyExc_TypeError, "%s: the reader was never initialized", method);
-		return false;
-	}
+	if (!self->channel)
+		return core_raise(PyExc_TypeError, "%s: the reader was never initialized", method);
 	if (!core_channel_usable(self->channel, method))
 		return false;
-	if (self->closed) {
-		PyErr_Format(core_error_closed, "%s: the reader is closed", method);
-		return false;
-	}
-	if (self->consumer.broken) {
-		PyErr_Format(core_error_closed,
-			     "%s: the producer's counter was overwritten with an impossible "
-			     "value",
-			     method);
-		return false;
-	}
+	if (self->closed)
+		return core_raise(core_error_closed, "%s: the reader is closed", method);
+	if (self->consumer.broken)
+		return core_raise(
+			core_error_closed,
+			"%s: the producer's counter was overwritten with an impossible value",
+			method);
 	return true;
 }
 
@@ -134,10 +128,8 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	limit = core_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
 	if (limit < 0)
 		return NULL;
-	if (!limit) {
-		PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, and is 0", method);
-		return NULL;
-	}
+	if (!limit)
+		return PyErr_Format(PyExc_ValueError, "%s: limit must be 1 or more, not 0", method);
 	ready = wait_for_records(self, method, limit, arg[1]);
 	return ready < 0 ? NULL : take(self, ready);
 }
@@ -166,11 +158,8 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 	static char *names[] = {"channel", NULL};
 	struct channel *channel;
 
-	if (self->channel) {
-		PyErr_SetString(PyExc_TypeError, "a ChannelReader is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
+	if (!core_init_once("ChannelReader", self->channel) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!:ChannelReader", names,
 					 core_channel_type_object, &channel) ||
 	    !core_channel_usable(channel, "ChannelReader"))
 		return -1;
@@ -195,13 +184,9 @@ static int reader_clear(struct reader *self)
 
 static void reader_dealloc(struct reader *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	reader_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef reader_methods[] = {
@@ -243,9 +228,4 @@ static PyType_Slot reader_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_channel_reader_spec = {
-	.name = "gdrpy._core._mapping.ChannelReader",
-	.basicsize = sizeof(struct reader),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = reader_slots,
-};
+CORE_TYPE(reader, "ChannelReader", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

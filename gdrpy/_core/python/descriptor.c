@@ -8,7 +8,7 @@
  */
 #define _GNU_SOURCE 1
 
-#include "descriptor.h"
+#include "module.h"
 
 #include <errno.h>
 
@@ -83,22 +83,18 @@ static PyObject *descriptor_duplicate(PyObject *type, PyObject *args)
 
 static void descriptor_dealloc(struct descriptor *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
 	int fd = give_up(self);
 
 	if (fd >= 0)
 		close_fd(fd);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyObject *descriptor_fileno(struct descriptor *self, PyObject *Py_UNUSED(unused))
 {
 	if (self->fd >= 0 && self->generation == core_fork_generation)
 		return PyLong_FromLong(self->fd);
-	PyErr_SetString(PyExc_ValueError, "the descriptor is closed");
-	return NULL;
+	return PyErr_Format(PyExc_ValueError, "the descriptor is closed");
 }
 
 static PyObject *descriptor_close(struct descriptor *self, PyObject *Py_UNUSED(unused))
@@ -128,12 +124,7 @@ static PyType_Slot descriptor_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_descriptor_spec = {
-	.name = "gdrpy._core._mapping.Descriptor",
-	.basicsize = sizeof(struct descriptor),
-	.flags = Py_TPFLAGS_DEFAULT,
-	.slots = descriptor_slots,
-};
+CORE_TYPE(descriptor, "Descriptor", 0);
 
 /* A list of objects that own descriptors, None for a lost one. On failure, all are closed. */
 static PyObject *list_fds(const int *fds, Py_ssize_t count)

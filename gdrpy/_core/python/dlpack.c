@@ -4,7 +4,7 @@
  * and takes over the table. It may call the deleter from any thread, long after the capsule is
  * gone. Until then the table owns a reference to `owner`.
  */
-#include "dlpack.h"
+#include "module.h"
 
 #include <stdlib.h>
 
@@ -71,10 +71,8 @@ static bool fill_lengths(int64_t *lengths, PyObject *shape, Py_ssize_t ndim)
 			return false;
 		lengths[i] = length;
 		lengths[ndim + i] = stride;
-		if (__builtin_mul_overflow(stride, length ? length : 1, &stride)) {
-			PyErr_Format(PyExc_ValueError, "dlpack: shape %R overflows", shape);
-			return false;
-		}
+		if (__builtin_mul_overflow(stride, length ? length : 1, &stride))
+			return core_raise(PyExc_ValueError, "dlpack: shape %R overflows", shape);
 	}
 	return true;
 }
@@ -99,11 +97,9 @@ PyObject *core_dlpack(PyObject *Py_UNUSED(module), PyObject *args)
 			      &copied))
 		return NULL;
 	ndim = PyTuple_Size(shape);
-	if (ndim > DL_MAX_DIMENSIONS || (readonly && !versioned)) {
-		PyErr_SetString(PyExc_ValueError, "dlpack: too many dimensions, or read-only "
-						  "memory in a capsule that cannot say so");
-		return NULL;
-	}
+	if (ndim > DL_MAX_DIMENSIONS || (readonly && !versioned))
+		return PyErr_Format(PyExc_ValueError, "dlpack: too many dimensions, or read-only "
+						      "memory in a capsule that cannot say so");
 
 	export = malloc(sizeof(*export) + 2 * (size_t)ndim * sizeof(int64_t));
 	if (!export)

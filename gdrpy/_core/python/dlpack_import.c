@@ -3,7 +3,7 @@
  * Takes over a capsule's table and describes it to Python. Our own capsule around the table keeps
  * the memory; its destructor calls the table's deleter.
  */
-#include "dlpack.h"
+#include "module.h"
 
 #include "dlpack_abi.h"
 

@@ -38,10 +38,8 @@ static bool holds(enum condition condition, Py_ssize_t width, uint64_t now, uint
 
 static bool flag_usable(struct flag *self, const char *method, bool to_store)
 {
-	if (!self->mapping) {
-		PyErr_Format(PyExc_TypeError, "%s: the Flag was never initialized", method);
-		return false;
-	}
+	if (!self->mapping)
+		return core_raise(PyExc_TypeError, "%s: the Flag was never initialized", method);
 	return to_store ? core_mapping_writable(self->mapping, method)
 			: core_mapping_usable(self->mapping, method);
 }
@@ -99,9 +97,8 @@ static bool parse_condition(PyObject *object, enum condition *condition)
 			return true;
 		}
 	}
-	PyErr_Format(PyExc_ValueError, "Flag.wait: op must be '>=', '==', '&' or 'nor', and is %R",
-		     object);
-	return false;
+	return core_raise(PyExc_ValueError,
+			  "Flag.wait: op must be '>=', '==', '&' or 'nor', not %R", object);
 }
 
 struct flag_wait {
@@ -167,21 +164,13 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	PyObject *mapping, *offset_object = NULL, *width_object = NULL;
 	Py_ssize_t offset, width;
 
-	if (self->mapping) {
-		PyErr_SetString(PyExc_TypeError, "a Flag is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
+	if (!core_init_once("Flag", self->mapping) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "O!|OO:Flag", names,
 					 core_mapping_type_object, &mapping, &offset_object,
 					 &width_object))
 		return -1;
-	offset = core_as_size("Flag", "offset", offset_object, 0);
-	if (offset < 0)
-		return -1;
-	width = core_as_size("Flag", "width", width_object, 4);
-	if (width < 0)
-		return -1;
-	if (!core_mapping_usable((struct mapping *)mapping, "Flag") ||
+	if (!core_parse_word("Flag", offset_object, width_object, &offset, &width) ||
+	    !core_mapping_usable((struct mapping *)mapping, "Flag") ||
 	    !core_mapping_word((struct mapping *)mapping, "Flag", offset, width))
 		return -1;
 
@@ -206,13 +195,9 @@ static int flag_clear(struct flag *self)
 
 static void flag_dealloc(struct flag *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	flag_clear(self);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef flag_methods[] = {
@@ -255,9 +240,4 @@ static PyType_Slot flag_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_flag_spec = {
-	.name = "gdrpy._core._mapping.Flag",
-	.basicsize = sizeof(struct flag),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = flag_slots,
-};
+CORE_TYPE(flag, "Flag", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);

@@ -20,8 +20,8 @@ static bool find_tuple_header(PyObject *pair)
 			return true;
 		}
 	}
-	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python does not keep items in its tuples");
-	return false;
+	return core_raise(PyExc_SystemError,
+			  "gdrpy: this Python does not keep items in its tuples");
 }
 
 /* A list has a pointer to its items, behind its size. */
@@ -30,8 +30,7 @@ static bool find_list_header(PyObject *list)
 	core_list_header = sizeof(PyVarObject);
 	if (core_list_item(list, 0) == PyList_GetItem(list, 0))
 		return true;
-	PyErr_SetString(PyExc_SystemError, "gdrpy: this Python keeps a list's items elsewhere");
-	return false;
+	return core_raise(PyExc_SystemError, "gdrpy: this Python keeps a list's items elsewhere");
 }
 
 bool core_find_layouts(void)

@@ -6,7 +6,7 @@
  * it moves to `returned`. Python code for that could be interrupted half-way, silently in a
  * finalizer.
  */
-#include "lease.h"
+#include "module.h"
 
 #include <structmember.h>
 
@@ -16,14 +16,6 @@ struct lease {
 	PyObject *region; /* its number */
 	PyObject *life;
 };
-
-static PyObject *name_flush, *name_leases, *name_life, *name_returned;
-
-bool core_lease_names(void)
-{
-	return core_name(&name_flush, "flush") && core_name(&name_leases, "leases") &&
-	       core_name(&name_life, "life") && core_name(&name_returned, "returned");
-}
 
 static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -39,8 +31,8 @@ static PyObject *lease_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
 		return NULL;
 	self->connection = Py_NewRef(connection);
 	self->region = Py_NewRef(region);
-	self->life = PyObject_GetAttr(connection, name_life);
-	leases = PyObject_GetAttr(connection, name_leases);
+	self->life = PyObject_GetAttr(connection, core_names.life);
+	leases = PyObject_GetAttr(connection, core_names.leases);
 	self->key = PyLong_FromUnsignedLongLong(__atomic_add_fetch(&last, 1, __ATOMIC_RELAXED));
 	entry = PyTuple_Pack(3, region, writable, gpu);
 	if (!self->life || !leases || !self->key || !entry ||
@@ -73,15 +65,15 @@ static int give_back(struct lease *self)
 
 	if (!self->key)
 		return 0;
-	leases = PyObject_GetAttr(self->connection, name_leases);
-	returned = PyObject_GetAttr(self->connection, name_returned);
+	leases = PyObject_GetAttr(self->connection, core_names.leases);
+	returned = PyObject_GetAttr(self->connection, core_names.returned);
 	error = leases && returned ? move(self, leases, returned) : -1;
 	Py_XDECREF(leases);
 	Py_XDECREF(returned);
 	if (error)
 		return -1;
 	Py_CLEAR(self->key);
-	told = PyObject_CallMethodObjArgs(self->connection, name_flush, NULL);
+	told = PyObject_CallMethodObjArgs(self->connection, core_names.flush, NULL);
 	Py_XDECREF(told);
 	return told ? 0 : -1;
 }
@@ -95,8 +87,6 @@ static PyObject *lease_close(struct lease *self, PyObject *Py_UNUSED(unused))
 
 static void lease_dealloc(struct lease *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
 	PyObject *error, *value, *traceback;
 
 	PyErr_Fetch(&error, &value, &traceback);
@@ -107,8 +97,7 @@ static void lease_dealloc(struct lease *self)
 	Py_XDECREF(self->region);
 	Py_XDECREF(self->life);
 	Py_XDECREF(self->connection);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 /* The lease's entry in the connection: (region, writable, gpu), or None. */
@@ -118,7 +107,7 @@ static PyObject *lease_entry(struct lease *self, void *Py_UNUSED(closure))
 
 	if (!self->key)
 		Py_RETURN_NONE;
-	leases = PyObject_GetAttr(self->connection, name_leases);
+	leases = PyObject_GetAttr(self->connection, core_names.leases);
 	if (!leases)
 		return NULL;
 	entry = PyDict_GetItemWithError(leases, self->key);
@@ -156,9 +145,4 @@ static PyType_Slot lease_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_lease_spec = {
-	.name = "gdrpy._core._mapping.Lease",
-	.basicsize = sizeof(struct lease),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = lease_slots,
-};
+CORE_TYPE(lease, "Lease", Py_TPFLAGS_BASETYPE);

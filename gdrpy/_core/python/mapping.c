@@ -15,8 +15,7 @@
 
 static bool refuse_closed(const char *method)
 {
-	PyErr_Format(core_error_closed, "%s: the mapping is closed", method);
-	return false;
+	return core_raise(core_error_closed, "%s: the mapping is closed", method);
 }
 
 bool core_mapping_usable(struct mapping *self, const char *method)
@@ -30,14 +29,12 @@ bool core_mapping_usable(struct mapping *self, const char *method)
 	}
 	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED) || core_users_closed(&self->users))
 		return refuse_closed(method);
-	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED)) {
-		PyErr_Format(
+	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED))
+		return core_raise(
 			core_error_revoked,
 			"%s: the GPU memory was freed by its owner, or its pin was closed: close "
 			"the mapping",
 			method);
-		return false;
-	}
 	return true;
 }
 
@@ -67,18 +64,6 @@ bool core_mapping_hold_checked(struct mapping *self, const char *method, uint64_
 bool core_mapping_hold(struct mapping *self, const char *method, uint64_t one)
 {
 	return core_mapping_usable(self, method) && core_mapping_hold_checked(self, method, one);
-}
-
-PyThreadState *core_mapping_unlock(struct mapping *self)
-{
-	core_users_stay(&self->users);
-	return PyEval_SaveThread();
-}
-
-void core_mapping_relock(struct mapping *self, PyThreadState *thread)
-{
-	PyEval_RestoreThread(thread);
-	core_mapping_let_go(self, CORE_ONE_VIEW);
 }
 
 static PyObject *mapping_flush(struct mapping *self, PyObject *Py_UNUSED(unused))
@@ -259,13 +244,6 @@ void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 	self->release = Py_NewRef(release);
 }
 
-void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device)
-{
-	self->backend = Py_NewRef(backend);
-	self->ptr = Py_NewRef(ptr);
-	self->device = Py_NewRef(device);
-}
-
 static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 {
 	static char *names[] = {"address", "nbytes", "type",   "readonly", "release",
@@ -275,11 +253,8 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 	int type, readonly;
 	Py_ssize_t nbytes;
 
-	if (self->nbytes) {
-		PyErr_SetString(PyExc_TypeError, "a Mapping is initialized once");
-		return -1;
-	}
-	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
+	if (!core_init_once("Mapping", self->nbytes) ||
+	    !PyArg_ParseTupleAndKeywords(args, kwargs, "KnipO|OOO:Mapping", names, &address,
 					 &nbytes, &type, &readonly, &release, &backend, &ptr,
 					 &device))
 		return -1;
@@ -290,7 +265,9 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	}
 	core_mapping_begin(self, (char *)(uintptr_t)address, nbytes, type, readonly, release);
-	core_mapping_name(self, backend, ptr, device);
+	self->backend = Py_NewRef(backend);
+	self->ptr = Py_NewRef(ptr);
+	self->device = Py_NewRef(device);
 	return 0;
 }
 
@@ -302,9 +279,6 @@ static int mapping_init(struct mapping *self, PyObject *args, PyObject *kwargs)
  */
 static void mapping_dealloc(struct mapping *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	if (self->generation == core_fork_generation)
 		release_silently(self);
 	Py_XDECREF(self->release);
@@ -312,8 +286,7 @@ static void mapping_dealloc(struct mapping *self)
 	Py_XDECREF(self->backend);
 	Py_XDECREF(self->ptr);
 	Py_XDECREF(self->device);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef mapping_methods[] = {
@@ -434,9 +407,4 @@ static PyType_Slot mapping_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_mapping_spec = {
-	.name = "gdrpy._core._mapping.Mapping",
-	.basicsize = sizeof(struct mapping),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-	.slots = mapping_slots,
-};
+CORE_TYPE(mapping, "Mapping", Py_TPFLAGS_BASETYPE);

@@ -6,7 +6,7 @@
 #include "common/users.h"
 #include "copy/copy.h"
 #include "memory/map.h"
-#include "pyhelp.h"
+#include "module.h"
 
 /* During copies that take longer than about 4 us, other Python threads run. */
 #define CORE_UNLOCKED_WRITE (64 * 1024)
@@ -28,8 +28,6 @@ struct mapping {
 	PyObject *backend, *ptr, *device; /* attributes for Python */
 };
 
-extern PyTypeObject *core_mapping_type_object;
-
 /* Checks before a call touches the memory; false with an exception set. */
 bool core_mapping_usable(struct mapping *self, const char *method);
 bool core_mapping_writable(struct mapping *self, const char *method);
@@ -50,6 +48,16 @@ static inline bool core_mapping_apart(struct mapping *self, const char *method, 
 
 bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
 		       Py_ssize_t width);
+
+/* A word's arguments: an offset, 0 if it is NULL, and a width, then 4. */
+static inline __attribute__((always_inline)) bool
+core_parse_word(const char *method, PyObject *offset_object, PyObject *width_object,
+		Py_ssize_t *offset, Py_ssize_t *width)
+{
+	*offset = core_as_size(method, "offset", offset_object, 0);
+	*width = *offset < 0 ? -1 : core_as_size(method, "width", width_object, 4);
+	return *width >= 0;
+}
 
 /*
  * Add a view or a call, until core_mapping_let_go(); false with an exception set. The _checked
@@ -99,9 +107,22 @@ static inline void core_mapping_leave(struct mapping *self)
 #endif
 }
 
-/* Between these, other Python threads run, and the call counts as a view. */
-PyThreadState *core_mapping_unlock(struct mapping *self);
-void core_mapping_relock(struct mapping *self, PyThreadState *thread);
+/* Between these, if the call takes long, other Python threads run, and it counts as a view. */
+static inline PyThreadState *core_mapping_unlock(struct mapping *self, bool takes_long)
+{
+	if (!takes_long)
+		return NULL;
+	core_users_stay(&self->users);
+	return PyEval_SaveThread();
+}
+
+static inline void core_mapping_relock(struct mapping *self, PyThreadState *thread)
+{
+	if (!thread)
+		return;
+	PyEval_RestoreThread(thread);
+	core_mapping_let_go(self, CORE_ONE_VIEW);
+}
 
 /* The fence of a write, unless in a batch(). */
 static inline void core_mapping_fence(const struct mapping *self)
@@ -126,20 +147,9 @@ void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t off
 void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		      Py_ssize_t nbytes);
 
-/* Initialize a new mapping, whose fields are all zero. */
+/* Initialize a new mapping, whose fields are all zero, except its `backend`, `ptr` and `device`. */
 void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 			enum core_mapping_kind type, bool readonly, PyObject *release);
-void core_mapping_name(struct mapping *self, PyObject *backend, PyObject *ptr, PyObject *device);
-
-/* In memfd.c: module functions, and Mapping._of_memfd(). */
-PyObject *core_lend_private(PyObject *module, PyObject *descriptor);
-PyObject *core_take_back_private(PyObject *module, PyObject *none);
-PyObject *core_sealed_size(PyObject *module, PyObject *descriptor);
-PyObject *core_take_memfd(PyObject *module, PyObject *descriptor);
-PyObject *core_map_memfd(PyObject *type, PyObject *args);
-
-/* In transfers.c: open_dma(context). */
-PyObject *core_open_dma(PyObject *module, PyObject *context);
 
 /* In mapping_copies.c: methods of the same names. */
 PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -163,9 +173,5 @@ PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args
 				     PyObject *kwnames);
 PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
 					Py_ssize_t nargs, PyObject *kwnames);
-
-extern PyType_Spec core_mapping_spec;
-extern PyType_Spec core_flag_spec;
-extern PyType_Spec core_transfers_spec;
 
 #endif

@@ -9,37 +9,33 @@ bool core_mapping_range(struct mapping *self, const char *method, Py_ssize_t off
 	if (offset <= self->nbytes && nbytes <= self->nbytes - offset)
 		return true;
 
-	PyErr_Format(PyExc_ValueError,
-		     "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method, offset,
-		     nbytes, self->nbytes);
-	return false;
+	return core_raise(PyExc_ValueError,
+			  "%s: offset %zd + %zd bytes lies outside the %zd-byte mapping", method,
+			  offset, nbytes, self->nbytes);
 }
 
 bool core_mapping_refuse_overlap(const char *method, const char *name, Py_ssize_t offset,
 				 Py_ssize_t extent)
 {
-	PyErr_Format(PyExc_ValueError,
-		     "%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
-		     "copy through other memory, such as a bytearray",
-		     method, name, extent, offset);
-	return false;
+	return core_raise(
+		PyExc_ValueError,
+		"%s: %s lies in the mapping itself and overlaps the %zd bytes at offset %zd: "
+		"copy through other memory, such as a bytearray",
+		method, name, extent, offset);
 }
 
 bool core_mapping_word(struct mapping *self, const char *method, Py_ssize_t offset,
 		       Py_ssize_t width)
 {
-	if (width != 4 && width != 8) {
-		PyErr_Format(PyExc_ValueError, "%s: width must be 4 or 8 bytes, and is %zd", method,
-			     width);
-		return false;
-	}
+	if (width != 4 && width != 8)
+		return core_raise(PyExc_ValueError, "%s: width must be 4 or 8 bytes, not %zd",
+				  method, width);
 	if (!core_mapping_range(self, method, offset, width))
 		return false;
-	if ((uintptr_t)(self->address + offset) % (uintptr_t)width) {
-		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to the %zd-byte word",
-			     method, offset, width);
-		return false;
-	}
+	if ((uintptr_t)(self->address + offset) % (uintptr_t)width)
+		return core_raise(PyExc_ValueError,
+				  "%s: offset %zd is not aligned to the %zd-byte word", method,
+				  offset, width);
 	return true;
 }
 
@@ -66,53 +62,35 @@ uint64_t core_mapping_load_word(struct mapping *self, Py_ssize_t offset, Py_ssiz
 	return value;
 }
 
-static void copy_in(struct mapping *self, unsigned int threads, Py_ssize_t offset, const void *data,
-		    Py_ssize_t nbytes)
+void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
+		      const void *data, Py_ssize_t nbytes)
 {
-	if (threads > 1)
+	PyThreadState *thread = core_mapping_unlock(self, nbytes >= CORE_UNLOCKED_WRITE);
+
+	if (thread)
 		core_copy_to_by(threads, self->type, self->address + offset, data, (size_t)nbytes);
 	else
 		core_copy_to(self->type, self->address + offset, data, (size_t)nbytes);
 	core_mapping_fence(self);
-}
-
-static void copy_out(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
-		     Py_ssize_t nbytes)
-{
-	core_copy_from_by(threads, self->type, data, self->address + offset, (size_t)nbytes);
-}
-
-void core_mapping_put(struct mapping *self, unsigned int threads, Py_ssize_t offset,
-		      const void *data, Py_ssize_t nbytes)
-{
-	PyThreadState *thread;
-
-	if (nbytes < CORE_UNLOCKED_WRITE) {
-		copy_in(self, 1, offset, data, nbytes);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	copy_in(self, threads, offset, data, nbytes);
 	core_mapping_relock(self, thread);
 }
 
 void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t offset, void *data,
 		      Py_ssize_t nbytes)
 {
-	PyThreadState *thread;
+	PyThreadState *thread = core_mapping_unlock(self, nbytes >= CORE_UNLOCKED_READ);
 
-	if (nbytes < CORE_UNLOCKED_READ) {
-		copy_out(self, 1, offset, data, nbytes);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	copy_out(self, threads, offset, data, nbytes);
+	if (thread)
+		core_copy_from_by(threads, self->type, data, self->address + offset,
+				  (size_t)nbytes);
+	else
+		core_copy_from(self->type, data, self->address + offset, (size_t)nbytes);
 	core_mapping_relock(self, thread);
 }
 
-/* write() and readinto(): (buffer, offset=0). The bytes copied; -1 with an exception set. */
-static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, bool to_write,
-				     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* write() and readinto(): (buffer, offset=0). */
+static inline PyObject *copy_buffer(struct mapping *self, const char *method, bool to_write,
+				    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", NULL};
 	struct core_bytes bytes;
@@ -121,11 +99,11 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 	bool fits = false;
 
 	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
-		return -1;
+		return NULL;
 	offset = core_as_size(method, "offset", arg[1], 0);
 	if (offset < 0 || (to_write && !core_mapping_writable(self, method)) ||
 	    !core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
-		return -1;
+		return NULL;
 	if (core_mapping_enter(self, method)) {
 		fits = core_mapping_range(self, method, offset, bytes.nbytes) &&
 		       core_mapping_apart(self, method, names[0], offset, bytes.nbytes, bytes.data,
@@ -137,23 +115,21 @@ static inline Py_ssize_t copy_buffer(struct mapping *self, const char *method, b
 		core_mapping_leave(self);
 	}
 	core_release_bytes(&bytes);
-	return fits ? bytes.nbytes : -1;
+	if (!fits)
+		return NULL;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(bytes.nbytes);
 }
 
 PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 			     PyObject *kwnames)
 {
-	if (copy_buffer(self, "Mapping.write", true, args, nargs, kwnames) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return copy_buffer(self, "Mapping.write", true, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
 				PyObject *kwnames)
 {
-	Py_ssize_t nbytes = copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
-
-	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
+	return copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
@@ -193,13 +169,8 @@ PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssi
 	PyObject *arg[3];
 	uint64_t value;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg))
-		return NULL;
-	offset = core_as_size(method, "offset", arg[0], 0);
-	if (offset < 0)
-		return NULL;
-	width = core_as_size(method, "width", arg[2], 4);
-	if (width < 0)
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	    !core_parse_word(method, arg[0], arg[2], &offset, &width))
 		return NULL;
 	if (!core_mapping_writable(self, method) ||
 	    !core_mapping_word(self, method, offset, width) ||
@@ -222,13 +193,8 @@ PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssiz
 	uint64_t value;
 	bool fits;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
-		return NULL;
-	offset = core_as_size(method, "offset", arg[0], 0);
-	if (offset < 0)
-		return NULL;
-	width = core_as_size(method, "width", arg[1], 4);
-	if (width < 0)
+	if (!core_parse(method, args, nargs, kwnames, names, 1, arg) ||
+	    !core_parse_word(method, arg[0], arg[1], &offset, &width))
 		return NULL;
 	if (!core_mapping_enter(self, method))
 		return NULL;

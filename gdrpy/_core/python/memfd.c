@@ -6,8 +6,8 @@
 #define _GNU_SOURCE 1
 
 #include "common/forks.h"
-#include "descriptor.h"
 #include "mapping.h"
+#include "module.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@
  * The size of a memory file of a fixed size; 0 for any other descriptor, and for a file of huge
  * pages: only whole pages of it can be mapped, and an access raises SIGBUS if none is free.
  */
-static long long sealed_size(int fd)
+static long long fixed_size(int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
 	struct statfs system;
@@ -38,16 +38,16 @@ static long long sealed_size(int fd)
 	return status.st_size;
 }
 
-PyObject *core_sealed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_fixed_size(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 
 	if (fd == -1 && PyErr_Occurred())
 		return NULL;
-	return PyLong_FromLongLong(sealed_size(fd));
+	return PyLong_FromLongLong(fixed_size(fd));
 }
 
-PyObject *core_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
+PyObject *core_duplicate_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 {
 	int fd = (int)PyLong_AsLong(descriptor);
 	long long nbytes;
@@ -58,7 +58,7 @@ PyObject *core_take_memfd(PyObject *Py_UNUSED(module), PyObject *descriptor)
 	fd = core_private_duplicate(fd);
 	if (fd < 0 && errno != EBADF)
 		return PyErr_SetFromErrno(PyExc_OSError);
-	nbytes = sealed_size(fd);
+	nbytes = fixed_size(fd);
 	if (!nbytes) {
 		core_private_close(fd);
 		Py_RETURN_NONE;
@@ -83,45 +83,31 @@ PyObject *core_take_back_private(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
 	Py_RETURN_NONE;
 }
 
-/* A mapping of a byte range of a memory file, which keeps an object alive. */
-static struct mapping *map_range(PyTypeObject *type, int fd, unsigned long long offset,
-				 Py_ssize_t nbytes, bool readonly, PyObject *keep)
-{
-	struct mapping *self;
-	struct core_map map;
-	int error;
-
-	error = core_map_fd(&map, fd, core_map_pages(&map, offset, (size_t)nbytes), offset,
-			    readonly, NULL);
-	if (error) {
-		errno = -error;
-		PyErr_SetFromErrno(PyExc_OSError);
-		return NULL;
-	}
-	self = (struct mapping *)PyType_GenericAlloc(type, 0);
-	if (!self) {
-		core_map_undo(&map);
-		return NULL;
-	}
-	core_mapping_begin(self, map.address, nbytes, CORE_MAPPING_CACHED, readonly, keep);
-	self->map = map;
-	return self;
-}
-
 PyObject *core_map_memfd(PyObject *type, PyObject *args)
 {
 	PyObject *keep, *backend;
 	unsigned long long offset;
 	struct mapping *self;
+	struct core_map map;
 	Py_ssize_t nbytes;
 	int fd, readonly;
 
 	if (!PyArg_ParseTuple(args, "iKnpOO:Mapping._of_memfd", &fd, &offset, &nbytes, &readonly,
 			      &keep, &backend))
 		return NULL;
-
-	self = map_range((PyTypeObject *)type, fd, offset, nbytes, readonly, keep);
-	if (self)
-		core_mapping_name(self, backend, Py_None, Py_None);
+	errno = -core_map_fd(&map, fd, core_map_pages(&map, offset, (size_t)nbytes), offset,
+			     readonly, NULL);
+	if (errno)
+		return PyErr_SetFromErrno(PyExc_OSError);
+	self = (struct mapping *)PyType_GenericAlloc((PyTypeObject *)type, 0);
+	if (!self) {
+		core_map_undo(&map);
+		return NULL;
+	}
+	core_mapping_begin(self, map.address, nbytes, CORE_MAPPING_CACHED, readonly, keep);
+	self->map = map;
+	self->backend = Py_NewRef(backend);
+	self->ptr = Py_NewRef(Py_None);
+	self->device = Py_NewRef(Py_None);
 	return (PyObject *)self;
 }

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* The extension module gdrpy._core._mapping. */
-#include "alone.h"
-#include "buffer.h"
+#include "module.h"
 #include "channel.h"
-#include "descriptor.h"
-#include "dlpack.h"
 #include "layout.h"
-#include "lease.h"
 #include "mapping.h"
-#include "resource.h"
-#include "undo.h"
 
 #include <pthread.h>
 
@@ -25,31 +19,36 @@ static PyObject *fork_generation(PyObject *Py_UNUSED(module), PyObject *Py_UNUSE
 	return PyLong_FromUnsignedLong(core_fork_generation);
 }
 
-static int import_errors(void)
+static bool import_objects(void)
 {
 	const struct {
-		const char *name;
+		const char *module, *name;
 		PyObject **where;
-	} errors[] = {
-		{"Closed", &core_error_closed},
-		{"Forked", &core_error_forked},
-		{"MissingView", &core_error_missing_view},
-		{"ReadOnly", &core_error_readonly},
-		{"Revoked", &core_error_revoked},
-		{"Timeout", &core_error_timeout},
+	} objects[] = {
+		{"gdrpy.errors", "Closed", &core_error_closed},
+		{"gdrpy.errors", "Forked", &core_error_forked},
+		{"gdrpy.errors", "MissingView", &core_error_missing_view},
+		{"gdrpy.errors", "ReadOnly", &core_error_readonly},
+		{"gdrpy.errors", "Revoked", &core_error_revoked},
+		{"gdrpy.errors", "Timeout", &core_error_timeout},
+		{"_thread", "RLock", &core_make_lock},
 	};
-	PyObject *module = PyImport_ImportModule("gdrpy.errors");
-	size_t i;
 
-	for (i = 0; module && i < sizeof(errors) / sizeof(errors[0]); i++) {
-		*errors[i].where = PyObject_GetAttrString(module, errors[i].name);
-		if (!*errors[i].where)
-			Py_CLEAR(module);
+	for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
+		PyObject *module = PyImport_ImportModule(objects[i].module);
+
+		*objects[i].where = module ? PyObject_GetAttrString(module, objects[i].name) : NULL;
+		Py_XDECREF(module);
+		if (!*objects[i].where)
+			return false;
 	}
-	if (!module)
-		return -1;
-	Py_DECREF(module);
-	return 0;
+	return true;
+}
+
+static bool intern_names(void)
+{
+#define CORE_INTERN(name, text) (core_names.name = PyUnicode_InternFromString(text)) &&
+	return CORE_NAMES(CORE_INTERN) true;
 }
 
 static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
@@ -67,12 +66,12 @@ static PyMethodDef functions[] = {
 	{"dlpack", core_dlpack, METH_VARARGS, core_dlpack_doc},
 	{"take_dlpack", core_take_dlpack, METH_O, core_take_dlpack_doc},
 	{"open_dma", core_open_dma, METH_O,
-	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a "
-	 "capsule."},
-	{"sealed_size", core_sealed_size, METH_O,
-	 "sealed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
-	{"take_memfd", core_take_memfd, METH_O,
-	 "take_memfd(fd)\n--\n\nA private duplicate of a memory file that cannot be resized, and "
+	 "open_dma(context)\n--\n\nThe DMA engine of a CUcontext's device, as a capsule."},
+	{"fixed_size", core_fixed_size, METH_O,
+	 "fixed_size(fd)\n--\n\nSize of a memory file that cannot be resized; 0 for any other."},
+	{"duplicate_memfd", core_duplicate_memfd, METH_O,
+	 "duplicate_memfd(fd)\n--\n\nA private duplicate of a memory file that cannot be resized, "
+	 "and "
 	 "its size; None for any other."},
 	{"lend_private", core_lend_private, METH_O,
 	 "lend_private(fd)\n--\n\nLet children that this thread forks keep a private descriptor."},
@@ -80,12 +79,10 @@ static PyMethodDef functions[] = {
 	 "take_back_private()\n--\n\nEnd all of this thread's lend_private() calls."},
 	{"alone", core_alone, METH_VARARGS,
 	 "alone(lock, function, /, *args)\n--\n\nCall a function with a lock held, which is "
-	 "released even after an "
-	 "exception."},
+	 "released even after an exception."},
 	{"try_alone", core_try_alone, METH_VARARGS,
 	 "try_alone(lock, function, /, *args)\n--\n\nLike alone(), but returns False if the lock "
-	 "is "
-	 "taken."},
+	 "is taken."},
 	{"run", (PyCFunction)(void (*)(void))core_run, METH_VARARGS | METH_KEYWORDS,
 	 "run(function, /, *args, **kwargs)\n--\n\n"
 	 "Call a coroutine function whose coroutine never suspends, and return its result."},
@@ -108,45 +105,35 @@ static struct PyModuleDef definition = {
 	.m_methods = functions,
 };
 
+static bool add_contents(PyObject *module)
+{
+	return (core_mapping_type_object = add_type(module, &core_mapping_spec)) &&
+	       (core_descriptor_type_object = add_type(module, &core_descriptor_spec)) &&
+	       (core_channel_type_object = add_type(module, &core_channel_spec)) &&
+	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
+	       add_type(module, &core_transfers_spec) && add_type(module, &core_buffer_spec) &&
+	       add_type(module, &core_lease_spec) && add_type(module, &core_resource_spec) &&
+	       add_type(module, &core_undo_spec) &&
+	       /* Bytes of GPU memory that a channel takes besides its records, and of host memory.
+		*/
+	       !PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) &&
+	       !PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES);
+}
+
 PyMODINIT_FUNC PyInit__mapping(void);
 
 PyMODINIT_FUNC PyInit__mapping(void)
 {
 	PyObject *module;
 
-	if (import_errors() || !core_find_layouts() || !core_alone_names() || !core_lease_names() ||
-	    !core_resource_names() || !core_undo_names())
+	if (!import_objects() || !intern_names() || !core_find_layouts())
 		return NULL;
-
 	module = core_create_module(&definition);
-	if (!module)
-		return NULL;
-
-	core_mapping_type_object = add_type(module, &core_mapping_spec);
-	if (!core_mapping_type_object || !add_type(module, &core_flag_spec) ||
-	    !add_type(module, &core_transfers_spec) || !add_type(module, &core_buffer_spec) ||
-	    !add_type(module, &core_lease_spec) || !add_type(module, &core_resource_spec) ||
-	    !add_type(module, &core_undo_spec))
-		goto drop_module;
-	core_descriptor_type_object = add_type(module, &core_descriptor_spec);
-	if (!core_descriptor_type_object)
-		goto drop_module;
-	core_channel_type_object = add_type(module, &core_channel_spec);
-	if (!core_channel_type_object || !add_type(module, &core_channel_reader_spec))
-		goto drop_module;
-
-	/* Bytes of GPU memory that a channel takes besides its records, and of host memory. */
-	if (PyModule_AddIntConstant(module, "CHANNEL_NBYTES", CORE_RING_RECORDS) ||
-	    PyModule_AddIntConstant(module, "CHANNEL_HOST_NBYTES", CORE_RING_HOST_NBYTES))
-		goto drop_module;
-
-	if (pthread_atfork(NULL, NULL, count_fork)) {
+	if (module && !add_contents(module))
+		Py_CLEAR(module);
+	if (module && pthread_atfork(NULL, NULL, count_fork)) {
+		Py_CLEAR(module);
 		PyErr_NoMemory();
-		goto drop_module;
 	}
 	return module;
-
-drop_module:
-	Py_DECREF(module);
-	return NULL;
 }

@@ -5,12 +5,9 @@
 
 #include <string.h>
 
-PyObject *core_error_closed;
-PyObject *core_error_forked;
-PyObject *core_error_missing_view;
-PyObject *core_error_readonly;
-PyObject *core_error_revoked;
-PyObject *core_error_timeout;
+PyObject *core_error_closed, *core_error_forked, *core_error_missing_view, *core_error_readonly,
+	*core_error_revoked, *core_error_timeout, *core_make_lock;
+struct core_names core_names;
 unsigned int core_fork_generation;
 
 static int index_of(PyObject *keyword, const char *const *names)
@@ -31,31 +28,25 @@ bool core_parse(const char *method, PyObject *const *args, Py_ssize_t nargs, PyO
 
 	for (most = 0; names[most]; most++)
 		out[most] = most < nargs ? args[most] : NULL;
-	if (nargs > most) {
-		PyErr_Format(PyExc_TypeError, "%s takes at most %zd arguments, not %zd", method,
-			     most, nargs);
-		return false;
-	}
+	if (nargs > most)
+		return core_raise(PyExc_TypeError, "%s takes at most %zd arguments, not %zd",
+				  method, most, nargs);
 
 	for (i = 0; i < keywords; i++) {
 		PyObject *keyword = PyTuple_GetItem(kwnames, i);
 		int slot = index_of(keyword, names);
 
-		if (slot < 0 || out[slot]) {
-			PyErr_Format(PyExc_TypeError,
-				     "%s got an unexpected or repeated argument %R", method,
-				     keyword);
-			return false;
-		}
+		if (slot < 0 || out[slot])
+			return core_raise(PyExc_TypeError,
+					  "%s got an unexpected or repeated argument %R", method,
+					  keyword);
 		out[slot] = args[nargs + i];
 	}
 
 	for (i = 0; i < required; i++) {
-		if (!out[i]) {
-			PyErr_Format(PyExc_TypeError, "%s needs the argument '%s'", method,
-				     names[i]);
-			return false;
-		}
+		if (!out[i])
+			return core_raise(PyExc_TypeError, "%s needs the argument '%s'", method,
+					  names[i]);
 	}
 	return true;
 }
@@ -109,12 +100,10 @@ static PyObject *show_array(const char *method, const char *name, PyObject *obje
 {
 	PyObject *module, *shown;
 
-	if (!PyObject_HasAttrString(object, "__dlpack__")) {
-		PyErr_Format(PyExc_TypeError,
-			     "%s: %s must be a bytes-like object or an array, and is %.100R",
-			     method, name, object);
-		return NULL;
-	}
+	if (!PyObject_HasAttrString(object, "__dlpack__"))
+		return PyErr_Format(PyExc_TypeError,
+				    "%s: %s must be a bytes-like object or an array, not %.100R",
+				    method, name, object);
 	module = PyImport_ImportModule("gdrpy.arrays.elements");
 	if (!module)
 		return NULL;
@@ -141,10 +130,9 @@ bool core_get_view(const char *method, const char *name, PyObject *object, int f
 	if (!holds_objects(object, view))
 		return true;
 	PyBuffer_Release(view);
-	PyErr_Format(PyExc_TypeError,
-		     "%s: %s holds Python objects, not bytes: give it a dtype of numbers", method,
-		     name);
-	return false;
+	return core_raise(PyExc_TypeError,
+			  "%s: %s holds Python objects, not bytes: give it a dtype of numbers",
+			  method, name);
 }
 
 bool core_get_bytes(const char *method, const char *name, PyObject *object, bool writable,
@@ -174,13 +162,13 @@ Py_ssize_t core_as_size(const char *method, const char *name, PyObject *object, 
 	if (value >= 0)
 		return value;
 	if (!PyErr_Occurred()) {
-		PyErr_Format(PyExc_ValueError, "%s: %s must not be negative, and is %zd", method,
-			     name, value);
+		PyErr_Format(PyExc_ValueError, "%s: %s must be 0 or more, not %zd", method, name,
+			     value);
 	} else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
 		PyErr_Format(PyExc_ValueError, "%s: %s %R does not fit 63 bits", method, name,
 			     object);
 	} else if (!PyIndex_Check(object)) {
-		PyErr_Format(PyExc_TypeError, "%s: %s must be an int, and is %R", method, name,
+		PyErr_Format(PyExc_TypeError, "%s: %s must be an int, not %R", method, name,
 			     object);
 	}
 	return -1;
@@ -190,21 +178,17 @@ bool core_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64
 {
 	PyObject *number;
 
-	if (!PyIndex_Check(object)) {
-		PyErr_Format(PyExc_TypeError, "%s: value must be an int, and is %R", method,
-			     object);
-		return false;
-	}
+	if (!PyIndex_Check(object))
+		return core_raise(PyExc_TypeError, "%s: value must be an int, not %R", method,
+				  object);
 	number = PyNumber_Index(object);
 	if (!number)
 		return false;
 	*value = PyLong_AsUnsignedLongLong(number);
 	Py_DECREF(number);
-	if (PyErr_Occurred() || (width == 4 && *value > UINT32_MAX)) {
-		PyErr_Format(PyExc_ValueError, "%s: %R does not fit %zd unsigned bits", method,
-			     object, width * 8);
-		return false;
-	}
+	if (PyErr_Occurred() || (width == 4 && *value > UINT32_MAX))
+		return core_raise(PyExc_ValueError, "%s: %R does not fit %zd unsigned bits", method,
+				  object, width * 8);
 	return true;
 }
 
@@ -218,11 +202,10 @@ bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout)
 	seconds = PyFloat_AsDouble(object);
 	if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_TypeError))
 		return false;
-	if (PyErr_Occurred() || !(seconds >= 0)) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: timeout must be seconds >= 0 or None, and is %R", method, object);
-		return false;
-	}
+	if (PyErr_Occurred() || !(seconds >= 0))
+		return core_raise(PyExc_ValueError,
+				  "%s: timeout must be seconds >= 0 or None, not %R", method,
+				  object);
 	if (seconds < 9e9)
 		*timeout = (int64_t)(seconds * 1e9);
 	return true;

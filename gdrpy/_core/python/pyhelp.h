@@ -14,16 +14,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Classes of gdrpy.errors, imported once. */
-extern PyObject *core_error_closed;
-extern PyObject *core_error_forked;
-extern PyObject *core_error_missing_view;
-extern PyObject *core_error_readonly;
-extern PyObject *core_error_revoked;
-extern PyObject *core_error_timeout;
+/* Classes of gdrpy.errors and threading.RLock, imported once. */
+extern PyObject *core_error_closed, *core_error_forked, *core_error_missing_view,
+	*core_error_readonly, *core_error_revoked, *core_error_timeout, *core_make_lock;
 
 /* Counts the forks up to this process: an object made before the last one is its parent's. */
 extern unsigned int core_fork_generation;
+
+/* PyErr_Format(), for functions that then return false. */
+#define core_raise(...) (PyErr_Format(__VA_ARGS__), false)
+
+/* Whether an object's __init__() is its first one; false with an exception set. */
+static inline bool core_init_once(const char *type, bool initialized)
+{
+	return !initialized || core_raise(PyExc_TypeError, "a %s is initialized once", type);
+}
 
 /*
  * Sort a vectorcall's arguments into out[], one slot a name, NULL if absent. names ends with NULL;
@@ -67,11 +72,39 @@ bool core_as_word(const char *method, PyObject *object, Py_ssize_t width, uint64
 /* Convert seconds to ns; None or absent is INT64_MAX, no limit. False with an exception set. */
 bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 
-/* Intern the name of an attribute; false with an exception set. */
-static inline bool core_name(PyObject **name, const char *text)
+/* Names of attributes, interned before the first object is made. */
+#define CORE_NAMES(X)                                                                              \
+	X(acquire, "acquire")                                                                      \
+	X(add_note, "add_note")                                                                    \
+	X(again, "_again")                                                                         \
+	X(close, "close")                                                                          \
+	X(close_once, "_close_once")                                                               \
+	X(closed, "_closed")                                                                       \
+	X(flush, "flush")                                                                          \
+	X(generation, "_generation")                                                               \
+	X(leases, "leases")                                                                        \
+	X(life, "life")                                                                            \
+	X(mutex, "_mutex")                                                                         \
+	X(name, "__name__")                                                                        \
+	X(pop, "pop")                                                                              \
+	X(release, "release")                                                                      \
+	X(release_it, "_release")                                                                  \
+	X(returned, "returned")
+
+extern struct core_names {
+#define CORE_NAME(name, text) PyObject *name;
+	CORE_NAMES(CORE_NAME)
+#undef CORE_NAME
+} core_names;
+
+/* The end of a type's dealloc. */
+static inline void core_free_object(void *self)
 {
-	*name = PyUnicode_InternFromString(text);
-	return *name != NULL;
+	PyTypeObject *type = Py_TYPE((PyObject *)self);
+	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	free_object(self);
+	Py_DECREF(type);
 }
 
 /* Create the module, which does not need the GIL of a free-threaded Python. */

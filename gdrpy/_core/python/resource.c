@@ -6,25 +6,7 @@
  * It is in C because every call checks it, and because a lock acquired by Python code could stay
  * acquired.
  */
-#include "resource.h"
-
-#include "alone.h"
-
-static PyObject *name_again, *name_close_once, *name_closed, *name_generation, *name_mutex,
-	*name_name, *name_release, *make_lock;
-
-bool core_resource_names(void)
-{
-	PyObject *module = PyImport_ImportModule("_thread");
-
-	if (module)
-		make_lock = PyObject_GetAttrString(module, "RLock");
-	Py_XDECREF(module);
-	return make_lock && core_name(&name_again, "_again") &&
-	       core_name(&name_close_once, "_close_once") && core_name(&name_closed, "_closed") &&
-	       core_name(&name_generation, "_generation") && core_name(&name_mutex, "_mutex") &&
-	       core_name(&name_name, "__name__") && core_name(&name_release, "_release");
-}
+#include "module.h"
 
 /* Set an attribute to a new reference; -1 with an exception set. */
 static int set(PyObject *self, PyObject *name, PyObject *value)
@@ -41,16 +23,17 @@ static int resource_init(PyObject *self, PyObject *args, PyObject *Py_UNUSED(kwa
 
 	if (!PyArg_UnpackTuple(args, "Resource", 0, 1, &mutex))
 		return -1;
-	if (set(self, name_mutex, mutex ? Py_NewRef(mutex) : PyObject_CallNoArgs(make_lock)) ||
-	    set(self, name_generation, PyLong_FromUnsignedLong(core_fork_generation)))
+	if (set(self, core_names.mutex,
+		mutex ? Py_NewRef(mutex) : PyObject_CallNoArgs(core_make_lock)) ||
+	    set(self, core_names.generation, PyLong_FromUnsignedLong(core_fork_generation)))
 		return -1;
-	return set(self, name_closed, Py_NewRef(Py_False));
+	return set(self, core_names.closed, Py_NewRef(Py_False));
 }
 
 /* 1 if it is closed, or was never made; -1 with an exception set. */
 static int is_closed(PyObject *self)
 {
-	PyObject *closed = PyObject_GetAttr(self, name_closed);
+	PyObject *closed = PyObject_GetAttr(self, core_names.closed);
 	int answer = closed ? PyObject_IsTrue(closed) : -1;
 
 	Py_XDECREF(closed);
@@ -60,7 +43,7 @@ static int is_closed(PyObject *self)
 /* 1 in a forked child of the process that made it; -1 with an exception set. */
 static int is_forked(PyObject *self)
 {
-	PyObject *generation = PyObject_GetAttr(self, name_generation);
+	PyObject *generation = PyObject_GetAttr(self, core_names.generation);
 	unsigned long made = generation ? PyLong_AsUnsignedLong(generation) : (unsigned long)-1;
 
 	Py_XDECREF(generation);
@@ -77,8 +60,8 @@ static PyObject *resource_forked(PyObject *self, PyObject *Py_UNUSED(unused))
 /* Refuse a call, with the remedy of the class. */
 static void refuse(PyObject *self, PyObject *call, bool forked)
 {
-	PyObject *name = PyObject_GetAttr((PyObject *)Py_TYPE(self), name_name);
-	PyObject *again = name ? PyObject_GetAttr(self, name_again) : NULL;
+	PyObject *name = PyObject_GetAttr((PyObject *)Py_TYPE(self), core_names.name);
+	PyObject *again = name ? PyObject_GetAttr(self, core_names.again) : NULL;
 
 	if (again && forked)
 		PyErr_Format(core_error_forked,
@@ -108,8 +91,8 @@ static PyObject *resource_close_once(PyObject *self, PyObject *Py_UNUSED(unused)
 
 	if (closed)
 		return closed < 0 ? NULL : Py_NewRef(Py_None);
-	released = PyObject_CallMethodObjArgs(self, name_release, NULL);
-	if (released && PyObject_SetAttr(self, name_closed, Py_True))
+	released = PyObject_CallMethodObjArgs(self, core_names.release_it, NULL);
+	if (released && PyObject_SetAttr(self, core_names.closed, Py_True))
 		Py_CLEAR(released);
 	return released;
 }
@@ -121,12 +104,12 @@ static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(unused))
 
 	if (closed < 0 || forked < 0)
 		return NULL;
-	if (forked && PyObject_SetAttr(self, name_closed, Py_True))
+	if (forked && PyObject_SetAttr(self, core_names.closed, Py_True))
 		return NULL;
 	if (closed || forked)
 		Py_RETURN_NONE;
-	mutex = PyObject_GetAttr(self, name_mutex);
-	close_once = mutex ? PyObject_GetAttr(self, name_close_once) : NULL;
+	mutex = PyObject_GetAttr(self, core_names.mutex);
+	close_once = mutex ? PyObject_GetAttr(self, core_names.close_once) : NULL;
 	if (close_once)
 		result = core_call_alone(mutex, close_once);
 	Py_XDECREF(close_once);
@@ -136,7 +119,7 @@ static PyObject *resource_close(PyObject *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *resource_get_closed(PyObject *self, void *Py_UNUSED(closure))
 {
-	return PyObject_GetAttr(self, name_closed);
+	return PyObject_GetAttr(self, core_names.closed);
 }
 
 static PyObject *resource_get_lock(PyObject *self, void *Py_UNUSED(closure))
@@ -145,7 +128,8 @@ static PyObject *resource_get_lock(PyObject *self, void *Py_UNUSED(closure))
 
 	if (forked < 0)
 		return NULL;
-	return forked ? PyObject_CallNoArgs(make_lock) : PyObject_GetAttr(self, name_mutex);
+	return forked ? PyObject_CallNoArgs(core_make_lock)
+		      : PyObject_GetAttr(self, core_names.mutex);
 }
 
 static PyMethodDef resource_methods[] = {

@@ -70,8 +70,7 @@ static bool check_records(struct mapping *self, const struct core_records *recor
 	offset = records->offsets[outside];
 	snprintf(label, sizeof(label), "%s: offsets[%zu]", method, outside);
 	if (offset < 0)
-		PyErr_Format(PyExc_ValueError, "%s must not be negative, and is %zd", label,
-			     offset);
+		PyErr_Format(PyExc_ValueError, "%s must be 0 or more, not %zd", label, offset);
 	else
 		PyErr_Format(PyExc_ValueError,
 			     "%s: offset %zd + %zu bytes lies outside the %zd-byte mapping", label,
@@ -96,14 +95,6 @@ static bool check_apart(struct mapping *self, const struct core_records *records
 				  data->len);
 }
 
-static size_t put_records(struct mapping *self, const struct core_records *records, int64_t last)
-{
-	size_t count = core_put_records(self->type, self->address, records, last);
-
-	core_mapping_fence(self);
-	return count;
-}
-
 static bool scatter_records(struct mapping *self, const Py_buffer *offsets, const Py_buffer *data)
 {
 	Py_ssize_t count = data->ndim ? data->shape[0] : -1;
@@ -117,28 +108,23 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 	PyThreadState *thread;
 	size_t put;
 
-	if (count != offsets->shape[0]) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: there are %zd offsets: records must be an array of as many, one "
-			     "for each element of its first dimension, which has %zd",
-			     method, offsets->shape[0], count < 0 ? 0 : count);
-		return false;
-	}
+	if (count != offsets->shape[0])
+		return core_raise(
+			PyExc_ValueError,
+			"%s: there are %zd offsets: records must be an array of as many, one "
+			"for each element of its first dimension, which has %zd",
+			method, offsets->shape[0], count < 0 ? 0 : count);
 	if (!check_records(self, &records, last) || !check_apart(self, &records, data))
 		return false;
 
-	if (data->len < CORE_UNLOCKED_WRITE) {
-		put = put_records(self, &records, last);
-	} else {
-		thread = core_mapping_unlock(self);
-		put = put_records(self, &records, last);
-		core_mapping_relock(self, thread);
-	}
+	thread = core_mapping_unlock(self, data->len >= CORE_UNLOCKED_WRITE);
+	put = core_put_records(self->type, self->address, &records, last);
+	core_mapping_fence(self);
+	core_mapping_relock(self, thread);
 	if (put == records.count)
 		return true;
-	PyErr_Format(PyExc_RuntimeError, "%s: offsets[%zu] was changed during the call", method,
-		     put);
-	return false;
+	return core_raise(PyExc_RuntimeError, "%s: offsets[%zu] was changed during the call",
+			  method, put);
 }
 
 PyObject *core_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,

@@ -38,30 +38,25 @@ bool core_check_strided(struct core_strided *call, struct mapping *mapping, Py_s
 	const Py_buffer *view = &call->view;
 	Py_ssize_t contiguous[CORE_MAX_NDIM], count, nbytes, end;
 
-	if (view->ndim < 1 || view->ndim > CORE_MAX_NDIM) {
-		PyErr_Format(PyExc_ValueError, "%s: the array has %d dimensions, and needs 1 to %d",
-			     call->method, view->ndim, CORE_MAX_NDIM);
-		return false;
-	}
+	if (view->ndim < 1 || view->ndim > CORE_MAX_NDIM)
+		return core_raise(PyExc_ValueError,
+				  "%s: the array has %d dimensions, and needs 1 to %d",
+				  call->method, view->ndim, CORE_MAX_NDIM);
 	count = view->shape[0];
 	nbytes = view->len ? view->len / count : 0;
-	if (call->pitch < nbytes) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: pitch must be at least the %zd bytes of a row, and is %zd",
-			     call->method, nbytes, call->pitch);
-		return false;
-	}
+	if (call->pitch < nbytes)
+		return core_raise(PyExc_ValueError,
+				  "%s: pitch must be at least the %zd bytes of a row, not %zd",
+				  call->method, nbytes, call->pitch);
 	call->extent = 0;
 	if (view->len && (__builtin_mul_overflow(count - 1, call->pitch, &call->extent) ||
 			  __builtin_add_overflow(call->extent, nbytes, &call->extent)))
 		call->extent = PY_SSIZE_T_MAX;
-	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > room) {
-		PyErr_Format(PyExc_ValueError,
-			     "%s: offset %zd + %zd rows of %zd bytes, each %zd after the one "
-			     "before, lie outside the %zd bytes there are",
-			     call->method, call->offset, count, nbytes, call->pitch, room);
-		return false;
-	}
+	if (__builtin_add_overflow(call->offset, call->extent, &end) || end > room)
+		return core_raise(PyExc_ValueError,
+				  "%s: offset %zd + %zd rows of %zd bytes, each %zd after the one "
+				  "before, lie outside the %zd bytes there are",
+				  call->method, call->offset, count, nbytes, call->pitch, room);
 	if (view->len && mapping && !is_apart(call, mapping))
 		return false;
 	if (view->len)
@@ -79,91 +74,59 @@ bool core_parse_strided(struct core_strided *call, PyObject *pitch, PyObject *of
 	return call->offset >= 0;
 }
 
-static void put_rows(struct mapping *self, const struct core_strided *call)
+void core_mapping_copy_strided(struct mapping *self, const struct core_strided *call, bool to_write)
 {
-	if (call->view.len)
-		core_put_rows(self->type, self->address + call->offset, &call->rows);
-	core_mapping_fence(self);
-}
+	char *rows = self->address + call->offset;
+	PyThreadState *thread =
+		core_mapping_unlock(self, to_write ? call->view.len >= CORE_UNLOCKED_WRITE
+						   : call->extent >= CORE_UNLOCKED_READ);
 
-void core_mapping_put_strided(struct mapping *self, const struct core_strided *call)
-{
-	PyThreadState *thread;
-
-	if (call->view.len < CORE_UNLOCKED_WRITE) {
-		put_rows(self, call);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	put_rows(self, call);
+	if (call->view.len && to_write)
+		core_put_rows(self->type, rows, &call->rows);
+	else if (call->view.len)
+		core_get_rows(self->type, rows, &call->rows);
+	if (to_write)
+		core_mapping_fence(self);
 	core_mapping_relock(self, thread);
 }
 
-static void get_rows(struct mapping *self, const struct core_strided *call)
+/* (buffer, pitch, offset=0). */
+static PyObject *copy_array(struct mapping *self, const char *method, bool to_write,
+			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
-	if (call->view.len)
-		core_get_rows(self->type, self->address + call->offset, &call->rows);
-}
-
-void core_mapping_get_strided(struct mapping *self, const struct core_strided *call)
-{
-	PyThreadState *thread;
-
-	if (call->extent < CORE_UNLOCKED_READ) {
-		get_rows(self, call);
-		return;
-	}
-	thread = core_mapping_unlock(self);
-	get_rows(self, call);
-	core_mapping_relock(self, thread);
-}
-
-PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				     PyObject *kwnames)
-{
-	static const char *const names[] = {"data", "pitch", "offset", NULL};
-	struct core_strided call = {.method = "Mapping.write_strided"};
+	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", NULL};
+	struct core_strided call = {.method = method};
+	Py_ssize_t nbytes;
 	PyObject *arg[3];
 	bool good = false;
 
-	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
 	    !core_parse_strided(&call, arg[1], arg[2]) ||
-	    !core_mapping_writable(self, call.method) ||
-	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES, &call.view))
+	    (to_write && !core_mapping_writable(self, method)) ||
+	    !core_get_view(method, names[0], arg[0],
+			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
 		return NULL;
-	if (core_mapping_enter(self, call.method)) {
+	nbytes = call.view.len;
+	if (core_mapping_enter(self, method)) {
 		good = core_check_strided(&call, self, self->nbytes);
 		if (good)
-			core_mapping_put_strided(self, &call);
+			core_mapping_copy_strided(self, &call, to_write);
 		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
 	if (!good)
 		return NULL;
-	Py_RETURN_NONE;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
+}
+
+PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
+				     PyObject *kwnames)
+{
+	return copy_array(self, "Mapping.write_strided", true, args, nargs, kwnames);
 }
 
 PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
 					Py_ssize_t nargs, PyObject *kwnames)
 {
-	static const char *const names[] = {"buffer", "pitch", "offset", NULL};
-	struct core_strided call = {.method = "Mapping.readinto_strided"};
-	Py_ssize_t nbytes;
-	PyObject *arg[3];
-	bool good = false;
-
-	if (!core_parse(call.method, args, nargs, kwnames, names, 2, arg) ||
-	    !core_parse_strided(&call, arg[1], arg[2]) ||
-	    !core_get_view(call.method, names[0], arg[0], PyBUF_STRIDES | PyBUF_WRITABLE,
-			   &call.view))
-		return NULL;
-	nbytes = call.view.len;
-	if (core_mapping_enter(self, call.method)) {
-		good = core_check_strided(&call, self, self->nbytes);
-		if (good)
-			core_mapping_get_strided(self, &call);
-		core_mapping_leave(self);
-	}
-	PyBuffer_Release(&call.view);
-	return good ? PyLong_FromSsize_t(nbytes) : NULL;
+	return copy_array(self, "Mapping.readinto_strided", false, args, nargs, kwnames);
 }

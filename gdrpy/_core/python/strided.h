@@ -25,7 +25,7 @@ bool core_parse_strided(struct core_strided *call, PyObject *pitch, PyObject *of
 bool core_check_strided(struct core_strided *call, struct mapping *mapping, Py_ssize_t room);
 
 /* Copy through an entered mapping, without the GIL if that takes long. */
-void core_mapping_put_strided(struct mapping *self, const struct core_strided *call);
-void core_mapping_get_strided(struct mapping *self, const struct core_strided *call);
+void core_mapping_copy_strided(struct mapping *self, const struct core_strided *call,
+			       bool to_write);
 
 #endif

@@ -288,14 +288,10 @@ static int transfers_clear(struct transfers *self)
 
 static void transfers_dealloc(struct transfers *self)
 {
-	PyTypeObject *type = Py_TYPE((PyObject *)self);
-	freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
 	PyObject_GC_UnTrack(self);
 	forget_views(self);
 	Py_CLEAR(self->keep);
-	free_object(self);
-	Py_DECREF(type);
+	core_free_object(self);
 }
 
 static PyMethodDef transfers_methods[] = {

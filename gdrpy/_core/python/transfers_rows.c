@@ -82,18 +82,15 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 	if (!core_mapping_enter_checked(mapping, call->method))
 		return false;
 	Py_INCREF((PyObject *)mapping);
-	if (to_write)
-		core_mapping_put_strided(mapping, call);
-	else
-		core_mapping_get_strided(mapping, call);
+	core_mapping_copy_strided(mapping, call, to_write);
 	core_mapping_leave(mapping);
 	Py_DECREF((PyObject *)mapping);
 	return true;
 }
 
-/* (buffer, pitch, offset=0, via=None). The array's bytes; -1 with an exception set. */
-static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to_write,
-			     PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* (buffer, pitch, offset=0, via=None). */
+static PyObject *copy_array(struct transfers *self, const char *method, bool to_write,
+			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", "via", NULL};
 	struct core_strided call = {.method = method};
@@ -106,29 +103,27 @@ static Py_ssize_t copy_array(struct transfers *self, const char *method, bool to
 	    !core_parse_strided(&call, arg[1], arg[2]) || !core_parse_way(method, arg[3], &way) ||
 	    !core_get_view(method, names[0], arg[0],
 			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
-		return -1;
+		return NULL;
 	nbytes = call.view.len;
 	done = core_transfers_ready(self, method, to_write, way) &&
 	       core_check_strided(&call, self->mapping, self->nbytes) &&
 	       copy_rows(self, &call, way, to_write);
 	PyBuffer_Release(&call.view);
-	return done ? nbytes : -1;
+	if (!done)
+		return NULL;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
 }
 
 PyObject *core_transfers_write_strided(struct transfers *self, PyObject *const *args,
 				       Py_ssize_t nargs, PyObject *kwnames)
 {
-	if (copy_array(self, CORE_TRANSFERS_METHOD(self, "write_strided"), true, args, nargs,
-		       kwnames) < 0)
-		return NULL;
-	Py_RETURN_NONE;
+	return copy_array(self, CORE_TRANSFERS_METHOD(self, "write_strided"), true, args, nargs,
+			  kwnames);
 }
 
 PyObject *core_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
 					  Py_ssize_t nargs, PyObject *kwnames)
 {
-	Py_ssize_t nbytes = copy_array(self, CORE_TRANSFERS_METHOD(self, "readinto_strided"), false,
-				       args, nargs, kwnames);
-
-	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
+	return copy_array(self, CORE_TRANSFERS_METHOD(self, "readinto_strided"), false, args, nargs,
+			  kwnames);
 }

@@ -6,21 +6,13 @@
  * before it has recorded how to release it. Here both happen in one call, and one call runs the
  * steps that are C functions.
  */
-#include "undo.h"
+#include "module.h"
 
 struct undo {
 	PyObject_HEAD PyObject *steps; /* a list of (function, args, check); NULL for none */
 	PyObject *dropped;	       /* a list, or NULL */
 	unsigned int generation;
 };
-
-static PyObject *name_add_note, *name_close, *name_pop;
-
-bool core_undo_names(void)
-{
-	return core_name(&name_add_note, "add_note") && core_name(&name_close, "close") &&
-	       core_name(&name_pop, "pop");
-}
 
 /* Take the current exception, and clear it. */
 static PyObject *take_error(void)
@@ -43,7 +35,7 @@ static void note_error(PyObject *earlier)
 	PyObject *note = PyUnicode_FromFormat("cleaning up: %S: %S", type, error), *done = NULL;
 
 	if (note)
-		done = PyObject_CallMethodObjArgs(earlier, name_add_note, note, NULL);
+		done = PyObject_CallMethodObjArgs(earlier, core_names.add_note, note, NULL);
 	if (!done)
 		PyErr_WriteUnraisable(error);
 	Py_XDECREF(done);
@@ -88,7 +80,7 @@ static bool run_step(PyObject *step)
 static PyObject *run(struct undo *self, PyObject *error)
 {
 	while (self->steps && PyList_Size(self->steps) > 0) {
-		PyObject *step = PyObject_CallMethodObjArgs(self->steps, name_pop, NULL);
+		PyObject *step = PyObject_CallMethodObjArgs(self->steps, core_names.pop, NULL);
 		bool done = step && run_step(step);
 
 		if (!done && error)
@@ -98,6 +90,18 @@ static PyObject *run(struct undo *self, PyObject *error)
 		Py_XDECREF(step);
 	}
 	return error;
+}
+
+/* Run all steps; -1 with the first failure set. */
+static int run_and_raise(struct undo *self)
+{
+	PyObject *error = run(self, NULL);
+
+	if (!error)
+		return 0;
+	PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+	Py_DECREF(error);
+	return -1;
 }
 
 /* Move the steps to a new object. */
@@ -141,20 +145,22 @@ static bool is_finalizing(void)
 /* Move the steps to the `dropped` list, or run them; -1 with an exception set. */
 static int drop(struct undo *self)
 {
-	PyObject *moved, *error;
+	PyObject *moved;
 	int failed;
 
-	if (!self->dropped) {
-		error = run(self, NULL);
-		if (error)
-			PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-		Py_XDECREF(error);
-		return error ? -1 : 0;
-	}
+	if (!self->dropped)
+		return run_and_raise(self);
 	moved = (PyObject *)move(self, self->dropped);
 	failed = moved ? PyList_Append(self->dropped, moved) : -1;
 	Py_XDECREF(moved);
 	return failed;
+}
+
+static int undo_clear(struct undo *self)
+{
+	Py_CLEAR(self->steps);
+	Py_CLEAR(self->dropped);
+	return 0;
 }
 
 static void undo_finalize(PyObject *object)
@@ -167,8 +173,7 @@ static void undo_finalize(PyObject *object)
 	    self->generation == core_fork_generation && !is_finalizing() && drop(self))
 		PyErr_WriteUnraisable(object);
 	PyErr_Restore(type, error, traceback);
-	Py_CLEAR(self->steps);
-	Py_CLEAR(self->dropped);
+	undo_clear(self);
 }
 
 static int undo_traverse(struct undo *self, visitproc visit, void *arg)
@@ -179,39 +184,30 @@ static int undo_traverse(struct undo *self, visitproc visit, void *arg)
 	return 0;
 }
 
-static int undo_clear(struct undo *self)
+/* Add a step from the argument at `first` and those after it. */
+static PyObject *add_call(struct undo *self, PyObject *args, Py_ssize_t first, PyObject *check)
 {
-	Py_CLEAR(self->steps);
-	Py_CLEAR(self->dropped);
-	return 0;
+	PyObject *function = check ? PyTuple_GetItem(args, first) : NULL;
+
+	if (!function || add(self, Py_NewRef(function),
+			     PyTuple_GetSlice(args, first + 1, PyTuple_Size(args)), check))
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 static PyObject *undo_callback(struct undo *self, PyObject *args)
 {
-	PyObject *function = PyTuple_GetItem(args, 0);
-
-	if (!function)
-		return NULL;
-	if (add(self, Py_NewRef(function), PyTuple_GetSlice(args, 1, PyTuple_Size(args)), Py_None))
-		return NULL;
-	Py_RETURN_NONE;
+	return add_call(self, args, 0, Py_None);
 }
 
 static PyObject *undo_checked(struct undo *self, PyObject *args)
 {
-	PyObject *check = PyTuple_GetItem(args, 0);
-	PyObject *function = check ? PyTuple_GetItem(args, 1) : NULL;
-
-	if (!function)
-		return NULL;
-	if (add(self, Py_NewRef(function), PyTuple_GetSlice(args, 2, PyTuple_Size(args)), check))
-		return NULL;
-	Py_RETURN_NONE;
+	return add_call(self, args, 1, PyTuple_GetItem(args, 0));
 }
 
 static PyObject *undo_keep(struct undo *self, PyObject *resource)
 {
-	if (add(self, PyObject_GetAttr(resource, name_close), PyTuple_New(0), Py_None))
+	if (add(self, PyObject_GetAttr(resource, core_names.close), PyTuple_New(0), Py_None))
 		return NULL;
 	return Py_NewRef(resource);
 }
@@ -242,40 +238,36 @@ static PyObject *made_of(PyObject *answer, PyObject *also)
 	return all;
 }
 
-static PyObject *undo_made(struct undo *self, PyObject *args)
+/* Call a function, with its step added after the call for what it made, or before it. */
+static PyObject *call(struct undo *self, PyObject *args, bool makes)
 {
 	PyObject *function, *arguments, *by, *also, *check, *answer;
 	int error;
 
-	if (!PyArg_ParseTuple(args, "OO!OO!O:made", &function, &PyTuple_Type, &arguments, &by,
-			      &PyTuple_Type, &also, &check))
+	if (!PyArg_ParseTuple(args, makes ? "OO!OO!O:made" : "OO!OO!O:done", &function,
+			      &PyTuple_Type, &arguments, &by, &PyTuple_Type, &also, &check))
+		return NULL;
+	if (!makes && add(self, Py_NewRef(by), Py_NewRef(also), check))
 		return NULL;
 	answer = PyObject_CallObject(function, arguments);
 	error = answer ? failed(answer) : 0;
-	if (answer && !error)
+	if (answer && !error && makes)
 		error = add(self, Py_NewRef(by), made_of(answer, also), check);
+	if (error > 0 && !makes) /* the step is the last */
+		Py_XDECREF(PyObject_CallMethodObjArgs(self->steps, core_names.pop, NULL));
 	if (error < 0)
 		Py_CLEAR(answer);
 	return answer;
 }
 
+static PyObject *undo_made(struct undo *self, PyObject *args)
+{
+	return call(self, args, true);
+}
+
 static PyObject *undo_done(struct undo *self, PyObject *args)
 {
-	PyObject *function, *arguments, *by, *also, *check, *answer;
-	int error;
-
-	if (!PyArg_ParseTuple(args, "OO!OO!O:done", &function, &PyTuple_Type, &arguments, &by,
-			      &PyTuple_Type, &also, &check))
-		return NULL;
-	if (add(self, Py_NewRef(by), Py_NewRef(also), check))
-		return NULL;
-	answer = PyObject_CallObject(function, arguments);
-	error = answer ? failed(answer) : 0;
-	if (error > 0) /* the step is the last */
-		Py_XDECREF(PyObject_CallMethodObjArgs(self->steps, name_pop, NULL));
-	if (error < 0)
-		Py_CLEAR(answer);
-	return answer;
+	return call(self, args, false);
 }
 
 static PyObject *undo_pop_all(struct undo *self, PyObject *args)
@@ -295,13 +287,9 @@ static PyObject *undo_forget(struct undo *self, PyObject *Py_UNUSED(unused))
 
 static PyObject *undo_close(struct undo *self, PyObject *Py_UNUSED(unused))
 {
-	PyObject *error = run(self, NULL);
-
-	if (!error)
-		Py_RETURN_NONE;
-	PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-	Py_DECREF(error);
-	return NULL;
+	if (run_and_raise(self))
+		return NULL;
+	Py_RETURN_NONE;
 }
 
 static PyObject *undo_enter(PyObject *self, PyObject *Py_UNUSED(unused))
@@ -332,13 +320,11 @@ static PyMethodDef undo_methods[] = {
 	{"made", (PyCFunction)undo_made, METH_VARARGS,
 	 "made(function, args, by, also, check, /)\n--\n\n"
 	 "Call a function that makes objects, and return its result.\n\n"
-	 "The result is CUDA's (error, made, ...), or a pointer, null on failure. Unless "
-	 "it\n"
+	 "The result is CUDA's (error, made, ...), or a pointer, null on failure. Unless it\n"
 	 "failed, a step calls by(made, ..., *also), and check() with the result."},
 	{"done", (PyCFunction)undo_done, METH_VARARGS,
 	 "done(function, args, by, also, check, /)\n--\n\n"
-	 "Like made(), for a CUDA function that makes a change which by(*also) "
-	 "undoes.\n"
+	 "Like made(), for a CUDA function that makes a change which by(*also) undoes.\n"
 	 "The step is added before the call, which an exception may end after the change."},
 	{"pop_all", (PyCFunction)undo_pop_all, METH_VARARGS,
 	 "pop_all(dropped=None, /)\n--\n\n"
@@ -356,10 +342,8 @@ static PyType_Slot undo_slots[] = {
 	{Py_tp_doc,
 	 "Undo()\n--\n\n"
 	 "Clean-up steps, run in reverse order: contextlib.ExitStack with other rules.\n\n"
-	 "Every step is run. The first failure is raised, with the later ones as notes, so that "
-	 "a\n"
-	 "failing step does not hide the cause. Steps that are left when nothing refers to "
-	 "it\n"
+	 "Every step is run. The first failure is raised, with the later ones as notes, so that a\n"
+	 "failing step does not hide the cause. Steps that are left when nothing refers to it\n"
 	 "are run then, except those of a forked child's parent."},
 	{Py_tp_new, undo_new},
 	{Py_tp_finalize, undo_finalize},
@@ -369,9 +353,4 @@ static PyType_Slot undo_slots[] = {
 	{0, NULL},
 };
 
-PyType_Spec core_undo_spec = {
-	.name = "gdrpy._core._mapping.Undo",
-	.basicsize = sizeof(struct undo),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-	.slots = undo_slots,
-};
+CORE_TYPE(undo, "Undo", Py_TPFLAGS_HAVE_GC);

@@ -21,7 +21,7 @@
 struct pieces {
 	struct core_piece *list;
 	Py_ssize_t count;
-	bool is_small;	   /* all together */
+	size_t total;	   /* bytes */
 	size_t first, end; /* of everything that is written */
 	PyObject *pairs;   /* a tuple, which keeps bytes objects */
 	Py_buffer *views;  /* of all other objects; room for `count`, NULL before the first */
@@ -39,6 +39,7 @@ static bool begin_pieces(struct pieces *pieces, PyObject *iterable)
 	pieces->count = PyTuple_Size(pieces->pairs);
 	pieces->views = NULL;
 	pieces->nviews = 0;
+	pieces->total = 0;
 	pieces->first = SIZE_MAX;
 	pieces->end = 0;
 	pieces->list = pieces->few;
@@ -113,7 +114,7 @@ static bool take_any_pair(struct pieces *pieces, PyObject *object, Py_ssize_t i)
 	if (PyErr_Occurred())
 		return false;
 	if (!pair || PyTuple_Size(pair) != 2) {
-		PyErr_Format(PyExc_TypeError, "%s must be a pair (offset, data), and is %.100R",
+		PyErr_Format(PyExc_TypeError, "%s must be a pair (offset, data), not %.100R",
 			     piece_label(label, i), object);
 		Py_XDECREF(pair);
 		return false;
@@ -152,7 +153,7 @@ static inline bool take_plain_pair(PyObject *pair, struct core_piece *piece)
 static bool take_pieces(struct mapping *self, struct pieces *pieces)
 {
 	char label[LABEL_BYTES];
-	size_t room = (size_t)self->nbytes, total = 0;
+	size_t room = (size_t)self->nbytes;
 	Py_ssize_t i;
 
 	for (i = 0; i < pieces->count; i++) {
@@ -165,13 +166,12 @@ static bool take_pieces(struct mapping *self, struct pieces *pieces)
 			return core_mapping_range(self, piece_label(label, i),
 						  (Py_ssize_t)piece->offset,
 						  (Py_ssize_t)piece->nbytes);
-		total += piece->nbytes;
+		pieces->total += piece->nbytes;
 		if (piece->offset < pieces->first)
 			pieces->first = piece->offset;
 		if (piece->offset + piece->nbytes > pieces->end)
 			pieces->end = piece->offset + piece->nbytes;
 	}
-	pieces->is_small = total < CORE_UNLOCKED_WRITE;
 	return true;
 }
 
@@ -252,10 +252,8 @@ PyObject *core_mapping_write_many(struct mapping *self, PyObject *iterable)
 	good = take_pieces(self, &pieces) && core_mapping_enter(self, method);
 	if (good) {
 		good = check_apart(self, &pieces);
-		if (good && pieces.is_small) {
-			put_pieces(self, pieces.list, pieces.count);
-		} else if (good) {
-			thread = core_mapping_unlock(self);
+		if (good) {
+			thread = core_mapping_unlock(self, pieces.total >= CORE_UNLOCKED_WRITE);
 			put_pieces(self, pieces.list, pieces.count);
 			core_mapping_relock(self, thread);
 		}

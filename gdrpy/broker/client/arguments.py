@@ -22,14 +22,14 @@ def as_prefix(call: str, prefix: Any) -> str:
 
 def _text(call: str, what: str, value: Any, least: int) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{call}: {what} must be a str, and is {value!r}")
+        raise TypeError(f"{call}: {what} must be a str, not {value!r}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:  # half a surrogate pair
-        raise ValueError(f"{call}: {what} must be Unicode text, and is {value!r}") from None
+        raise ValueError(f"{call}: {what} must be Unicode text, not {value!r}") from None
     if not least <= size <= NAME_LIMIT:
         raise ValueError(
-            f"{call}: {what} must have {least} to {NAME_LIMIT} bytes, and is {value!r}"
+            f"{call}: {what} must be {least} to {NAME_LIMIT} bytes long, not {value!r}"
         )
     return value
 
@@ -48,7 +48,7 @@ def as_device(call: str, device: Any) -> int | str:
         return cuda.uuid(cuda.ordinal(call, named))
     if isinstance(named, int) and not 0 <= named < DEVICE_LIMIT:
         raise ValueError(
-            f"{call}: device must be a CUDA ordinal from 0 to {DEVICE_LIMIT - 1}, and is {named}"
+            f"{call}: device must be a CUDA ordinal from 0 to {DEVICE_LIMIT - 1}, not {named}"
         )
     return named
 
@@ -57,7 +57,7 @@ def as_nbytes(call: str, value: Any) -> int:
     """A number of bytes that a region may have. Raises TypeError, ValueError."""
     nbytes = _arguments.as_size(call, value)
     if nbytes > REGION_LIMIT:
-        raise ValueError(f"{call}: nbytes must be at most 2**61, and is {nbytes}")
+        raise ValueError(f"{call}: nbytes must be at most 2**61, not {nbytes}")
     return nbytes
 
 
@@ -65,11 +65,5 @@ def as_mode(call: str, mode: Any) -> int:
     """Permission bits. Raises TypeError, ValueError."""
     bits = as_int(call, "mode", mode)
     if bits & ~0o666:
-        raise ValueError(f"{call}: mode must be permission bits like 0o640, and is {bits:#o}")
+        raise ValueError(f"{call}: mode must be permission bits like 0o640, not {bits:#o}")
     return bits
-
-
-def check_views(call: str, gpu: bool, cpu: bool) -> None:
-    """Raise ValueError for no view at all."""
-    if not gpu and not cpu:
-        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")

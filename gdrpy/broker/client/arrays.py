@@ -45,17 +45,10 @@ async def put(
     :meth:`create`, and TypeError for arrays of objects and of structures.
     """
     source = elements_of("put", array)
-    draft = await calls.create(
-        client,
-        name,
-        max(source.data.nbytes, 1),
-        device,
-        mode=mode,
-        metadata={**(metadata or {}), ARRAY: layout_of(source)},
-        gpu=gpu,
-        cpu=cpu,
-        wait=wait,
-    )
+    about = {**(metadata or {}), ARRAY: layout_of(source)}
+    options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    nbytes = max(source.data.nbytes, 1)
+    draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
     return await published(draft, lambda: draft._put("put", source, 0), seal)
 
 
@@ -91,17 +84,10 @@ async def put_tensors(
                 "is a tensor's name" if alias in tensors else f"stands for {kept!r}, which is none"
             )
             raise ValueError(f"put_tensors: alias {alias!r} {what} of the tensors")
-    draft = await calls.create(
-        client,
-        name,
-        safetensors.plan(tensors, aliases).nbytes,
-        device,
-        mode=mode,
-        metadata={**(metadata or {}), **SAFETENSORS},
-        gpu=gpu,
-        cpu=cpu,
-        wait=wait,
-    )
+    about = {**(metadata or {}), **SAFETENSORS}
+    options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    nbytes = safetensors.plan(tensors, aliases).nbytes
+    draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.store(draft, tensors, aliases), seal)
 
 
@@ -129,17 +115,10 @@ async def load(
 
     Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
-    draft = await calls.create(
-        client,
-        name,
-        safetensors.size_of(path),
-        device,
-        mode=mode,
-        metadata={**(metadata or {}), **SAFETENSORS},
-        gpu=gpu,
-        cpu=cpu,
-        wait=wait,
-    )
+    about = {**(metadata or {}), **SAFETENSORS}
+    options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    nbytes = safetensors.size_of(path)
+    draft = await calls.create(client, name, nbytes, device, metadata=about, **options)
     return await published(draft, lambda: safetensors.load(path, draft, progress), seal)
 
 
@@ -150,7 +129,7 @@ async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
         if seal:
             await region_calls.seal(draft)
         await region_calls.publish(draft)
-    except BaseException:
-        draft.close()
+    except BaseException as error:
+        draft.__exit__(type(error), error, error.__traceback__)  # a failure becomes a note
         raise
     return draft

@@ -70,7 +70,7 @@ async def reach(
     """A connection to the broker: see :func:`gdrpy.connect`."""
     for name, value in (("timeout", timeout), ("reconnect", reconnect)):
         if not 0 <= value < math.inf or (value == 0 and name == "timeout"):
-            raise ValueError(f"connect: {name} must be a number of seconds, and is {value!r}")
+            raise ValueError(f"connect: {name} must be a number of seconds, not {value!r}")
     path = connect_path() if socket is None else os.fspath(socket)
     if len(os.fsencode(path)) >= PATH_ROOM:
         raise ValueError(

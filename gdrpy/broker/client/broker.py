@@ -125,12 +125,7 @@ class Broker(BrokerBase):
         return self._ask_now(request, kind, lease)
 
     def _region(
-        self,
-        grant: Grant,
-        parcels: Parcels,
-        gpu: bool,
-        cpu: bool,
-        viewer: int | None = None,
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
     ) -> BrokerRegion:
         return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 

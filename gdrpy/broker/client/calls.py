@@ -19,20 +19,15 @@ from gdrpy.broker.client.arguments import (
     as_name,
     as_nbytes,
     as_prefix,
-    check_views,
 )
 from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
-from gdrpy.broker.protocol import (
-    BATCH_LIMIT,
-    CPU_DEVICE,
-    PAGE_BYTES,
-    pack_metadata,
-)
+from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request
+from gdrpy.common.arguments import check_views
 from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
 
 R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
@@ -51,12 +46,7 @@ class Client(Protocol[R_co]):
         """A connection of its own, not connected yet."""
 
     def _region(
-        self,
-        grant: Grant,
-        parcels: Parcels,
-        gpu: bool,
-        cpu: bool,
-        viewer: int | None = None,
+        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
     ) -> R_co:
         """The region of a grant, which takes the last of ``parcels`` out."""
 
@@ -74,7 +64,7 @@ async def _patiently(
     """Ask until it is not refused so any more: at every event of names with this prefix."""
     call = call_of(request)
     if not wait >= 0:
-        raise ValueError(f"{call}: wait must be a number of seconds, and is {wait!r}")
+        raise ValueError(f"{call}: wait must be a number of seconds, not {wait!r}")
     deadline = time.monotonic() + wait
     try:
         return await client._ask(request, Grant)
@@ -126,7 +116,8 @@ async def allocate(
     """
     if name is not None:
         as_name("allocate", name)
-    return await _make(client, "allocate", name, nbytes, device, mode, metadata, gpu, cpu, wait)
+    fields = _of_new_region("allocate", nbytes, device, mode, metadata, gpu, cpu)
+    return await _granted(client, requests.Allocate(name, *fields, id=0), cpu, wait)
 
 
 async def create(
@@ -152,35 +143,35 @@ async def create(
     closed unpublished is gone. Raises as :meth:`allocate`.
     """
     as_name("create", name)
-    return await _make(client, "create", name, nbytes, device, mode, metadata, gpu, cpu, wait)
+    fields = _of_new_region("create", nbytes, device, mode, metadata, gpu, cpu)
+    return await _granted(client, requests.Create(name, *fields, id=0), cpu, wait)
 
 
-async def _make(
-    client: Client[R],
-    call: str,
-    name: str | None,
-    nbytes: int,
-    device: Any,
-    mode: int,
-    metadata: dict[str, Any] | None,
-    gpu: bool,
-    cpu: bool,
-    wait: float | None,
-) -> R:
+def _of_new_region(
+    call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool, cpu: bool
+) -> tuple[Any, ...]:
+    """The fields, after the name, of a request that makes a region."""
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
     check_views(call, gpu, cpu)
-    rest = as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
-    request: Request
-    if call == "create" and name is not None:
-        request = requests.Create(name, *rest, id=0)
-    else:
-        request = requests.Allocate(name, *rest, id=0)
+    return as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
+
+
+async def _granted(
+    client: Client[R],
+    request: requests.Allocate | requests.Create | requests.Get,
+    cpu: bool,
+    wait: float | None = None,
+    refusal: type[Error] = OutOfMemory,
+    prefix: str = "",
+    viewer: int | None = None,
+) -> R:
+    """The region that a request asks for; with ``wait``, see :func:`_patiently`."""
     if wait is None:
         grant, parcels = await client._ask(request, Grant)
     else:
-        grant, parcels = await _patiently(client, request, wait, OutOfMemory, "")
-    return client._region(grant, parcels, gpu, cpu)
+        grant, parcels = await _patiently(client, request, wait, refusal, prefix)
+    return client._region(grant, parcels, request.gpu, cpu, viewer)
 
 
 async def get(
@@ -213,11 +204,7 @@ async def get(
     """
     request = request_to_get(name, gpu, cpu, readonly)
     viewer = cuda.viewer("get", device, gpu)
-    if wait is None:
-        grant, parcels = await client._ask(request, Grant)
-    else:
-        grant, parcels = await _patiently(client, request, wait, NotFound, name)
-    return client._region(grant, parcels, gpu, cpu, viewer)
+    return await _granted(client, request, cpu, wait, NotFound, name, viewer)
 
 
 def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> requests.Get:
@@ -231,8 +218,7 @@ async def attach(
 ) -> R:
     """The region of this identity. Raises Gone when it is no more, and as :meth:`get`."""
     request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
-    grant, parcels = await client._ask(request, Grant)
-    return client._region(grant, parcels, gpu, cpu)
+    return await _granted(client, request, cpu)
 
 
 async def get_many(
@@ -256,7 +242,7 @@ async def get_many(
     """
     check_views("get_many", gpu, cpu)
     if isinstance(names, str):
-        raise TypeError(f"get_many: names must be several names, and is {names!r}: use get")
+        raise TypeError(f"get_many: names must be several names, not {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
     viewer = cuda.viewer("get_many", device, gpu)
     regions: list[R] = []

@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
@@ -29,7 +31,7 @@ R = TypeVar("R", bound=LeasedRegion)
 #: What the metadata of a region says whose bytes list the names of other regions, as JSON.
 CHECKPOINT = {"format": "checkpoint"}
 #: What the names of a checkpoint's regions have after its own name.
-_SHARD = re.compile(r"/[0-9a-f]{8}/[^/]+")
+_SHARD = r"/[0-9a-f]{8}/[^/]+"
 
 
 async def load_checkpoint(
@@ -81,17 +83,12 @@ async def load_checkpoint(
             progress(done + part, total)
 
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
+    to_load: dict[str, Any] = {**options, "seal": seal, "progress": tell}
     for file in missing:
+        region = place + file.path.name
         try:
             shard = await arrays.load(
-                client,
-                file.path,
-                place + file.path.name,
-                device,
-                metadata=file.metadata,
-                seal=seal,
-                progress=tell,
-                **options,
+                client, file.path, region, device, metadata=file.metadata, **to_load
             )
         except OutOfMemory as error:
             raise type(error)(
@@ -112,10 +109,8 @@ async def load_checkpoint(
     index = json.dumps(names).encode()
     before, same_rights = await _listing(client, name, mode, seal, gpu, cpu)
     if before != names or not same_rights:
-        listed = await calls.create(
-            client, name, len(index), device, metadata=CHECKPOINT, **options
-        )
-        (await arrays.published(listed, lambda: listed.write(index), seal)).close()
+        draft = await calls.create(client, name, len(index), device, metadata=CHECKPOINT, **options)
+        (await arrays.published(draft, lambda: draft.write(index), seal)).close()
         for info in await shards_of(client, name):
             if info.name in before and info.name not in names:
                 with suppress(NotFound, PermissionDenied):
@@ -152,7 +147,7 @@ async def tensors(
         region = await calls.get(client, name, wait=wait, **views)
         if region.metadata.get("format") != CHECKPOINT["format"]:
             return region.tensors()
-        names = _listed(name, region.read())
+        names = listed(name, region.read())
         try:
             shards = await calls.get_many(client, names, **views)
         except NotFound as error:
@@ -170,7 +165,7 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
     """The regions of this checkpoint, also of loads that were broken off."""
     found: list[RegionInfo] = []
     for info in await calls.list_regions(client, f"{name}/"):
-        if _SHARD.fullmatch(str(info.name)[len(name) :]):
+        if re.fullmatch(_SHARD, str(info.name)[len(name) :]):
             with suppress(NotFound, PermissionDenied):
                 told = await calls.stat(client, str(info.name))
                 if (told.metadata or {}).get("checkpoint") == name:
@@ -178,7 +173,7 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
     return found
 
 
-class _Source(NamedTuple):
+class _Source(msgspec.Struct, frozen=True):
     """A file, the bytes that its region needs, and the metadata by which it is known again."""
 
     path: Path
@@ -188,11 +183,7 @@ class _Source(NamedTuple):
 
 def _source(path: Path, name: str) -> _Source:
     found = path.stat()
-    state = {
-        "checkpoint": name,
-        "file_bytes": found.st_size,
-        "file_modified_ns": found.st_mtime_ns,
-    }
+    state = {"checkpoint": name, "file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
     return _Source(path, safetensors.size_of(path), state)
 
 
@@ -240,12 +231,12 @@ async def _listing(
         if info.metadata != CHECKPOINT:
             return [], False
         with await calls.get(client, name, gpu=gpu, cpu=cpu, readonly=True) as region:
-            return _listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
+            return listed(name, region.read()), (info.mode, info.sealed) == (mode, seal)
     except (NotFound, PermissionDenied, ValueError):
         return [], False
 
 
-def _listed(name: str, data: bytes) -> list[str]:
+def listed(name: str, data: bytes) -> list[str]:
     """The names that the region of a checkpoint lists; whoever wrote them."""
     try:
         names = json.loads(data)

@@ -223,11 +223,7 @@ class Connection:
             pause = min(2 * pause, _LAST_PAUSE) or _FIRST_PAUSE
 
     def ask_now(
-        self,
-        request: Request,
-        kind: type[R],
-        lease: Lease | None,
-        transport: BlockingTransport,
+        self, request: Request, kind: type[R], lease: Lease | None, transport: BlockingTransport
     ) -> tuple[R, Parcels]:
         """As :meth:`ask`, without a coroutine while nothing is in the way.
 

@@ -21,7 +21,7 @@ def layout_of(array: Elements) -> list[Any]:
 
 def _type_name(dtype: DType | np.dtype[Any]) -> str:
     """What stands for an element type: numpy's letters, safetensors' name where it has none."""
-    if isinstance(dtype, tuple):
+    if isinstance(dtype, DType):
         return dtype.numpy("put").str if dtype.native else dtype.name
     if dtype.kind != "V":
         if dtype.hasobject:
@@ -44,7 +44,9 @@ def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]
         kind = DTYPES.get(name) or np.dtype(str(name))
         if isinstance(kind, np.dtype) and (kind.str != name or kind.hasobject):
             raise ValueError
-        if type(lengths) is not list or not all(map(_is_length, lengths)):
+        if type(lengths) is not list:
+            raise ValueError
+        if not all(type(length) is int and length >= 0 for length in lengths):
             raise ValueError
     except (TypeError, ValueError, SyntaxError):
         raise ValueError(
@@ -52,7 +54,3 @@ def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]
             f"stored: pass the array's dtype and shape"
         ) from None
     return kind if isinstance(kind, np.dtype) else kind.numpy(call), tuple(lengths)
-
-
-def _is_length(value: Any) -> bool:
-    return type(value) is int and value >= 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from gdrpy import safetensors
 from gdrpy.arrays.array import Array
@@ -98,8 +98,7 @@ class LeasedRegion(Region):
     @property
     def _lease(self) -> Lease:
         """The grant, which the memory keeps: arrays outlive the region."""
-        lease: Any = self._memory.source
-        return lease  # type: ignore[no-any-return]
+        return cast(Lease, self._memory.source)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -109,10 +108,7 @@ class LeasedRegion(Region):
         return self._metadata
 
     def numpy(
-        self,
-        dtype: Any = None,
-        shape: int | tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, dtype: Any = None, shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
         """The array that was put there; with any argument, or if none was, as of a Mapping.
 

@@ -15,9 +15,10 @@ import os
 import select
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from threading import Lock
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import ref
 
 from gdrpy._core._mapping import Descriptor, alone, exchange, receive, run, try_alone
@@ -34,59 +35,6 @@ P = ParamSpec("P")
 Descriptors = list[Descriptor | None]
 #: A packet and its descriptors, None if they did not all arrive.
 Packet = tuple[bytes, Descriptors | None]
-
-
-class Transport(Protocol):
-    """A packet socket and a way to wait for it.
-
-    Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
-    waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
-    """
-
-    timeout: float | None
-    connected: bool
-
-    async def connect(self, path: str) -> None:
-        """Connect, from not connected."""
-
-    async def exchange(self, packet: bytes) -> Packet:
-        """Send a packet and receive one."""
-
-    async def receive(self) -> Packet:
-        """Receive one more."""
-
-    async def wait(self, deadline: float | None) -> bool:
-        """Until something can be received; False if that is not so by ``time.monotonic()``."""
-
-    async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-
-    def send_now(self, packet: bytes) -> bool:
-        """Send without waiting; whether it was possible."""
-
-    async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Await it while no other caller does."""
-
-    def try_alone(self, do: Callable[[], bool]) -> bool:
-        """What it returns; False, at once, while another caller is at it."""
-
-    def fileno(self) -> int:
-        """The socket's descriptor, -1 if not connected."""
-
-    def close(self) -> None:
-        """To not connected."""
-
-    def hang_up(self) -> None:
-        """To not connected, but to what was left."""
-
-    def leave(self) -> None:
-        """To not connected, which the peer does not notice before :meth:`forget`."""
-
-    def forget(self) -> None:
-        """Disconnect from all that was left."""
-
-    def abandon(self) -> None:
-        """Close the sockets alone: they are the parent process's."""
 
 
 #: As numbers: flags of the enum are slow.
@@ -144,15 +92,53 @@ def refused(error: OSError, path: str) -> Exception:
     return failure(error)
 
 
-class Sockets:
-    """The sockets of a transport: the one that is connected, and those that were left."""
+class Transport(ABC):
+    """A packet socket, a way to wait for it, and the sockets that were left.
 
-    def __init__(self) -> None:
+    Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
+    waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
+    """
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
         self.connected = False
         self._sock: socket.socket | None = None
         self._left: list[socket.socket] = []
 
+    @abstractmethod
+    async def connect(self, path: str) -> None:
+        """Connect, from not connected."""
+
+    @abstractmethod
+    async def exchange(self, packet: bytes) -> Packet:
+        """Send a packet and receive one."""
+
+    @abstractmethod
+    async def receive(self) -> Packet:
+        """Receive one more."""
+
+    @abstractmethod
+    async def wait(self, deadline: float | None) -> bool:
+        """Until something can be received; False if that is not so by ``time.monotonic()``."""
+
+    @abstractmethod
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+    @abstractmethod
+    def send_now(self, packet: bytes) -> bool:
+        """Send without waiting; whether it was possible."""
+
+    @abstractmethod
+    async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Await it while no other caller does."""
+
+    @abstractmethod
+    def try_alone(self, do: Callable[[], bool]) -> bool:
+        """What it returns; False, at once, while another caller is at it."""
+
     def fileno(self) -> int:
+        """The socket's descriptor, -1 if not connected."""
         return -1 if self._sock is None else self._sock.fileno()
 
     def begin(self) -> socket.socket:
@@ -168,33 +154,40 @@ class Sockets:
         return self._sock
 
     def hang_up(self) -> None:
+        """To not connected, but to what was left."""
         self.connected = False
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def leave(self) -> None:
+        """To not connected, which the peer does not notice before :meth:`forget`."""
         self.connected = False
         if self._sock is not None:
             self._left.append(self._sock)
             self._sock = None
 
     def forget(self) -> None:
+        """Disconnect from all that was left."""
         while self._left:
             self._left[-1].close()
             self._left.pop()
 
     def abandon(self) -> None:
+        """Close the sockets alone: after a fork they are the parent process's."""
         self.hang_up()
         self.forget()
 
+    def close(self) -> None:
+        """To not connected."""
+        self.abandon()
 
-class BlockingTransport(Sockets):
+
+class BlockingTransport(Transport):
     """A transport whose coroutines block instead of suspending."""
 
     def __init__(self, timeout: float | None) -> None:
-        super().__init__()
-        self.timeout = timeout
+        super().__init__(timeout)
         self.lock = Lock()
 
     async def connect(self, path: str) -> None:
@@ -254,11 +247,8 @@ class BlockingTransport(Sockets):
             return False
         return True
 
-    def close(self) -> None:
-        self.abandon()
 
-
-_begun: set[ref[Sockets]] = set()
+_begun: set[ref[Transport]] = set()
 
 
 def _abandon_all() -> None:

@@ -24,10 +24,11 @@ class Watching(Resource):
     _again = "connect to the broker again and watch there"
     _elsewhere = "watch there"
 
-    def __init__(self, connection: Connection, prefix: str) -> None:
+    def __init__(self, connection: Connection, prefix: str, timeout: float | None = None) -> None:
         super().__init__()
         self._connection = connection
         self._prefix = as_prefix("watch", prefix)
+        self.timeout = timeout
         #: Whether an event may have been received that :meth:`next` has not given.
         self._hearing = False
 
@@ -67,6 +68,12 @@ class Watching(Resource):
         self._hearing = False
         return event
 
+    def _heard(self, event: Event | None) -> Event:
+        """The event, if there was one in time. Raises Timeout."""
+        if event is None:
+            raise Timeout(f"watch: nothing happened within {self.timeout:g} s")
+        return event
+
     def fileno(self) -> int:
         """Readable when there is something to iterate to; another one after an event "lost"."""
         self._check("watch")
@@ -81,13 +88,6 @@ def deadline_of(timeout: float | None) -> float | None:
     return None if timeout is None else time.monotonic() + timeout
 
 
-def heard(event: Event | None, timeout: float | None) -> Event:
-    """The event, if there was one in time. Raises Timeout."""
-    if event is None:
-        raise Timeout(f"watch: nothing happened within {timeout:g} s")
-    return event
-
-
 class Watch(Watching):
     """Events as they happen: iterate, in one thread. Close it, or use it in a ``with`` block.
 
@@ -96,13 +96,9 @@ class Watch(Watching):
     an event "lost".
     """
 
-    def __init__(self, connection: Connection, prefix: str, timeout: float | None) -> None:
-        super().__init__(connection, prefix)
-        self.timeout = timeout
-
     def __iter__(self) -> Self:
         self._check("watch")
         return self
 
     def __next__(self) -> Event:
-        return heard(run(self.next, deadline_of(self.timeout)), self.timeout)
+        return self._heard(run(self.next, deadline_of(self.timeout)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from gdrpy.broker.server import records
 from gdrpy.broker.server.table import RegionEntry, Session, Table
 
@@ -85,19 +87,7 @@ def _record_of(session: Session) -> records.Began:
 
 def _records_of(region: RegionEntry) -> Iterator[records.Record]:
     number = region.number
-    yield records.Made(
-        number,
-        region.name,
-        region.nbytes,
-        region.size,
-        region.device,
-        region.uid,
-        region.gid,
-        region.mode,
-        region.metadata,
-        region.version,
-        region.uuid,
-    )
+    yield msgspec.convert(region, records.Made, from_attributes=True)
     if region.linked:
         yield records.Published(number, region.version)
     if region.sealed:

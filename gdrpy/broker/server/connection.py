@@ -1,18 +1,21 @@
-"""A client's connection in the loop: its unsent packets, and the names that it watches."""
+"""Clients' connections in the loop: unsent packets, watched names, descriptors in flight."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
+import resource
 import socket
 import struct
 import termios
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gdrpy._core import _packet
-from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import RegionEntry, Session
 
@@ -24,108 +27,83 @@ NONSENSE_LIMIT = 16
 _KEPT_BYTES, _SENT_BYTES = 256, 1024
 #: Bytes of unread packets that the kernel keeps for a connection: net.core.wmem_default and one.
 _SENT_LIMIT = 320 * 1024
+#: Descriptors that one connection may always leave unread: two packets full of them.
+_CONNECTION_FDS = 506
+#: Connections of a user that are checked at a time, and for each of them the seconds until the next
+#: check, which takes a fiftieth of that.
+_SLICE, _PAUSE = 64, 5e-5
 
 
+@dataclass(slots=True, eq=False)
 class User:
     """The shared state of one user's connections."""
 
-    __slots__ = ("connections", "events", "owed", "relieved", "uid", "watchers")
-
-    def __init__(self, uid: int) -> None:
-        self.uid = uid
-        #: In order of arrival.
-        self.connections: dict[ServerConnection, None] = {}
-        self.watchers: dict[ServerConnection, None] = {}
-        #: Bytes kept for these connections: unread packets and requests under way.
-        self.owed = 0
-        #: Whether the connections with the most unread bytes are being closed.
-        self.relieved = False
-        #: Events that its watchers have not all got yet.
-        self.events: deque[Notification] = deque()
+    uid: int
+    #: In order of arrival.
+    connections: dict[ServerConnection, None] = field(default_factory=dict)
+    watchers: dict[ServerConnection, None] = field(default_factory=dict)
+    #: Bytes kept for these connections: unread packets and requests under way.
+    owed: int = 0
+    #: Whether the connections with the most unread bytes are being closed.
+    relieved: bool = False
+    #: Events that its watchers have not all got yet.
+    events: deque[Notification] = field(default_factory=deque)
 
 
+@dataclass(slots=True, eq=False)
 class Notification:
     """An event for a user's watchers, which get it in turns."""
 
-    __slots__ = ("left", "number", "packet", "region")
-
-    def __init__(self, number: int, packet: bytes | None, region: RegionEntry | None) -> None:
-        self.number = number
-        #: None stands for dropped events.
-        self.packet = packet
-        self.region = region
-        #: The watchers that have not got it yet; None before the first.
-        self.left: Iterator[ServerConnection] | None = None
+    number: int
+    #: None stands for dropped events.
+    packet: bytes | None
+    region: RegionEntry | None
+    #: The watchers that have not got it yet; None before the first.
+    left: Iterator[ServerConnection] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
-    __slots__ = (
-        "asked",
-        "busy",
-        "ended",
-        "flight",
-        "identity",
-        "in_flight",
-        "kept",
-        "lost",
-        "mask",
-        "nonsense",
-        "number",
-        "open",
-        "outbox",
-        "queued",
-        "request",
-        "sent",
-        "session",
-        "since",
-        "sock",
-        "uid",
-        "user",
-        "waiting",
-        "watching",
-        "work",
-    )
+    sock: socket.socket
+    identity: Identity
+    flight: Flight
+    user: User
+    number: int = field(init=False)
+    uid: int = field(init=False)
+    #: Descriptors sent since the client had last read everything.
+    in_flight: int = 0
+    #: Whether the outbox must wait until the client, or others of its user, read.
+    waiting: bool = False
+    open: bool = True
+    #: Whether the client is gone, so that sending is pointless.
+    ended: bool = False
+    #: None until its hello.
+    session: Session | None = None
+    outbox: deque[tuple[bytes, Sequence[int]]] = field(default_factory=deque)
+    #: The prefix of the names that it watches, and the number of its first event.
+    watching: str | None = None
+    since: int = 0
+    #: Whether events were dropped since its last "lost" event.
+    lost: bool = False
+    #: Whether a thread works on its request.
+    busy: bool = False
+    #: Its last request, and the rest of the work on it.
+    request: Any = None
+    work: Iterator[Any] | None = None
+    #: Whether it waits for a turn, and its epoll mask.
+    queued: bool = False
+    mask: int = 0
+    #: Malformed packets since the last request.
+    nonsense: int = 0
+    #: Bytes in the outbox, sent since it had last read everything, and of its request.
+    kept: int = 0
+    sent: int = 0
+    asked: int = 0
 
-    def __init__(self, sock: socket.socket, identity: Identity, flight: Flight, user: User) -> None:
-        self.sock = sock
-        self.flight = flight
-        self.user = user
-        self.uid = identity.uid
-        #: Descriptors sent since the client had last read everything.
-        self.in_flight = 0
-        #: Whether the outbox must wait until the client, or others of its user, read.
-        self.waiting = False
-        self.number = sock.fileno()
-        self.identity = identity
-        self.open = True
-        #: Whether the client is gone, so that sending is pointless.
-        self.ended = False
-        #: None until its hello.
-        self.session: Session | None = None
-        self.outbox: deque[tuple[bytes, Sequence[int]]] = deque()
-        #: The prefix of the names that it watches, and the number of its first event.
-        self.watching: str | None = None
-        self.since = 0
-        #: Whether events were dropped since its last "lost" event.
-        self.lost = False
-        #: Whether a thread works on its request.
-        self.busy = False
-        #: Its last request, and the rest of the work on it.
-        self.request: Any = None
-        self.work: Iterator[Any] | None = None
-        #: Whether it waits for a turn, and its epoll mask.
-        self.queued = False
-        self.mask = 0
-        #: Malformed packets since the last request.
-        self.nonsense = 0
-        #: Bytes in the outbox, sent since it had last read everything, and of its request.
-        self.kept = self.sent = self.asked = 0
-
-    def is_open(self) -> bool:
-        """Whether the connection is open."""
-        return self.open
+    def __post_init__(self) -> None:
+        self.number, self.uid = self.sock.fileno(), self.identity.uid
 
     def send(self, packet: bytes, fds: Sequence[int]) -> bool:
         """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.
@@ -199,3 +177,70 @@ class ServerConnection:
         """Bytes that the client has not read, as the kernel counts them."""
         found = fcntl.ioctl(self.sock, termios.TIOCOUTQ, struct.pack("i", 0))
         return int(struct.unpack("i", found)[0])
+
+
+class Flight:
+    """Limits descriptors in flight: sent, but not read yet. A user's connections may have half of
+    the kernel's limit, and one connection a quarter of that.
+
+    The kernel lets a user have as many in flight as a process may have files (unix(7),
+    ETOOMANYREFS). A descriptor stays in flight until its receiver reads it or is gone, whatever the
+    sender does. So clients that do not read must not use up the broker's share. A connection that
+    has read everything may always be sent one.
+    """
+
+    def __init__(self) -> None:
+        self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._share = max(_CONNECTION_FDS, self._limit // 4)
+        self._of_user: dict[int, int] = defaultdict(int)
+        #: The receivers of each user, in order of their last check.
+        self._receivers: dict[int, dict[ServerConnection, None]] = defaultdict(dict)
+        self._next_look: dict[int, float] = {}
+
+    def admits(self, receiver: ServerConnection, count: int) -> bool:
+        """Whether ``count`` more may be sent to a connection now."""
+        if self._fits(receiver, count):
+            return True
+        if receiver.in_flight and not receiver.unread():
+            self.forget(receiver)
+        self._look_at(receiver.uid)
+        return self._fits(receiver, count)
+
+    def _look_at(self, uid: int) -> None:
+        """Check some of a user's connections, few enough not to delay others, and forget those
+        that have read everything.
+        """
+        now = time.monotonic()
+        if now < self._next_look.get(uid, 0.0):
+            return
+        receivers = self._receivers.get(uid, {})
+        some = list(itertools.islice(receivers, _SLICE))
+        self._next_look[uid] = now + len(some) * _PAUSE
+        for receiver in some:
+            if receiver.unread():
+                receivers[receiver] = receivers.pop(receiver)
+            else:
+                self.forget(receiver)
+
+    def _fits(self, receiver: ServerConnection, count: int) -> bool:
+        used = self._of_user[receiver.uid]
+        if receiver.in_flight + count <= self._share and used + count <= self._limit:
+            return True
+        return receiver.in_flight == 0 and (count == 1 or used == 0)
+
+    def note(self, receiver: ServerConnection, count: int) -> None:
+        """Count ``count`` sent descriptors."""
+        if not receiver.in_flight:
+            self._receivers[receiver.uid][receiver] = None
+        receiver.in_flight += count
+        self._of_user[receiver.uid] += count
+
+    def forget(self, receiver: ServerConnection) -> None:
+        """Stop counting for a connection that has read everything or is gone."""
+        uid = receiver.uid
+        self._receivers[uid].pop(receiver, None)
+        self._of_user[uid] -= receiver.in_flight
+        receiver.in_flight = 0
+        if not self._receivers[uid]:
+            del self._receivers[uid], self._of_user[uid]
+            self._next_look.pop(uid, None)

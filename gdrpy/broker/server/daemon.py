@@ -22,8 +22,9 @@ from pathlib import Path
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server.loop import Server
 from gdrpy.broker.server.quotas import Quotas
+from gdrpy.broker.server.service import Service
 from gdrpy.broker.server.state import State
-from gdrpy.broker.server.store import NoStore, Store, identity_of_file
+from gdrpy.broker.server.store import Store
 from gdrpy.broker.server.systemd import Notifier
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Options:
 
     path: str
     quotas: Quotas
-    store: Callable[[], Store] = NoStore
+    store: Callable[[], Store] = Store
     listener: socket.socket | None = None
     mode: int = 0o600
     group: int | None = None
@@ -71,9 +72,8 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             begin.join()
             options.quotas.devices  # noqa: B018
         with place.listening() as listener:
-            loop = Server(
-                listener, state, options.quotas, server, options.strict, options.resume_within
-            )
+            service = Service(state, options.quotas, server, options.strict)
+            loop = Server(listener, service, options.resume_within)
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
             for number in _ENDS:
@@ -152,11 +152,11 @@ def _care(place: Place, state: State, loop: Server) -> None:
             listener = place.restore()
             if listener is not None:
                 loop.listen_on(listener)
-        if not state.store_whole():
+        if not state.store.whole():
             state.mend_store("its socket was removed")
 
     while not loop.stopped.wait(_CARE):
-        if not (place.whole() and (state.store_lost or state.store_whole())):
+        if not (place.whole() and (state.store_lost or state.store.whole())):
             loop.ask(restore)
 
 
@@ -211,7 +211,7 @@ class Place:
     def listening(self) -> Iterator[socket.socket]:
         """The broker's socket, which has its mode and group before a client can connect."""
         if self._options.listener is not None:
-            self._file = identity_of_file(self._path)
+            self._file = _unix.identity_of_file(self._path)
             with self._options.listener as passed:
                 yield passed
             return
@@ -221,23 +221,23 @@ class Place:
             try:
                 yield listener
             finally:
-                if identity_of_file(self._path) == self._file:
+                if _unix.identity_of_file(self._path) == self._file:
                     Path(self._path).unlink(missing_ok=True)
 
     def _listen(self) -> socket.socket:
         options = self._options
         listener = _unix.listen(self._path, options.mode, _BACKLOG, group=options.group)
-        self._file = identity_of_file(self._path)
+        self._file = _unix.identity_of_file(self._path)
         return listener
 
     def whole(self) -> bool:
         """Whether the files exist and are ours."""
-        return self._locked() and self._file == identity_of_file(self._path)
+        return self._locked() and self._file == _unix.identity_of_file(self._path)
 
     def _locked(self) -> bool:
         """Whether the lock file is the one that we hold."""
         lock = os.fstat(self._lock)
-        return identity_of_file(f"{self._path}.lock") == (lock.st_dev, lock.st_ino)
+        return _unix.identity_of_file(f"{self._path}.lock") == (lock.st_dev, lock.st_ino)
 
     def restore(self) -> socket.socket | None:
         """Restore removed files; returns a new listening socket if its file was removed."""
@@ -255,7 +255,7 @@ class Place:
         if not self._locked():
             self._take_lock()
             log.warning("the lock of %s was removed: made it again", self._path)
-        if self._file == identity_of_file(self._path):
+        if self._file == _unix.identity_of_file(self._path):
             return None
         if self._options.listener is not None:
             raise FileNotFoundError(

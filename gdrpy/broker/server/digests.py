@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.connection import ServerConnection
@@ -17,18 +18,17 @@ from gdrpy.errors import Error, OutOfMemory
 _CHUNK = 8 << 20
 
 
+@dataclass
 class Job:
     """A digest that a client waits for, as the reply to its request ``number``."""
 
-    def __init__(
-        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
-    ) -> None:
-        self.connection = connection
-        self.number = number
-        self.region = region
-        self.fd = fd
-        #: None before its first turn.
-        self.work: Generator[None, None, str] | None = None
+    connection: ServerConnection
+    number: int
+    region: RegionEntry
+    #: A descriptor of the region's memory, closed afterwards.
+    fd: int
+    #: None before its first turn.
+    work: Generator[None, None, str] | None = None
 
 
 class Digests:
@@ -45,12 +45,10 @@ class Digests:
         self._done: deque[tuple[Job, str | Error]] = deque()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(
-        self, connection: ServerConnection, number: int, region: RegionEntry, fd: int
-    ) -> None:
-        """Queue a digest of a region, by a descriptor of its memory that is closed afterwards."""
+    def submit(self, job: Job) -> None:
+        """Queue a digest."""
         with self._submitted:
-            self._turns.add(connection.uid, Job(connection, number, region, fd))
+            self._turns.add(job.connection.uid, job)
             self._submitted.notify()
 
     def done(self) -> Iterator[tuple[Job, str | Error]]:
@@ -69,7 +67,7 @@ class Digests:
                 made = error
             except Exception as error:  # the thread must serve other jobs
                 made = OutOfMemory(f"digest: the broker cannot read the region: {error}")
-            if made is None and job.connection.is_open():
+            if made is None and job.connection.open:
                 with self._submitted:
                     self._turns.add_again(job.connection.uid, job)
                 continue

@@ -9,7 +9,7 @@ import logging
 import os
 import select
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +19,7 @@ from gdrpy.broker import replies
 from gdrpy.broker.protocol import PACKET_LIMIT
 from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
+from gdrpy.broker.server.table import count
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import DOOR, Turns
 
@@ -51,8 +52,8 @@ class Door:
         self._turns = turns
         self._descriptors = descriptors
         self._let_in = let_in
-        self._of_user: Counter[int] = Counter()
-        self._of_process: Counter[tuple[int, int]] = Counter()
+        self._of_user: dict[int, int] = {}
+        self._of_process: dict[tuple[int, int], int] = {}
         self._accepting = False
         #: Connections that are checked again before they are refused.
         self.late: deque[tuple[socket.socket, Identity]] = deque()
@@ -87,24 +88,18 @@ class Door:
             return True
         return False
 
-    def admit_late(self, count: int) -> None:
-        """Check ``count`` late connections again, in their users' turns."""
-        for _ in range(count):
+    def admit_late(self, number: int) -> None:
+        """Check ``number`` late connections again, in their users' turns."""
+        for _ in range(number):
             sock, who = self.late.popleft()
             self._turns.add(who.uid, functools.partial(self._admit, sock, who, True))
 
     def left(self, who: Identity) -> None:
         """Stop counting a connection, which is closed."""
-        process = (who.uid, who.pid)
-        self._of_user[who.uid] -= 1
-        self._of_process[process] -= 1
-        if not self._of_process[process]:
-            del self._of_process[process]
-        if not self._of_user[who.uid]:
-            del self._of_user[who.uid]
+        count(self._of_user, who.uid, -1)
+        count(self._of_process, (who.uid, who.pid), -1)
 
     def _accept(self) -> None:
-        """Accept some connections."""
         self._accepting = False  # epoll reports further ones again
         for turn in range(_SLICE):
             if turn and not self._waits.poll(0):
@@ -148,8 +143,8 @@ class Door:
             self._refuse(sock, reason)
         else:
             self._let_in(sock, who)
-            self._of_user[who.uid] += 1
-            self._of_process[who.uid, who.pid] += 1
+            count(self._of_user, who.uid, 1)
+            count(self._of_process, (who.uid, who.pid), 1)
 
     def _too_many(self, sock: socket.socket, who: Identity) -> str | None:
         """Why a new connection exceeds a limit of its user or process; None if it does not."""
@@ -181,7 +176,6 @@ class Door:
         self._poll.register(sock, select.EPOLLIN)
 
     def _leave(self, number: int) -> None:
-        """Close a refused connection."""
         sock = self._refused.pop(number)
         with contextlib.suppress(OSError):
             sock.recv(PACKET_LIMIT)

@@ -85,29 +85,21 @@ class Keeper:
             return False
 
 
-def _inode(path: str) -> int:
-    """The inode of the file at a path; 0 if there is none."""
-    try:
-        return os.lstat(path).st_ino
-    except OSError:
-        return 0
-
-
 def main(listener_fd: int, linger: float) -> None:
     """Keep brokers' descriptors; wait ``linger`` seconds for the next broker."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     keeper = Keeper()
     listener = socket.socket(fileno=listener_fd)
     path = listener.getsockname()
-    own = _inode(path)
+    own = _unix.identity_of_file(path)
     end = time.monotonic() + linger
     while time.monotonic() < end:
-        found = _inode(path)
+        found = _unix.identity_of_file(path)
         if found and found != own:  # another keeper was started in place of this one
             break
         if not found:
             listener = _again(listener, path)
-            own = _inode(path)
+            own = _unix.identity_of_file(path)
         listener.settimeout(min(_CARE, linger))
         try:
             broker, _ = listener.accept()

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -21,24 +20,17 @@ import msgspec
 from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.protocol import UNDECODABLE
-from gdrpy.broker.server.connection import (
-    EVENTS_LIMIT,
-    NONSENSE_LIMIT,
-    Notification,
-    ServerConnection,
-    User,
-)
-from gdrpy.broker.server.digests import Digests
+from gdrpy.broker.server import malformed
+from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnection, User
+from gdrpy.broker.server.digests import Digests, Job
 from gdrpy.broker.server.door import Door
-from gdrpy.broker.server.flight import Flight
 from gdrpy.broker.server.orphans import Orphans
-from gdrpy.broker.server.quotas import Quotas
-from gdrpy.broker.server.rights import READ, Identity, allowed
-from gdrpy.broker.server.service import SLICE, Service, Work, other_version
-from gdrpy.broker.server.state import State
-from gdrpy.broker.server.table import RegionEntry, Session
+from gdrpy.broker.server.rights import Identity
+from gdrpy.broker.server.service import SLICE, Service, Work
+from gdrpy.broker.server.table import Session
 from gdrpy.broker.server.throttle import Throttle
 from gdrpy.broker.server.turns import JOURNAL, Turns
+from gdrpy.broker.server.watchers import LOST, Watchers
 from gdrpy.memory.descriptors import duplicate
 
 log = logging.getLogger(__name__)
@@ -63,36 +55,23 @@ _LOOK, _LOOK_SLICE = 0.002, 8
 #: The least seconds for each of them, so that the checks leave time for other work.
 _LOOK_EACH = 5e-5
 
-#: Characters of the reason that a packet was refused.
-_REASON_LIMIT = 300
-
 _IN, _OUT, _END = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 _decode = msgspec.msgpack.Decoder(requests.AnyRequest).decode
-_LOST = replies.encode(replies.LOST)
 
 
 class Server:
     """Serves one listening socket until :meth:`stop`."""
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        state: State,
-        quotas: Quotas,
-        server: str,
-        strict: bool,
-        resume_within: float,
-    ) -> None:
-        self._state = state
-        self.service = Service(state, quotas, server, strict, self._announce)
-        self._calls = self.service.calls()
+    def __init__(self, listener: socket.socket, service: Service, resume_within: float) -> None:
+        self.service = service
+        self._state = service.state
         self._connections: dict[int, ServerConnection] = {}
         self._users: dict[int, User] = {}
-        #: Those with watchers.
-        self._listeners: dict[int, User] = {}
         #: Connections, and other work for a user.
         self._turns: Turns[ServerConnection | Callable[[], object]] = Turns()
-        self._event = 0
+        self._watchers = Watchers(self._turns, self._tell)
+        service.announce = self._watchers.announce
+        self._calls = service.calls()
         self._flight = Flight()
         #: Connections that get no more descriptors until they or others of their user read.
         self._waiting: dict[ServerConnection, None] = {}
@@ -107,9 +86,7 @@ class Server:
         self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
-        self._door = Door(
-            listener, self._epoll, self._turns, self.service.descriptors, self._let_in
-        )
+        self._door = Door(listener, self._epoll, self._turns, service.descriptors, self._let_in)
         self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -124,7 +101,7 @@ class Server:
         """Serve."""
         self._epoll.register(self._woken, _IN)
         self._state.store_replaced = self._watch_store
-        self._state.too_long = self._compact
+        self._state.too_long = functools.partial(self._turns.add, JOURNAL, self._compact)
         self._watch_store()
         for session in list(self.service.table.sessions.values()):
             self._orphans.keep(session)
@@ -166,24 +143,16 @@ class Server:
                 self._look_at_waiting()
         self.stopped.set()
 
-    def _guarded(self, do: Callable[..., object], *args: object) -> None:
-        """Call a function; log an exception and go on."""
+    def _guarded(
+        self, do: Callable[..., object], *args: object, client: ServerConnection | None = None
+    ) -> None:
+        """Call a function; log an exception, close the client that it was for, and go on."""
         try:
             do(*args)
         except Exception:
             log.exception("something failed inside the broker")
-        if self._ended:
-            self._end_sessions()
-
-    def _guarded_for(
-        self, connection: ServerConnection, do: Callable[..., object], *args: object
-    ) -> None:
-        """Call a function for one client; log an exception and close the client."""
-        try:
-            do(connection, *args)
-        except Exception:
-            log.exception("something failed inside the broker")
-            self._close(connection)
+            if client is not None:
+                self._close(client)
         if self._ended:
             self._end_sessions()
 
@@ -205,7 +174,6 @@ class Server:
                 return
 
     def _queue(self, connection: ServerConnection) -> None:
-        """Let a connection wait for its turn."""
         if not connection.queued:
             connection.queued = True
             self._turns.add(connection.uid, connection)
@@ -236,18 +204,16 @@ class Server:
     def _relieve(self, user: User) -> None:
         """Close a user's connections with the most unread bytes, before other work for the user."""
         if not user.relieved:
-            self._go_on_relieving(user, self._relief(user))
-
-    def _go_on_relieving(self, user: User, work: Iterator[None]) -> None:
-        user.relieved = False
-        for _ in work:
             user.relieved = True
-            again = functools.partial(self._go_on_relieving, user, work)
-            self._turns.add_again(user.uid, again)
-            return
+            self._go_on_in_turns(user.uid, self._relief(user), self._turns.add_again)
 
     def _relief(self, user: User) -> Iterator[None]:
-        """Close a user's connections with the most unread bytes, one at a time."""
+        try:
+            yield from self._close_the_fullest(user)
+        finally:
+            user.relieved = False
+
+    def _close_the_fullest(self, user: User) -> Iterator[None]:
         connections = list(user.connections)
         for start in range(0, len(connections), SLICE):
             for connection in connections[start : start + SLICE]:
@@ -300,13 +266,12 @@ class Server:
             del self._waiting[connection]
         for connection in some:
             if connection.open and connection.nonsense >= NONSENSE_LIMIT:
-                self._guarded_for(connection, self._close_read)
+                self._guarded(self._close_read, connection, client=connection)
             elif connection.open:
-                self._guarded_for(connection, self._flush)
+                self._guarded(self._flush, connection, client=connection)
 
-    def stop(self, signal_number: int = 0, frame: FrameType | None = None) -> None:
+    def stop(self, *_: object) -> None:
         """End :meth:`run` soon. For signal handlers and other threads."""
-        del signal_number, frame
         self._stopping = True
         self._wake()
 
@@ -339,18 +304,14 @@ class Server:
             self._waker.send(b"w")
 
     def _watch_store(self) -> None:
-        self._store_fd = self._state.store_fd
+        self._store_fd = self._state.store.fileno()
         self._store_is_new = True
         if self._store_fd is not None:
             self._epoll.register(self._store_fd, _IN)
 
     def _compact(self) -> None:
-        """Compact the journal, in turns."""
-        self._turns.add(JOURNAL, self._go_on_compacting)
-
-    def _go_on_compacting(self) -> None:
         if not self._state.compact():
-            self._compact()
+            self._turns.add(JOURNAL, self._compact)
 
     def _end_sessions(self) -> None:
         """End one session now, and the others in turns."""
@@ -359,15 +320,16 @@ class Server:
             session = self._ended.pop()
             uid, work = session.identity.uid, self.service.end(session)
             if first:
-                self._end(uid, work)
+                self._go_on_in_turns(uid, work, self._turns.add)
             else:
-                self._turns.add(uid, functools.partial(self._end, uid, work))
+                turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
+                self._turns.add(uid, turn)
             first = False
 
-    def _end(self, uid: int, work: Work) -> None:
-        """Do one turn of ending a session, and queue the rest for the user's next turn."""
+    def _go_on_in_turns(self, uid: int, work: Iterator[object], add: Callable[..., object]) -> None:
+        """Do one turn of work for a user, and queue the rest for the user's next turn."""
         for _ in work:
-            self._turns.add(uid, functools.partial(self._end, uid, work))
+            add(uid, functools.partial(self._go_on_in_turns, uid, work, add))
             return
 
     def _let_in(self, sock: socket.socket, who: Identity) -> None:
@@ -389,9 +351,7 @@ class Server:
         self._waiting.pop(connection, None)
         user = connection.user
         del user.connections[connection]
-        user.watchers.pop(connection, None)
-        if not user.watchers:
-            self._listeners.pop(user.uid, None)
+        self._watchers.remove(connection)
         if not user.connections:
             del self._users[user.uid]
         self._door.left(connection.identity)
@@ -410,7 +370,7 @@ class Server:
         try:
             if connection.flush() and connection.lost:
                 connection.lost = False
-                self._send(connection, _LOST)
+                self._send(connection, LOST)
         except OSError:
             self._close(connection)
         else:
@@ -510,11 +470,7 @@ class Server:
             case requests.Digest(), Session():
                 self._digest(connection, session, request)
             case requests.Watch(), Session():
-                connection.watching = request.prefix
-                connection.since = self._event + 1
-                user = connection.user
-                user.watchers[connection] = None
-                self._listeners[user.uid] = user
+                self._watchers.add(connection, request.prefix)
                 self._reply(connection, replies.Reply(id=request.id))
 
     def _resume(self, session: Session, request: requests.Resume) -> Work:
@@ -532,27 +488,12 @@ class Server:
 
     def _refuse(self, connection: ServerConnection, size: int, error: Exception) -> None:
         """Reply to a packet that is not a request; close a client that sends only such packets."""
-        refusal: errors.Error
         packet = self._view[:size]
-        greeting = _greeting(packet)
-        if greeting is not None and greeting.version != protocol.VERSION:
-            refusal = errors.ProtocolError(other_version(greeting.version))
-            self._reply(connection, replies.refusal(refusal, greeting.id))
-            return
-        reason = str(error)[:_REASON_LIMIT]  # it may quote the packet
-        try:
-            number = _Numbered.decode(packet).id
-            kind: type[errors.Error] = errors.InvalidRequest
-        except UNDECODABLE:
-            number, kind = 0, errors.ProtocolError
-            reason = f"a packet of {size} bytes is not a request: {reason}"
-        connection.nonsense += 1
-        if connection.nonsense >= NONSENSE_LIMIT:
-            reason += (
-                f"; after {NONSENSE_LIMIT} such packets in a row the broker closes the "
-                f"connection and releases its regions"
-            )
-        self._reply(connection, replies.refusal(kind(f"request: {reason}"), number))
+        refusal = malformed.hello_of_another_version(packet)
+        if refusal is None:
+            connection.nonsense += 1
+            refusal = malformed.refusal(packet, error, connection.nonsense)
+        self._reply(connection, refusal)
         if connection.open and connection.nonsense >= NONSENSE_LIMIT:
             self._close_read(connection)
 
@@ -587,7 +528,7 @@ class Server:
         fd = duplicate(region.fd)
         who = session.identity
         self.service.descriptors.require("digest", fd, who.uid, len(connection.user.connections))
-        self._digests.submit(connection, request.id, region, fd)
+        self._digests.submit(Job(connection, request.id, region, fd))
         connection.busy = True
         self._listen_to(connection)
 
@@ -624,82 +565,8 @@ class Server:
         except OSError:
             self._close(connection)
 
-    def _announce(self, event: str, region: RegionEntry | None) -> None:
-        """Queue an event for all watchers, in their users' turns."""
-        self._event += 1
-        packet = _event_packet(event, region) if self._listeners else b""
-        for user in self._listeners.values():
-            if not user.events:
-                self._turns.add(user.uid, functools.partial(self._tell, user))
-            if len(user.events) < EVENTS_LIMIT:
-                user.events.append(Notification(self._event, packet, region))
-            else:
-                user.events[-1] = Notification(self._event, None, None)
-
-    def _tell(self, user: User) -> None:
-        """Send a user's oldest event to some of its watchers."""
-        event = user.events[0]
-        if event.left is None:
-            event.left = iter(list(user.watchers))
-        some = list(itertools.islice(event.left, SLICE))
-        if len(some) < SLICE:
-            user.events.popleft()
-        if user.events:
-            self._turns.add(user.uid, functools.partial(self._tell, user))
-        for connection in some:
-            if connection.open and connection.since <= event.number:
-                self._guarded_for(connection, self._tell_one, event)
-        if user.owed > USER_BYTES:
-            self._relieve(user)
-
-    def _tell_one(self, connection: ServerConnection, event: Notification) -> None:
-        """Send an event to a watcher, if it may know of it."""
-        region = event.region
-        if region is not None and not (
-            region.name is not None
-            and region.name.startswith(connection.watching or "")
-            and allowed(connection.identity, region, READ)
-        ):
-            return
-        if event.packet is None:
-            connection.lost = True
-            if not connection.outbox:
-                connection.lost = False
-                self._send(connection, _LOST)
-        elif len(connection.outbox) >= EVENTS_LIMIT:
-            connection.lost = True
-        else:
-            self._send(connection, event.packet)
-
-
-def _event_packet(event: str, region: RegionEntry | None) -> bytes:
-    if region is None:
-        return replies.encode(replies.Event(event))
-    return replies.encode(replies.Event(event, region.name, region.number, region.version))
-
-
-class _Number(msgspec.Struct):
-    """The number of a malformed request."""
-
-    id: int
-
-
-_Numbered = msgspec.msgpack.Decoder(_Number)
-
-
-class _Greeting(msgspec.Struct, tag_field="op", tag="hello"):
-    """The fields that a hello of every version has."""
-
-    id: int
-    version: int
-
-
-_Greetings = msgspec.msgpack.Decoder(_Greeting)
-
-
-def _greeting(packet: memoryview) -> _Greeting | None:
-    """The hello, of any version, in a packet; None for any other packet."""
-    try:
-        return _Greetings.decode(packet)
-    except UNDECODABLE:
-        return None
+    def _tell(self, connection: ServerConnection, packet: bytes) -> None:
+        """Send an event to a watcher."""
+        self._guarded(self._send, connection, packet, client=connection)
+        if connection.user.owed > USER_BYTES:
+            self._relieve(connection.user)

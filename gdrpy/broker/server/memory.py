@@ -1,4 +1,4 @@
-"""The memory of regions: the capacity of each device, and allocation without a CUDA context."""
+"""The memory of regions, allocated without a CUDA context."""
 
 from __future__ import annotations
 
@@ -7,31 +7,15 @@ import hashlib
 import os
 from collections.abc import Generator
 
-from gdrpy import cuda
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory import file, vmm
 from gdrpy.memory.choice import open_export
 
 
-def capacities() -> dict[int, int]:
-    """Bytes of each device that regions can use: a GPU's memory, and half of the host's.
-
-    Raises BackendUnavailable, CudaError.
-    """
-    found = {ordinal: cuda.device_info(ordinal).memory for ordinal in range(cuda.device_count())}
-    found[CPU_DEVICE] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return found
-
-
-def uuids() -> dict[int, str]:
-    """The UUID of each GPU. Raises BackendUnavailable, CudaError."""
-    return {ordinal: cuda.uuid(ordinal) for ordinal in range(cuda.device_count())}
-
-
-def gpus() -> dict[int, str]:
-    """The product name of each GPU. Raises BackendUnavailable, CudaError."""
-    return {ordinal: cuda.device_info(ordinal).name for ordinal in range(cuda.device_count())}
+def host_bytes() -> int:
+    """Bytes of the host's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def rounded(nbytes: int, device: int) -> int:

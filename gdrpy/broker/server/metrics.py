@@ -115,10 +115,12 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
             return {"device": "cpu"}
         return {"device": device, "uuid": numbers["uuids"].get(device, "")}
 
-    yield from _metric("info", "gauge", "The broker.", [(about, 1)])
-    yield from _metric(
-        "start_time_seconds", "gauge", "When the broker started, in Unix time.", [({}, began)]
-    )
+    def by_device(name: str) -> list[tuple[dict[str, str], float]]:
+        return [(labels(device), nbytes) for device, nbytes in numbers[name].items()]
+
+    yield from _metric("info", "The broker.", [(about, 1)])
+    started = "When the broker started, in Unix time."
+    yield from _metric("start_time_seconds", started, [({}, began)])
     for name, meaning in (
         ("regions", "Regions, including those without a name."),
         ("names", "Names, each of one region."),
@@ -126,40 +128,19 @@ def _lines(numbers: Numbers, about: dict[str, str], began: float) -> Iterator[st
         ("sessions", "Sessions: connections, and processes that held regions at a restart."),
         ("leases", "Regions that sessions hold, counted once for each session."),
     ):
-        yield from _metric(name, "gauge", meaning, [({}, numbers[name])])
-    yield from _metric(
-        "used_bytes",
-        "gauge",
-        "Bytes of a device that regions use.",
-        [(labels(device), used) for device, used in numbers["used"].items()],
-    )
-    yield from _metric(
-        "limit_bytes",
-        "gauge",
-        "Bytes of a device that regions may use.",
-        [(labels(device), limit) for device, limit in numbers["limits"].items()],
-    )
-    yield from _metric(
-        "user_bytes",
-        "gauge",
-        "Bytes of a device that a user's regions use.",
-        [
-            ({**labels(device), "uid": uid}, used)
-            for (device, _, uid), used in (
-                (key.partition("/"), used) for key, used in numbers["users"].items()
-            )
-        ],
-    )
-    yield from _metric(
-        "requests_total",
-        "counter",
-        "Requests, by operation.",
-        [({"op": op}, count) for op, count in sorted(numbers["requests"].items())],
-    )
+        yield from _metric(name, meaning, [({}, numbers[name])])
+    used, limits = by_device("used"), by_device("limits")
+    yield from _metric("used_bytes", "Bytes of a device that regions use.", used)
+    yield from _metric("limit_bytes", "Bytes of a device that regions may use.", limits)
+    users = ((key.split("/"), nbytes) for key, nbytes in numbers["users"].items())
+    of_users = [({**labels(device), "uid": uid}, nbytes) for (device, uid), nbytes in users]
+    yield from _metric("user_bytes", "Bytes of a device that a user's regions use.", of_users)
+    requests = [({"op": op}, count) for op, count in sorted(numbers["requests"].items())]
+    yield from _metric("requests_total", "Requests, by operation.", requests, "counter")
 
 
 def _metric(
-    name: str, kind: str, meaning: str, values: list[tuple[dict[str, str], float]]
+    name: str, meaning: str, values: list[tuple[dict[str, str], float]], kind: str = "gauge"
 ) -> Iterator[str]:
     yield f"# HELP gdrpy_broker_{name} {meaning}\n# TYPE gdrpy_broker_{name} {kind}\n"
     for labels, value in values:

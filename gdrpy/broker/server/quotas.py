@@ -37,20 +37,20 @@ class Quotas:
     @functools.cached_property
     def devices(self) -> dict[int, int]:
         """Bytes that regions may use on each device. Waits for CUDA's initialization."""
-        return {
-            device: capacity if self.device is None else min(self.device, capacity)
-            for device, capacity in memory.capacities().items()
-        }
+        room = {gpu: cuda.device_info(gpu).memory for gpu in range(cuda.device_count())}
+        room[CPU_DEVICE] = memory.host_bytes() // 2
+        most = self.device
+        return {one: nbytes if most is None else min(most, nbytes) for one, nbytes in room.items()}
 
     @functools.cached_property
     def uuids(self) -> dict[int, str]:
         """The UUID of each GPU. Waits for CUDA's initialization."""
-        return memory.uuids()
+        return {gpu: cuda.uuid(gpu) for gpu in range(cuda.device_count())}
 
     @functools.cached_property
     def gpus(self) -> dict[int, str]:
         """The product name of each GPU. Waits for CUDA's initialization."""
-        return memory.gpus()
+        return {gpu: cuda.device_info(gpu).name for gpu in range(cuda.device_count())}
 
     def number(self, call: str, device: str) -> int:
         """The number of a GPU that a client names. Raises InvalidRequest, NotFound."""

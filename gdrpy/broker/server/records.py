@@ -23,7 +23,7 @@ class Life(Record, tag=0):
 class Made(Record, tag=1):
     """A new region, without a lease, whose name does not refer to it yet."""
 
-    region: int
+    number: int
     name: str | None
     nbytes: int
     size: int
@@ -99,19 +99,8 @@ class Released(Record, tag=10):
     region: int
 
 
-AnyRecord = (
-    Life
-    | Made
-    | Published
-    | Unlinked
-    | SealedNow
-    | Digested
-    | Changed
-    | Began
-    | Ended
-    | Granted
-    | Released
-)
+_OfRegion = Made | Published | Unlinked | SealedNow | Digested | Changed
+_OfSession = Began | Ended | Granted | Released
 
 encode = msgspec.msgpack.Encoder().encode
-decode = msgspec.msgpack.Decoder(AnyRecord).decode
+decode = msgspec.msgpack.Decoder(Life | _OfRegion | _OfSession).decode

@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from gdrpy.broker import unix as _unix
 from gdrpy.errors import PermissionDenied
@@ -44,11 +45,7 @@ def start_time(pid: int) -> int:
     Source: proc_pid_stat(5), field 22. Raises OSError if descriptors are used up.
     """
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, 4096)  # contains the process's name, which may be any bytes
-        finally:
-            os.close(fd)
+        text = Path(f"/proc/{pid}/stat").read_bytes()  # the process's name may be any bytes
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -56,24 +53,15 @@ def start_time(pid: int) -> int:
     return int(text.rpartition(b")")[2].split()[19])
 
 
-class Owned(Protocol):
-    """An object with an owner and mode bits."""
-
-    uid: int
-    gid: int
-    mode: int
-
-
-def allowed(who: Identity, region: Owned, wanted: int) -> bool:
+def allowed(who: Identity, region: Any, wanted: int) -> bool:
     """Whether ``who`` has all of ``wanted``: the first class that fits decides, as for files."""
     if who.privileged:
         return True
+    granted: int = region.mode
     if who.uid == region.uid:
-        granted = region.mode >> 6
-    elif region.gid == who.gid or region.gid in who.groups:
-        granted = region.mode >> 3
-    else:
-        granted = region.mode
+        granted >>= 6
+    elif _is_member(who, region):
+        granted >>= 3
     return granted & wanted == wanted
 
 
@@ -87,7 +75,16 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
         )
 
 
-def owns(who: Identity, region: Owned) -> bool:
+def in_group(who: Identity, region: Any) -> bool:
+    """Whether ``who`` may make regions of the region's group, as chgrp lets users do with files."""
+    return who.privileged or _is_member(who, region)
+
+
+def _is_member(who: Identity, region: Any) -> bool:
+    return region.gid == who.gid or region.gid in who.groups
+
+
+def owns(who: Identity, region: Any) -> bool:
     """Whether ``who`` may change a region's mode."""
     return who.privileged or who.uid == region.uid
 
@@ -96,8 +93,7 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
         raise PermissionDenied(
-            errno.EACCES,
-            f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}",
+            errno.EACCES, f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}"
         )
 
 

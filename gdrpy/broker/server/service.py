@@ -17,8 +17,18 @@ from gdrpy import errors
 from gdrpy.broker import protocol, replies, requests
 from gdrpy.broker.replies import Grant, Grants
 from gdrpy.broker.server import memory, records, telling
+from gdrpy.broker.server.malformed import other_version
 from gdrpy.broker.server.quotas import DescriptorReserve, Quotas, device_words
-from gdrpy.broker.server.rights import READ, WRITE, Identity, allowed, owns, require, require_owner
+from gdrpy.broker.server.rights import (
+    READ,
+    WRITE,
+    Identity,
+    allowed,
+    in_group,
+    owns,
+    require,
+    require_owner,
+)
 from gdrpy.broker.server.state import State
 from gdrpy.broker.server.table import RegionEntry, Session
 
@@ -33,14 +43,15 @@ SLICE = 64
 
 @dataclass
 class Service:
-    """The requests, on one state. ``announce`` is called for every change that watchers see."""
+    """The requests, on one state."""
 
     state: State
     quotas: Quotas
     server: str
     #: Whether to refuse readers memory that the kernel would let them write.
     strict: bool
-    announce: Callable[[str, RegionEntry | None], None]
+    #: Called for every change that watchers see.
+    announce: Callable[[str, RegionEntry | None], object] = lambda *_: None
     counts: Counter[type] = field(default_factory=Counter)
     #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
@@ -67,7 +78,7 @@ class Service:
     def begin(self, who: Identity, request: requests.Hello) -> tuple[Session, replies.Welcome]:
         """A session for a connection that says hello. Raises ProtocolError."""
         if request.version != protocol.VERSION:
-            raise errors.ProtocolError(other_version(request.version))
+            raise other_version(request.version)
         number = self.table.number()
         groups = sorted(who.groups)
         self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
@@ -213,14 +224,22 @@ class Service:
     def _create(self, session: Session, request: requests.Create) -> Answer:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
-        region = self._make("create", session, request)
+        replaced = self.table.names.get(request.name)
+        region = self._make("create", session, request, replaced)
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
     def _make(
-        self, call: str, session: Session, request: requests.Allocate | requests.Create
+        self,
+        call: str,
+        session: Session,
+        request: requests.Allocate | requests.Create,
+        replaced: RegionEntry | None = None,
     ) -> RegionEntry:
-        """A new region, for which the caller must commit a lease or a name at once."""
+        """A new region, for which the caller must commit a lease or a name at once.
+
+        It keeps the group of the region that it is to replace, if its maker belongs to that group.
+        """
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
         if not self.recognized:
@@ -245,7 +264,7 @@ class Service:
             size,
             device,
             who.uid,
-            who.gid,
+            who.gid if replaced is None or not in_group(who, replaced) else replaced.gid,
             request.mode,
             request.metadata,
             uuid=self.quotas.uuids.get(device, ""),
@@ -257,7 +276,9 @@ class Service:
             raise
 
     def _publish(self, session: Session, request: requests.Publish) -> Answer:
-        region = self._held("publish", session, request.region)
+        region = session.regions.get(request.region)
+        if region is None:
+            raise errors.Gone(f"publish: this connection does not hold region {request.region}")
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
         if not region.draft and not region.linked:
@@ -497,12 +518,6 @@ class Service:
             raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
         return region
 
-    def _held(self, call: str, session: Session, number: int) -> RegionEntry:
-        region = session.regions.get(number)
-        if region is None:
-            raise errors.Gone(f"{call}: this connection does not hold region {number}")
-        return region
-
 
 def _may_know_of(session: Session, region: RegionEntry) -> bool:
     """Whether a session may know that a region exists; only its holders know of a draft."""
@@ -514,14 +529,6 @@ def _may_know_of(session: Session, region: RegionEntry) -> bool:
     )
 
 
-def other_version(version: int) -> str:
-    """The error for a client of another version."""
-    return (
-        f"hello: the client speaks version {version} of the protocol and this broker version "
-        f"{protocol.VERSION}: install the same gdrpy on both sides"
-    )
-
-
 def _check_name(call: str, name: str) -> None:
     if (
         len(name.encode()) > protocol.NAME_LIMIT
@@ -530,8 +537,8 @@ def _check_name(call: str, name: str) -> None:
         or _INVISIBLE.search(name)
     ):
         raise errors.InvalidRequest(
-            f"{call}: a name must have visible characters, with spaces only between them, and at "
-            f"most {protocol.NAME_LIMIT} bytes in UTF-8, and is {name!a}"
+            f"{call}: a name must be visible characters, with spaces only between them, of at "
+            f"most {protocol.NAME_LIMIT} bytes in UTF-8, not {name!a}"
         )
 
 

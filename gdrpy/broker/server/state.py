@@ -31,7 +31,7 @@ class State:
     """The table, recorded in a journal. It begins with the state of the store's last broker."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self.table = Table(self._remember, self._free)
         # Freeing much memory may take seconds, so a thread does it.
         self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
@@ -75,13 +75,13 @@ class State:
                 journals.append(Journal(fd))
             except ValueError:  # the broker was killed while it wrote the snapshot
                 os.close(fd)
-                self._store.drop(key)
+                self.store.drop(key)
         journals.sort(key=lambda journal: journal.generation)
         if not journals:
             first = Journal.begin(0, [records.encode(records.Life(os.urandom(16).hex(), 1))])
             journals.append(first)
         for older in journals[:-1]:
-            self._store.drop(f"j{older.generation}")
+            self.store.drop(f"j{older.generation}")
             older.close()
         for entry in journals[-1].entries():
             self.table.apply(records.decode(entry))
@@ -98,7 +98,7 @@ class State:
             else:
                 region.fd = fd
         for key, fd in found.items():
-            self._store.drop(key)
+            self.store.drop(key)
             self._closing.put(fd)
         found.clear()
 
@@ -157,9 +157,9 @@ class State:
 
     def add(self, made: records.Made, fd: int) -> RegionEntry:
         """Take a new region's memory over. Raises OSError; the caller keeps ``fd`` then."""
-        self._hold(f"r{made.region}", fd)
+        self._hold(f"r{made.number}", fd)
         self.table.commit(made)
-        region = self.table.regions[made.region]
+        region = self.table.regions[made.number]
         region.fd = fd
         return region
 
@@ -174,16 +174,16 @@ class State:
 
     def _hold(self, key: str, fd: int) -> None:
         try:
-            self._store.hold(key, fd)
+            self.store.hold(key, fd)
         except Full:
             raise
         except OSError as error:
             self.mend_store(error)
-            self._store.hold(key, fd)
+            self.store.hold(key, fd)
 
     def _drop(self, key: str) -> None:
         try:
-            self._store.drop(key)
+            self.store.drop(key)
         except OSError as error:
             self.mend_store(error)
 
@@ -191,11 +191,11 @@ class State:
         """Replace a lost store, if possible, and store everything again."""
         log.warning("the keeper is gone (%s): starting another one", reason)
         try:
-            self._store.replace()
-            self._store.hold(f"j{self._journal.generation}", self._journal.fd)
+            self.store.replace()
+            self.store.hold(f"j{self._journal.generation}", self._journal.fd)
             for region in self.table.regions.values():
                 if region.fd >= 0:
-                    self._store.hold(_key(region), region.fd)
+                    self.store.hold(_key(region), region.fd)
         except (OSError, OutOfMemory) as error:
             log.error("no keeper can be started, all regions would end with the broker: %s", error)
             self.store_lost = True
@@ -203,18 +203,9 @@ class State:
             self.store_lost = False
             self.store_replaced()
 
-    def store_whole(self) -> bool:
-        """Whether the next broker will find the store."""
-        return self._store.whole()
-
-    @property
-    def store_fd(self) -> int | None:
-        """A descriptor that becomes readable when the store is lost; None if it cannot be lost."""
-        return self._store.fileno()
-
     def end(self) -> None:
         """Drop the state: the broker stops for good."""
-        self._store.end()
+        self.store.end()
         self._journal.close()
         if self._next is not None:
             self._next[0].close()

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 from gdrpy.broker import unix as _unix
@@ -21,35 +21,32 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a keeper may be silent before another one replaces it.
 _PATIENCE = 2.0
-#: Attempts to send a descriptor while too many are in flight, and seconds between them. The keeper
-#: reads at once.
-_TRIES, _PAUSE = 20, 0.002
+#: Seconds for which to try to send the keeper a descriptor; it reads at once.
+_IN_FLIGHT = 0.04
+#: Seconds between two attempts to send a descriptor while too many are in flight.
+_PAUSE = 0.001
 
 
 class Full(OSError):
     """A store takes no more descriptors."""
 
 
-class Store(ABC):
-    """Descriptors by key, which outlive the broker."""
+class Store:
+    """Descriptors by key, which outlive the broker; this one keeps none."""
 
-    @abstractmethod
     def recover(self) -> dict[str, int]:
         """The descriptors that an earlier broker stored; the caller owns them."""
+        return {}
 
-    @abstractmethod
     def hold(self, key: str, fd: int) -> None:
         """Store a duplicate of ``fd``. Raises Full, and OSError if the store is lost."""
 
-    @abstractmethod
     def drop(self, key: str) -> None:
         """Forget a descriptor. Raises OSError."""
 
-    @abstractmethod
     def end(self) -> None:
         """Forget everything: the broker stops for good."""
 
-    @abstractmethod
     def replace(self) -> None:
         """Replace a lost store with an empty one. Raises OSError."""
 
@@ -62,37 +59,22 @@ class Store(ABC):
         return None
 
 
-class NoStore(Store):
-    """Stores nothing: the regions end with the broker."""
+def send_within(seconds: float, sock: socket.socket, data: bytes, fds: Sequence[int]) -> bool:
+    """Send a packet as soon as not too many descriptors are in flight; returns whether it was sent.
 
-    def recover(self) -> dict[str, int]:
-        return {}
-
-    def hold(self, key: str, fd: int) -> None:
-        pass
-
-    def drop(self, key: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-    def replace(self) -> None:
-        pass
-
-
-def identity_of_file(path: str) -> tuple[int, int] | None:
-    """Device and inode of the file at a path; None if there is none."""
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _import_path() -> str:
-    """This process's module path, for a process that runs in another folder."""
-    return os.pathsep.join(map(os.path.abspath, sys.path))
+    No event reports that a receiver has read earlier ones. Raises OSError.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            _unix.send(sock, data, fds)
+            return True
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE)
 
 
 class KeeperStore(Store):
@@ -107,7 +89,7 @@ class KeeperStore(Store):
 
     def _connect(self) -> socket.socket | None:
         """A connection to the running keeper, or None. Raises PermissionError, OSError."""
-        self._file = identity_of_file(self._path)
+        self._file = _unix.identity_of_file(self._path)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _unix.set_timeout(sock, _PATIENCE)
         try:
@@ -122,6 +104,8 @@ class KeeperStore(Store):
 
     def _start(self) -> socket.socket:
         linger = str(self._linger)
+        # The keeper runs in another folder.
+        import_path = os.pathsep.join(map(os.path.abspath, sys.path))
         _unix.remove_stale(self._path)
         with _unix.listen(self._path, 0o600, backlog=4) as listener:
             started = self._connect()
@@ -134,7 +118,7 @@ class KeeperStore(Store):
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # a reader of the broker's would wait for both
                     cwd="/",
-                    env=os.environ | {"PYTHONPATH": _import_path()},
+                    env=os.environ | {"PYTHONPATH": import_path},
                     start_new_session=True,
                 )
             except BaseException:
@@ -177,14 +161,8 @@ class KeeperStore(Store):
             found.update(zip(packet.decode().split("\0"), fds, strict=True))
 
     def hold(self, key: str, fd: int) -> None:
-        for _ in range(_TRIES):
-            try:
-                return _unix.send(self._keeper, keeper.HOLD + key.encode(), [fd])
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
-                    raise
-            time.sleep(_PAUSE)
-        raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
+        if not send_within(_IN_FLIGHT, self._keeper, keeper.HOLD + key.encode(), [fd]):
+            raise OutOfMemory("too many descriptors are in flight to clients that do not read them")
 
     def drop(self, key: str) -> None:
         self._keeper.send(keeper.DROP + key.encode())
@@ -198,7 +176,7 @@ class KeeperStore(Store):
             Path(self._path).unlink(missing_ok=True)
 
     def whole(self) -> bool:
-        return self._file is not None and self._file == identity_of_file(self._path)
+        return self._file is not None and self._file == _unix.identity_of_file(self._path)
 
     def fileno(self) -> int:
         return self._keeper.fileno()

@@ -11,11 +11,10 @@ import os
 import re
 import socket
 import stat
-import time
 from typing import NamedTuple
 
 from gdrpy.broker import unix as _unix
-from gdrpy.broker.server.store import Full, Store
+from gdrpy.broker.server.store import Full, Store, send_within
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +97,8 @@ class Notifier:
             return
         if self._sock is None:
             self._sock = self._connect(self._address)
-        deadline = time.monotonic() + _PATIENCE
-        while not _sent(self._sock, message.encode(), fds):
-            if time.monotonic() > deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "systemd does not receive descriptors")
-            time.sleep(0.001)  # no event reports that it received earlier ones
+        if not send_within(_PATIENCE, self._sock, message.encode(), fds):
+            raise TimeoutError(errno.ETIMEDOUT, "systemd does not receive descriptors")
 
     def _connect(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -119,17 +115,6 @@ class Notifier:
         if self._sock is not None:
             self._sock.close()
             self._sock = None
-
-
-def _sent(sock: socket.socket, message: bytes, fds: tuple[int, ...]) -> bool:
-    """Send, unless too many descriptors are in flight; returns whether it was sent."""
-    try:
-        _unix.send(sock, message, fds)
-    except OSError as error:
-        if error.errno == errno.ETOOMANYREFS:
-            return False
-        raise
-    return True
 
 
 class SystemdStore(Store):
@@ -165,9 +150,6 @@ class SystemdStore(Store):
         if key in self._like(key):
             self._notifier.tell(f"FDSTOREREMOVE=1\nFDNAME={key}")
             self._like(key).discard(key)
-
-    def end(self) -> None:
-        pass
 
     def replace(self) -> None:
         """Connect to systemd again, which stores a descriptor only once."""

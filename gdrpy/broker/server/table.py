@@ -9,7 +9,10 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec.structs import astuple
 
 from gdrpy.broker.server import records
 from gdrpy.broker.server.rights import Identity
@@ -17,69 +20,48 @@ from gdrpy.broker.server.rights import Identity
 _K = TypeVar("_K")
 
 
+@dataclass(slots=True)
 class LeaseEntry:
     """A session's lease of a region: the number of grants, and whether any is writable, or for GPU.
 
     After a restart each lease has one grant, until its holder resumes the others.
     """
 
-    __slots__ = ("count", "gpu", "writable")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.writable = False
-        self.gpu = False
+    count: int
+    writable: bool
+    gpu: bool
 
 
+@dataclass(slots=True, eq=False)
 class RegionEntry:
-    """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``."""
+    """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``.
 
-    __slots__ = (
-        "copy_of",
-        "device",
-        "digest",
-        "fd",
-        "gid",
-        "leases",
-        "linked",
-        "metadata",
-        "mode",
-        "name",
-        "nbytes",
-        "number",
-        "readonly_fd",
-        "sealed",
-        "size",
-        "uid",
-        "uuid",
-        "version",
-        "writers",
-    )
+    The first fields are those of :class:`records.Made`.
+    """
 
-    def __init__(self, made: records.Made) -> None:
-        self.number = made.region
-        self.name = made.name
-        self.nbytes = made.nbytes
-        self.size = made.size
-        self.device = made.device
-        self.uuid = made.uuid
-        self.uid = made.uid
-        self.gid = made.gid
-        self.mode = made.mode
-        self.metadata = made.metadata
-        #: The name's version; 0 for drafts and regions without a name.
-        self.version = made.version
-        #: Whether the name refers to this region.
-        self.linked = False
-        self.sealed = False
-        #: The life and the number of another broker's region that it is a copy of.
-        self.copy_of: tuple[str, int] | None = None
-        self.digest: str | None = None
-        self.leases: dict[int, LeaseEntry] = {}
-        #: The number of writable leases.
-        self.writers = 0
-        self.fd = -1
-        self.readonly_fd: int | None = None
+    number: int
+    name: str | None
+    nbytes: int
+    size: int
+    device: int
+    uid: int
+    gid: int
+    mode: int
+    metadata: bytes
+    #: The name's version; 0 for drafts and regions without a name.
+    version: int
+    uuid: str
+    #: Whether the name refers to this region.
+    linked: bool = False
+    sealed: bool = False
+    #: The life and the number of another broker's region that it is a copy of.
+    copy_of: tuple[str, int] | None = None
+    digest: str | None = None
+    leases: dict[int, LeaseEntry] = field(default_factory=dict)
+    #: The number of writable leases.
+    writers: int = 0
+    fd: int = -1
+    readonly_fd: int | None = None
 
     @property
     def draft(self) -> bool:
@@ -90,16 +72,14 @@ class RegionEntry:
         return f"region {self.number}" if self.name is None else f"region {self.name!r}"
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """A client's session: of a connection, or of an earlier broker's until its process ends."""
 
-    __slots__ = ("identity", "number", "regions")
-
-    def __init__(self, number: int, identity: Identity) -> None:
-        self.number = number
-        self.identity = identity
-        #: The regions that it has leases of.
-        self.regions: dict[int, RegionEntry] = {}
+    number: int
+    identity: Identity
+    #: The regions that it has leases of.
+    regions: dict[int, RegionEntry] = field(default_factory=dict)
 
 
 class Table:
@@ -160,18 +140,18 @@ class Table:
     def _use(self, region: RegionEntry, nbytes: int) -> None:
         """Add to the bytes used on a region's device; negative ``nbytes`` subtract."""
         self.used[region.device] += nbytes
-        _count(self.used_by, (region.device, region.uid), nbytes)
+        count(self.used_by, (region.device, region.uid), nbytes)
 
     def _live(self, record: records.Life) -> None:
         self.life = record.life
         self._next = max(self._next, record.next_number)
 
     def _make(self, record: records.Made) -> None:
-        region = RegionEntry(record)
+        region = RegionEntry(*astuple(record))
         self.regions[region.number] = region
         self._next = max(self._next, region.number + 1)
         self._use(region, region.size)
-        _count(self.counted, region.uid, 1)
+        count(self.counted, region.uid, 1)
 
     def _publish(self, record: records.Published) -> None:
         region = self.regions[record.region]
@@ -233,7 +213,7 @@ class Table:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
-            lease = region.leases[record.session] = LeaseEntry()
+            lease = region.leases[record.session] = LeaseEntry(0, False, False)
             session = self.sessions[record.session]
             session.regions[region.number] = region
             self.leases += 1
@@ -260,7 +240,7 @@ class Table:
         """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
         self.leases -= 1
-        _count(self.leased, session.identity.uid, -1)
+        count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 
     def _forget_unheld(self, region: RegionEntry) -> None:
@@ -268,7 +248,7 @@ class Table:
             return
         del self.regions[region.number]
         self._use(region, -region.size)
-        _count(self.counted, region.uid, -1)
+        count(self.counted, region.uid, -1)
         if region.copy_of is not None:
             origin = (*region.copy_of, region.uid)
             del self._copies[origin][region.number]
@@ -290,11 +270,11 @@ class Table:
         return records.Life(self.life, self._next)
 
 
-def _count(counts: dict[_K, int], key: _K, more: int) -> None:
+def count(counts: dict[_K, int], key: _K, more: int) -> None:
     """Add ``more``, which may be negative, to a key's count; remove the key at 0."""
-    count = counts.get(key, 0) + more
-    if count:
-        counts[key] = count
+    found = counts.get(key, 0) + more
+    if found:
+        counts[key] = found
     else:
         del counts[key]
 

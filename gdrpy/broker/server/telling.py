@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from gdrpy.broker import protocol, requests
 from gdrpy.broker.replies import Description, Holder, Page, RegionInfo
 from gdrpy.broker.server.rights import READ, Identity, allowed
-from gdrpy.broker.server.table import RegionEntry, Table
+from gdrpy.broker.server.table import LeaseEntry, RegionEntry, Table
 
 #: Bytes that an entry takes besides its name, at most.
 _ENTRY_BYTES = 250
@@ -61,16 +61,8 @@ def page(table: Table, who: Identity, request: requests.List) -> Page:
 
 def all_about(table: Table, region: RegionEntry, number: int) -> Description:
     """A region's entry, metadata, digest and holders, as the reply to request ``number``."""
-    holders = tuple(
-        Holder(
-            pid=table.sessions[session].identity.pid,
-            uid=table.sessions[session].identity.uid,
-            writable=lease.writable,
-            gpu=lease.gpu,
-            count=lease.count,
-        )
-        for session, lease in itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
-    )
+    held = itertools.islice(region.leases.items(), protocol.HOLDERS_LIMIT)
+    holders = tuple(_holder(table.sessions[number].identity, lease) for number, lease in held)
     fields = {
         **asdict(entry(region)),
         "linked": region.linked,
@@ -79,3 +71,7 @@ def all_about(table: Table, region: RegionEntry, number: int) -> Description:
         "holders": holders,
     }
     return Description(**fields, id=number)
+
+
+def _holder(who: Identity, lease: LeaseEntry) -> Holder:
+    return Holder(who.pid, who.uid, lease.writable, lease.gpu, lease.count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import pwd
@@ -21,6 +22,7 @@ from gdrpy.errors import (
     BackendUnavailable,
     BrokerUnavailable,
     CudaError,
+    NotFound,
     PermissionDenied,
     ProtocolError,
     Timeout,
@@ -37,12 +39,26 @@ def add_socket(parser: CommandParser) -> None:
     parser.set_defaults(refusal=FAILED)
 
 
-def add_new_region(parser: CommandParser) -> None:
-    """``--device`` and ``--mode`` of a region to make."""
+def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
+    """``--device`` and ``--mode`` of a region to make, which may replace another.
+
+    Where it may, a mode that is not given is None: see :func:`mode_of`.
+    """
     about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
     parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
     about = "who may read and write it, like a file's mode"
-    parser.option("--mode", options.octal_mode, "OCTAL", about, "0600")
+    if replaces:
+        about += " (default: that of the region it replaces, else 0600)"
+    parser.option("--mode", options.octal_mode, "OCTAL", about, None if replaces else "0600")
+
+
+def mode_of(client: Broker, args: argparse.Namespace) -> int:
+    """``--mode``, else that of the region to replace, else 0600."""
+    if args.mode is None:
+        with contextlib.suppress(NotFound, PermissionDenied):
+            return client.stat(args.name).mode
+        return 0o600
+    return int(args.mode)
 
 
 def add_name(parser: CommandParser) -> None:

@@ -7,8 +7,10 @@ import os
 from typing import Any
 
 from gdrpy import cuda
+from gdrpy.broker import place
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server.daemon import Options
+from gdrpy.broker.server.memory import host_bytes
 from gdrpy.broker.server.metrics import Metrics
 from gdrpy.cli.header import gpu_words
 from gdrpy.cli.output import Output
@@ -36,6 +38,10 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
         output.line(f"took over {counted(recovered, 'region')} of an earlier broker")
     if metrics:
         output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
+    if settings.path == place.SYSTEM and settings.listener is None and not settings.mode & 0o066:
+        output.line(
+            "root's broker is the machine's, but only root may connect: --group admits others"
+        )
     output.line(f"serving at {settings.path}")
     output.record(
         {
@@ -52,8 +58,8 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
 def _device(number: int, limit: int) -> dict[str, Any]:
     """A device of regions, and how many bytes of it they may take. Raises Error."""
     if number == CPU_DEVICE:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        name, simulated, uuid, gpu = "host memory", False, None, None
+        memory, simulated, uuid, gpu = host_bytes(), False, None, None
+        name = "host memory"
     else:
         info = cuda.device_info(number)
         memory, simulated, uuid, gpu = info.memory, info.simulated, info.uuid, info.name

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from gdrpy.cli.output import Output
 
-#: Cells that a name has at least, where it loses its middle, and where it is folded.
-_NAME_CELLS, _FOLDED_CELLS = 16, 12
+#: Cells that a name has at least, where it loses its middle, which leaves room for what tells the
+#: files of a checkpoint apart (``llama…00001-of-00002.safetensors``), and where it is folded.
+_NAME_CELLS, _FOLDED_CELLS = 32, 12
 #: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom;
 #: and what stands for the middle of a name.
 _LINES = ("┏━┳┓", "┃", "┡━╇┩", "│", "└─┴┘", "…")
@@ -26,18 +27,18 @@ def drawn(rows: list[tuple[str, ...]], output: Output, *, whole: bool = False) -
     while not whole and len(widths) > 1 and least + _besides_name(widths) > output.width():
         widths.pop()
     widths[0] = min(widths[0], max(least, output.width() - _besides_name(widths)))
-    top, title, middle, bar, bottom, mark = _LINES if output.draws() else _ASCII_LINES
+    top, title, middle, bar, bottom, _ = _LINES if output.draws() else _ASCII_LINES
 
     def rule(left: str, line: str, between: str, right: str) -> str:
         return left + between.join(line * (width + 2) for width in widths) + right
 
     def lines(row: tuple[str, ...], bar: str) -> list[str]:
-        first = _folded(row[0], widths[0]) if whole else [_fitted(row[0], widths[0], mark)]
+        first = _folded(row[0], widths[0]) if whole else [fitted(row[0], widths[0], output)]
         rest = [_padded(*one) for one in zip(row[1:], widths[1:], strict=False)]
         empty = [" " * width for width in widths[1:]]
         return [
-            f"{bar} {f' {bar} '.join([name, *(empty if number else rest)])} {bar}"
-            for number, name in enumerate(first)
+            f"{bar} {f' {bar} '.join([_padded(name, widths[0]), *others])} {bar}"
+            for name, others in zip(first, [rest] + [empty] * len(first), strict=False)
         ]
 
     drawn = [rule(*top), *lines(rows[0], title), rule(*middle)]
@@ -53,7 +54,7 @@ def _besides_name(widths: list[int]) -> int:
 
 def _cells(text: str) -> int:
     """Cells of a terminal that a text takes."""
-    if text.isascii():
+    if text.replace(_LINES[-1], "").isascii():
         return len(text)
     from rich.cells import cell_len
 
@@ -77,20 +78,21 @@ def _folded(text: str, width: int) -> list[str]:
             piece = chop_cells(text, width)[0]
         end = 1 + max(map(piece.rfind, "./"))
         piece = piece[:end] if end > len(piece) // 2 else piece
-        pieces.append(_padded(piece, width))
+        pieces.append(piece)
         text = text[len(piece) :]
-    return [*pieces, _padded(text, width)]
+    return [*pieces, text]
 
 
-def _fitted(text: str, width: int, mark: str) -> str:
-    """A text in so many cells: a long name loses its middle, for the ends differ."""
+def fitted(text: str, width: int, output: Output) -> str:
+    """A text in at most so many cells: a long one keeps little but its end, for the ends differ."""
     if _cells(text) <= width:
-        return _padded(text, width)
-    end = width // 2
-    start = width - 1 - end
+        return text
+    start = width // 6
+    end = width - 1 - start
+    mark = (_LINES if output.draws() else _ASCII_LINES)[-1]
     if text.isascii():
         return text[:start] + mark + text[-end:]
     from rich.cells import set_cell_size
 
     head, tail = set_cell_size(text, start), set_cell_size(text[::-1], end)[::-1]
-    return _padded(head.rstrip() + mark + tail.lstrip(), width)
+    return head.rstrip() + mark + tail.lstrip()

@@ -53,7 +53,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--seal", action="store_true", help="make the regions immutable")
     about = "compare the SHA-256 of every region with its file's, which reads both (needs --seal)"
     parser.add_argument("--digest", action="store_true", help=about)
-    broker.add_new_region(parser)
+    broker.add_new_region(parser, replaces=True)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -123,7 +123,11 @@ def _load(
             copied.nbytes, copied.seconds = total, time.monotonic() - begun
             show(done, total)
 
-        options: dict[str, Any] = {"mode": args.mode, "seal": args.seal, "gpu": False}
+        options: dict[str, Any] = {
+            "mode": broker.mode_of(client, args),
+            "seal": args.seal,
+            "gpu": False,
+        }
         options["progress"] = tell
         if not path.is_dir():
             region = client.load(path, args.name, args.device, **options)

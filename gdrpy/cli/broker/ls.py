@@ -1,6 +1,7 @@
-"""Lists the broker's regions by name, with size, place, how many clients hold them for
-reading (r) and for writing (w), permissions, version, and owner. A narrow terminal
-shows fewer columns. Regions that you may not read are not listed.
+"""Lists the broker's regions by name, with size, how many clients hold them for reading
+(r) and for writing (w), place, permissions, version, and owner. A narrow terminal
+shows fewer columns. Regions that you may not read are not listed. A checkpoint has the
+bytes and holders of all of its files, which are listed below it too.
 
 examples:
   gdrpy ls
@@ -19,13 +20,14 @@ import argparse
 from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.broker import listing
+from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size
 
 #: The first ones are shown in the narrowest terminal.
-_COLUMNS = ("name", "size", "on", "held by", "rights", "version", "owner")
+_COLUMNS = ("name", "size", "held by", "on", "rights", "version", "owner")
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -35,7 +37,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
-        found = client.list(args.prefix)
+        checkpoints = Checkpoints(client)
+        found = checkpoints.whole(client.list(args.prefix))
         gpus = broker.gpus(client) if output.as_json else {}
     if found and not output.as_json:
         output.text(drawn(found, output))
@@ -49,8 +52,8 @@ def _row(region: RegionInfo) -> tuple[str, ...]:
     return (
         str(region.name),
         approximate_size(region.nbytes),
-        broker.device_words(region.device),
         f"{region.readers} r, {region.writers} w",
+        broker.device_words(region.device),
         broker.mode_words(region.mode) + " sealed" * region.sealed,
         str(region.version),
         broker.user_words(region.uid),

@@ -1,6 +1,7 @@
 """Copies a file, or stdin, into a new region and publishes it under a name. If a region
 has the name already, it is replaced in one step: other processes find the old region
-or the new one, and holders of the old one keep it.
+or the new one, and holders of the old one keep it. The new one has the mode of the old
+one, and its group if you belong to that.
 
 examples:
   gdrpy put table table.bin
@@ -38,7 +39,7 @@ def add_arguments(parser: CommandParser) -> None:
         "file", nargs="?", default="-", metavar="FILE", help="the source (default: -, stdin)"
     )
     parser.add_argument("--seal", action="store_true", help="make the region immutable")
-    broker.add_new_region(parser)
+    broker.add_new_region(parser, replaces=True)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -47,8 +48,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if not nbytes:
             raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
         client = undo.enter_context(broker.connect(args))
+        mode = broker.mode_of(client, args)
         draft = undo.enter_context(
-            client.create(args.name, nbytes, args.device, mode=args.mode, gpu=False)
+            client.create(args.name, nbytes, args.device, mode=mode, gpu=False)
         )
         with output.copying(args.name) as tell:
             for offset in range(0, nbytes, broker.CHUNK):

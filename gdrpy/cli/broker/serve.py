@@ -123,8 +123,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise CommandError(
             f"cannot serve{where}: {error.strerror or error}; {remedy}", UNUSABLE
         ) from error
-    # Whoever read the lines may be gone: rich exits for that.
-    with contextlib.suppress(CommandError, SystemExit):
+    with contextlib.suppress(CommandError):  # the reader of the lines may be gone
         output.line(_ending(served, args.keeper == "systemd"))
     return OK
 
@@ -203,7 +202,7 @@ def _store(
     if chosen != "systemd":
         _unix.close_all(list(kept.values()))
     if chosen == "none":
-        return store.NoStore
+        return store.Store
     if chosen == "process":
         return lambda: store.KeeperStore(f"{path}.keeper", args.linger)
     if not notifier.present:
@@ -216,11 +215,7 @@ def _store(
 
 
 def _ready(
-    args: argparse.Namespace,
-    output: Output,
-    settings: daemon.Options,
-    server: Server,
-    state: State,
+    args: argparse.Namespace, output: Output, settings: daemon.Options, server: Server, state: State
 ) -> None:
     """Clients can connect: start the metrics, and announce the broker."""
     metrics = _start_metrics(args.metrics, server) if args.metrics else None

@@ -1,6 +1,6 @@
 """Shows a region: its size and place, version, owner and permissions, whether it is
 sealed, its digest if one was computed, its metadata, the processes that hold it, and its
-tensors: of a checkpoint those of all its files.
+tensors. A checkpoint has the bytes, holders and tensors of all of its files.
 
 examples:
   gdrpy stat weights
@@ -16,18 +16,20 @@ exit status:
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import Any
 
 from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.checkpoints import CHECKPOINT
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
-from gdrpy.cli.broker import listing
+from gdrpy.cli.broker import checkpoints, listing
 from gdrpy.cli.exits import OK, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import approximate_size, counted, format_size
-from gdrpy.errors import Error
+from gdrpy.errors import Error, NotFound, PermissionDenied
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -38,9 +40,12 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
         region = client.stat(args.name)
+        files = _files(client, region)
+        region = checkpoints.summed(region, files)
         told = broker.shown(client, region)
+        told["files"] = [broker.listed(file, broker.gpus(client)) for file in files]
         tensors = _tensors(client, region, output)
-    for name, value in _lines(region, tensors):
+    for name, value in _lines(region, files, tensors):
         output.line(f"{name:10}{value}")
     if region.holders:
         columns = ("process", "user", "writes", "GPU view", "times")
@@ -50,6 +55,16 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.text(listing.drawn(rows, output, whole=True))
     output.finish(told | {"tensors": tensors})
     return OK
+
+
+def _files(client: Broker, region: RegionInfo) -> list[RegionInfo]:
+    """The regions of a checkpoint's files, as far as this user may read them."""
+    found = []
+    if region.metadata == CHECKPOINT:
+        for name in checkpoints.Checkpoints(client).files(region):
+            with contextlib.suppress(NotFound, PermissionDenied):
+                found.append(client.stat(name))
+    return found
 
 
 def _tensors(client: Broker, region: RegionInfo, output: Output) -> list[dict[str, Any]] | None:
@@ -76,7 +91,11 @@ def _tensor(tensor: dict[str, Any]) -> tuple[str, ...]:
     return shown, tensor["dtype"], f"[{shape}]", approximate_size(tensor["nbytes"])
 
 
-def _lines(region: RegionInfo, tensors: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
+def _lines(
+    region: RegionInfo, files: list[RegionInfo], tensors: list[dict[str, Any]] | None
+) -> list[tuple[str, str]]:
+    in_files = f" in {counted(len(files), 'file')}" if files else ""
+    size = approximate_size(region.nbytes) + in_files if files else format_size(region.nbytes)
     place = broker.device_words(region.device)
     if region.uuid:
         place += f" ({region.uuid})"
@@ -84,7 +103,7 @@ def _lines(region: RegionInfo, tensors: list[dict[str, Any]] | None) -> list[tup
     lines = [
         ("name", str(region.name)),
         ("version", f"{region.version}, region {region.region}"),
-        ("size", f"{format_size(region.nbytes)}, takes {format_size(region.size)}"),
+        ("size", f"{size}, takes {format_size(region.size)}"),
         ("on", place),
         ("owner", owner),
         ("rights", f"{broker.mode_words(region.mode)} ({region.mode:04o})"),
@@ -95,11 +114,10 @@ def _lines(region: RegionInfo, tensors: list[dict[str, Any]] | None) -> list[tup
     if region.metadata:
         lines.append(("metadata", broker.metadata_words(region.metadata)))
     if tensors:
-        files = len({tensor["region"] for tensor in tensors})
         nbytes = sum(tensor["nbytes"] for tensor in tensors)
-        in_files = f" in {counted(files, 'file')}" * (files > 1)
         lines.append(("tensors", f"{len(tensors)}{in_files}, {approximate_size(nbytes)}"))
     holders = f"{counted(region.readers, 'reader')}, {counted(region.writers, 'writer')}"
+    holders += f" of {counted(len(files), 'file')}" * bool(files)
     return [*lines, ("held by", holders)]
 
 

@@ -34,7 +34,8 @@ from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker, keys, options
-from gdrpy.cli.broker import ls
+from gdrpy.cli.broker import listing, ls
+from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, Renderable
@@ -50,6 +51,8 @@ _ASKED = 32
 #: Lines around the regions: the frame and titles of their table, and below it what is not shown.
 _FRAME = 5
 _BAR = 40
+#: Columns that the path of the broker's socket has at least.
+_SOCKET = 12
 #: From these shares of a device on a bar has another colour.
 _COLOURS = ((0.9, "red"), (0.7, "yellow"), (0.0, "green"))
 
@@ -163,8 +166,10 @@ class Sample:
         self.socket = client.socket
         self.status = client.status()
         self.when = time.monotonic()
-        self.regions = client.list()
-        self._processes = _processes(client, self.regions)
+        listed = client.list()
+        self._processes = _processes(client, listed)
+        self._checkpoints: Checkpoints = before._checkpoints if before else Checkpoints(client)
+        self.regions = self._checkpoints.whole(listed)
         #: Requests a second since the sample before; None for the first one.
         self.rate = None
         if before is not None:
@@ -206,7 +211,7 @@ class Sample:
         rows = _SHOWN
         for few in _FEW:
             above = [
-                Text(self._head(), no_wrap=True),
+                Text(self._head(output), no_wrap=True),
                 *self._devices(output.width()),
                 *_list("users", self._users(), few),
                 *_list("processes", self._holding(), few),
@@ -222,12 +227,16 @@ class Sample:
         note = _more(len(seen) - rows, ": 'gdrpy ls' lists all")
         return Group(*above, *table, *note, *keys_below)
 
-    def _head(self) -> str:
+    def _head(self, output: Output) -> str:
+        """The counts, after the broker's socket where that has room."""
         status = self.status
-        rate = "" if self.rate is None else f", {counted(round(self.rate), 'request')} a second"
+        rate = "" if self.rate is None else f", {counted(round(self.rate), 'request')}/s"
         nouns = ("region", "lease", "session")
         counts = ", ".join(counted(status[f"{noun}s"], noun) for noun in nouns)
-        return f"{self.socket}: {counts}{rate}"
+        room = output.width() - len(f": {counts}{rate}")
+        if room < _SOCKET:
+            return counts + rate
+        return f"{listing.fitted(self.socket, room, output)}: {counts}{rate}"
 
     def _devices(self, width: int) -> list[Text]:
         """A bar for each device."""
@@ -256,8 +265,8 @@ class Sample:
         most = sorted(self._processes.items(), key=lambda item: -sum(item[1].sizes))
         return [
             f"{pid:<12} {approximate_size(sum(one.sizes)):>9} in "
-            f"{counted(len(one.sizes), 'region')} of {broker.user_words(one.uid)}"
-            f"{', writes' * one.writes}{', GPU view' * one.gpu}"
+            f"{counted(len(one.sizes), 'region')}{', writes' * one.writes}"
+            f"{', GPU view' * one.gpu}, by {broker.user_words(one.uid)}"
             for pid, one in most
         ]
 

@@ -81,27 +81,19 @@ ALL = (
 def run(check: Check, settings: Settings) -> Result:
     """Run a check; afterwards release everything that it held, whatever it raised."""
     begun = time.perf_counter()
-    verdict, message, difference = _verdict(check, settings)
+    # No "with": after Ctrl-C views are still in use here, and the end of the process frees all.
+    stack = ExitStack()
+    verdict, message, difference = _attempt(check, Rig(settings, check.name, stack))
+    try:
+        stack.close()
+    except Exception as error:
+        if verdict is not Verdict.FAILED:
+            verdict, message = Verdict.FAILED, f"cleaning up: {type(error).__name__}: {error}"
     seconds = time.perf_counter() - begun
     return Result(check.name, check.shows, verdict, seconds, message, difference)
 
 
-_Outcome = tuple[Verdict, str, Difference | None]
-
-
-def _verdict(check: Check, settings: Settings) -> _Outcome:
-    # No "with": after Ctrl-C views are still in use here, and the end of the process frees all.
-    stack = ExitStack()
-    outcome = _attempt(check, Rig(settings, check.name, stack))
-    try:
-        stack.close()
-    except Exception as error:
-        if outcome[0] is not Verdict.FAILED:
-            return Verdict.FAILED, f"cleaning up: {type(error).__name__}: {error}", None
-    return outcome
-
-
-def _attempt(check: Check, rig: Rig) -> _Outcome:
+def _attempt(check: Check, rig: Rig) -> tuple[Verdict, str, Difference | None]:
     """Run a check. Its frames, and their views, are gone before the memory is released."""
     try:
         check.function(rig)

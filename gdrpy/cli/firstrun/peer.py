@@ -15,11 +15,10 @@ import numpy as np
 
 import gdrpy
 from gdrpy import cuda
+from gdrpy.cli.checks.peer import OURS, THEIRS
 from gdrpy.cli.data import Mismatch, Noise, expect, expect_equal
 from gdrpy.cli.firstrun.node import PAGE
 
-#: The last seeds of the noise of the first process, and of this one.
-OURS, THEIRS = 1, 2
 #: Bytes of each of the owner's pins.
 OWNED = 2 << 20
 

@@ -182,14 +182,14 @@ def share(run: FirstRun) -> str:
     descriptors = pin.export(), pin.export(readonly=True)
     for descriptor in descriptors:
         run.rig.stack.callback(os.close, descriptor)
-    run.rig.put(page, Noise(*run.rig.seeds, peer.OURS).bytes(PAGE))
+    run.rig.put(page, Noise(*run.rig.seeds, checks_peer.OURS).bytes(PAGE))
     with _peer("share", *descriptors, *run.rig.seeds, pass_fds=descriptors) as child:
         mapped = _mappings()
         expect(mapped > 0, "no mapping of the child's is counted")
         child.kill()
         child.wait()
         settled(lambda: _mappings() == 0, "the mappings of the killed child are still counted")
-    theirs = Noise(*run.rig.seeds, peer.THEIRS).bytes(PAGE)
+    theirs = Noise(*run.rig.seeds, checks_peer.THEIRS).bytes(PAGE)
     expect_equal("written by the child, read by the driver", theirs, run.rig.get(page, PAGE))
     expect_equal("written by the child, mapped here", theirs, pin.map().read())
     return f"read-only was enforced, and the kill gave {mapped} mappings back"
@@ -202,10 +202,7 @@ def outlive(run: FirstRun) -> str:
         with open_node() as opened:
             opened.pin(page, PAGE, lifetime)
             heir = subprocess.Popen(
-                ["cat"],
-                pass_fds=[opened.fd],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                ["cat"], pass_fds=[opened.fd], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
             )
             run.rig.stack.callback(heir.communicate)
         expect(len(machine.pins()) == 1, "the pin ended though the node is still open")

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import astuple, replace
 
 import gdrpy
 from gdrpy import Region
 from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.copies import dma
-from gdrpy.copies.limits import MOST_LANES, MOST_THREADS, NEVER, Limits
+from gdrpy.copies.tuning import MOST_LANES, MOST_THREADS, NEVER, Limits
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -52,7 +53,8 @@ class Way:
         """Limits by which a copy ``via`` the mapping or DMA takes this way at every size."""
         threads = self.threads
         several = 0 if threads > 1 else NEVER
-        return _PLAIN._replace(
+        return replace(
+            _PLAIN,
             write_threads=several,
             read_threads=several,
             threads_to=threads,
@@ -107,7 +109,7 @@ class Meter:
     def _copy(self, way: Way, nbytes: int) -> Calls:
         region, host = self._region, self._hosts[way.pinned][:nbytes]
         engine = dma.engine(self._device)
-        region._arm(region.cpu, engine, region.ptr, region.nbytes, True, way.limits())
+        region._arm(region.cpu, engine, region.ptr, region.nbytes, True, astuple(way.limits()))
         return Calls(region.write if way.writes else region.readinto, [host], [0], [way.by])
 
 

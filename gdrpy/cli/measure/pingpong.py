@@ -54,9 +54,9 @@ def responder(
     if ping.width != 4 or reply.width != 4:
         raise ValueError("a responder's flags must be 4 bytes wide")
     if not 1 <= rounds <= MOST_ROUNDS:
-        raise ValueError(f"a responder answers 1 to {MOST_ROUNDS} rounds, and not {rounds}")
+        raise ValueError(f"a responder answers 1 to {MOST_ROUNDS} rounds, not {rounds}")
     if not 0 < seconds <= TIME_LIMIT:
-        raise ValueError(f"a responder runs for up to {TIME_LIMIT:g} seconds, and not {seconds:g}")
+        raise ValueError(f"a responder runs for up to {TIME_LIMIT:g} seconds, not {seconds:g}")
     ping.set(0)
     reply.set(0)
     kind = _Thread if cuda.simulated() else _Kernel

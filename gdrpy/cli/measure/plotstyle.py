@@ -49,8 +49,6 @@ _WIDTH = 10.0
 _MARGIN = 0.12
 #: Inches of the title, and of each line below it.
 _TITLE, _LINE = 0.3, 0.18
-#: Ratios that differ by more have a logarithmic axis.
-_WIDE = 4
 #: The most characters of a distribution's name in a line.
 _NAME = 30
 #: The most labelled sizes and times on an axis; the most sizes on axes that lie side by side.
@@ -145,23 +143,13 @@ def size_axis(axes: Any, sizes: Iterable[int]) -> None:
 
 def time_axis(axes: Any, which: str, label: str) -> None:
     """Make the x or the y axis one of times, which are us: logarithmic, with their units."""
-    _logarithmic(axes, which)
+    logarithmic(axes, which)
     getattr(axes, f"{which}axis").set_major_formatter(lambda us, _: time_words(us))
     axes.set(**{f"{which}label": label})
     axes.grid(True, which="major", axis=which)
 
 
-def ratio_axis(axes: Any, label: str) -> None:
-    """Make the y axis one of ratios, logarithmic where they differ widely."""
-    low, high = axes.get_ylim()
-    if low <= 0 or high / low > _WIDE:
-        _logarithmic(axes, "y")
-        axes.yaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
-    axes.set_ylabel(label)
-    axes.grid(True, which="major")
-
-
-def _logarithmic(axes: Any, which: str) -> None:
+def logarithmic(axes: Any, which: str) -> None:
     """Make an axis of drawn data logarithmic, with as many ticks as there is room for."""
     from matplotlib.ticker import FixedLocator, NullLocator
 

@@ -58,13 +58,7 @@ class Report:
         self._plot = args.plot if "plot" in args else None
         self._output = output
 
-    def finish(
-        self,
-        method: str,
-        shown: Plot,
-        copies: Sequence[Copies] = (),
-        **fields: Any,
-    ) -> int:
+    def finish(self, method: str, shown: Plot, copies: Sequence[Copies] = (), **fields: Any) -> int:
         """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
         self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
@@ -103,18 +97,21 @@ def show_by_size(
 ) -> None:
     """Show a row for each size, and a column for each of the ways, which have titles.
 
-    Where a spread has no room in one line, all are left out.
+    A spread has its own line where it has no room beside the figure, and is left out where it has
+    none there either; all are treated alike.
     """
     cells = {id(one): cell(one) for one in results}
     sizes = table_width({"size": [format_size(one.nbytes) for one in results]})
     room = (output.width() - sizes) // len(ways) - CELL_EDGES
     spreads = all(len(spread) <= room for _, spread in cells.values())
+    beside = all(len(f"{figure} {spread}") <= room for figure, spread in cells.values())
 
     def shown(one: Copies) -> Text:
         if one.difference:
             return Text("WRONG DATA", "bold red")
         figure, spread = cells[id(one)]
-        return Text.assemble(f"{figure} ", (spread, "dim")) if spreads else Text(figure)
+        between = " " if beside else "\n"
+        return Text.assemble(figure, between, (spread, "dim")) if spreads else Text(figure)
 
     rows = [
         [format_size(nbytes), *map(shown, row)]

@@ -29,6 +29,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.measure import crossovers
@@ -39,8 +41,8 @@ from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, Renderable, table
 from gdrpy.cli.sizes import approximate_size, format_size
 from gdrpy.cli.writable import why_not_writable
-from gdrpy.copies import kept as _tuned
-from gdrpy.copies.limits import BUILT_IN, NEVER, Limits
+from gdrpy.copies import tuning
+from gdrpy.copies.tuning import BUILT_IN, NEVER, Limits
 
 #: Host memory taken, in multiples of the region's size: a buffer of either kind.
 _HOST_COPIES = 2
@@ -94,13 +96,13 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _place(device: int) -> Path:
     """The file of the limits. Raises CommandError if there is no place for it."""
     try:
-        return _tuned.path(device)
+        return tuning.path(device)
     except FileNotFoundError as error:
         raise CommandError(f"{error.filename}: {error.strerror}", UNUSABLE) from error
 
 
 def _show(device: int, file: Path, output: Output) -> int:
-    kept = _tuned.load(device)
+    kept = tuning.load(device)
     off = os.environ.get("GDRPY_TUNING") == "0"
     if off:
         why = "built in: GDRPY_TUNING is 0"
@@ -113,15 +115,8 @@ def _show(device: int, file: Path, output: Output) -> int:
     limits = BUILT_IN if off or kept is None else kept
     output.show(_limits_table({"holds": limits}))
     output.line(why)
-    output.finish(
-        {
-            "limits": _limits_json(limits),
-            "why": why,
-            "measured": limits is kept,
-            "file": str(file),
-            "origin": _tuned.origin(device),
-        }
-    )
+    about = {"why": why, "measured": limits is kept, "file": str(file)}
+    output.finish({"limits": _limits_json(limits), **about, "origin": tuning.origin(device)})
     return OK
 
 
@@ -208,7 +203,7 @@ def _keep(
 ) -> str | None:
     """Keep the limits; the name of the file, or None if that failed."""
     try:
-        file = _tuned.save(args.device, limits, header=header)
+        file = tuning.save(args.device, limits, header=header)
     except OSError as error:
         output.error(f"cannot keep the limits: {error.filename}: {error.strerror}")
         return None
@@ -261,7 +256,7 @@ def _limit_words(field: str, limits: Limits) -> str:
 
 def _limits_json(limits: Limits) -> dict[str, int | None]:
     """Limits by name; None for a way that is never faster."""
-    return {name: None if value == NEVER else value for name, value in limits._asdict().items()}
+    return {name: None if value == NEVER else value for name, value in asdict(limits).items()}
 
 
 def _figure_json(figure: CopyTime) -> dict[str, Any]:

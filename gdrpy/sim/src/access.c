@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "access.h"
 
+#include "address.h"
 #include "range.h"
-#include "reservation.h"
 
 static struct access *running;
 

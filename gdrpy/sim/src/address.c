@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "range.h"
+#include "table.h"
+
 #define FLAGS (MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE)
 
 static uint64_t reserve_at(uint64_t wish, uint64_t size)
@@ -61,4 +64,53 @@ void address_clear(uint64_t start, uint64_t size)
 void address_release(uint64_t start, uint64_t size)
 {
 	check(munmap((void *)(uintptr_t)start, size) == 0);
+}
+
+static struct table reservations;
+
+struct reservation *reservation_at(uint64_t address)
+{
+	struct reservation *reservation = table_floor(&reservations, address);
+
+	return reservation && address - reservation->start < reservation->size ? reservation : NULL;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment, CUdeviceptr wish,
+			     unsigned long long flags)
+{
+	API(cuMemAddressReserve, NEEDS_INIT);
+	struct reservation *reservation;
+	uint64_t start;
+
+	if (!pointer || !size || size % SIM_GRANULARITY || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (alignment & (alignment - 1) || wish % SIM_GRANULARITY)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (alignment < SIM_GRANULARITY)
+		alignment = SIM_GRANULARITY;
+
+	start = address_reserve(size, alignment, wish);
+	reservation = malloc(sizeof(*reservation));
+	if (!start || !reservation || !table_insert(&reservations, start, reservation)) {
+		free(reservation);
+		if (start)
+			address_release(start, size);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*reservation = (struct reservation){start, size};
+	*pointer = start;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
+{
+	API(cuMemAddressFree, NEEDS_INIT);
+	struct reservation *reservation = table_find(&reservations, pointer);
+
+	if (!reservation || reservation->size != size || range_overlaps(pointer, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	table_remove(&reservations, pointer);
+	address_release(pointer, size);
+	free(reservation);
+	return CUDA_SUCCESS;
 }

@@ -16,4 +16,13 @@ void address_clear(uint64_t start, uint64_t size);
 
 void address_release(uint64_t start, uint64_t size);
 
+/* Addresses of cuMemAddressReserve, in which allocations are mapped. */
+struct reservation {
+	uint64_t start;
+	uint64_t size;
+};
+
+/* The reservation that holds the address, or NULL. */
+struct reservation *reservation_at(uint64_t address);
+
 #endif

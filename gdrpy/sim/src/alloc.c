@@ -3,9 +3,6 @@
  * cuMemAlloc. As on a real driver, allocations of up to 1 MiB share blocks of 2 MiB, at multiples
  * of 512 bytes; each larger one has a separate block.
  */
-#include <sys/mman.h>
-
-#include "address.h"
 #include "context.h"
 #include "range.h"
 
@@ -20,49 +17,33 @@ static uint64_t round_up(uint64_t size, uint64_t unit)
 
 static CUresult block_new_mapped(struct device *device, uint64_t size, struct block **block)
 {
-	CUresult result = block_create(device, size, block);
-	uint64_t address;
+	CUresult result;
 
+	TRY(block_create(device, size, block));
+	result = block_map(*block, &(*block)->address);
 	if (result != CUDA_SUCCESS)
-		return result;
-	address = address_reserve(size, SIM_GRANULARITY, 0);
-	if (!address) {
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-		goto put_block;
-	}
-	result = backing_map(&(*block)->backing, address, PROT_READ | PROT_WRITE);
-	if (result != CUDA_SUCCESS)
-		goto release_address;
-	(*block)->address = address;
-	return CUDA_SUCCESS;
-
-release_address:
-	address_release(address, size);
-put_block:
-	block_put(*block);
+		block_put(*block);
 	return result;
 }
 
-/* Unmaps and frees a block whose last reference is the caller's. */
-static void block_discard(struct context *context, struct block *block)
+/* Drops a reference to a block, and unmaps it before the last one. */
+static void block_drop(struct context *context, struct block *block)
 {
 	struct block **link = &context->small_blocks;
 
-	while (*link && *link != block)
-		link = &(*link)->next;
-	if (*link)
-		*link = block->next;
-	backing_unmap(&block->backing, block->address);
-	address_release(block->address, block->backing.size);
+	if (block->references == 1) {
+		while (*link && *link != block)
+			link = &(*link)->next;
+		if (*link)
+			*link = block->next;
+		block_unmap(block, block->address);
+	}
 	block_put(block);
 }
 
 static void alloc_destroy(struct range *range)
 {
-	if (range->block->references == 1)
-		block_discard(range->context, range->block);
-	else
-		block_put(range->block);
+	block_drop(range->context, range->block);
 }
 
 /* The first gap that is large enough, or 0. */
@@ -84,8 +65,6 @@ static uint64_t find_gap(const struct block *block, uint64_t size)
 static CUresult find_room(struct context *context, uint64_t size, struct block **block,
 			  uint64_t *address)
 {
-	CUresult result;
-
 	if (size <= SMALL) {
 		for (*block = context->small_blocks; *block; *block = (*block)->next) {
 			*address = find_gap(*block, size);
@@ -95,9 +74,7 @@ static CUresult find_room(struct context *context, uint64_t size, struct block *
 			}
 		}
 	}
-	result = block_new_mapped(context->device, round_up(size, SIM_GRANULARITY), block);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(block_new_mapped(context->device, round_up(size, SIM_GRANULARITY), block));
 	if (size <= SMALL) {
 		(*block)->next = context->small_blocks;
 		context->small_blocks = *block;
@@ -111,19 +88,13 @@ static CUresult allocate(struct context *context, uint64_t size, CUdeviceptr *po
 	struct block *block;
 	struct range *range;
 	uint64_t address;
-	CUresult result;
 
 	if (size > context->device->total)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = find_room(context, size, &block, &address);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(find_room(context, size, &block, &address));
 	range = range_new(RANGE_ALLOCATED, address, size);
 	if (!range) {
-		if (block->references == 1)
-			block_discard(context, block);
-		else
-			block_put(block);
+		block_drop(context, block);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	range->context = context;
@@ -136,11 +107,9 @@ static CUresult allocate(struct context *context, uint64_t size, CUdeviceptr *po
 
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-	struct device *device;
-
 	API(cuMemGetInfo_v2, NEEDS_CONTEXT);
+	struct device *device = api_context->device;
 
-	device = api_context->device;
 	if (free)
 		*free = device->total - device->used;
 	if (total)
@@ -160,9 +129,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
 CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
 			    unsigned int element)
 {
-	uint64_t row, size;
-
 	API(cuMemAllocPitch_v2, NEEDS_CONTEXT);
+	uint64_t row, size;
 
 	if (!pointer || !pitch || !width || !height ||
 	    (element != 4 && element != 8 && element != 16))
@@ -179,17 +147,14 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
 	API(cuMemFree_v2, NEEDS_INIT);
-
 	return pointer ? range_free(pointer, RANGE_ALLOCATED) : CUDA_SUCCESS;
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr pointer)
 {
-	struct range *range;
-
 	API(cuMemGetAddressRange_v2, NEEDS_CONTEXT);
+	struct range *range = range_at(pointer);
 
-	range = range_at(pointer);
 	if (!range)
 		return CUDA_ERROR_NOT_FOUND;
 	if (base)

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fabric.h"
 #include "range.h"
 #include "table.h"
 
@@ -17,22 +16,21 @@ struct allocation *allocation_get(CUmemGenericAllocationHandle handle)
 	return allocation && allocation->retains ? allocation : NULL;
 }
 
-struct allocation *allocation_new(struct block *block, const CUmemAllocationProp *properties)
+CUresult allocation_new(struct block *block, const CUmemAllocationProp *properties,
+			CUmemGenericAllocationHandle *handle)
 {
-	struct allocation *allocation = calloc(1, sizeof(*allocation));
-
-	if (!allocation)
-		return NULL;
+	struct allocation *allocation = malloc(sizeof(*allocation));
 	/* Away from small numbers, so that a descriptor or a count is not a handle by chance. */
-	allocation->handle = 0x51d00000 + sim_next_id();
-	allocation->retains = 1;
-	allocation->block = block;
-	allocation->properties = *properties;
-	if (!table_insert(&allocations, allocation->handle, allocation)) {
+	uint64_t number = 0x51d00000 + sim_next_id();
+
+	if (!allocation || !table_insert(&allocations, number, allocation)) {
 		free(allocation);
-		return NULL;
+		block_put(block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	return allocation;
+	*allocation = (struct allocation){number, 1, 0, block, *properties};
+	*handle = number;
+	return CUDA_SUCCESS;
 }
 
 void allocation_put(struct allocation *allocation)
@@ -76,40 +74,25 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 		     const CUmemAllocationProp *properties, unsigned long long flags)
 {
-	CUmemAllocationProp granted;
-	struct allocation *allocation;
-	struct block *block;
-	CUresult result;
-
 	API(cuMemCreate, NEEDS_INIT);
+	CUmemAllocationProp granted;
+	struct block *block;
 
 	if (!handle || !properties || flags || !size || size % SIM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = check_properties(properties);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_properties(properties));
 	granted = *properties;
 	granted.allocFlags.compressionType = 0;
 
-	result = block_create(device_get(properties->location.id), size, &block);
-	if (result != CUDA_SUCCESS)
-		return result;
-	allocation = allocation_new(block, &granted);
-	if (!allocation) {
-		block_put(block);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*handle = allocation->handle;
-	return CUDA_SUCCESS;
+	TRY(block_create(device_get(properties->location.id), size, &block));
+	return allocation_new(block, &granted, handle);
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-	struct allocation *allocation;
-
 	API(cuMemRelease, NEEDS_INIT);
+	struct allocation *allocation = allocation_get(handle);
 
-	allocation = allocation_get(handle);
 	if (!allocation)
 		return CUDA_ERROR_INVALID_VALUE;
 	allocation->retains--;
@@ -119,11 +102,9 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *pointer)
 {
-	struct range *range;
-
 	API(cuMemRetainAllocationHandle, NEEDS_INIT);
+	struct range *range = range_at((uintptr_t)pointer);
 
-	range = range_at((uintptr_t)pointer);
 	if (!handle || !range || range->kind != RANGE_MAPPED)
 		return CUDA_ERROR_INVALID_VALUE;
 	range->allocation->retains++;
@@ -134,11 +115,9 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 						CUmemGenericAllocationHandle handle)
 {
-	struct allocation *allocation;
-
 	API(cuMemGetAllocationPropertiesFromHandle, NEEDS_INIT);
+	struct allocation *allocation = allocation_get(handle);
 
-	allocation = allocation_get(handle);
 	if (!properties || !allocation)
 		return CUDA_ERROR_INVALID_VALUE;
 	*properties = allocation->properties;

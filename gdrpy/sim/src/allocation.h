@@ -16,10 +16,14 @@ struct allocation {
 /* NULL if the handle is invalid. */
 struct allocation *allocation_get(CUmemGenericAllocationHandle handle);
 
-/* A retained allocation. The caller's reference to the block becomes the allocation's. */
-struct allocation *allocation_new(struct block *block, const CUmemAllocationProp *properties);
+/* A retained allocation, which takes the caller's reference to the block, even on failure. */
+CUresult allocation_new(struct block *block, const CUmemAllocationProp *properties,
+			CUmemGenericAllocationHandle *handle);
 
 /* Called after a retain or a mapping was removed. */
 void allocation_put(struct allocation *allocation);
+
+/* In share.c: CUDA_SUCCESS, or why this process may not use fabric handles. */
+CUresult fabric_check(void);
 
 #endif

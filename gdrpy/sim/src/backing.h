@@ -18,17 +18,29 @@ struct backing {
 	uint64_t inode; /* unique on this machine */
 };
 
-/* The size is a multiple of the granularity. */
-CUresult backing_create(struct backing *backing, int ordinal, uint64_t size);
+/* A kind of memory. A process uses one. */
+struct backing_kind {
+	/* The size is a multiple of the granularity. */
+	CUresult (*create)(struct backing *backing, int ordinal, uint64_t size);
+	/* The block behind an exported descriptor, which the caller keeps; its device may be
+	 * absent. */
+	CUresult (*import)(struct backing *backing, int fd);
+	/* A new descriptor, or -1. */
+	int (*export)(const struct backing *backing);
+	/* A descriptor of the block behind another process's descriptor of this number, or -1. */
+	int (*take)(uint32_t pid, uint32_t fd);
+	/*
+	 * Tell the module that pins device memory where it is, and that it is gone. NULL for memory
+	 * that is not pinned.
+	 */
+	CUresult (*announce)(const struct backing *backing, uint64_t address);
+	void (*withdraw)(const struct backing *backing, uint64_t address);
+};
 
-/* The block behind an exported descriptor, which the caller keeps. */
-CUresult backing_import(struct backing *backing, int fd);
+extern const struct backing_kind backing_memfd;
+extern const struct backing_kind backing_bar;
 
-/* A new descriptor, or -1. */
-int backing_export(const struct backing *backing);
-
-/* A descriptor of the block behind another process's descriptor of this number, or -1. */
-int backing_take(uint32_t pid, uint32_t fd);
+const struct backing_kind *backing_kind(void);
 
 /* Maps all of it at an address that the caller reserved, with a protection (PROT_...). */
 CUresult backing_map(const struct backing *backing, uint64_t address, int protection);

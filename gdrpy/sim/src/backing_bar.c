@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "backing_kind.h"
+#include "backing.h"
 #include "gpustandin.h"
 #include "sim.h"
 

@@ -10,45 +10,38 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "backing_kind.h"
+#include "backing.h"
 #include "sim.h"
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define NAME "gdrpy-sim-dev"
 
-static CUresult describe(struct backing *backing)
+static bool describe(struct backing *backing)
 {
 	struct stat status;
 
 	if (fstat(backing->fd, &status))
-		return CUDA_ERROR_OPERATING_SYSTEM;
+		return false;
 	backing->size = (uint64_t)status.st_size;
 	backing->inode = status.st_ino;
-	return CUDA_SUCCESS;
+	return true;
 }
 
 static CUresult memfd_create_block(struct backing *backing, int ordinal, uint64_t size)
 {
 	char name[32];
-	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
 
 	snprintf(name, sizeof(name), NAME "%d", ordinal);
 	backing->ordinal = ordinal;
 	backing->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (backing->fd < 0)
-		return result;
+		return CUDA_ERROR_OPERATING_SYSTEM;
 	/* Other users cannot reopen it through /proc with more rights than their descriptor has. */
-	if (fchmod(backing->fd, 0600) || ftruncate(backing->fd, (off_t)size) ||
-	    fcntl(backing->fd, F_ADD_SEALS, SEALS))
-		goto close_fd;
-	result = describe(backing);
-	if (result != CUDA_SUCCESS)
-		goto close_fd;
-	return CUDA_SUCCESS;
-
-close_fd:
+	if (!fchmod(backing->fd, 0600) && !ftruncate(backing->fd, (off_t)size) &&
+	    !fcntl(backing->fd, F_ADD_SEALS, SEALS) && describe(backing))
+		return CUDA_SUCCESS;
 	close(backing->fd);
-	return result;
+	return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 /* The device in the name of a descriptor's memory file, or -1 if it is not such a file. */
@@ -81,21 +74,16 @@ static bool is_block(const struct backing *backing)
 
 static CUresult memfd_import(struct backing *backing, int fd)
 {
-	CUresult result = CUDA_ERROR_UNKNOWN;
-
 	backing->ordinal = parse_name(fd);
 	if (backing->ordinal < 0)
-		return result;
+		return CUDA_ERROR_UNKNOWN;
 	backing->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (backing->fd < 0)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	if (describe(backing) != CUDA_SUCCESS || !is_block(backing))
-		goto close_fd;
-	return CUDA_SUCCESS;
-
-close_fd:
+	if (describe(backing) && is_block(backing))
+		return CUDA_SUCCESS;
 	close(backing->fd);
-	return result;
+	return CUDA_ERROR_UNKNOWN;
 }
 
 static int memfd_export(const struct backing *backing)
@@ -111,25 +99,9 @@ static int memfd_take(uint32_t pid, uint32_t fd)
 	return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Ordinary memory is not pinned. */
-static CUresult memfd_announce(const struct backing *backing, uint64_t address)
-{
-	(void)backing;
-	(void)address;
-	return CUDA_SUCCESS;
-}
-
-static void memfd_withdraw(const struct backing *backing, uint64_t address)
-{
-	(void)backing;
-	(void)address;
-}
-
 const struct backing_kind backing_memfd = {
 	.create = memfd_create_block,
 	.import = memfd_import,
 	.export = memfd_export,
 	.take = memfd_take,
-	.announce = memfd_announce,
-	.withdraw = memfd_withdraw,
 };

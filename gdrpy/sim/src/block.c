@@ -2,66 +2,89 @@
 #include "block.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "address.h"
 
 static struct block *blocks; /* all blocks */
 
-static void link_block(struct block *block)
+/* Gives the block that holds the backing, or destroys the backing. */
+static CUresult block_new(struct backing backing, struct device *device, bool imported,
+			  struct block **block)
 {
-	block->after = blocks;
-	block->link = &blocks;
-	if (blocks)
-		blocks->link = &block->after;
-	blocks = block;
-}
+	struct block *created = malloc(sizeof(*created));
 
-static void unlink_block(struct block *block)
-{
-	*block->link = block->after;
-	if (block->after)
-		block->after->link = block->link;
+	if (!created) {
+		backing_destroy(&backing);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*created = (struct block){
+		.backing = backing,
+		.device = device,
+		.imported = imported,
+		.references = 1,
+		.after = blocks,
+		.link = &blocks,
+	};
+	if (blocks)
+		blocks->link = &created->after;
+	blocks = created;
+	*block = created;
+	return CUDA_SUCCESS;
 }
 
 CUresult block_create(struct device *device, uint64_t size, struct block **block)
 {
-	struct block *created;
-	CUresult result;
+	struct backing backing;
 
 	if (size > device->total - device->used)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	created = calloc(1, sizeof(*created));
-	if (!created)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = backing_create(&created->backing, device->ordinal, size);
-	if (result != CUDA_SUCCESS) {
-		free(created);
-		return result;
-	}
-	created->device = device;
-	created->references = 1;
+	TRY(backing_kind()->create(&backing, device->ordinal, size));
+	TRY(block_new(backing, device, false, block));
 	device->used += size;
-	link_block(created);
-	*block = created;
 	return CUDA_SUCCESS;
 }
 
 CUresult block_import(int fd, struct block **block)
 {
-	struct block *imported = calloc(1, sizeof(*imported));
+	struct backing backing;
+
+	TRY(backing_kind()->import(&backing, fd));
+	return block_new(backing, device_get(backing.ordinal), true, block);
+}
+
+CUresult block_take(uint32_t pid, uint32_t fd, struct block **block)
+{
+	int taken = backing_kind()->take(pid, fd);
 	CUresult result;
 
-	if (!imported)
+	if (taken < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	result = block_import(taken, block);
+	close(taken);
+	return result == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult block_map(const struct block *block, uint64_t *address)
+{
+	uint64_t reserved = address_reserve(block->backing.size, SIM_GRANULARITY, 0);
+	CUresult result;
+
+	if (!reserved)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = backing_import(&imported->backing, fd);
-	if (result != CUDA_SUCCESS) {
-		free(imported);
-		return result;
-	}
-	imported->device = device_get(imported->backing.ordinal);
-	imported->imported = true;
-	imported->references = 1;
-	link_block(imported);
-	*block = imported;
-	return CUDA_SUCCESS;
+	result = backing_map(&block->backing, reserved, PROT_READ | PROT_WRITE);
+	if (result == CUDA_SUCCESS)
+		*address = reserved;
+	else
+		address_release(reserved, block->backing.size);
+	return result;
+}
+
+void block_unmap(const struct block *block, uint64_t address)
+{
+	backing_unmap(&block->backing, address);
+	address_release(address, block->backing.size);
 }
 
 void block_get(struct block *block)
@@ -75,7 +98,9 @@ void block_put(struct block *block)
 		return;
 	if (!block->imported)
 		block->device->used -= block->backing.size;
-	unlink_block(block);
+	*block->link = block->after;
+	if (block->after)
+		block->after->link = block->link;
 	backing_destroy(&block->backing);
 	free(block);
 }

@@ -16,9 +16,16 @@ struct block {
 	struct block *after, **link; /* in the list of all blocks */
 };
 
-/* Both give the caller a reference. `size` is a multiple of the granularity. */
+/* Each gives the caller a reference. `size` is a multiple of the granularity. */
 CUresult block_create(struct device *device, uint64_t size, struct block **block);
 CUresult block_import(int fd, struct block **block);
+
+/* The block behind another process's descriptor of this number, or CUDA_ERROR_INVALID_VALUE. */
+CUresult block_take(uint32_t pid, uint32_t fd, struct block **block);
+
+/* Maps all of it at a new address, accessible to the program, or removes that mapping. */
+CUresult block_map(const struct block *block, uint64_t *address);
+void block_unmap(const struct block *block, uint64_t address);
 
 void block_get(struct block *block);
 void block_put(struct block *block);

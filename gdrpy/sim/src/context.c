@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "event.h"
 #include "queue.h"
 #include "range.h"
 #include "table.h"
@@ -87,26 +86,23 @@ static void context_stop(struct context *context)
 	pthread_cond_broadcast(&sim.changed);
 }
 
+static CUresult make_primary(struct device *device)
+{
+	if (!device->primary)
+		device->primary = context_new(device, 0);
+	return device->primary ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 {
-	struct device *device;
-	CUresult result;
-
 	API(cuDevicePrimaryCtxRetain, NEEDS_INIT);
+	struct device *device;
 
-	device = device_get(ordinal);
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (!device->primary) {
-		device->primary = context_new(device, 0);
-		if (!device->primary)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	result = context_start(device->primary);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(device_use(ordinal, &device));
+	TRY(make_primary(device));
+	TRY(context_start(device->primary));
 	device->primary->retains++;
 	*context = device->primary;
 	return CUDA_SUCCESS;
@@ -114,13 +110,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 {
+	API(cuDevicePrimaryCtxRelease_v2, NEEDS_INIT);
 	struct device *device;
 
-	API(cuDevicePrimaryCtxRelease_v2, NEEDS_INIT);
-
-	device = device_get(ordinal);
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_use(ordinal, &device));
 	if (!device->primary || !device->primary->retains)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (--device->primary->retains == 0 && device->primary->alive)
@@ -130,13 +123,10 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 {
+	API(cuDevicePrimaryCtxReset_v2, NEEDS_INIT);
 	struct device *device;
 
-	API(cuDevicePrimaryCtxReset_v2, NEEDS_INIT);
-
-	device = device_get(ordinal);
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_use(ordinal, &device));
 	if (device->primary && device->primary->alive)
 		context_stop(device->primary);
 	return CUDA_SUCCESS;
@@ -144,35 +134,25 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice ordinal)
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 {
+	API(cuDevicePrimaryCtxSetFlags_v2, NEEDS_INIT);
 	struct device *device;
 
-	API(cuDevicePrimaryCtxSetFlags_v2, NEEDS_INIT);
-
-	device = device_get(ordinal);
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_use(ordinal, &device));
 	if (flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!device->primary) {
-		device->primary = context_new(device, flags);
-		if (!device->primary)
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	}
+	TRY(make_primary(device));
 	device->primary->flags = flags;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *active)
 {
+	API(cuDevicePrimaryCtxGetState, NEEDS_INIT);
 	struct device *device;
 
-	API(cuDevicePrimaryCtxGetState, NEEDS_INIT);
-
-	device = device_get(ordinal);
 	if (!flags || !active)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_use(ordinal, &device));
 	*flags = device->primary ? device->primary->flags & PRIMARY_FLAGS_MASK : 0;
 	*active = device->primary && device->primary->alive;
 	return CUDA_SUCCESS;
@@ -180,22 +160,18 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *
 
 static CUresult context_create(CUcontext *context, unsigned int flags, CUdevice ordinal)
 {
-	struct device *device = device_get(ordinal);
+	struct device *device;
 	struct context *created;
-	CUresult result;
 
 	if (!context || flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	TRY(device_use(ordinal, &device));
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	created = context_new(device, flags);
 	if (!created)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = context_start(created);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_start(created));
 	stack.contexts[stack.depth++] = created;
 	*context = created;
 	return CUDA_SUCCESS;
@@ -204,7 +180,6 @@ static CUresult context_create(CUcontext *context, unsigned int flags, CUdevice 
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
 	API(cuCtxCreate_v2, NEEDS_INIT);
-
 	return context_create(context, flags, device);
 }
 
@@ -260,15 +235,11 @@ static CUresult check_usable(CUcontext context)
 
 CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
-	CUresult result;
-
 	API(cuCtxPushCurrent_v2, NEEDS_INIT);
 
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = check_usable(context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_usable(context));
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	stack.contexts[stack.depth++] = context;
@@ -289,8 +260,6 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
-	CUresult result;
-
 	API(cuCtxSetCurrent, NEEDS_INIT);
 
 	if (!context) {
@@ -298,9 +267,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
 			stack.depth--;
 		return CUDA_SUCCESS;
 	}
-	result = check_usable(context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_usable(context));
 	if (!stack.depth)
 		stack.depth = 1;
 	stack.contexts[stack.depth - 1] = context;

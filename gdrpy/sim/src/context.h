@@ -14,8 +14,7 @@ struct context {
 	unsigned int flags;
 	unsigned int retains; /* of a primary context */
 	bool alive;
-	bool stopping;	/* its memory is being freed; it cannot start again before that is done
-			 */
+	bool stopping;	/* it cannot start again before its memory is freed */
 	CUresult error; /* of a failed operation: every later call returns it */
 	uint32_t peers; /* bit N: access to device N's memory was enabled */
 	struct stream *null_stream;
@@ -27,6 +26,9 @@ CUresult context_current(struct context **context);
 
 /* The context of a handle from the program, if it is usable. */
 CUresult context_use(CUcontext handle, struct context **context);
+
+/* In event.c. */
+void event_free_all(struct context *context);
 
 /* CUDA_SUCCESS if the context is usable, else the reason. */
 CUresult context_state(const struct context *context);

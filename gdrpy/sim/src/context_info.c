@@ -26,14 +26,12 @@ static CUresult get_device(CUcontext handle, CUdevice *device)
 CUresult cuCtxGetDevice(CUdevice *device)
 {
 	API(cuCtxGetDevice, NEEDS_INIT);
-
 	return get_device(NULL, device);
 }
 
 CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
 {
 	API(cuCtxGetDevice_v2, NEEDS_INIT);
-
 	return get_device(context, device);
 }
 
@@ -51,25 +49,21 @@ CUresult cuCtxGetFlags(unsigned int *flags)
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
 {
-	struct context *context;
-	CUresult result;
-
 	API(cuCtxGetId, NEEDS_INIT);
+	struct context *context;
 
 	if (!id)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = context_of(handle, &context);
-	if (result == CUDA_SUCCESS)
-		*id = context->id;
-	return result;
+	TRY(context_of(handle, &context));
+	*id = context->id;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
 {
+	API(cuCtxGetApiVersion, NEEDS_INIT);
 	struct context *context;
 	CUresult result;
-
-	API(cuCtxGetApiVersion, NEEDS_INIT);
 
 	if (!version)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -93,59 +87,49 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CUresult cuCtxSynchronize(void)
 {
 	API(cuCtxSynchronize, NEEDS_CONTEXT);
-
 	return queue_wait_context(api_context);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext handle)
 {
-	struct context *context;
-	CUresult result;
-
 	API(cuCtxSynchronize_v2, NEEDS_INIT);
+	struct context *context;
 
-	result = context_of(handle, &context);
-	return result == CUDA_SUCCESS ? queue_wait_context(context) : result;
+	TRY(context_of(handle, &context));
+	return queue_wait_context(context);
+}
+
+static uint32_t peer_bit(const struct context *peer)
+{
+	return (uint32_t)1 << peer->device->ordinal;
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 {
-	struct context *peer;
-	CUresult result;
-	uint32_t bit;
-
 	API(cuCtxEnablePeerAccess, NEEDS_CONTEXT);
+	struct context *peer;
 
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = context_use(handle, &peer);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_use(handle, &peer));
 	if (peer->device == api_context->device)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!sim.peers)
 		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-	bit = (uint32_t)1 << peer->device->ordinal;
-	if (api_context->peers & bit)
+	if (api_context->peers & peer_bit(peer))
 		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
-	api_context->peers |= bit;
+	api_context->peers |= peer_bit(peer);
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxDisablePeerAccess(CUcontext handle)
 {
-	struct context *peer;
-	CUresult result;
-	uint32_t bit;
-
 	API(cuCtxDisablePeerAccess, NEEDS_CONTEXT);
+	struct context *peer;
 
-	result = context_use(handle, &peer);
-	if (result != CUDA_SUCCESS)
-		return result;
-	bit = (uint32_t)1 << peer->device->ordinal;
-	if (!(api_context->peers & bit))
+	TRY(context_use(handle, &peer));
+	if (!(api_context->peers & peer_bit(peer)))
 		return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
-	api_context->peers &= ~bit;
+	api_context->peers &= ~peer_bit(peer);
 	return CUDA_SUCCESS;
 }

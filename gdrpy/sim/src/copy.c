@@ -39,11 +39,7 @@ static CUresult check_side(const struct side *side, const struct copy *copy,
 
 static CUresult check(const struct context *context, const struct copy *copy)
 {
-	CUresult result =
-		check_side(&copy->destination, copy, context, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(check_side(&copy->destination, copy, context, CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
 	return check_side(&copy->source, copy, context, CU_MEM_ACCESS_FLAGS_PROT_READ);
 }
 
@@ -78,26 +74,14 @@ static CUresult run_copy(struct stream *stream, struct operation *operation)
 	return CUDA_SUCCESS;
 }
 
-static CUresult begin(CUstream handle, const struct copy *copy, struct stream **stream)
+CUresult copy_run(CUstream handle, struct copy copy)
 {
-	CUresult result = stream_use(handle, stream);
-
-	return result == CUDA_SUCCESS ? check((*stream)->context, copy) : result;
-}
-
-static CUresult run_now(struct stream *stream, const struct copy *copy)
-{
-	struct copy_operation operation = {.operation.run = run_copy, .copy = *copy};
-
-	return queue_run(stream, &operation.operation);
-}
-
-CUresult copy_run(CUstream handle, const struct copy *copy)
-{
+	struct copy_operation operation = {.operation.run = run_copy, .copy = copy};
 	struct stream *stream;
-	CUresult result = begin(handle, copy, &stream);
 
-	return result == CUDA_SUCCESS ? run_now(stream, copy) : result;
+	TRY(stream_use(handle, &stream));
+	TRY(check(stream->context, &copy));
+	return queue_run(stream, &operation.operation);
 }
 
 static bool is_pageable(const struct side *side)
@@ -122,24 +106,24 @@ static void stage(struct copy_operation *operation)
 	operation->copy.source = staged;
 }
 
-CUresult copy_queue(CUstream handle, const struct copy *copy, queue_function *queue)
+CUresult copy_queue(CUstream handle, struct copy copy, queue_function *queue)
 {
 	struct copy_operation *operation;
 	struct stream *stream;
 	uint64_t staged = 0;
-	CUresult result = begin(handle, copy, &stream);
+	CUresult result;
 
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (is_pageable(&copy->destination))
-		return run_now(stream, copy);
-	if (is_pageable(&copy->source))
-		staged = copy->width * copy->height;
+	if (is_pageable(&copy.destination))
+		return copy_run(handle, copy);
+	TRY(stream_use(handle, &stream));
+	TRY(check(stream->context, &copy));
+	if (is_pageable(&copy.source))
+		staged = copy.width * copy.height;
 	operation = malloc(sizeof(*operation) + staged);
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	operation->operation = (struct operation){.run = run_copy};
-	operation->copy = *copy;
+	operation->copy = copy;
 	if (staged) {
 		stage(operation);
 		result = stream_use(handle, &stream);

@@ -22,13 +22,13 @@ struct copy {
 };
 
 /* Copies on the calling thread, in stream order. */
-CUresult copy_run(CUstream stream, const struct copy *copy);
+CUresult copy_run(CUstream stream, struct copy copy);
 
 /*
  * Copies through a queue. As on a real driver, pageable memory is read before this returns, and a
  * copy to pageable memory is complete on return.
  */
-CUresult copy_queue(CUstream stream, const struct copy *copy, queue_function *queue);
+CUresult copy_queue(CUstream stream, struct copy copy, queue_function *queue);
 
 /* The span of all rows of one side. The size is 0 for no bytes, and UINT64_MAX on overflow. */
 struct span copy_span(uint64_t start, uint64_t pitch, uint64_t width, uint64_t height);

@@ -90,14 +90,12 @@ static CUresult get_uuid(CUuuid *uuid, CUdevice device)
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
 	API(cuDeviceGetUuid, NEEDS_INIT);
-
 	return get_uuid(uuid, device);
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
 	API(cuDeviceGetUuid_v2, NEEDS_INIT);
-
 	return get_uuid(uuid, device);
 }
 
@@ -135,9 +133,8 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 
 CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
 {
-	char text[sizeof("0000:00:00.0")];
-
 	API(cuDeviceGetPCIBusId, NEEDS_INIT);
+	char text[sizeof("0000:00:00.0")];
 
 	if (!id || length < (int)sizeof(text))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -161,9 +158,8 @@ static bool parse_bus_id(const char *id, unsigned int *domain, unsigned int *bus
 
 CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 {
-	unsigned int domain, bus, slot, function;
-
 	API(cuDeviceGetByPCIBusId, NEEDS_INIT);
+	unsigned int domain, bus, slot, function;
 
 	if (!device || !id || !parse_bus_id(id, &domain, &bus, &slot, &function))
 		return CUDA_ERROR_INVALID_VALUE;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "sim.h"
 
-static const struct {
+static const struct error {
 	CUresult code;
 	const char *name;
 	const char *string;
@@ -35,35 +35,32 @@ static const struct {
 #undef ERROR
 };
 
-static size_t error_find(CUresult code)
+static const struct error *error_find(CUresult code)
 {
-	size_t i = 0;
-
-	while (i < sizeof(errors) / sizeof(errors[0]) && errors[i].code != code)
-		i++;
-	return i;
+	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+		if (errors[i].code == code)
+			return &errors[i];
+	return NULL;
 }
 
 /* Neither takes the lock, so they also work in a stream's callback and in a forked child. */
 
 CUresult cuGetErrorName(CUresult error, const char **name)
 {
-	size_t i = error_find(error);
-	bool known = i < sizeof(errors) / sizeof(errors[0]);
+	const struct error *known = error_find(error);
 
 	if (!name)
 		return CUDA_ERROR_INVALID_VALUE;
-	*name = known ? errors[i].name : NULL;
+	*name = known ? known->name : NULL;
 	return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuGetErrorString(CUresult error, const char **string)
 {
-	size_t i = error_find(error);
-	bool known = i < sizeof(errors) / sizeof(errors[0]);
+	const struct error *known = error_find(error);
 
 	if (!string)
 		return CUDA_ERROR_INVALID_VALUE;
-	*string = known ? errors[i].string : NULL;
+	*string = known ? known->string : NULL;
 	return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#include "event.h"
-
 #include <stdlib.h>
 #include <time.h>
 
@@ -86,9 +84,8 @@ void event_free_all(struct context *context)
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
-	struct event *created;
-
 	API(cuEventCreate, NEEDS_CONTEXT);
+	struct event *created;
 
 	if (!event || flags & ~(unsigned int)CREATE_FLAGS)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -108,14 +105,11 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
 
 CUresult cuEventDestroy_v2(CUevent event)
 {
-	CUresult result;
-
 	API(cuEventDestroy_v2, NEEDS_INIT);
 
-	result = event_use(event);
-	if (result == CUDA_SUCCESS)
-		event_free(event);
-	return result;
+	TRY(event_use(event));
+	event_free(event);
+	return CUDA_SUCCESS;
 }
 
 static CUresult record_in(struct stream *stream, struct event *event)
@@ -152,27 +146,22 @@ static CUresult record_in(struct stream *stream, struct event *event)
 static CUresult event_record(CUevent event, CUstream handle)
 {
 	struct stream *stream;
-	CUresult result = event_use(event);
 
-	if (result == CUDA_SUCCESS)
-		result = stream_use(handle, &stream);
-	return result == CUDA_SUCCESS ? record_in(stream, event) : result;
+	TRY(event_use(event));
+	TRY(stream_use(handle, &stream));
+	return record_in(stream, event);
 }
 
 /* Records in a new stream, which comes after all others and is freed with the recording. */
 CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
 {
+	API(cuCtxRecordEvent, NEEDS_INIT);
 	struct context *context;
 	struct stream *stream;
 	CUresult result;
 
-	API(cuCtxRecordEvent, NEEDS_INIT);
-
-	result = context_use(handle, &context);
-	if (result == CUDA_SUCCESS)
-		result = event_use(event);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_use(handle, &context));
+	TRY(event_use(event));
 	stream = stream_new(context, CU_STREAM_NON_BLOCKING, STREAM_LEAST_PRIORITY);
 	if (!stream)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -185,7 +174,6 @@ CUresult cuCtxRecordEvent(CUcontext handle, CUevent event)
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
 	API(cuEventRecord, NEEDS_INIT);
-
 	return event_record(event, stream);
 }
 
@@ -206,26 +194,21 @@ static bool event_done(const struct event *event)
 
 CUresult cuEventQuery(CUevent event)
 {
-	CUresult result;
-
 	API(cuEventQuery, NEEDS_INIT);
 
-	result = event_use(event);
-	if (result == CUDA_SUCCESS && !event_done(event))
-		return CUDA_ERROR_NOT_READY;
-	return result;
+	TRY(event_use(event));
+	return event_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent event)
 {
+	API(cuEventSynchronize, NEEDS_INIT);
 	struct record *record;
 	CUresult result;
 
-	API(cuEventSynchronize, NEEDS_INIT);
-
-	result = event_use(event);
-	if (result != CUDA_SUCCESS || !event->record)
-		return result;
+	TRY(event_use(event));
+	if (!event->record)
+		return CUDA_SUCCESS;
 	record = event->record;
 	record->references++;
 	result = point_wait(record->point);
@@ -235,19 +218,14 @@ CUresult cuEventSynchronize(CUevent event)
 
 CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
+	API(cuStreamWaitEvent, NEEDS_INIT);
 	struct operation *operation;
 	struct stream *stream;
-	CUresult result;
-
-	API(cuStreamWaitEvent, NEEDS_INIT);
 
 	if (flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = event_use(event);
-	if (result == CUDA_SUCCESS)
-		result = stream_use(handle, &stream);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(event_use(event));
+	TRY(stream_use(handle, &stream));
 	if (flags)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	if (event_done(event))
@@ -261,12 +239,8 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 
 static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
 {
-	CUresult result = event_use(start);
-
-	if (result == CUDA_SUCCESS)
-		result = event_use(end);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(event_use(start));
+	TRY(event_use(end));
 	if (!milliseconds)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!start->record || !end->record || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
@@ -280,13 +254,11 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
 	API(cuEventElapsedTime, NEEDS_INIT);
-
 	return elapsed(milliseconds, start, end);
 }
 
 CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
 {
 	API(cuEventElapsedTime_v2, NEEDS_INIT);
-
 	return elapsed(milliseconds, start, end);
 }

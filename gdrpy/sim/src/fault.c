@@ -13,20 +13,15 @@ struct fault {
 	CUresult code;
 };
 
-static const char *const base_names[] = {
-#define SIM_FUNCTION(symbol, base, version, parameters) #base,
-#include "functions.h"
-#undef SIM_FUNCTION
-};
-
 static struct fault faults[MAX_FAULTS];
 static uint64_t calls[FUNCTION_COUNT];
 
 static const char *known_function(const char *name, size_t length)
 {
 	for (size_t i = 0; i < FUNCTION_COUNT; i++)
-		if (strlen(base_names[i]) == length && !memcmp(base_names[i], name, length))
-			return base_names[i];
+		if (strlen(sim_symbols[i].base) == length &&
+		    !memcmp(sim_symbols[i].base, name, length))
+			return sim_symbols[i].base;
 	return NULL;
 }
 
@@ -77,7 +72,7 @@ CUresult fault_take(enum sim_function function)
 	for (size_t i = 0; i < MAX_FAULTS; i++) {
 		struct fault *fault = &faults[i];
 
-		if (!fault->calls_left || strcmp(fault->function, base_names[function]))
+		if (!fault->calls_left || strcmp(fault->function, sim_symbols[function].base))
 			continue;
 		if (--fault->calls_left == 0)
 			code = fault->code;
@@ -103,7 +98,7 @@ uint64_t gdrsim_call_count(const char *function)
 		return UINT64_MAX;
 	pthread_mutex_lock(&sim.lock);
 	for (size_t i = 0; i < FUNCTION_COUNT; i++)
-		if (!strcmp(base_names[i], function))
+		if (!strcmp(sim_symbols[i].base, function))
 			count += calls[i];
 	pthread_mutex_unlock(&sim.lock);
 	return count;

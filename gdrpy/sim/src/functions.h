@@ -2,7 +2,8 @@
 /*
  * Every driver function of the simulation: the exported symbol, the name to look it up by, the CUDA
  * version (1000 * major + 10 * minor) since which that name means this symbol, the parameters.
- * Define SIM_FUNCTION before including this. Versions of one name are in ascending order.
+ * Define SIM_FUNCTION before including this, which undefines it. Versions of one name are in
+ * ascending order.
  */
 /* clang-format off */
 
@@ -224,3 +225,5 @@ SIM_FUNCTION(cuEventElapsedTime, cuEventElapsedTime, 2000,
 	     (float *milliseconds, CUevent start, CUevent end))
 SIM_FUNCTION(cuEventElapsedTime_v2, cuEventElapsedTime, 12080,
 	     (float *milliseconds, CUevent start, CUevent end))
+
+#undef SIM_FUNCTION

@@ -4,9 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "context.h"
 #include "range.h"
-#include "reservation.h"
 
 #define ALLOC_FLAGS                                                                                \
 	(CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED)
@@ -53,21 +53,18 @@ static CUresult host_alloc(struct context *context, void **pointer, size_t size,
 CUresult cuMemAllocHost_v2(void **pointer, size_t size)
 {
 	API(cuMemAllocHost_v2, NEEDS_CONTEXT);
-
 	return host_alloc(api_context, pointer, size, 0);
 }
 
 CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
 {
 	API(cuMemHostAlloc, NEEDS_CONTEXT);
-
 	return host_alloc(api_context, pointer, size, flags);
 }
 
 CUresult cuMemFreeHost(void *pointer)
 {
 	API(cuMemFreeHost, NEEDS_INIT);
-
 	return pointer ? range_free((uintptr_t)pointer, RANGE_HOST) : CUDA_SUCCESS;
 }
 
@@ -88,10 +85,9 @@ static bool is_mapped(uint64_t start, uint64_t size)
 
 CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 {
+	API(cuMemHostRegister_v2, NEEDS_CONTEXT);
 	uint64_t start = (uintptr_t)pointer;
 	struct range *range;
-
-	API(cuMemHostRegister_v2, NEEDS_CONTEXT);
 
 	/* A simulated machine has no I/O memory. */
 	if (!pointer || !size || start + size < start ||
@@ -127,11 +123,9 @@ CUresult cuMemHostUnregister(void *pointer)
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned int flags)
 {
-	struct range *range;
-
 	API(cuMemHostGetDevicePointer_v2, NEEDS_CONTEXT);
+	struct range *range = range_at((uintptr_t)pointer);
 
-	range = range_at((uintptr_t)pointer);
 	if (!device || flags || !range || !range_is_host(range))
 		return CUDA_ERROR_INVALID_VALUE;
 	*device = (uintptr_t)pointer;
@@ -140,11 +134,9 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsign
 
 CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
 {
-	struct range *range;
-
 	API(cuMemHostGetFlags, NEEDS_CONTEXT);
+	struct range *range = range_at((uintptr_t)pointer);
 
-	range = range_at((uintptr_t)pointer);
 	if (!flags || !range || !range_is_host(range))
 		return CUDA_ERROR_INVALID_VALUE;
 	*flags = range->host_flags;

@@ -6,10 +6,8 @@
  * small allocation was freed but its block lives on, that is not detected.
  */
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "address.h"
 #include "context.h"
 #include "range.h"
 
@@ -43,12 +41,10 @@ static uint32_t block_pages(const struct range *range)
 
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
-	struct ipc_handle words = {.magic = MAGIC, .pid = (uint32_t)getpid()};
-	struct range *range;
-
 	API(cuIpcGetMemHandle, NEEDS_CONTEXT);
+	struct ipc_handle words = {.magic = MAGIC, .pid = (uint32_t)getpid()};
+	struct range *range = range_at(pointer);
 
-	range = range_at(pointer);
 	if (!handle || !range || range->kind != RANGE_ALLOCATED)
 		return CUDA_ERROR_INVALID_VALUE;
 	words.size = range->size;
@@ -65,19 +61,11 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 static CUresult import_block(const struct ipc_handle *words, struct block **block)
 {
 	uint64_t block_size = (uint64_t)words->block_pages * PAGE;
-	CUresult result;
-	int fd;
 
 	if (words->magic != MAGIC || words->client != (CLIENT | words->pid) || !words->size ||
 	    words->size > block_size || words->block_offset > block_size - words->size)
 		return CUDA_ERROR_INVALID_VALUE;
-	fd = backing_take(words->pid, words->memory);
-	if (fd < 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = block_import(fd, block);
-	close(fd);
-	if (result != CUDA_SUCCESS)
-		return CUDA_ERROR_INVALID_VALUE;
+	TRY(block_take(words->pid, words->memory, block));
 	if ((*block)->backing.inode != words->inode || !(*block)->device ||
 	    (*block)->backing.size / SIM_GRANULARITY != (block_size - 1) / SIM_GRANULARITY + 1) {
 		block_put(*block);
@@ -88,10 +76,7 @@ static CUresult import_block(const struct ipc_handle *words, struct block **bloc
 
 static void opened_destroy(struct range *range)
 {
-	uint64_t address = range->start - range->block_offset;
-
-	backing_unmap(&range->block->backing, address);
-	address_release(address, range->block->backing.size);
+	block_unmap(range->block, range->start - range->block_offset);
 	block_put(range->block);
 }
 
@@ -108,20 +93,21 @@ static struct range *find_opened(const struct context *context, const struct ipc
 	return NULL;
 }
 
-/* The range takes the caller's reference to the block. */
+/* The range takes the caller's reference to the block, which is dropped on failure. */
 static CUresult map_block(struct context *context, const struct ipc_handle *words,
 			  struct block *block, CUdeviceptr *pointer)
 {
-	struct range *range;
-	uint64_t address = address_reserve(block->backing.size, SIM_GRANULARITY, 0);
+	struct range *range = NULL;
+	uint64_t address = 0;
 
-	if (!address)
+	if (block_map(block, &address) == CUDA_SUCCESS)
+		range = range_new(RANGE_OPENED, address + words->block_offset, words->size);
+	if (!range) {
+		if (address)
+			block_unmap(block, address);
+		block_put(block);
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (backing_map(&block->backing, address, PROT_READ | PROT_WRITE) != CUDA_SUCCESS)
-		goto release_address;
-	range = range_new(RANGE_OPENED, address + words->block_offset, words->size);
-	if (!range)
-		goto unmap_block;
+	}
 	range->context = context;
 	range->destroy = opened_destroy;
 	range->block = block;
@@ -129,50 +115,35 @@ static CUresult map_block(struct context *context, const struct ipc_handle *word
 	range->opens = 1;
 	*pointer = range->start;
 	return CUDA_SUCCESS;
-
-unmap_block:
-	backing_unmap(&block->backing, address);
-release_address:
-	address_release(address, block->backing.size);
-	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)
 {
+	API(cuIpcOpenMemHandle_v2, NEEDS_CONTEXT);
 	struct ipc_handle words;
 	struct range *opened;
 	struct block *block;
-	CUresult result;
-
-	API(cuIpcOpenMemHandle_v2, NEEDS_CONTEXT);
 
 	memcpy(&words, &handle, sizeof(words));
 	if (!pointer || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (words.pid == (uint32_t)getpid())
 		return CUDA_ERROR_INVALID_CONTEXT;
-	result = import_block(&words, &block);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(import_block(&words, &block));
 	opened = find_opened(api_context, &words);
-	if (opened) {
-		opened->opens++;
-		*pointer = opened->start;
-	} else {
-		result = map_block(api_context, &words, block, pointer);
-	}
-	if (opened || result != CUDA_SUCCESS)
-		block_put(block);
-	return result;
+	if (!opened)
+		return map_block(api_context, &words, block, pointer);
+	block_put(block);
+	opened->opens++;
+	*pointer = opened->start;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
-	struct range *range;
-
 	API(cuIpcCloseMemHandle, NEEDS_CONTEXT);
+	struct range *range = range_starting(pointer, RANGE_OPENED);
 
-	range = range_starting(pointer, RANGE_OPENED);
 	if (!range)
 		return CUDA_ERROR_INVALID_VALUE;
 	return --range->opens ? CUDA_SUCCESS : range_free(pointer, RANGE_OPENED);

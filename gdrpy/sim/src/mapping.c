@@ -8,19 +8,16 @@
 #include "address.h"
 #include "allocation.h"
 #include "range.h"
-#include "reservation.h"
 
 CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 		  CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
-	struct allocation *allocation;
+	API(cuMemMap, NEEDS_INIT);
 	struct reservation *reservation;
 	struct range *range;
 	CUresult result;
+	struct allocation *allocation = allocation_get(handle);
 
-	API(cuMemMap, NEEDS_INIT);
-
-	allocation = allocation_get(handle);
 	if (!pointer || !size || flags || !allocation)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!allocation->block->device)
@@ -70,11 +67,10 @@ static void unmap(struct range *range)
 
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 {
+	API(cuMemUnmap, NEEDS_INIT);
 	struct reservation *reservation;
 	struct range *range;
 	uint64_t end = pointer + size;
-
-	API(cuMemUnmap, NEEDS_INIT);
 
 	if (!size || pointer % SIM_GRANULARITY || size % SIM_GRANULARITY)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -140,9 +136,8 @@ static bool reach(const struct range *range, const CUmemAccessDesc *accesses, si
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *accesses,
 			size_t count)
 {
-	struct range *range;
-
 	API(cuMemSetAccess, NEEDS_INIT);
+	struct range *range;
 
 	if (!size || !accesses || !count)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -170,9 +165,8 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location,
 			CUdeviceptr pointer)
 {
-	struct range *range;
-
 	API(cuMemGetAccess, NEEDS_INIT);
+	struct range *range;
 
 	if (!flags || !location)
 		return CUDA_ERROR_INVALID_VALUE;

@@ -27,87 +27,60 @@ static struct copy row(struct side destination, struct side source, size_t size)
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size)
 {
-	struct copy copy = row(any_side(dst), any_side(src), size);
-
 	API(cuMemcpy, NEEDS_CONTEXT);
-
-	return copy_run(NULL, &copy);
+	return copy_run(NULL, row(any_side(dst), any_side(src), size));
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream)
 {
-	struct copy copy = row(any_side(dst), any_side(src), size);
-
 	API(cuMemcpyAsync, NEEDS_INIT);
-
-	return copy_queue(stream, &copy, queue_submit);
+	return copy_queue(stream, row(any_side(dst), any_side(src), size), queue_submit);
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t size)
 {
-	struct copy copy = row(device_side(dst), host_side(src), size);
-
 	API(cuMemcpyHtoD_v2, NEEDS_CONTEXT);
-
-	return copy_run(NULL, &copy);
+	return copy_run(NULL, row(device_side(dst), host_side(src), size));
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t size, CUstream stream)
 {
-	struct copy copy = row(device_side(dst), host_side(src), size);
-
 	API(cuMemcpyHtoDAsync_v2, NEEDS_INIT);
-
-	return copy_queue(stream, &copy, queue_submit);
+	return copy_queue(stream, row(device_side(dst), host_side(src), size), queue_submit);
 }
 
 CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t size)
 {
-	struct copy copy = row(host_side(dst), device_side(src), size);
-
 	API(cuMemcpyDtoH_v2, NEEDS_CONTEXT);
-
-	return copy_run(NULL, &copy);
+	return copy_run(NULL, row(host_side(dst), device_side(src), size));
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, CUstream stream)
 {
-	struct copy copy = row(host_side(dst), device_side(src), size);
-
 	API(cuMemcpyDtoHAsync_v2, NEEDS_INIT);
-
-	return copy_queue(stream, &copy, queue_submit);
+	return copy_queue(stream, row(host_side(dst), device_side(src), size), queue_submit);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size)
 {
-	struct copy copy = row(device_side(dst), device_side(src), size);
-
 	API(cuMemcpyDtoD_v2, NEEDS_CONTEXT);
-
 	/* The host does not wait for a copy within a device. */
-	return copy_queue(NULL, &copy, queue_launch);
+	return copy_queue(NULL, row(device_side(dst), device_side(src), size), queue_launch);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream)
 {
-	struct copy copy = row(device_side(dst), device_side(src), size);
-
 	API(cuMemcpyDtoDAsync_v2, NEEDS_INIT);
-
-	return copy_queue(stream, &copy, queue_submit);
+	return copy_queue(stream, row(device_side(dst), device_side(src), size), queue_submit);
 }
 
 /* Each end is accessed by the device of its own context. */
 static CUresult peer_copy(struct copy *copy, CUcontext dst_context, CUcontext src_context)
 {
 	struct context *dst, *src;
-	CUresult result = context_use(dst_context, &dst);
 
-	if (result == CUDA_SUCCESS)
-		result = context_use(src_context, &src);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_use(dst_context, &dst));
+	TRY(context_use(src_context, &src));
 	copy->destination.device = dst->device;
 	copy->source.device = src->device;
 	return CUDA_SUCCESS;
@@ -116,25 +89,21 @@ static CUresult peer_copy(struct copy *copy, CUcontext dst_context, CUcontext sr
 CUresult cuMemcpyPeer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
 		      CUcontext src_context, size_t size)
 {
-	struct copy copy = row(device_side(dst), device_side(src), size);
-	CUresult result;
-
 	API(cuMemcpyPeer, NEEDS_CONTEXT);
+	struct copy copy = row(device_side(dst), device_side(src), size);
 
-	result = peer_copy(&copy, dst_context, src_context);
-	return result == CUDA_SUCCESS ? copy_run(NULL, &copy) : result;
+	TRY(peer_copy(&copy, dst_context, src_context));
+	return copy_run(NULL, copy);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src,
 			   CUcontext src_context, size_t size, CUstream stream)
 {
-	struct copy copy = row(device_side(dst), device_side(src), size);
-	CUresult result;
-
 	API(cuMemcpyPeerAsync, NEEDS_INIT);
+	struct copy copy = row(device_side(dst), device_side(src), size);
 
-	result = peer_copy(&copy, dst_context, src_context);
-	return result == CUDA_SUCCESS ? copy_queue(stream, &copy, queue_submit) : result;
+	TRY(peer_copy(&copy, dst_context, src_context));
+	return copy_queue(stream, copy, queue_submit);
 }
 
 #define MAX_PITCH 2147483647
@@ -163,42 +132,43 @@ static bool side_2d(unsigned int type, const void *host, CUdeviceptr device, siz
 	       !__builtin_add_overflow(side->start, offset, &side->start);
 }
 
-static bool parse_2d(const CUDA_MEMCPY2D *from, struct copy *copy)
+static CUresult parse_2d(const CUDA_MEMCPY2D *from, struct copy *copy)
 {
 	if (!from)
-		return false;
+		return CUDA_ERROR_INVALID_VALUE;
 	copy->width = from->WidthInBytes;
 	copy->height = from->Height;
-	return side_2d(from->srcMemoryType, from->srcHost, from->srcDevice, from->srcPitch,
-		       from->srcXInBytes, from->srcY, from, &copy->source) &&
-	       side_2d(from->dstMemoryType, from->dstHost, from->dstDevice, from->dstPitch,
-		       from->dstXInBytes, from->dstY, from, &copy->destination);
+	if (side_2d(from->srcMemoryType, from->srcHost, from->srcDevice, from->srcPitch,
+		    from->srcXInBytes, from->srcY, from, &copy->source) &&
+	    side_2d(from->dstMemoryType, from->dstHost, from->dstDevice, from->dstPitch,
+		    from->dstXInBytes, from->dstY, from, &copy->destination))
+		return CUDA_SUCCESS;
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *parameters)
 {
+	API(cuMemcpy2D_v2, NEEDS_CONTEXT);
 	struct copy copy;
 
-	API(cuMemcpy2D_v2, NEEDS_CONTEXT);
-
-	return parse_2d(parameters, &copy) ? copy_run(NULL, &copy) : CUDA_ERROR_INVALID_VALUE;
+	TRY(parse_2d(parameters, &copy));
+	return copy_run(NULL, copy);
 }
 
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *parameters)
 {
+	API(cuMemcpy2DUnaligned_v2, NEEDS_CONTEXT);
 	struct copy copy;
 
-	API(cuMemcpy2DUnaligned_v2, NEEDS_CONTEXT);
-
-	return parse_2d(parameters, &copy) ? copy_run(NULL, &copy) : CUDA_ERROR_INVALID_VALUE;
+	TRY(parse_2d(parameters, &copy));
+	return copy_run(NULL, copy);
 }
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *parameters, CUstream stream)
 {
+	API(cuMemcpy2DAsync_v2, NEEDS_INIT);
 	struct copy copy;
 
-	API(cuMemcpy2DAsync_v2, NEEDS_INIT);
-
-	return parse_2d(parameters, &copy) ? copy_queue(stream, &copy, queue_submit)
-					   : CUDA_ERROR_INVALID_VALUE;
+	TRY(parse_2d(parameters, &copy));
+	return copy_queue(stream, copy, queue_submit);
 }

@@ -140,7 +140,6 @@ static CUresult add(struct batch_operation *batch, const struct context *context
 		.value = parameters->value.value,
 		.compare = parameters->value.flags,
 	};
-	CUresult result;
 
 	switch (parameters->operation) {
 	case CU_STREAM_MEM_OP_WAIT_VALUE_64:
@@ -164,21 +163,19 @@ static CUresult add(struct batch_operation *batch, const struct context *context
 	}
 	if (!word.wide)
 		word.value = (uint32_t)word.value;
-	result = check_word(context, &word, word.compare);
-	if (result == CUDA_SUCCESS)
-		batch->words[batch->count++] = word;
-	return result;
+	TRY(check_word(context, &word, word.compare));
+	batch->words[batch->count++] = word;
+	return CUDA_SUCCESS;
 }
 
 static CUresult submit(CUstream handle, const CUstreamBatchMemOpParams *operations, size_t count)
 {
 	struct batch_operation *batch;
 	struct stream *stream;
-	CUresult result = stream_use(handle, &stream);
+	CUresult result;
 	bool waits = false;
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(stream_use(handle, &stream));
 	batch = calloc(1, sizeof(*batch) + count * sizeof(batch->words[0]));
 	if (!batch)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -196,47 +193,21 @@ static CUresult submit(CUstream handle, const CUstreamBatchMemOpParams *operatio
 		     : queue_launch(stream, &batch->operation, NULL);
 }
 
-static CUresult submit_one(CUstream stream, unsigned int operation, CUdeviceptr address,
-			   uint64_t value, unsigned int flags)
-{
-	CUstreamBatchMemOpParams parameters = {
-		.value = {operation, address, value, flags, 0},
-	};
+/* The function for one operation. */
+#define WORD_FUNCTION(symbol, type, operation)                                                     \
+	CUresult symbol(CUstream stream, CUdeviceptr address, type value, unsigned int flags)      \
+	{                                                                                          \
+		API(symbol, NEEDS_INIT);                                                           \
+		return submit(stream,                                                              \
+			      &(CUstreamBatchMemOpParams){                                         \
+				      .value = {operation, address, value, flags, 0}},             \
+			      1);                                                                  \
+	}
 
-	return submit(stream, &parameters, 1);
-}
-
-CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-				unsigned int flags)
-{
-	API(cuStreamWaitValue32_v2, NEEDS_INIT);
-
-	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
-}
-
-CUresult cuStreamWaitValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
-				unsigned int flags)
-{
-	API(cuStreamWaitValue64_v2, NEEDS_INIT);
-
-	return submit_one(stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
-}
-
-CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
-				 unsigned int flags)
-{
-	API(cuStreamWriteValue32_v2, NEEDS_INIT);
-
-	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
-}
-
-CUresult cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr address, uint64_t value,
-				 unsigned int flags)
-{
-	API(cuStreamWriteValue64_v2, NEEDS_INIT);
-
-	return submit_one(stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
-}
+WORD_FUNCTION(cuStreamWaitValue32_v2, uint32_t, CU_STREAM_MEM_OP_WAIT_VALUE_32)
+WORD_FUNCTION(cuStreamWaitValue64_v2, uint64_t, CU_STREAM_MEM_OP_WAIT_VALUE_64)
+WORD_FUNCTION(cuStreamWriteValue32_v2, uint32_t, CU_STREAM_MEM_OP_WRITE_VALUE_32)
+WORD_FUNCTION(cuStreamWriteValue64_v2, uint64_t, CU_STREAM_MEM_OP_WRITE_VALUE_64)
 
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
 			       CUstreamBatchMemOpParams *operations, unsigned int flags)

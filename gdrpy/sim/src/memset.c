@@ -87,12 +87,9 @@ static CUresult submit(CUstream handle, struct fill fill, queue_function *queue)
 {
 	struct fill_operation *operation;
 	struct stream *stream;
-	CUresult result = stream_use(handle, &stream);
 
-	if (result == CUDA_SUCCESS)
-		result = check(stream->context, &fill);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(stream_use(handle, &stream));
+	TRY(check(stream->context, &fill));
 	operation = malloc(sizeof(*operation));
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -105,104 +102,44 @@ static CUresult submit(CUstream handle, struct fill fill, queue_function *queue)
 static CUresult fill_legacy(struct fill fill)
 {
 	const struct range *range = range_at(fill.start);
+	bool waits = range && range_is_host(range);
 	struct stream *stream;
-	CUresult result = submit(NULL, fill, queue_launch);
 
-	if (result != CUDA_SUCCESS || !range || !range_is_host(range))
-		return result;
-	result = stream_use(NULL, &stream);
-	return result == CUDA_SUCCESS ? queue_wait_stream(stream) : result;
+	TRY(submit(NULL, fill, queue_launch));
+	if (!waits)
+		return CUDA_SUCCESS;
+	TRY(stream_use(NULL, &stream));
+	return queue_wait_stream(stream);
 }
 
-#define ROW(bits) ((struct fill){dst, 0, bits / 8, value, count, 1})
-#define ROWS(bits) ((struct fill){dst, pitch, bits / 8, value, width, height})
+/* The functions for elements of one size: for a run of them or for rows, without or in a stream. */
+#define FILL_FUNCTIONS(bits, type)                                                                 \
+	CUresult cuMemsetD##bits##_v2(CUdeviceptr dst, type value, size_t count)                   \
+	{                                                                                          \
+		API(cuMemsetD##bits##_v2, NEEDS_CONTEXT);                                          \
+		return fill_legacy((struct fill){dst, 0, bits / 8, value, count, 1});              \
+	}                                                                                          \
+	CUresult cuMemsetD##bits##Async(CUdeviceptr dst, type value, size_t count,                 \
+					CUstream stream)                                           \
+	{                                                                                          \
+		API(cuMemsetD##bits##Async, NEEDS_INIT);                                           \
+		return submit(stream, (struct fill){dst, 0, bits / 8, value, count, 1},            \
+			      queue_submit);                                                       \
+	}                                                                                          \
+	CUresult cuMemsetD2D##bits##_v2(CUdeviceptr dst, size_t pitch, type value, size_t width,   \
+					size_t height)                                             \
+	{                                                                                          \
+		API(cuMemsetD2D##bits##_v2, NEEDS_CONTEXT);                                        \
+		return fill_legacy((struct fill){dst, pitch, bits / 8, value, width, height});     \
+	}                                                                                          \
+	CUresult cuMemsetD2D##bits##Async(CUdeviceptr dst, size_t pitch, type value, size_t width, \
+					  size_t height, CUstream stream)                          \
+	{                                                                                          \
+		API(cuMemsetD2D##bits##Async, NEEDS_INIT);                                         \
+		return submit(stream, (struct fill){dst, pitch, bits / 8, value, width, height},   \
+			      queue_submit);                                                       \
+	}
 
-CUresult cuMemsetD8_v2(CUdeviceptr dst, unsigned char value, size_t count)
-{
-	API(cuMemsetD8_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROW(8));
-}
-
-CUresult cuMemsetD16_v2(CUdeviceptr dst, unsigned short value, size_t count)
-{
-	API(cuMemsetD16_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROW(16));
-}
-
-CUresult cuMemsetD32_v2(CUdeviceptr dst, unsigned int value, size_t count)
-{
-	API(cuMemsetD32_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROW(32));
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream)
-{
-	API(cuMemsetD8Async, NEEDS_INIT);
-
-	return submit(stream, ROW(8), queue_submit);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr dst, unsigned short value, size_t count, CUstream stream)
-{
-	API(cuMemsetD16Async, NEEDS_INIT);
-
-	return submit(stream, ROW(16), queue_submit);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr dst, unsigned int value, size_t count, CUstream stream)
-{
-	API(cuMemsetD32Async, NEEDS_INIT);
-
-	return submit(stream, ROW(32), queue_submit);
-}
-
-CUresult cuMemsetD2D8_v2(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
-			 size_t height)
-{
-	API(cuMemsetD2D8_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROWS(8));
-}
-
-CUresult cuMemsetD2D16_v2(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
-			  size_t height)
-{
-	API(cuMemsetD2D16_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROWS(16));
-}
-
-CUresult cuMemsetD2D32_v2(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
-			  size_t height)
-{
-	API(cuMemsetD2D32_v2, NEEDS_CONTEXT);
-
-	return fill_legacy(ROWS(32));
-}
-
-CUresult cuMemsetD2D8Async(CUdeviceptr dst, size_t pitch, unsigned char value, size_t width,
-			   size_t height, CUstream stream)
-{
-	API(cuMemsetD2D8Async, NEEDS_INIT);
-
-	return submit(stream, ROWS(8), queue_submit);
-}
-
-CUresult cuMemsetD2D16Async(CUdeviceptr dst, size_t pitch, unsigned short value, size_t width,
-			    size_t height, CUstream stream)
-{
-	API(cuMemsetD2D16Async, NEEDS_INIT);
-
-	return submit(stream, ROWS(16), queue_submit);
-}
-
-CUresult cuMemsetD2D32Async(CUdeviceptr dst, size_t pitch, unsigned int value, size_t width,
-			    size_t height, CUstream stream)
-{
-	API(cuMemsetD2D32Async, NEEDS_INIT);
-
-	return submit(stream, ROWS(32), queue_submit);
-}
+FILL_FUNCTIONS(8, unsigned char)
+FILL_FUNCTIONS(16, unsigned short)
+FILL_FUNCTIONS(32, unsigned int)

@@ -2,40 +2,10 @@
 /* Attributes of pointers. */
 #include <string.h>
 
+#include "address.h"
 #include "allocation.h"
 #include "context.h"
 #include "range.h"
-#include "reservation.h"
-
-/* Bytes of an attribute's value; 0 if there is no such attribute. */
-static size_t attribute_width(int attribute)
-{
-	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_CONTEXT:
-	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-		return 8;
-	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-	case CU_POINTER_ATTRIBUTE_MAPPED:
-	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-		return 4;
-	default:
-		return 0;
-	}
-}
 
 static struct device *device_of(const struct range *range)
 {
@@ -71,74 +41,50 @@ static struct reservation mapping(const struct range *range)
 	return (struct reservation){range->start - range->block_offset, range->block->backing.size};
 }
 
+/* Each attribute, the bytes of its value, and the value. No memory is managed or from a pool. */
+#define ATTRIBUTES(X)                                                                              \
+	X(CONTEXT, 8, (uintptr_t)range->context)                                                   \
+	X(MEMORY_TYPE, 4, range_is_host(range) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE)        \
+	X(DEVICE_POINTER, 8, pointer)                                                              \
+	X(HOST_POINTER, 8, pointer)                                                                \
+	X(SYNC_MEMOPS, 4, range->sync_memops)                                                      \
+	X(BUFFER_ID, 8, range->id)                                                                 \
+	X(IS_MANAGED, 4, 0)                                                                        \
+	X(DEVICE_ORDINAL, 4, (uint64_t)device_of(range)->ordinal)                                  \
+	X(IS_LEGACY_CUDA_IPC_CAPABLE, 4, range->kind == RANGE_ALLOCATED)                           \
+	X(RANGE_START_ADDR, 8, extent(range).start)                                                \
+	X(RANGE_SIZE, 8, extent(range).size)                                                       \
+	X(MAPPED, 4, 1)                                                                            \
+	X(ALLOWED_HANDLE_TYPES, 8, vmm ? vmm->requestedHandleTypes : 0)                            \
+	X(IS_GPU_DIRECT_RDMA_CAPABLE, 4,                                                           \
+	  vmm ? vmm->allocFlags.gpuDirectRDMACapable : range->kind == RANGE_ALLOCATED)             \
+	X(ACCESS_FLAGS, 4, access_flags(range))                                                    \
+	X(MEMPOOL_HANDLE, 8, 0)                                                                    \
+	X(MAPPING_SIZE, 8, mapping(range).size)                                                    \
+	X(MAPPING_BASE_ADDR, 8, mapping(range).start)                                              \
+	X(MEMORY_BLOCK_ID, 8, range->block ? range->block->backing.inode : range->id)
+
+/* 0 if there is no such attribute. */
+static size_t attribute_width(int attribute)
+{
+#define WIDTH(attribute, width, value) [CU_POINTER_ATTRIBUTE_##attribute] = width,
+	static const size_t widths[] = {ATTRIBUTES(WIDTH)};
+
+	return attribute >= 0 && (size_t)attribute < sizeof(widths) / sizeof(widths[0])
+		       ? widths[attribute]
+		       : 0;
+}
+
 static CUresult ask(const struct range *range, uint64_t pointer, int attribute, uint64_t *answer)
 {
-	bool host = range_is_host(range);
+#define ANSWER(attribute, width, value) [CU_POINTER_ATTRIBUTE_##attribute] = value,
+	const CUmemAllocationProp *vmm = range->allocation ? &range->allocation->properties : NULL;
+	const uint64_t answers[] = {ATTRIBUTES(ANSWER)};
 
-	*answer = 0;
-	switch (attribute) {
-	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		*answer = (uintptr_t)range->context;
-		break;
-	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-		*answer = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-		break;
-	case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-		if (!access_flags(range))
-			return CUDA_ERROR_INVALID_VALUE;
-		*answer = pointer;
-		break;
-	case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-		if (!host)
-			return CUDA_ERROR_INVALID_VALUE;
-		*answer = pointer;
-		break;
-	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-		*answer = range->sync_memops;
-		break;
-	case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-		*answer = range->id;
-		break;
-	case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-		*answer = (uint64_t)device_of(range)->ordinal;
-		break;
-	case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-		*answer = range->kind == RANGE_ALLOCATED;
-		break;
-	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*answer = extent(range).start;
-		break;
-	case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-		*answer = extent(range).size;
-		break;
-	case CU_POINTER_ATTRIBUTE_MAPPED:
-		*answer = 1;
-		break;
-	case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-		if (range->allocation)
-			*answer = range->allocation->properties.requestedHandleTypes;
-		break;
-	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-		if (range->allocation)
-			*answer = range->allocation->properties.allocFlags.gpuDirectRDMACapable;
-		else
-			*answer = range->kind == RANGE_ALLOCATED;
-		break;
-	case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-		*answer = access_flags(range);
-		break;
-	case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-		*answer = mapping(range).size;
-		break;
-	case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-		*answer = mapping(range).start;
-		break;
-	case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-		*answer = range->block ? range->block->backing.inode : range->id;
-		break;
-	default: /* no memory is managed or from a pool */
-		break;
-	}
+	if ((attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER && !access_flags(range)) ||
+	    (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && !range_is_host(range)))
+		return CUDA_ERROR_INVALID_VALUE;
+	*answer = answers[attribute];
 	return CUDA_SUCCESS;
 }
 
@@ -154,32 +100,27 @@ static CUresult ask_tokens(struct range *range, CUDA_POINTER_ATTRIBUTE_P2P_TOKEN
 
 CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
 {
-	size_t width = attribute_width(attribute);
-	struct range *range;
-	uint64_t answer;
-	CUresult result;
-
 	API(cuPointerGetAttribute, NEEDS_INIT);
+	size_t width = attribute_width(attribute);
+	uint64_t answer;
+	struct range *range = range_at(pointer);
 
-	range = range_at(pointer);
 	if (data && range && attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
 		return ask_tokens(range, data);
 	if (!data || !width || !range)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = ask(range, pointer, attribute, &answer);
-	if (result == CUDA_SUCCESS)
-		memcpy(data, &answer, width);
-	return result;
+	TRY(ask(range, pointer, attribute, &answer));
+	memcpy(data, &answer, width);
+	return CUDA_SUCCESS;
 }
 
 /* Unlike above, an attribute that the pointer does not have is 0, not an error. */
 CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data,
 				CUdeviceptr pointer)
 {
+	API(cuPointerGetAttributes, NEEDS_INIT);
 	const int no_device = -2;
 	const struct range *range;
-
-	API(cuPointerGetAttributes, NEEDS_INIT);
 
 	if (!count || !attributes || !data)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -201,12 +142,10 @@ CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data
 
 CUresult cuPointerSetAttribute(const void *data, int attribute, CUdeviceptr pointer)
 {
-	struct range *range;
-	unsigned int value;
-
 	API(cuPointerSetAttribute, NEEDS_INIT);
+	unsigned int value;
+	struct range *range = range_at(pointer);
 
-	range = range_at(pointer);
 	if (!data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range)
 		return CUDA_ERROR_INVALID_VALUE;
 	memcpy(&value, data, sizeof(value));

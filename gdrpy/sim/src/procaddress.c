@@ -3,14 +3,9 @@
 
 #include "sim.h"
 
-static const struct {
-	const char *base;
-	unsigned int version;
-	void *address;
-} functions[] = {
+const struct sim_symbol sim_symbols[] = {
 #define SIM_FUNCTION(symbol, base, version, parameters) {#base, version, (void *)symbol},
 #include "functions.h"
-#undef SIM_FUNCTION
 };
 
 CUresult cuDriverGetVersion(int *version)
@@ -40,12 +35,12 @@ static CUresult find_function(const char *symbol, void **function, int version, 
 		return CUDA_ERROR_INVALID_VALUE;
 
 	*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
-		if (strcmp(functions[i].base, symbol))
+	for (size_t i = 0; i < FUNCTION_COUNT; i++) {
+		if (strcmp(sim_symbols[i].base, symbol))
 			continue;
-		if (functions[i].version <= newest) {
+		if (sim_symbols[i].version <= newest) {
 			*status = CU_GET_PROC_ADDRESS_SUCCESS;
-			*function = functions[i].address;
+			*function = sim_symbols[i].address;
 		} else if (!*function) {
 			*status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
 		}
@@ -55,12 +50,10 @@ static CUresult find_function(const char *symbol, void **function, int version, 
 
 CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
 {
-	int status;
-	CUresult result;
-
 	API(cuGetProcAddress, NEEDS_NOTHING);
+	int status;
+	CUresult result = find_function(symbol, function, version, flags, &status);
 
-	result = find_function(symbol, function, version, flags, &status);
 	if (result == CUDA_SUCCESS && status != CU_GET_PROC_ADDRESS_SUCCESS)
 		return CUDA_ERROR_NOT_FOUND;
 	return result;
@@ -69,9 +62,8 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
 			     int *status)
 {
-	int unwanted;
-
 	API(cuGetProcAddress_v2, NEEDS_NOTHING);
+	int unwanted;
 
 	return find_function(symbol, function, version, flags, status ? status : &unwanted);
 }

@@ -169,10 +169,24 @@ static CUresult start_worker(struct stream *stream)
 	return CUDA_SUCCESS;
 }
 
-static CUresult enqueue(struct stream *stream, struct operation *operation)
+CUresult queue_run(struct stream *stream, struct operation *operation)
 {
-	CUresult result = start_worker(stream);
+	CUresult result = find_points(stream, operation, NULL);
 
+	operation->release = keep_operation;
+	return result == CUDA_SUCCESS ? execute_here(stream, operation) : result;
+}
+
+static CUresult queue(struct stream *stream, struct operation *operation, const struct point *point,
+		      bool may_run_here)
+{
+	bool now = may_run_here && !outstanding(stream) && (!point || point_reached(*point));
+	CUresult result = find_points(stream, operation, point);
+
+	if (result == CUDA_SUCCESS && now && operation->after_count == (point != NULL))
+		return execute_here(stream, operation);
+	if (result == CUDA_SUCCESS)
+		result = start_worker(stream);
 	if (result != CUDA_SUCCESS) {
 		operation_release(operation);
 		return result;
@@ -185,37 +199,14 @@ static CUresult enqueue(struct stream *stream, struct operation *operation)
 	return CUDA_SUCCESS;
 }
 
-CUresult queue_run(struct stream *stream, struct operation *operation)
-{
-	CUresult result = find_points(stream, operation, NULL);
-
-	operation->release = keep_operation;
-	return result == CUDA_SUCCESS ? execute_here(stream, operation) : result;
-}
-
 CUresult queue_submit(struct stream *stream, struct operation *operation, const struct point *point)
 {
-	CUresult result = find_points(stream, operation, point);
-
-	if (result != CUDA_SUCCESS) {
-		operation_release(operation);
-		return result;
-	}
-	return enqueue(stream, operation);
+	return queue(stream, operation, point, false);
 }
 
 CUresult queue_launch(struct stream *stream, struct operation *operation, const struct point *point)
 {
-	bool now = !outstanding(stream) && (!point || point_reached(*point));
-	CUresult result = find_points(stream, operation, point);
-
-	if (result != CUDA_SUCCESS) {
-		operation_release(operation);
-		return result;
-	}
-	if (now && operation->after_count == (point != NULL))
-		return execute_here(stream, operation);
-	return enqueue(stream, operation);
+	return queue(stream, operation, point, true);
 }
 
 CUresult queue_do_nothing(struct stream *stream, struct operation *operation)
@@ -225,18 +216,20 @@ CUresult queue_do_nothing(struct stream *stream, struct operation *operation)
 	return CUDA_SUCCESS;
 }
 
+static CUresult wait_for_last(struct stream *stream)
+{
+	struct point last = point_last(stream);
+	CUresult result = point_wait(last);
+
+	stream_put(stream);
+	return result;
+}
+
 CUresult queue_wait_stream(struct stream *stream)
 {
 	struct operation nothing = {.run = queue_do_nothing};
-	struct point last;
-	CUresult result;
 
-	if (is_null_stream(stream))
-		return queue_run(stream, &nothing);
-	last = point_last(stream);
-	result = point_wait(last);
-	stream_put(last.stream);
-	return result;
+	return is_null_stream(stream) ? queue_run(stream, &nothing) : wait_for_last(stream);
 }
 
 /* Waits for each stream that existed at the start, in order of ids, which are never reused. */
@@ -247,7 +240,6 @@ CUresult queue_wait_context(struct context *context)
 
 	for (;;) {
 		struct stream *next = NULL;
-		struct point last;
 
 		for (struct stream *stream = streams; stream; stream = stream->next)
 			if (stream->context == context && stream->id > done &&
@@ -256,9 +248,7 @@ CUresult queue_wait_context(struct context *context)
 		if (!next)
 			return context_state(context);
 		done = next->id;
-		last = point_last(next);
-		point_wait(last);
-		stream_put(last.stream);
+		wait_for_last(next);
 	}
 }
 

@@ -7,7 +7,7 @@
 #ifndef GDRPY_SIM_QUEUE_H
 #define GDRPY_SIM_QUEUE_H
 
-#include "streams.h"
+#include "stream.h"
 
 /* All operations of a stream up to one. Holds a reference to the stream. */
 struct point {

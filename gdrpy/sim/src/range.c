@@ -87,13 +87,10 @@ static bool destroy(uint64_t start, enum range_kind kind)
 CUresult range_free(uint64_t start, enum range_kind kind)
 {
 	struct range *range = range_starting(start, kind);
-	CUresult result;
 
 	if (!range)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = queue_wait_context(range->context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(queue_wait_context(range->context));
 	return destroy(start, kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

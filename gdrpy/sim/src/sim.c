@@ -23,6 +23,12 @@ struct device *device_get(int ordinal)
 	return ordinal >= 0 && ordinal < sim.device_count ? &sim.devices[ordinal] : NULL;
 }
 
+CUresult device_use(int ordinal, struct device **device)
+{
+	*device = device_get(ordinal);
+	return *device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 uint64_t sim_next_id(void)
 {
 	static uint64_t last;
@@ -129,17 +135,13 @@ static void after_fork_in_child(void)
 static CUresult check_state(enum sim_function function, enum api_needs needs,
 			    struct context **context)
 {
-	CUresult fault;
-
 	if (needs != NEEDS_NOTHING) {
 		if (sim.forked || !sim.initialized)
 			return CUDA_ERROR_NOT_INITIALIZED;
 		if (sim_in_callback)
 			return CUDA_ERROR_NOT_PERMITTED;
 	}
-	fault = fault_take(function);
-	if (fault != CUDA_SUCCESS)
-		return fault;
+	TRY(fault_take(function));
 	return needs == NEEDS_CONTEXT ? context_current(context) : CUDA_SUCCESS;
 }
 

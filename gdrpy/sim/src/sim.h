@@ -40,15 +40,23 @@ extern struct sim {
 /* NULL if there is no such device. */
 struct device *device_get(int ordinal);
 
+/* The same, or CUDA_ERROR_INVALID_DEVICE. */
+CUresult device_use(int ordinal, struct device **device);
+
 /* Numbers for handles and buffer ids: never 0, never reused. */
 uint64_t sim_next_id(void);
 
 enum sim_function {
 #define SIM_FUNCTION(symbol, base, version, parameters) FUNCTION_##symbol,
 #include "functions.h"
-#undef SIM_FUNCTION
 	FUNCTION_COUNT
 };
+
+extern const struct sim_symbol {
+	const char *base; /* the name to look it up by */
+	unsigned int version;
+	void *address;
+} sim_symbols[FUNCTION_COUNT];
 
 enum api_needs {
 	NEEDS_NOTHING,
@@ -59,13 +67,21 @@ enum api_needs {
 CUresult api_enter(enum sim_function function, enum api_needs needs, struct context **context);
 void api_leave(CUresult *entered);
 
-/* The body of a driver function begins with this; the lock is held until it returns. */
+/* The first declaration of a driver function; the lock is held until it returns. */
 #define API(symbol, needs)                                                                         \
 	struct context *api_context __attribute__((unused)) = NULL;                                \
 	CUresult api_entered __attribute__((cleanup(api_leave))) =                                 \
 		api_enter(FUNCTION_##symbol, needs, &api_context);                                 \
 	if (api_entered != CUDA_SUCCESS)                                                           \
 	return api_entered
+
+/* Returns the error of a step that fails. */
+#define TRY(step)                                                                                  \
+	do {                                                                                       \
+		CUresult tried = (step);                                                           \
+		if (tried != CUDA_SUCCESS)                                                         \
+			return tried;                                                              \
+	} while (0)
 
 /* Set while this thread runs a program's stream callback, which may not call the driver. */
 extern __thread bool sim_in_callback;

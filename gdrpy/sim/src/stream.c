@@ -3,6 +3,136 @@
 
 #include "queue.h"
 
+#define HANDLE_NULL ((uintptr_t)0)
+#define HANDLE_LEGACY ((uintptr_t)1)
+#define HANDLE_PER_THREAD ((uintptr_t)2)
+
+struct stream *streams;
+
+static pthread_key_t thread_key;
+static bool have_thread_key;
+static __thread uint64_t thread_id;
+
+void stream_get(struct stream *stream)
+{
+	stream->references++;
+}
+
+void stream_put(struct stream *stream)
+{
+	struct stream **link = &streams;
+
+	if (--stream->references)
+		return;
+	while (*link != stream)
+		link = &(*link)->next;
+	*link = stream->next;
+	free(stream);
+}
+
+struct stream *stream_new(struct context *context, unsigned int flags, int priority)
+{
+	struct stream *stream = calloc(1, sizeof(*stream));
+
+	if (!stream)
+		return NULL;
+	stream->context = context;
+	stream->id = sim_next_id();
+	stream->flags = flags;
+	stream->priority = priority;
+	stream->references = 1;
+	stream->open = true;
+	stream->last = &stream->first;
+	stream->next = streams;
+	streams = stream;
+	return stream;
+}
+
+void stream_close(struct stream *stream)
+{
+	stream->open = false;
+	pthread_cond_broadcast(&sim.changed);
+	stream_put(stream);
+}
+
+void stream_close_all(struct context *context)
+{
+	struct stream *next;
+
+	for (struct stream *stream = streams; stream; stream = next) {
+		next = stream->next;
+		if (stream->context != context || stream->cancelled)
+			continue;
+		stream->cancelled = true;
+		if (stream->open)
+			stream_close(stream);
+	}
+	pthread_cond_broadcast(&sim.changed);
+}
+
+/* At the end of a thread. */
+static void close_per_thread(void *id)
+{
+	struct stream *next;
+
+	pthread_mutex_lock(&sim.lock);
+	for (struct stream *stream = streams; stream; stream = next) {
+		next = stream->next;
+		if (stream->open && stream->thread == (uintptr_t)id)
+			stream_close(stream);
+	}
+	pthread_mutex_unlock(&sim.lock);
+}
+
+static CUresult identify_thread(void)
+{
+	if (thread_id)
+		return CUDA_SUCCESS;
+	if (!have_thread_key && pthread_key_create(&thread_key, close_per_thread))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	have_thread_key = true;
+	thread_id = sim_next_id();
+	pthread_setspecific(thread_key, (void *)(uintptr_t)thread_id);
+	return CUDA_SUCCESS;
+}
+
+static CUresult use_per_thread(struct context *context, struct stream **stream)
+{
+	TRY(identify_thread());
+	for (*stream = streams; *stream; *stream = (*stream)->next)
+		if ((*stream)->open && (*stream)->context == context &&
+		    (*stream)->thread == thread_id)
+			return CUDA_SUCCESS;
+	*stream = stream_new(context, 0, 0);
+	if (!*stream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	(*stream)->thread = thread_id;
+	return CUDA_SUCCESS;
+}
+
+/* Whether a handle is not of a stream that the program created. */
+static bool is_special(CUstream handle)
+{
+	return (uintptr_t)handle <= HANDLE_PER_THREAD;
+}
+
+CUresult stream_use(CUstream handle, struct stream **stream)
+{
+	struct context *context;
+
+	if (is_special(handle)) {
+		TRY(context_current(&context));
+		if ((uintptr_t)handle == HANDLE_PER_THREAD)
+			return use_per_thread(context, stream);
+		*stream = context->null_stream;
+		return CUDA_SUCCESS;
+	}
+	for (*stream = streams; *stream; *stream = (*stream)->next)
+		if (*stream == handle && (*stream)->open)
+			return context_state((*stream)->context);
+	return CUDA_ERROR_INVALID_HANDLE;
+}
+
 struct host_operation {
 	struct operation operation;
 	CUhostFn function;
@@ -14,13 +144,10 @@ struct host_operation {
 static CUresult stream_create(CUstream *stream, unsigned int flags, int priority)
 {
 	struct context *context;
-	CUresult result;
 
 	if (!stream || flags & ~(unsigned int)CU_STREAM_NON_BLOCKING)
 		return CUDA_ERROR_INVALID_VALUE;
-	result = context_current(&context);
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(context_current(&context));
 	if (priority > STREAM_LEAST_PRIORITY)
 		priority = STREAM_LEAST_PRIORITY;
 	if (priority < STREAM_GREATEST_PRIORITY)
@@ -32,143 +159,77 @@ static CUresult stream_create(CUstream *stream, unsigned int flags, int priority
 CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
 {
 	API(cuStreamCreate, NEEDS_INIT);
-
 	return stream_create(stream, flags, STREAM_LEAST_PRIORITY);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
 {
 	API(cuStreamCreateWithPriority, NEEDS_INIT);
-
 	return stream_create(stream, flags, priority);
 }
 
 CUresult cuStreamDestroy_v2(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamDestroy_v2, NEEDS_INIT);
+	struct stream *stream;
 
-	if (stream_is_special(handle))
+	if (is_special(handle))
 		return CUDA_ERROR_INVALID_HANDLE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		stream_close(stream);
-	return result;
+	TRY(stream_use(handle, &stream));
+	stream_close(stream);
+	return CUDA_SUCCESS;
 }
 
 CUresult cuStreamSynchronize(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamSynchronize, NEEDS_INIT);
+	struct stream *stream;
 
-	result = stream_use(handle, &stream);
-	return result == CUDA_SUCCESS ? queue_wait_stream(stream) : result;
+	TRY(stream_use(handle, &stream));
+	return queue_wait_stream(stream);
 }
 
 CUresult cuStreamQuery(CUstream handle)
 {
-	struct stream *stream;
-	CUresult result;
-
 	API(cuStreamQuery, NEEDS_INIT);
-
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS && !queue_is_idle(stream))
-		return CUDA_ERROR_NOT_READY;
-	return result;
-}
-
-CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
 	struct stream *stream;
-	CUresult result;
 
-	API(cuStreamGetFlags, NEEDS_INIT);
-
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*flags = stream->flags;
-	return result;
+	TRY(stream_use(handle, &stream));
+	return queue_is_idle(stream) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-	struct stream *stream;
-	CUresult result;
+/* A function that answers with a value of a stream. */
+#define STREAM_QUERY(symbol, type, value)                                                          \
+	CUresult symbol(CUstream handle, type *answer)                                             \
+	{                                                                                          \
+		API(symbol, NEEDS_INIT);                                                           \
+		struct stream *stream;                                                             \
+                                                                                                   \
+		if (!answer)                                                                       \
+			return CUDA_ERROR_INVALID_VALUE;                                           \
+		TRY(stream_use(handle, &stream));                                                  \
+		*answer = value;                                                                   \
+		return CUDA_SUCCESS;                                                               \
+	}
 
-	API(cuStreamGetPriority, NEEDS_INIT);
+STREAM_QUERY(cuStreamGetFlags, unsigned int, stream->flags)
+STREAM_QUERY(cuStreamGetPriority, int, stream->priority)
+STREAM_QUERY(cuStreamGetId, unsigned long long, stream->id)
+STREAM_QUERY(cuStreamGetDevice, CUdevice, stream->context->device->ordinal)
+STREAM_QUERY(cuStreamGetCtx, CUcontext, stream->context)
 
-	if (!priority)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*priority = stream->priority;
-	return result;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-	struct stream *stream;
-	CUresult result;
-
-	API(cuStreamGetId, NEEDS_INIT);
-
-	if (!id)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*id = stream->id;
-	return result;
-}
-
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-	struct stream *stream;
-	CUresult result;
-
-	API(cuStreamGetDevice, NEEDS_INIT);
-
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*device = stream->context->device->ordinal;
-	return result;
-}
-
-static CUresult get_context(CUstream handle, CUcontext *context)
-{
-	struct stream *stream;
-	CUresult result;
-
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
-	result = stream_use(handle, &stream);
-	if (result == CUDA_SUCCESS)
-		*context = stream->context;
-	return result;
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
-{
-	API(cuStreamGetCtx, NEEDS_INIT);
-
-	return get_context(stream, context);
-}
-
-CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, void **green_context)
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void **green_context)
 {
 	API(cuStreamGetCtx_v2, NEEDS_INIT);
+	struct stream *stream;
 
 	if (green_context)
 		*green_context = NULL;
-	return get_context(stream, context);
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(stream_use(handle, &stream));
+	*context = stream->context;
+	return CUDA_SUCCESS;
 }
 
 static CUresult run_host(struct stream *stream, struct operation *operation)
@@ -191,10 +252,8 @@ static CUresult submit_host(CUstream handle, struct host_operation wanted)
 {
 	struct host_operation *operation;
 	struct stream *stream;
-	CUresult result = stream_use(handle, &stream);
 
-	if (result != CUDA_SUCCESS)
-		return result;
+	TRY(stream_use(handle, &stream));
 	operation = malloc(sizeof(*operation));
 	if (!operation)
 		return CUDA_ERROR_OUT_OF_MEMORY;

@@ -33,11 +33,11 @@ def pieces(place: str, source: Source) -> Generator[Any, None, None]:
     """What the region is, then its bytes. Raises what reading it there raises, Gone, Timeout."""
     node = _node()
     address = _holder(node, place, source)
-    description = _ask(node, address, _describe, source)
+    description = _ask(node, address, reading.describe, source)
     yield description
     offset = 0
     while offset < description.nbytes:
-        piece = _ask(node, address, _piece, source, offset)
+        piece = _ask(node, address, reading.piece, source, offset)
         yield piece
         offset += piece.nbytes
 
@@ -55,23 +55,11 @@ def _node() -> Any:
         return None
 
 
-async def _reaches(source: Source) -> Any:
-    return await asyncio.to_thread(reading.reaches, source)
-
-
-async def _describe(source: Source) -> Any:
-    return await asyncio.to_thread(reading.describe, source)
-
-
-async def _piece(source: Source, offset: int) -> Any:
-    return await asyncio.to_thread(reading.piece, source, offset)
-
-
 def _holder(node: Any, place: str, source: Source) -> Any:
     """The address of a worker that reaches the region's broker: that it came from, else any."""
 
     async def look(workers: list[str] | None) -> dict[str, Any]:
-        message = {"op": "run", **_call(_reaches, source)}
+        message = {"op": "run", **_call(reading.reaches, source)}
         found: dict[str, Any] = await node.scheduler.broadcast(
             msg=message, workers=workers, on_error="ignore"
         )
@@ -102,8 +90,9 @@ def _ask(node: Any, address: str, function: Callable[..., Any], source: Source, 
     return _result(_wait(node, source, run))
 
 
-def _call(function: Callable[..., Any], *args: Any) -> dict[str, bytes]:
-    return {"function": pickle.dumps(function), "args": pickle.dumps(args)}
+def _call(*call: Any) -> dict[str, bytes]:
+    """A message that has a worker call a function in a thread beside its event loop."""
+    return {"function": pickle.dumps(asyncio.to_thread), "args": pickle.dumps(call)}
 
 
 def _result(reply: dict[str, Any]) -> Any:

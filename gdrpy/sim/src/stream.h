@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* All streams: open ones, and those that work or events still hold. */
-#ifndef GDRPY_SIM_STREAMS_H
-#define GDRPY_SIM_STREAMS_H
+#ifndef GDRPY_SIM_STREAM_H
+#define GDRPY_SIM_STREAM_H
 
 #include "context.h"
 
@@ -39,9 +39,6 @@ void stream_close_all(struct context *context);
 
 /* The stream of a program's handle, including the special ones, if its context is usable. */
 CUresult stream_use(CUstream handle, struct stream **stream);
-
-/* Whether a handle is special: not a stream that the program created. */
-bool stream_is_special(CUstream handle);
 
 void stream_get(struct stream *stream);
 void stream_put(struct stream *stream);

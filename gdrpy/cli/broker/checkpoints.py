@@ -1,0 +1,81 @@
+"""Checkpoints of many files as users see them: one region with the bytes and holders of all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.checkpoints import CHECKPOINT, listed
+from gdrpy.broker.replies import Holder, RegionInfo
+from gdrpy.errors import Error
+
+#: The name of a file's region, after the name of its checkpoint.
+_FILE = re.compile(r"(.+)/[0-9a-f]{8}/[^/]+")
+
+
+class Checkpoints:
+    """The checkpoints among a broker's regions. What a checkpoint lists is read once."""
+
+    def __init__(self, client: Broker) -> None:
+        self._client = client
+        self._files: dict[tuple[str | None, int], list[str]] = {}
+
+    def files(self, region: RegionInfo) -> list[str]:
+        """The names of the regions of a checkpoint's files; none if they cannot be read."""
+        key = region.name, region.region
+        if key not in self._files:
+            self._files[key] = self._read(str(region.name))
+        return self._files[key]
+
+    def _read(self, name: str) -> list[str]:
+        try:
+            with self._client.get(name, gpu=False, readonly=True) as region:
+                if region.metadata == CHECKPOINT:
+                    return listed(name, region.read())
+        except (Error, ValueError):
+            pass
+        return []
+
+    def whole(self, regions: Iterable[RegionInfo]) -> list[RegionInfo]:
+        """Regions of a list, with the sums of their files for checkpoints."""
+        found = {str(region.name): region for region in regions}
+        parents = {match[1] for match in map(_FILE.fullmatch, found) if match}
+        for name in parents & found.keys():
+            files = [found[file] for file in self.files(found[name]) if file in found]
+            found[name] = summed(found[name], files)
+        return list(found.values())
+
+
+def summed(region: RegionInfo, files: list[RegionInfo]) -> RegionInfo:
+    """A checkpoint with the bytes and the holders of all of its files."""
+    if not files:
+        return region
+    every = [region, *files]
+    return replace(
+        region,
+        nbytes=sum(one.nbytes for one in files),
+        size=sum(one.size for one in every),
+        readers=sum(one.readers for one in every),
+        writers=sum(one.writers for one in every),
+        holders=None if region.holders is None else _merged(every),
+    )
+
+
+def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
+    """The processes that hold any of the regions."""
+    found: dict[tuple[int, int], Holder] = {}
+    for holder in (one for region in regions for one in region.holders or ()):
+        key = holder.pid, holder.uid
+        before = found.get(key)
+        if before is not None:
+            holder = Holder(
+                *key,
+                holder.writable or before.writable,
+                holder.gpu or before.gpu,
+                holder.count + before.count,
+            )
+        found[key] = holder
+    return tuple(found.values())

@@ -3,6 +3,8 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
+# Else each of the thousand processes of the tests compiles anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,11 +36,14 @@ FREE_VENV := .venv-free
 FREE_TESTS := tests/test_threads.py tests/test_lifetime.py tests/arena tests/channel tests/contract \
 	tests/transfer tests/broker/test_client_calls.py tests/broker/test_client_with_broker.py
 
+# The Python tests that build programs, pages and packages. The others may run beside them.
+BUILDING := tests/benchmarks tests/docs tests/gdrapi tests/packaging tests/rm
+
 # What tests/vm/check does, in parts.
 GUESTS := genuine inside kernels bed
 
-.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-threads test-vm bench \
-	docs dist clean install uninstall $(GUESTS:%=test-vm-%)
+.PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
+	test-py-others test-threads test-vm bench docs dist clean install uninstall $(GUESTS:%=test-vm-%)
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -65,12 +70,13 @@ demo: build
 	@echo "It works. Next, share memory between two processes, as docs/quick-start.md shows. Begin with:"
 	@echo "    source $(BIN)/activate && gdrpy serve"
 
-# The parts that take longest begin first, two at a time, and what one says comes out whole. Some use
-# the same C programs.
+# The parts that take longest begin first, three at a time, for each waits now and then; and what one
+# says comes out whole. Some use the same C programs.
 test: lint
 	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
 	@echo "== C tests, Python tests, and the kernel module in QEMU guests: minutes of silence"
-	@$(MAKE) --no-print-directory -j2 --output-sync=target test-py $(GUESTS:%=test-vm-%) test-c test-arm64
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-py-others \
+		test-py-building $(GUESTS:%=test-vm-%) test-c test-arm64
 
 lint: tools
 	@echo "== lint"
@@ -100,6 +106,14 @@ test-arm64:
 test-py: tools
 	@echo "== Python tests"
 	@$(BIN)/pytest -q
+
+test-py-building: tools
+	@echo "== Python tests that build programs, pages and packages"
+	@$(BIN)/pytest -q $(BUILDING)
+
+test-py-others: tools
+	@echo "== the other Python tests"
+	@$(BIN)/pytest -q $(BUILDING:%=--ignore=%)
 
 # What threads do where there is no GIL. Not of `make test`: few machines have such a Python.
 test-threads:

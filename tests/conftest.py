@@ -73,14 +73,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
+def quick_collections() -> None:
     """Leave what was there before out of the garbage collections that tests ask for, or each takes
-    a tenth of a second.
+    a tenth of a second; and out of the one of the next module, which takes half a second of all.
     """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ class TestReader:
 
 class TestManyRecords:
     @pytest.mark.parametrize(
-        ("nbytes", "capacity", "records"), [(64, 4096, MILLION), (48, 16, MILLION // 20)]
+        ("nbytes", "capacity", "records"), [(64, 4096, MILLION), (48, 16, MILLION // 100)]
     )
     def test_arrive_whole_and_in_order_by_batches(
         self, memory, nbytes, capacity, records, other_thread

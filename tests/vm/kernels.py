@@ -52,7 +52,9 @@ class Kernel:
 
     @property
     def image(self) -> Path:
-        return self.folder / "vmlinuz"
+        """As setup unpacked it, or as it was fetched."""
+        unpacked = self.folder / "vmlinux"
+        return unpacked if unpacked.exists() else self.folder / "vmlinuz"
 
     @property
     def initramfs(self) -> Path:

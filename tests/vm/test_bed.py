@@ -42,6 +42,10 @@ def run_on(run: Run) -> Run:
     return run_on
 
 
+#: For what is not about it: the guest's own shell takes seconds to load it, and to unload it.
+WITHOUT_GDRDRV = ("--gdrdrv", "none")
+
+
 def in_guest(script: str) -> list[str]:
     """The command that runs Python code in the guest, with the stand-in's module at hand."""
     prelude = f"import sys; sys.path.insert(0, {str(INSIDE)!r})\n"
@@ -50,7 +54,7 @@ def in_guest(script: str) -> list[str]:
 
 class TestResult:
     def test_status_and_output_are_the_commands(self, run: Run) -> None:
-        ended = run("--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
+        ended = run(*WITHOUT_GDRDRV, "--", "sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
         assert ended.returncode == 3, ended.stderr
         assert ended.stdout == "to stdout\nto stderr\n"
         assert ended.stderr == ""
@@ -65,7 +69,7 @@ with View(2) as view:
     memory.close()
 """
         bar = tmp_path / "bar"
-        ended = run("--bar", "16", "--bar-file", bar, *in_guest(script))
+        ended = run(*WITHOUT_GDRDRV, "--bar", "16", "--bar-file", bar, *in_guest(script))
         assert ended.returncode == 0, ended.stderr
         assert bar.stat().st_size == 16 << 20
         assert bar.read_bytes().rstrip(b"\0") == bytes(65536) + b"word"
@@ -73,18 +77,18 @@ with View(2) as view:
 
 class TestFailure:
     def test_kernel_panic_is_red(self, run: Run) -> None:
-        ended = run("--", "sh", "-c", "echo c > /proc/sysrq-trigger")
+        ended = run(*WITHOUT_GDRDRV, "--", "sh", "-c", "echo c > /proc/sysrq-trigger")
         assert ended.returncode == BED_FAILED
         assert "the kernel reported a fault" in ended.stderr
         assert "sysrq triggered crash" in ended.stderr
 
     def test_end_without_a_result_is_red(self, run: Run) -> None:
-        ended = run("--", "sh", "-c", "echo o > /proc/sysrq-trigger; sleep 1000")
+        ended = run(*WITHOUT_GDRDRV, "--", "sh", "-c", "echo o > /proc/sysrq-trigger; sleep 1000")
         assert ended.returncode == BED_FAILED
         assert "the guest ended without a result" in ended.stderr
 
     def test_kernel_warning_is_red_though_the_command_succeeds(self, run: Run) -> None:
-        ended = run(*in_guest("from standin import *; make_fault(Fault.WARNING)"))
+        ended = run(*WITHOUT_GDRDRV, *in_guest("from standin import *; make_fault(Fault.WARNING)"))
         assert ended.returncode == BED_FAILED
         assert "the kernel reported a fault" in ended.stderr
         assert "asked for" in ended.stderr
@@ -95,17 +99,17 @@ from standin import PUT_IN_CALLBACK, Probe, View
 with Probe() as probe, View(1) as view:
     probe.get(view.address, view.size, PUT_IN_CALLBACK)
 """
-        ended = run(*in_guest(script))
+        ended = run(*WITHOUT_GDRDRV, *in_guest(script))
         assert ended.returncode == BED_FAILED
         assert "called from a free callback" in ended.stderr
 
     def test_module_still_in_use_is_red(self, run: Run) -> None:
-        ended = run("--", "sh", "-c", "sleep 1000 < /dev/gpustandin &")
+        ended = run(*WITHOUT_GDRDRV, "--", "sh", "-c", "sleep 1000 < /dev/gpustandin &")
         assert ended.returncode == BED_FAILED
         assert "gpustandin is still in use after the command" in ended.stderr
 
     def test_command_that_does_not_end_is_ended(self, run: Run) -> None:
-        ended = run("--timeout", "5", "--", "sleep", "1000")
+        ended = run(*WITHOUT_GDRDRV, "--timeout", "5", "--", "sleep", "1000")
         assert ended.returncode == TIME_IS_UP
         assert "the time was up: 5 seconds" in ended.stderr
 
@@ -154,7 +158,7 @@ class TestCheckers:
         log = tmp_path_factory.mktemp("checkers") / "log"
         faults = "; ".join(f"make_fault(Fault.{fault})" for fault in self.FAULTS)
         script = in_guest(f"from standin import *; {faults}; print('done')")
-        command = [bed, "--kernel", "debug", "--log", log, *script]
+        command = [bed, *WITHOUT_GDRDRV, "--kernel", "debug", "--log", log, *script]
         ended = subprocess.run(command, capture_output=True, text=True, cwd=CHECKOUT)
         if ended.returncode == NOT_SET_UP:
             pytest.skip(ended.stderr.strip())
@@ -194,6 +198,6 @@ make_fault(Fault.DATA_RACE)
 if child:
     os.wait()
 """
-        ended = run_on("kcsan", *in_guest(script))
+        ended = run_on("kcsan", *WITHOUT_GDRDRV, *in_guest(script))
         assert ended.returncode == BED_FAILED, ended.stderr
         assert "BUG: KCSAN: data-race in racing_count [gpustandin]" in ended.stderr

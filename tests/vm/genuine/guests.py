@@ -50,6 +50,7 @@ def bed_command(driver: Genuine, *arguments: str, build: bool) -> list[str | Pat
     # The calls of the other file have nvidia.ko take locks in a way that lockdep reports.
     tests = INSIDE / "test_beside_nvidia.py" if driver == WITH_CHECKERS else INSIDE
     pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=900"]
+    pytest += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
     return [
         *(HERE / "run", "--fake-gpu", "--kernel", driver.kernel.name),
         *("--timeout", str(TIMEOUT_S), "--", "env", "-u", "GDRPY_SIM"),

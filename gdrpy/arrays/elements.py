@@ -52,7 +52,7 @@ def elements_of(call: str, array: Any) -> Elements:
 
 
 #: The remedy for text, which numpy would store as UTF-32.
-_TEXT = "text must be encoded first, as by numpy.frombuffer(text.encode(), 'uint8')"
+_TEXT = "text must be encoded first, as by text.encode()"
 
 
 def refuse_others(call: str, value: Any) -> None:

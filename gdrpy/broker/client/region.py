@@ -142,7 +142,9 @@ class LeasedRegion(Region):
     def _check_writable(self, call: str) -> None:
         self._check(call)
         if self.sealed:
-            raise Sealed(f"{call}: region {self.name!r} is sealed: nobody writes it any more")
+            raise Sealed(
+                f"{call}: region {self.name!r} is sealed: publish a version by put() or create()"
+            )
         if self.readonly:
             raise ReadOnly(
                 f"{call}: region {self.name!r} is read-only here; get it with "

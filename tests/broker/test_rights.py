@@ -179,30 +179,6 @@ class TestRights:
                 client.ok("delete", name=name)
             assert client.ok("status")["regions"] == 0
 
-    @pytest.mark.parametrize(
-        ("asker", "group"),
-        [
-            ("group", GROUP),
-            ("supplementary group", GROUP),
-            ("root", GROUP),
-            ("broker's user", GROUP),
-            ("owner in another group", 40999),
-            ("other", 40999),
-        ],
-    )
-    def test_of_a_group_pass_to_what_its_members_replace(self, asker, group, broker) -> None:
-        def publish() -> None:
-            with broker.client() as client:
-                draft = client.ok("create", **allocation("shared", mode=0o666))
-                client.ok("publish", region=draft["region"])
-
-        as_user("owner", publish)
-        as_user(asker, publish)
-        with broker.client() as client:
-            found = client.ok("stat", name="shared")
-            assert (found["uid"], found["gid"]) == (ASKERS[asker][0], group)
-        self.remove(broker, "")
-
     def test_of_drafts_are_their_maker_s_alone(self, broker: Broker) -> None:
         with broker.client() as client:
             number = client.create("draft", mode=0o666)["region"]

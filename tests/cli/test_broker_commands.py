@@ -281,7 +281,7 @@ class TestAlloc:
         ("words", "complaint"),
         [
             (["--device", "7"], 'no GPU 7: name another one, or take host memory by device="cpu"'),
-            (["--device", "cpu"], "there in all: ask for less, or serve with a larger --max-bytes"),
+            (["--device", "cpu"], "there in all: ask for less"),
         ],
     )
     def test_that_the_machine_lacks_ends_with_1(self, broker, capsys, words, complaint):
@@ -382,6 +382,12 @@ class TestPutAndGet:
         assert mode("--mode", "0644") == "0644"
         assert mode() == "0644"
         assert mode("--mode", "0600") == "0600"
+
+    def test_put_takes_no_mode_of_another_users_region(self, put, json_of, monkeypatch):
+        put("table", "--mode", "0666")
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+        put("table")
+        assert json_of("stat", "table")[1]["mode"] == "0600"
 
     def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
         (tmp_path / "empty").touch()

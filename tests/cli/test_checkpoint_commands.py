@@ -316,6 +316,11 @@ class TestStat:
             "│ 重み/重み/重み/重み/    │      │             │           │",
         ]
 
+    def test_leaves_out_names_that_cannot_be(self, broker, json_of):
+        with gdrpy.connect() as client:
+            client.put("llama", b'["", "absent"]', "cpu", metadata={"format": "checkpoint"}).close()
+        assert json_of("stat", "llama")[1]["files"] == []
+
     def test_has_no_tensors_of_other_regions(self, broker, json_of):
         with gdrpy.connect() as client:
             client.put("table", [1], "cpu").close()
@@ -353,6 +358,20 @@ class TestLists:
         said = regions.pop("llama")
         assert (said["nbytes"], said["readers"], said["writers"]) == (3 * FILE_BYTES, 1, 0)
         assert len(regions) == 4
+
+    @pytest.mark.parametrize(
+        ("words", "key"), [(["ls"], "regions"), (["top", "--count", "1"], "largest")]
+    )
+    def test_open_no_region_that_is_too_large_for_a_list_of_files(
+        self, broker, json_of, monkeypatch, words, key
+    ):
+        monkeypatch.setattr("gdrpy.cli.broker.checkpoints._LIST_MOST", 100)
+        with gdrpy.connect() as client:
+            metadata = {"format": "checkpoint"}
+            client.allocate("x", 4096, "cpu", metadata=metadata).close()
+            client.put("x/00000000/f", b"bytes", "cpu").close()
+        monkeypatch.setattr(gdrpy.Broker, "get", None)
+        assert {one["nbytes"] for one in json_of(*words)[1][key]} == {4096, 5}
 
     def test_of_top_read_what_a_checkpoint_lists_once(self, broker, folder, json_of, capsys):
         json_of("load", str(folder), "--device", "cpu")

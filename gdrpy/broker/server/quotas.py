@@ -78,7 +78,7 @@ class Quotas:
         if size > limit:
             raise QuotaExceeded(
                 f"{call}: {size} bytes on {device_words(device)}: regions may take {limit} bytes "
-                f"there in all: ask for less, or serve with a larger --max-bytes"
+                f"there in all: ask for less"
             )
         if used + size > limit:
             raise QuotaExceeded(

@@ -60,7 +60,7 @@ def allowed(who: Identity, region: Any, wanted: int) -> bool:
     granted: int = region.mode
     if who.uid == region.uid:
         granted >>= 6
-    elif _is_member(who, region):
+    elif region.gid == who.gid or region.gid in who.groups:
         granted >>= 3
     return granted & wanted == wanted
 
@@ -73,15 +73,6 @@ def require(who: Identity, region: Any, wanted: int, call: str) -> None:
             f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}{_whose(who, region)}; ask "
             f"its owner to chmod it",
         )
-
-
-def in_group(who: Identity, region: Any) -> bool:
-    """Whether ``who`` may make regions of the region's group, as chgrp lets users do with files."""
-    return who.privileged or _is_member(who, region)
-
-
-def _is_member(who: Identity, region: Any) -> bool:
-    return region.gid == who.gid or region.gid in who.groups
 
 
 def owns(who: Identity, region: Any) -> bool:

@@ -24,7 +24,6 @@ from gdrpy.broker.server.rights import (
     WRITE,
     Identity,
     allowed,
-    in_group,
     owns,
     require,
     require_owner,
@@ -224,22 +223,14 @@ class Service:
     def _create(self, session: Session, request: requests.Create) -> Answer:
         _check_name("create", request.name)
         self._require_replaceable("create", session, request.name)
-        replaced = self.table.names.get(request.name)
-        region = self._make("create", session, request, replaced)
+        region = self._make("create", session, request)
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
     def _make(
-        self,
-        call: str,
-        session: Session,
-        request: requests.Allocate | requests.Create,
-        replaced: RegionEntry | None = None,
+        self, call: str, session: Session, request: requests.Allocate | requests.Create
     ) -> RegionEntry:
-        """A new region, for which the caller must commit a lease or a name at once.
-
-        It keeps the group of the region that it is to replace, if its maker belongs to that group.
-        """
+        """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
         if not self.recognized:
@@ -264,7 +255,7 @@ class Service:
             size,
             device,
             who.uid,
-            who.gid if replaced is None or not in_group(who, replaced) else replaced.gid,
+            who.gid,
             request.mode,
             request.metadata,
             uuid=self.quotas.uuids.get(device, ""),

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import functools
 import json
+import os
 import pwd
 from stat import filemode
 from typing import Any
@@ -48,17 +49,22 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
     about = "who may read and write it, like a file's mode"
     if replaces:
-        about += " (default: that of the region it replaces, else 0600)"
+        about += " (default: that of your own region it replaces, else 0600)"
     parser.option("--mode", options.octal_mode, "OCTAL", about, None if replaces else "0600")
 
 
 def mode_of(client: Broker, args: argparse.Namespace) -> int:
-    """``--mode``, else that of the region to replace, else 0600."""
-    if args.mode is None:
-        with contextlib.suppress(NotFound, PermissionDenied):
-            return client.stat(args.name).mode
-        return 0o600
-    return int(args.mode)
+    """``--mode``, else that of the caller's own region to replace, else 0600.
+
+    Another user's mode could let that user read what replaces the region.
+    """
+    if args.mode is not None:
+        return int(args.mode)
+    with contextlib.suppress(NotFound, PermissionDenied):
+        replaced = client.stat(args.name)
+        if (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
+            return replaced.mode
+    return 0o600
 
 
 def add_name(parser: CommandParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 
@@ -12,6 +13,8 @@ from gdrpy.broker.client.checkpoints import CHECKPOINT, listed
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.errors import Error
 
+#: Bytes that a list of files has at most: any user can publish a region that says it is one.
+_LIST_MOST = 16 << 20
 #: The name of a file's region, after the name of its checkpoint.
 _FILE = re.compile(r"(.+)/[0-9a-f]{8}/[^/]+")
 
@@ -26,17 +29,15 @@ class Checkpoints:
     def files(self, region: RegionInfo) -> list[str]:
         """The names of the regions of a checkpoint's files; none if they cannot be read."""
         key = region.name, region.region
-        if key not in self._files:
-            self._files[key] = self._read(str(region.name))
-        return self._files[key]
+        if key not in self._files and region.nbytes <= _LIST_MOST:
+            with contextlib.suppress(Error, ValueError):
+                self._files[key] = self._read(str(region.name))
+        return self._files.get(key, [])
 
     def _read(self, name: str) -> list[str]:
-        try:
-            with self._client.get(name, gpu=False, readonly=True) as region:
-                if region.metadata == CHECKPOINT:
-                    return listed(name, region.read())
-        except (Error, ValueError):
-            pass
+        with self._client.get(name, gpu=False, readonly=True) as region:
+            if region.metadata == CHECKPOINT and region.nbytes <= _LIST_MOST:
+                return listed(name, region.read())
         return []
 
     def whole(self, regions: Iterable[RegionInfo]) -> list[RegionInfo]:

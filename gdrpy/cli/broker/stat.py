@@ -29,7 +29,7 @@ from gdrpy.cli.exits import OK, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output, table
 from gdrpy.cli.sizes import approximate_size, counted, format_size
-from gdrpy.errors import Error, NotFound, PermissionDenied
+from gdrpy.errors import Error
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -43,7 +43,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         files = _files(client, region)
         region = checkpoints.summed(region, files)
         told = broker.shown(client, region)
-        told["files"] = [broker.listed(file, broker.gpus(client)) for file in files]
+        gpus = broker.gpus(client) if files else {}
+        told["files"] = [broker.listed(file, gpus) for file in files]
         tensors = _tensors(client, region, output)
     for name, value in _lines(region, files, tensors):
         output.line(f"{name:10}{value}")
@@ -62,7 +63,7 @@ def _files(client: Broker, region: RegionInfo) -> list[RegionInfo]:
     found = []
     if region.metadata == CHECKPOINT:
         for name in checkpoints.Checkpoints(client).files(region):
-            with contextlib.suppress(NotFound, PermissionDenied):
+            with contextlib.suppress(Error, ValueError):
                 found.append(client.stat(name))
     return found
 

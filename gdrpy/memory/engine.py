@@ -32,15 +32,17 @@ def _address(pci: str) -> tuple[int, int, int]:
 def register(buffer: Any) -> Registration:
     """Have the copy engine copy a buffer without staging, until the registration is closed.
 
-    Copies with ``via="engine"`` of any of the buffer's bytes then take the engine's full speed
-    and no CPU. The pages are pinned when they are first copied, which takes longer than a copy:
-    register buffers that are used many times. Memory that the driver does not pin, such as a
-    shared mapping of a file on disk, is copied as before.
+    Writes and reads with ``via="engine"`` of any of the buffer's bytes then take the engine's full
+    speed and no CPU; rows are staged. The pages are pinned when they are first copied, which takes
+    longer than a copy: register buffers that are used many times. Memory that the driver does not
+    pin, such as a shared mapping of a file on disk, is copied as before. Kernels older than 5.9 may
+    give a process that forks other pages: register again there.
 
     Args:
-        buffer: A contiguous buffer or host array, which stays alive and in place meanwhile.
+        buffer: Bytes, or a writable contiguous buffer or host array, which stays alive and in place
+            meanwhile.
 
-    Raises TypeError, ValueError (no bytes), BufferError (not contiguous).
+    Raises TypeError, ValueError (no bytes), BufferError (not contiguous, or read-only).
     """
     return Registration(buffer)
 

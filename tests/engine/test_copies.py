@@ -117,11 +117,18 @@ class TestCopies:
                 assert pin.read(30_000, 5, via="engine") == b"abc" * 10_000
             cuda.call("cuMemFree", pointer)
 
-    def test_of_several_regions_on_two_gpus_go_to_their_own(self) -> None:
-        with gdrpy.alloc(MIB) as one, gdrpy.alloc(MIB) as other:
-            one.write(b"one", via="engine")
-            other.write(b"other", via="engine")
-            assert (one.cpu.read(3), other.cpu.read(5)) == (b"one", b"other")
+    @pytest.mark.preloaded(**ON_NVRM, GDRPY_SIM_DEVICES="3")
+    @pytest.mark.parametrize("first", [0, 1, 2])
+    def test_of_regions_and_pins_on_several_gpus_go_to_their_own(self, first: int) -> None:
+        for device in (first, 2 - first, 1):
+            with cuda.context(device), gdrpy.alloc(MIB, device) as region:
+                pointer = int(cuda.call("cuMemAlloc", MIB))
+                with gdrpy.pin(pointer, MIB) as pin:
+                    pin.write(b"%d" % device, 5, via="engine")
+                    region.write(pin, via="engine")
+                    assert region.cpu.read(1, 5) == pin.cpu.read(1, 5) == b"%d" % device
+                cuda.call("cuMemFree", pointer)
+        assert rm.violations() == []
 
     def test_of_no_bytes_do_nothing(self) -> None:
         with gdrpy.alloc(MIB) as region:
@@ -234,6 +241,21 @@ class TestCopyOnTheGpu:
                 region.write(pin, 5, via="engine")
                 assert region.read(6000, 5, via="engine") == b"pinned" * 1000
             cuda.call("cuMemFree", pointer)
+
+    def test_of_a_region_that_is_closed_meanwhile_is_refused(self) -> None:
+        region, other = gdrpy.alloc(MIB), gdrpy.alloc(MIB)
+        other.write(b"x", via="engine")
+        reach = region._memory.engine
+
+        def close_the_other(call: str) -> object:
+            other.close()
+            return reach(call)
+
+        region._memory.engine = close_the_other  # type: ignore[method-assign]
+        with pytest.raises(gdrpy.Closed):
+            region.write(other, via="engine")
+        assert region.read(1) == bytes(1)
+        region.close()
 
     def test_of_a_region_to_itself_is_refused(self) -> None:
         with gdrpy.alloc(MIB) as region, pytest.raises(ValueError, match="the region's own"):

@@ -54,6 +54,22 @@ class TestRegisteredBuffer:
             assert objects() == before
         assert rm.violations() == []
 
+    def test_of_another_librarys_array_takes_no_staging_either(self) -> None:
+        torch = pytest.importorskip("torch")
+        tensor = torch.zeros(10_000, dtype=torch.uint8)
+        with gdrpy.alloc(MIB) as region, gdrpy.register(tensor):
+            region.fill(7)
+            region.write(tensor[:1], via="engine")
+            before = objects()
+            region.readinto(tensor[1:], offset=1, via="engine")
+            assert objects() == before
+            assert (int(tensor[0]), int(tensor[1:].min()), int(tensor[1:].max())) == (0, 7, 7)
+        assert rm.violations() == []
+
+    def test_of_memory_that_only_others_may_write_is_refused(self) -> None:
+        with pytest.raises((BufferError, TypeError)):
+            gdrpy.register(memoryview(bytearray(8)).toreadonly())
+
     def test_of_bytes_is_written_from(self) -> None:
         data = random.Random(2).randbytes(200_000)
         with gdrpy.alloc(MIB) as region, gdrpy.register(data):

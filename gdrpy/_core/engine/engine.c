@@ -78,13 +78,20 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 	return engine;
 }
 
+/* By their PCI addresses: who names a GPU by that knows no minor number. */
+static bool is_same_gpu(const struct core_rm_gpu *one, const struct core_rm_gpu *other)
+{
+	return one->pci_domain == other->pci_domain && one->pci_bus == other->pci_bus &&
+	       one->pci_slot == other->pci_slot;
+}
+
 struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_error *error)
 {
 	struct core_engine *engine;
 
 	pthread_mutex_lock(&engines_lock);
 	for (engine = engines; engine; engine = engine->next)
-		if (engine->gpu.minor == gpu->minor)
+		if (is_same_gpu(&engine->gpu, gpu))
 			break;
 	if (!engine)
 		engine = new_engine(gpu, error);

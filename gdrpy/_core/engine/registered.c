@@ -22,7 +22,9 @@ struct pinned {
 
 struct core_registration {
 	struct core_registration *next;
-	char *pages;
+	const char *host;
+	size_t host_nbytes;
+	char *pages; /* which hold them */
 	size_t nbytes;
 	bool readonly;
 	unsigned int forks;
@@ -50,6 +52,8 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 		core_fail_call(error, ENOMEM, 0, "malloc");
 		return NULL;
 	}
+	registration->host = host;
+	registration->host_nbytes = nbytes;
 	registration->pages = (char *)begin;
 	registration->nbytes = (((uintptr_t)host + nbytes + page - 1) & -page) - begin;
 	registration->readonly = readonly;
@@ -132,8 +136,8 @@ bool core_registered_begin(struct core_engine *engine, const char *host, size_t 
 		return false;
 	pthread_rwlock_rdlock(&lock);
 	for (one = registrations; one && !pinned; one = one->next)
-		if (host >= one->pages && nbytes <= one->nbytes &&
-		    (size_t)(host - one->pages) <= one->nbytes - nbytes &&
+		if (host >= one->host && nbytes <= one->host_nbytes &&
+		    (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
 		    (to_gpu || !one->readonly)) {
 			pinned = pin(one, engine);
 			*va = pinned ? pinned->span.va + (uint64_t)(host - one->pages) : 0;

@@ -94,7 +94,11 @@ PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
 
 static void release(PyObject *capsule)
 {
-	core_engine_release(PyCapsule_GetPointer(capsule, core_engine_capsule));
+	struct core_engine_memory *memory = PyCapsule_GetPointer(capsule, core_engine_capsule);
+
+	Py_BEGIN_ALLOW_THREADS; /* a link that is made anew may take seconds */
+	core_engine_release(memory);
+	Py_END_ALLOW_THREADS;
 }
 
 static bool parse_gpu(PyObject *object, struct core_rm_gpu *gpu)
@@ -191,15 +195,15 @@ PyObject *core_engine_register_buffer(PyObject *Py_UNUSED(module), PyObject *buf
 	if (!registered)
 		return PyErr_NoMemory();
 	bytes = &registered->bytes;
-	if (!core_get_bytes("register", "buffer", buffer, false, bytes))
+	/* Pages pinned for reading alone are not the ones that a later store makes. */
+	if (!core_get_bytes("register", "buffer", buffer, !PyBytes_CheckExact(buffer), bytes))
 		goto free_registered;
 	if (!bytes->nbytes) {
 		PyErr_SetString(PyExc_ValueError, "register: buffer has no bytes");
 		goto release_bytes;
 	}
-	registered->registration =
-		core_engine_register(bytes->data, (size_t)bytes->nbytes,
-				     !bytes->view.obj || bytes->view.readonly, &error);
+	registered->registration = core_engine_register(bytes->data, (size_t)bytes->nbytes,
+							PyBytes_CheckExact(buffer), &error);
 	if (!registered->registration) {
 		core_raise_failure(&error);
 		goto release_bytes;

@@ -128,10 +128,15 @@ static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
 			      struct transfers *other, bool to_write)
 {
 	Py_ssize_t copied = -1;
+	bool ready;
 
 	CORE_BEGIN_ALONE(other);
-	if (core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
-	    core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE)) {
+	/* Making one ready may run Python, and another thread close or seal the other meanwhile. */
+	do {
+		ready = core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
+			core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE);
+	} while (ready && !(is_armed(other, !to_write) && other->engine));
+	if (ready) {
 		copy->nbytes = other->nbytes;
 		if (core_transfers_range(self, copy) &&
 		    core_transfers_between(self, other, copy, to_write))

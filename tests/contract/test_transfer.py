@@ -52,7 +52,7 @@ class TestRegionCopies:
                 lambda at: large.read(nbytes, at),
                 lambda at: large.readinto(bytearray(nbytes), at),
             ):
-                with pytest.raises(ValueError, match="outside|negative"):
+                with pytest.raises(ValueError, match="outside|0 or more"):
                     call(offset)
 
     def test_to_a_read_only_region_are_refused_whatever_their_size(self, large):

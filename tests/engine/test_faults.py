@@ -75,6 +75,35 @@ class TestUnavailable:
                 region.write(array, via="engine")
 
 
+def after_a_refusal(fd: int, fault: str, nbytes: int, lost: bool = False) -> dict[str, int]:
+    """What lives in a child whose engine met a fault in one copy, and then made the next."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            region = gdrpy.Region.from_fd(fd, gpu=False)
+            if lost:
+                region.write(b"x", via="engine")
+                rm.set_fault("ENGINE:1:31")
+            region.fill(5, via="engine")  # takes no lane, and only the channel for small copies
+            rm.set_fault(fault)
+            with suppress(gdrpy.Error):
+                region.write(bytes(nbytes), via="engine")
+            rm.set_fault("")
+            content = random.Random(9).randbytes(nbytes)
+            region.write(content, 100, via="engine")
+            assert region.cpu.read(nbytes, 100) == content
+            alive = {**rm.counts(), "xids": rm.count("xids")}
+            os.write(theirs, json.dumps(alive).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        told = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return dict(json.loads(told))
+
+
 class TestRefusedCall:
     #: Every call that an engine and its memory take.
     CALLS = (
@@ -101,6 +130,17 @@ class TestRefusedCall:
             rm.set_fault("")
             assert region.read(7, via="engine") == b"content"
         assert rm.violations() == []
+
+    @pytest.mark.parametrize("lost", [False, True])
+    @pytest.mark.parametrize("call", ["RM_ALLOC_MEMORY", "RM_MAP_MEMORY_DMA", "mmap"])
+    def test_for_a_lane_of_a_made_engine_leaves_the_next_copy_exact(
+        self, call: str, lost: bool
+    ) -> None:
+        with gdrpy.alloc(MIB) as region:
+            fd = region.export()
+            assert after_a_refusal(fd, f"{call}:1:{12 if call == 'mmap' else 0x51}", 5, lost) == (
+                after_a_refusal(fd, "", 5, lost)
+            )
 
 
 class TestLostChannel:

@@ -123,7 +123,10 @@ int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint
 		  uint64_t *va, struct core_error *error);
 int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct core_error *error);
 
-/* Let the engine reach whole pages of host memory, which must stay until the link is closed. */
+/*
+ * Let the engine reach whole pages of host memory, which must stay until the link is closed. If
+ * this fails, *span stays as it is.
+ */
 int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool readonly,
 		       struct core_span *span, struct core_error *error);
 

@@ -140,7 +140,10 @@ void core_link_close(struct core_link *link);
 
 /* --- channel.c --- */
 
-/* The channel for a use, made if necessary. A driver that refuses a second one leaves the first. */
+/*
+ * The channel for a use, made if necessary. Where there is no second one, the first serves: for
+ * good if the driver refuses another, and for now if something ran out.
+ */
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
 				       struct core_error *error);
 

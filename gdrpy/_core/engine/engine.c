@@ -36,16 +36,6 @@ bool core_engine_is_own(const struct core_engine *engine)
 	return engine->forks == forks;
 }
 
-/* A lack of memory or of a permission may be temporary; any other failure is not. */
-static void refuse_for_good(struct core_engine *engine, const struct core_error *error)
-{
-	if (error->failure == CORE_FAILED_MEMORY || error->failure == CORE_FAILED_PERMISSION)
-		return;
-	engine->refusal = *error;
-	engine->refusal.failure = CORE_FAILED_UNAVAILABLE;
-	engine->refused = true;
-}
-
 /* Writers go first: busy readers could delay a rebuild for ever. */
 void core_writers_lock(pthread_rwlock_t *lock)
 {
@@ -90,8 +80,11 @@ struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_er
 		engine = new_engine(gpu, error);
 	if (engine && !engine->link && !engine->refused) {
 		engine->link = core_link_open(gpu, error);
-		if (!engine->link)
-			refuse_for_good(engine, error);
+		if (!engine->link && error->failure == CORE_FAILED_UNAVAILABLE) {
+			/* Any other failure may be gone at the next try. */
+			engine->refusal = *error;
+			engine->refused = true;
+		}
 	}
 	if (engine && !engine->link) {
 		if (engine->refused)

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "copy/parallel.h"
 #include "engine/engine.h"
 #include "rm/engine_abi.h"
 #include "rm/private.h"
@@ -15,7 +16,7 @@
 #define CORE_PUSH_NBYTES 1024
 
 /* Threads that may stage at once; each has a lane of chunks. */
-#define CORE_STAGING_LANES 16 /* as many as the thread pool has threads */
+#define CORE_STAGING_LANES (CORE_THREADS_MAX + 2)
 #define CORE_LANE_CHUNKS 3
 #define CORE_CHUNK_NBYTES ((size_t)1 << 20)
 
@@ -181,8 +182,19 @@ int core_link_check(struct core_link *link, struct core_error *error);
 
 /* --- staging.c --- */
 
+/*
+ * Who may take the lanes from this number on. So one is left to small copies, and one to those and
+ * rows, however many large copies run.
+ */
+enum core_lane_use {
+	CORE_LANE_SMALL,
+	CORE_LANE_ROWS,
+	CORE_LANE_BULK,
+};
+
 /* A lane that this thread alone uses until it gives it back. */
-struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error);
+struct core_lane *core_lane_take(struct core_engine *engine, enum core_lane_use use,
+				 struct core_error *error);
 void core_lane_give_back(struct core_engine *engine, struct core_lane *lane);
 
 /* The channel for a copy of this size, and the bytes that each thread moves at once. */

@@ -106,7 +106,7 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 	struct core_row_walk walk = {
 		.rows = rows, .device = job->offset, .chunk = core_stage_chunk(nbytes, 1)};
 	struct core_channel *channel = core_stage_channel(engine, nbytes, error);
-	struct core_lane *lane = channel ? core_lane_take(engine, error) : NULL;
+	struct core_lane *lane = channel ? core_lane_take(engine, CORE_LANE_ROWS, error) : NULL;
 	int ret;
 
 	if (!lane)

@@ -56,24 +56,26 @@ void core_lane_give_back(struct core_engine *engine, struct core_lane *lane)
 {
 	pthread_mutex_lock(&engine->lanes_lock);
 	lane->taken = false;
-	pthread_cond_signal(&engine->lane_freed);
+	/* Not every thread that waits may take this one. */
+	pthread_cond_broadcast(&engine->lane_freed);
 	pthread_mutex_unlock(&engine->lanes_lock);
 }
 
-static struct core_lane *find_lane(struct core_engine *engine)
+static struct core_lane *find_lane(struct core_engine *engine, enum core_lane_use use)
 {
-	for (int i = 0; i < CORE_STAGING_LANES; i++)
+	for (unsigned int i = CORE_STAGING_LANES; i-- > use;)
 		if (!engine->lanes[i].taken)
 			return &engine->lanes[i];
 	return NULL;
 }
 
-struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error)
+struct core_lane *core_lane_take(struct core_engine *engine, enum core_lane_use use,
+				 struct core_error *error)
 {
 	struct core_lane *lane;
 
 	pthread_mutex_lock(&engine->lanes_lock);
-	while (!(lane = find_lane(engine)))
+	while (!(lane = find_lane(engine, use)))
 		pthread_cond_wait(&engine->lane_freed, &engine->lanes_lock);
 	lane->taken = true;
 	pthread_mutex_unlock(&engine->lanes_lock);
@@ -160,7 +162,8 @@ static void run_part(void *context, unsigned int part)
 	int ret = -1;
 
 	(void)part;
-	lane = core_lane_take(stage->engine, &error);
+	lane = core_lane_take(stage->engine,
+			      stage->nbytes < BULK_FROM ? CORE_LANE_SMALL : CORE_LANE_BULK, &error);
 	if (lane) {
 		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
 				    : read_chunks(stage, lane, &error);
@@ -172,7 +175,7 @@ static void run_part(void *context, unsigned int part)
 
 static unsigned int threads_for(size_t nbytes)
 {
-	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_STAGING_LANES, cpus;
+	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_THREADS_MAX, cpus;
 	cpu_set_t set;
 
 	if (nbytes <= ONE_THREAD_UP_TO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -60,6 +61,12 @@ class TestUnavailable:
     def test_on_a_split_gpu_says_so(self) -> None:
         refused("the copy engine cannot be used: the GPU is split into MIG instances")
 
+    def test_if_the_channel_dies_in_the_self_check_says_so(self) -> None:
+        rm.set_fault("ENGINE:1:31")
+        for _ in range(2):
+            refused(r"cannot be used: its self-check failed: .* channel died \(Xid 31, see dmesg\)")
+        assert rm.count("xids") == 1
+
     def test_for_host_memory_says_so(self) -> None:
         with (
             gdrpy.alloc(MIB, device="cpu") as region,
@@ -73,6 +80,35 @@ class TestUnavailable:
             array = SimpleNamespace(__cuda_array_interface__=shown)
             with pytest.raises(ValueError, match="via='engine' copies host memory"):
                 region.write(array, via="engine")
+
+
+def after_a_refusal(fd: int, fault: str, nbytes: int, lost: bool = False) -> dict[str, int]:
+    """What lives in a child whose engine met a fault in one copy, and then made the next."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            region = gdrpy.Region.from_fd(fd, gpu=False)
+            if lost:
+                region.write(b"x", via="engine")
+                rm.set_fault("ENGINE:1:31")
+            region.fill(5, 0, 8, via="engine")  # takes only the first channel, and no lane
+            rm.set_fault(fault)
+            with suppress(gdrpy.Error):
+                region.write(bytes(nbytes), via="engine")
+            rm.set_fault("")
+            content = random.Random(9).randbytes(nbytes)
+            region.write(content, 100, via="engine")
+            assert region.cpu.read(nbytes, 100) == content
+            alive = {**rm.counts(), "xids": rm.count("xids")}
+            os.write(theirs, json.dumps(alive).encode())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        told = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return dict(json.loads(told))
 
 
 class TestRefusedCall:
@@ -101,6 +137,59 @@ class TestRefusedCall:
             rm.set_fault("")
             assert region.read(7, via="engine") == b"content"
         assert rm.violations() == []
+
+    @pytest.mark.parametrize(
+        ("fault", "match"),
+        [
+            (f"open:/dev/nvidia0:{errno.EMFILE}", "Too many open files"),
+            ("RM_ALLOC:2:0x40", r"driver status 0x40"),
+        ],
+    )
+    def test_of_the_first_copy_is_raised_and_forgotten(self, fault: str, match: str) -> None:
+        with gdrpy.alloc(MIB) as region:
+            region.cpu.write(b"content")
+            rm.set_fault(fault)
+            with pytest.raises(gdrpy.Error, match=match):
+                region.read(7, via="engine")
+            rm.set_fault("")
+            assert region.read(7, via="engine") == b"content"
+        assert rm.violations() == []
+
+    @pytest.mark.parametrize(
+        ("call", "calls"),
+        [
+            *(("RM_ALLOC", 4), ("RM_CONTROL", 3), ("RM_MAP_MEMORY", 1), ("RM_MAP_MEMORY_DMA", 1)),
+            ("mmap", 1),
+        ],
+    )
+    def test_for_the_channel_of_large_copies_is_forgotten(self, call: str, calls: int) -> None:
+        status = 12 if call == "mmap" else 0x51
+        with gdrpy.alloc(MIB) as region:
+            fd = region.export()
+            unharmed = after_a_refusal(fd, "", 70_000)
+            assert unharmed["channels"] == 2
+            for nth in range(1, calls + 1):
+                assert after_a_refusal(fd, f"{call}:{nth}:{status}", 70_000) == unharmed, nth
+
+    def test_of_a_second_channel_for_good_leaves_the_first_and_nothing_else(self) -> None:
+        with gdrpy.alloc(MIB) as region:
+            fd = region.export()
+            small = after_a_refusal(fd, "", 5)
+            for call, calls in (("RM_ALLOC", 4), ("RM_CONTROL", 3)):
+                for nth in range(1, calls + 1):
+                    fault = f"{call}:{nth}:0x56"
+                    assert after_a_refusal(fd, fault, 70_000) == small, fault
+
+    @pytest.mark.parametrize("lost", [False, True])
+    @pytest.mark.parametrize("call", ["RM_ALLOC_MEMORY", "RM_MAP_MEMORY_DMA", "mmap"])
+    def test_for_a_lane_of_a_made_engine_leaves_the_next_copy_exact(
+        self, call: str, lost: bool
+    ) -> None:
+        with gdrpy.alloc(MIB) as region:
+            fd = region.export()
+            assert after_a_refusal(fd, f"{call}:1:{12 if call == 'mmap' else 0x51}", 5, lost) == (
+                after_a_refusal(fd, "", 5, lost)
+            )
 
 
 class TestLostChannel:
@@ -134,6 +223,18 @@ class TestLostChannel:
             for one in (region, region, another):
                 with pytest.raises(gdrpy.BackendUnavailable, match=lost):
                     one.read(7, via="engine")
+            assert region.read(7) == b"content"
+            assert rm.count("channels") == 0
+        assert rm.violations() == []
+
+    def test_that_cannot_be_made_anew_ends_the_engine_with_both_reasons(self) -> None:
+        with gdrpy.alloc(MIB) as region:
+            region.write(b"content", via="engine")
+            rm.set_fault(f"ENGINE:1:79,open:/dev/nvidiactl:{errno.EMFILE}")
+            both = r"\(Xid 79, see dmesg\); .* anew failed: open /dev/nvidiactl: Too many open"
+            for _ in range(2):
+                with pytest.raises(gdrpy.BackendUnavailable, match=both):
+                    region.read(7, via="engine")
             assert region.read(7) == b"content"
             assert rm.count("channels") == 0
         assert rm.violations() == []

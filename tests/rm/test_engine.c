@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "engine/engine.h"
+#include "engine/private.h"
 
 #define BLOCK ((size_t)8 << 20)
 
@@ -114,6 +114,26 @@ static void threads_share_an_engine(void)
 	CHECK_EQ(count("violations"), 0);
 }
 
+static void large_copies_leave_lanes_to_rows_and_small_ones(void)
+{
+	struct core_staging_lane *lanes[CORE_THREADS_MAX], *rows;
+	struct core_error error;
+	int fd = gpu_memory();
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+
+	CHECK(memory);
+	for (int i = 0; i < CORE_THREADS_MAX; i++)
+		CHECK(lanes[i] = core_lane_take(memory->engine, CORE_LANE_BULK, &error));
+	CHECK(rows = core_lane_take(memory->engine, CORE_LANE_ROWS, &error));
+	check_copies(memory, 5, 1, 3); /* would wait for ever */
+	core_lane_give_back(memory->engine, rows);
+	for (int i = 0; i < CORE_THREADS_MAX; i++)
+		core_lane_give_back(memory->engine, lanes[i]);
+	core_engine_release(memory);
+	close(fd);
+	CHECK_EQ(count("violations"), 0);
+}
+
 static void a_lost_channel_is_made_anew_under_threads(void)
 {
 	struct core_error error;
@@ -153,6 +173,7 @@ static void a_second_loss_ends_it(void)
 static struct check_test tests[] = {
 	TEST(copies_are_exact_and_stay_inside),
 	TEST(threads_share_an_engine),
+	TEST(large_copies_leave_lanes_to_rows_and_small_ones),
 	TEST(a_lost_channel_is_made_anew_under_threads),
 	TEST(a_second_loss_ends_it),
 };

@@ -26,18 +26,38 @@ static int make_control(struct core_link *link, struct core_channel *channel,
 		.nbytes = CONTROL_NBYTES,
 		.device = link->device->handle,
 	};
+	struct core_error ignored;
 
-	if (core_link_alloc(link, "RM_ALLOC (GPU memory)", link->device->handle,
-			    NVRM_CLASS_GPU_MEMORY, &params, &memory.object, error) ||
-	    core_link_map(link, memory.object, CONTROL_NBYTES, 0, &channel->control.va, error) ||
-	    core_rm_map(link->client, &memory, 0, CONTROL_NBYTES, false, NULL, &channel->map,
-			error))
+	if (core_link_alloc(link, "RM_ALLOC (GPU memory)", memory.device, NVRM_CLASS_GPU_MEMORY,
+			    &params, &memory.object, error))
 		return -1;
+	if (core_link_map(link, memory.object, CONTROL_NBYTES, 0, &channel->control.va, error))
+		goto free_memory;
+	if (core_rm_map(link->client, &memory, 0, CONTROL_NBYTES, false, NULL, &channel->map,
+			error))
+		goto unmap;
 	channel->control.object = memory.object;
 	channel->control.host = channel->map.map.address;
 	for (size_t i = 0; i < 2 * CORE_PAGE; i += sizeof(uint64_t))
 		*(volatile uint64_t *)(channel->control.host + i) = 0;
 	return 0;
+
+unmap:
+	channel->map = (struct core_rm_mapping){0};
+	core_link_unmap(link, memory.object, channel->control.va, &ignored);
+free_memory:
+	core_rm_free(link->client, memory.device, memory.object, &ignored);
+	return -1;
+}
+
+static void drop_control(struct core_link *link, struct core_channel *channel)
+{
+	struct core_error ignored;
+
+	core_rm_unmap(link->client, &channel->map, &ignored);
+	channel->map = (struct core_rm_mapping){0};
+	core_link_unmap(link, channel->control.object, channel->control.va, &ignored);
+	core_rm_free(link->client, link->device->handle, channel->control.object, &ignored);
 }
 
 /* Large copies have a channel in a group, which has a time slice. */
@@ -78,8 +98,9 @@ static int start_alone(struct core_link *link, uint32_t channel, struct core_err
 				     &schedule, &size, NVRM_SCHEDULE_OLD_SIZE, error);
 }
 
-static int make_objects(struct core_link *link, struct core_channel *channel,
-			enum core_channel_use use, struct core_error *error)
+/* The channel in its parent, with a copy object; it is started as its use requires. */
+static int make_inside(struct core_link *link, struct core_channel *channel,
+		       enum core_channel_use use, uint32_t parent, struct core_error *error)
 {
 	struct nvrm_channel_params params = {
 		.error_notifier = link->notifiers[use].object,
@@ -92,20 +113,39 @@ static int make_objects(struct core_link *link, struct core_channel *channel,
 		.engine = link->engine,
 	};
 	struct nvrm_copy_params copy = {.version = 1, .engine = link->engine};
-	uint32_t parent = link->device->handle, handle, object;
+	struct core_error ignored;
+	uint32_t handle, object;
 
-	if (use == CORE_CHANNEL_BULK && make_group(link, &parent, error))
-		return -1;
 	if (core_link_alloc(link, "RM_ALLOC (channel)", parent, link->channel_class, &params,
-			    &handle, error) ||
-	    core_link_alloc(link, "RM_ALLOC (copy object)", handle, link->copy_class, &copy,
-			    &object, error))
+			    &handle, error))
 		return -1;
-	if (use == CORE_CHANNEL_BULK ? start_group(link, parent, error)
-				     : start_alone(link, handle, error))
+	if (core_link_alloc(link, "RM_ALLOC (copy object)", handle, link->copy_class, &copy,
+			    &object, error) ||
+	    (use == CORE_CHANNEL_BULK ? start_group(link, parent, error)
+				      : start_alone(link, handle, error)) ||
+	    core_rm_control(link->client, "GET_WORK_SUBMIT_TOKEN", handle, NVRM_CTRL_GET_TOKEN,
+			    &channel->token, sizeof(channel->token), error)) {
+		core_rm_free(link->client, parent, handle, &ignored);
 		return -1;
-	return core_rm_control(link->client, "GET_WORK_SUBMIT_TOKEN", handle, NVRM_CTRL_GET_TOKEN,
-			       &channel->token, sizeof(channel->token), error);
+	}
+	return 0;
+}
+
+static int make_objects(struct core_link *link, struct core_channel *channel,
+			enum core_channel_use use, struct core_error *error)
+{
+	const uint32_t device = link->device->handle;
+	struct core_error ignored;
+	uint32_t group;
+
+	if (use != CORE_CHANNEL_BULK)
+		return make_inside(link, channel, use, device, error);
+	if (make_group(link, &group, error))
+		return -1;
+	if (!make_inside(link, channel, use, group, error))
+		return 0;
+	core_rm_free(link->client, device, group, &ignored);
+	return -1;
 }
 
 static int make_channel(struct core_link *link, enum core_channel_use use, struct core_error *error)
@@ -118,8 +158,12 @@ static int make_channel(struct core_link *link, enum core_channel_use use, struc
 	channel->semaphore_va = link->semaphores.va + line;
 	channel->notifier = (const volatile struct nvrm_notification *)link->notifiers[use].host;
 	pthread_mutex_init(&channel->lock, NULL);
-	return make_control(link, channel, error) || make_objects(link, channel, use, error) ? -1
-											     : 0;
+	if (make_control(link, channel, error))
+		return -1;
+	if (!make_objects(link, channel, use, error))
+		return 0;
+	drop_control(link, channel);
+	return -1;
 }
 
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
@@ -131,11 +175,17 @@ struct core_channel *core_link_channel(struct core_link *link, enum core_channel
 		return channel;
 	pthread_mutex_lock(&link->lock);
 	channel = link->ready[use];
-	if (!channel && !make_channel(link, use, error))
-		channel = &link->channels[use];
-	else if (!channel && use == CORE_CHANNEL_BULK)
-		channel = link->ready[CORE_CHANNEL_SMALL];
-	__atomic_store_n(&link->ready[use], channel, __ATOMIC_RELEASE);
+	if (!channel) {
+		bool made = !make_channel(link, use, error);
+
+		if (made)
+			channel = &link->channels[use];
+		else if (use == CORE_CHANNEL_BULK)
+			channel = link->ready[CORE_CHANNEL_SMALL];
+		/* Only what the driver refuses for another reason than memory stays refused. */
+		if (made || (error->status && error->failure != CORE_FAILED_MEMORY))
+			__atomic_store_n(&link->ready[use], channel, __ATOMIC_RELEASE);
+	}
 	pthread_mutex_unlock(&link->lock);
 	return channel;
 }

@@ -19,7 +19,7 @@ static unsigned char pattern(size_t i, unsigned int seed)
 
 static int move(struct core_channel *channel, uint64_t to, uint64_t from, struct core_error *error)
 {
-	const struct core_piece piece = {.to = to, .from = from, .nbytes = CHECKED};
+	const struct core_engine_piece piece = {.to = to, .from = from, .nbytes = CHECKED};
 	uint32_t value;
 
 	return core_channel_submit(channel, &piece, 1, &value, error) ||
@@ -37,6 +37,14 @@ static bool holds(const unsigned char *page, size_t at, unsigned int seed)
 	return true;
 }
 
+/* A channel that dies of its first copies would die again. */
+static int refuse(struct core_error *error)
+{
+	return core_fail(error, CORE_FAILED_UNAVAILABLE, EIO,
+			 "the copy engine cannot be used: its self-check failed: %s",
+			 error->message);
+}
+
 int core_link_check(struct core_link *link, struct core_error *error)
 {
 	struct core_channel *channel = link->ready[CORE_CHANNEL_SMALL];
@@ -50,7 +58,7 @@ int core_link_check(struct core_link *link, struct core_error *error)
 	for (size_t i = 0; i < CHECKED; i++)
 		host[IN_HOST + i] = pattern(i, 1);
 	if (move(channel, scratch_va + IN_GPU, host_va + IN_HOST, error))
-		return -1;
+		return refuse(error);
 	core_copy_from(CORE_MAPPING_WC, shown, scratch, CORE_PAGE);
 	right = holds(shown, IN_GPU, 1);
 
@@ -60,7 +68,7 @@ int core_link_check(struct core_link *link, struct core_error *error)
 	core_store_fence();
 	memset(host, 0, CORE_PAGE);
 	if (move(channel, host_va + IN_HOST, scratch_va + IN_GPU, error))
-		return -1;
+		return refuse(error);
 	if (right && holds(host, IN_HOST, 2))
 		return 0;
 	return core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP,

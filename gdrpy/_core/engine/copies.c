@@ -25,16 +25,16 @@ static uint64_t address_of(const struct core_side *side, uint64_t done, uint64_t
 int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
 		      uint64_t nbytes, uint32_t *value, struct core_error *error)
 {
-	struct core_piece pieces[MOST_AT_ONCE];
+	struct core_engine_piece pieces[MOST_AT_ONCE];
 	uint64_t done = 0, left;
 	unsigned int count;
 
 	while (done < nbytes) {
 		for (count = 0; count < MOST_AT_ONCE && done < nbytes; count++, done += left) {
-			struct core_piece *piece = &pieces[count];
+			struct core_engine_piece *piece = &pieces[count];
 
 			left = nbytes - done < CORE_COPY_MOST ? nbytes - done : CORE_COPY_MOST;
-			*piece = (struct core_piece){.kind = CORE_PIECE_COPY};
+			*piece = (struct core_engine_piece){.kind = CORE_PIECE_COPY};
 			piece->to = address_of(&to, done, &left);
 			piece->from = address_of(&from, done, &left);
 			piece->nbytes = (uint32_t)left;
@@ -45,14 +45,14 @@ int core_channel_copy(struct core_channel *channel, struct core_side to, struct 
 	return 0;
 }
 
-struct copy {
+struct engine_copy {
 	struct core_side to, from;
 	uint64_t nbytes;
 };
 
 static int run_copy(struct core_engine *engine, void *job, struct core_error *error)
 {
-	const struct copy *copy = job;
+	const struct engine_copy *copy = job;
 	struct core_channel *channel = core_stage_channel(engine, copy->nbytes, error);
 	uint32_t value;
 
@@ -68,7 +68,7 @@ int core_engine_copy(struct core_engine_memory *to, uint64_t to_offset,
 		     struct core_engine_memory *from, uint64_t from_offset, uint64_t nbytes,
 		     struct core_error *error)
 {
-	struct copy copy = {{to, to_offset}, {from, from_offset}, nbytes};
+	struct engine_copy copy = {{to, to_offset}, {from, from_offset}, nbytes};
 
 	if (to->engine != from->engine)
 		return core_fail(
@@ -85,13 +85,14 @@ struct fill {
 };
 
 /* Whole words where there are any, because the engine fills by elements. */
-static uint64_t cut_fill(const struct fill *fill, uint64_t done, struct core_piece *piece)
+static uint64_t cut_fill(const struct fill *fill, uint64_t done, struct core_engine_piece *piece)
 {
 	uint64_t left = fill->nbytes - done;
 
 	if (left > CORE_COPY_MOST)
 		left = CORE_COPY_MOST;
-	*piece = (struct core_piece){.kind = CORE_PIECE_FILL, .value = fill->value * 0x01010101u};
+	*piece = (struct core_engine_piece){.kind = CORE_PIECE_FILL,
+					    .value = fill->value * 0x01010101u};
 	piece->to = address_of(&fill->to, done, &left);
 	piece->words = left >= sizeof(uint32_t) && piece->to % sizeof(uint32_t) == 0;
 	if (piece->words)
@@ -106,7 +107,7 @@ static int run_fill(struct core_engine *engine, void *job, struct core_error *er
 {
 	const struct fill *fill = job;
 	struct core_channel *channel = core_stage_channel(engine, fill->nbytes, error);
-	struct core_piece pieces[MOST_AT_ONCE];
+	struct core_engine_piece pieces[MOST_AT_ONCE];
 	uint64_t done = 0;
 	uint32_t value = 0;
 

@@ -36,16 +36,6 @@ bool core_engine_is_own(const struct core_engine *engine)
 	return engine->forks == forks;
 }
 
-/* A lack of memory or of a permission may be temporary; any other failure is not. */
-static void refuse_for_good(struct core_engine *engine, const struct core_error *error)
-{
-	if (error->failure == CORE_FAILED_MEMORY || error->failure == CORE_FAILED_PERMISSION)
-		return;
-	engine->refusal = *error;
-	engine->refusal.failure = CORE_FAILED_UNAVAILABLE;
-	engine->refused = true;
-}
-
 /* Writers go first: busy readers could delay a rebuild for ever. */
 void core_writers_lock(pthread_rwlock_t *lock)
 {
@@ -85,7 +75,7 @@ static bool is_same_gpu(const struct core_rm_gpu *one, const struct core_rm_gpu 
 	       one->pci_slot == other->pci_slot;
 }
 
-struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_error *error)
+static struct core_engine *find(const struct core_rm_gpu *gpu, struct core_error *error)
 {
 	struct core_engine *engine;
 
@@ -95,44 +85,74 @@ struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_er
 			break;
 	if (!engine)
 		engine = new_engine(gpu, error);
-	if (engine && !engine->link && !engine->refused) {
-		engine->link = core_link_open(gpu, error);
-		if (!engine->link)
-			refuse_for_good(engine, error);
-	}
-	if (engine && !engine->link) {
-		if (engine->refused)
-			*error = engine->refusal;
-		engine = NULL;
-	}
 	pthread_mutex_unlock(&engines_lock);
 	return engine;
 }
 
-static void give_up(struct core_engine *engine, const struct core_error *error)
+/* Make the link, unless there is one or there will be none; the lock is held to write. */
+static void make_link(struct core_engine *engine, struct core_error *error)
 {
+	if (engine->link || engine->refused)
+		return;
+	engine->link = core_link_open(&engine->gpu, error);
+	if (!engine->link && error->failure == CORE_FAILED_UNAVAILABLE) {
+		/* Any other failure may be gone at the next try. */
+		engine->refusal = *error;
+		engine->refused = true;
+	}
+}
+
+struct core_engine *core_engine_of(const struct core_rm_gpu *gpu, struct core_error *error)
+{
+	struct core_engine *engine = find(gpu, error);
+	bool usable;
+
+	if (!engine)
+		return NULL;
+	pthread_rwlock_rdlock(&engine->lock);
+	usable = engine->link;
+	pthread_rwlock_unlock(&engine->lock);
+	if (usable)
+		return engine;
+	pthread_rwlock_wrlock(&engine->lock);
+	make_link(engine, error);
+	usable = engine->link;
+	if (engine->refused)
+		*error = engine->refusal;
+	pthread_rwlock_unlock(&engine->lock);
+	return usable ? engine : NULL;
+}
+
+/* `cause`: why the link could not be made anew; NULL if it was before. */
+static void give_up(struct core_engine *engine, const struct core_error *reason,
+		    const struct core_error *cause)
+{
+	core_fail(&engine->refusal, CORE_FAILED_UNAVAILABLE, EIO,
+		  "%s; %s%s; this process does not use the copy engine any more: copy through the "
+		  "mapping, or by CUDA",
+		  reason->message,
+		  cause ? "making it anew failed: " : "this process lost the copy engine before",
+		  cause ? cause->message : "");
+	engine->refused = true;
 	core_link_close(engine->link);
 	engine->link = NULL;
-	engine->refused = true;
-	core_fail(&engine->refusal, CORE_FAILED_UNAVAILABLE, EIO,
-		  "%s; this process lost the copy engine before, and does not use it any more: "
-		  "copy through the mapping, or by CUDA",
-		  error->message);
 }
 
 /* Make a lost link anew, unless another thread did. The old one keeps the memory until then. */
 static void rebuild(struct core_engine *engine, const struct core_link *lost,
 		    const struct core_error *reason)
 {
-	struct core_error error = *reason;
 	struct core_link *fresh = NULL;
+	struct core_error cause;
+	bool again;
 
 	pthread_rwlock_wrlock(&engine->lock);
 	if (engine->link == lost) {
-		if (!engine->rebuilt)
-			fresh = core_link_open(&engine->gpu, &error);
+		again = engine->rebuilt;
+		if (!again)
+			fresh = core_link_open(&engine->gpu, &cause);
 		engine->rebuilt = true;
-		if (fresh && core_engine_move(engine, fresh, &error)) {
+		if (fresh && core_engine_move(engine, fresh, &cause)) {
 			core_link_close(fresh);
 			fresh = NULL;
 		}
@@ -140,7 +160,7 @@ static void rebuild(struct core_engine *engine, const struct core_link *lost,
 			core_link_close(engine->link);
 			engine->link = fresh;
 		} else {
-			give_up(engine, &error);
+			give_up(engine, reason, again ? NULL : &cause);
 		}
 		for (int i = 0; i < CORE_STAGING_LANES; i++)
 			engine->lanes[i].memory.object = 0;

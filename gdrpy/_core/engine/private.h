@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+#include "copy/parallel.h"
 #include "engine/engine.h"
 #include "rm/engine_abi.h"
 #include "rm/private.h"
@@ -15,7 +16,7 @@
 #define CORE_PUSH_NBYTES 1024
 
 /* Threads that may stage at once; each has a lane of chunks. */
-#define CORE_STAGING_LANES 16 /* as many as the thread pool has threads */
+#define CORE_STAGING_LANES (CORE_THREADS_MAX + 2)
 #define CORE_LANE_CHUNKS 3
 #define CORE_CHUNK_NBYTES ((size_t)1 << 20)
 
@@ -91,7 +92,7 @@ struct core_engine_memory {
 };
 
 /* A thread's staging memory: chunks of host memory that the engine reaches. */
-struct core_lane {
+struct core_staging_lane {
 	struct core_span memory;
 	bool taken;
 };
@@ -109,7 +110,7 @@ struct core_engine {
 	struct core_engine_memory *memories;
 	pthread_mutex_t lanes_lock; /* guards `lanes` */
 	pthread_cond_t lane_freed;
-	struct core_lane lanes[CORE_STAGING_LANES];
+	struct core_staging_lane lanes[CORE_STAGING_LANES];
 };
 
 /* Unless noted, functions return 0, or -1 or NULL with *error filled in and nothing left behind. */
@@ -123,7 +124,10 @@ int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint
 		  uint64_t *va, struct core_error *error);
 int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct core_error *error);
 
-/* Let the engine reach whole pages of host memory, which must stay until the link is closed. */
+/*
+ * Let the engine reach whole pages of host memory, which must stay until the link is closed. If
+ * this fails, *span stays as it is.
+ */
 int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool readonly,
 		       struct core_span *span, struct core_error *error);
 
@@ -137,7 +141,10 @@ void core_link_close(struct core_link *link);
 
 /* --- channel.c --- */
 
-/* The channel for a use, made if necessary. A driver that refuses a second one leaves the first. */
+/*
+ * The channel for a use, made if necessary. Where there is no second one, the first serves: for
+ * good if the driver refuses another, and for now if something ran out.
+ */
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
 				       struct core_error *error);
 
@@ -150,7 +157,7 @@ enum core_piece_kind {
 };
 
 /* A part of a submission: bytes up to CORE_COPY_MOST. */
-struct core_piece {
+struct core_engine_piece {
 	enum core_piece_kind kind;
 	uint64_t to, from;
 	uint32_t nbytes; /* of a line */
@@ -160,7 +167,7 @@ struct core_piece {
 };
 
 /* Have the engine do pieces in any order. *value is for core_channel_wait(). */
-int core_channel_submit(struct core_channel *channel, const struct core_piece *pieces,
+int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,
 			unsigned int count, uint32_t *value, struct core_error *error);
 
 /* --- wait.c --- */
@@ -175,9 +182,20 @@ int core_link_check(struct core_link *link, struct core_error *error);
 
 /* --- staging.c --- */
 
+/*
+ * Who may take the lanes from this number on. So one is left to small copies, and one to those and
+ * rows, however many large copies run.
+ */
+enum core_lane_use {
+	CORE_LANE_SMALL,
+	CORE_LANE_ROWS,
+	CORE_LANE_BULK,
+};
+
 /* A lane that this thread alone uses until it gives it back. */
-struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error);
-void core_lane_give_back(struct core_engine *engine, struct core_lane *lane);
+struct core_staging_lane *core_lane_take(struct core_engine *engine, enum core_lane_use use,
+					 struct core_error *error);
+void core_lane_give_back(struct core_engine *engine, struct core_staging_lane *lane);
 
 /* The channel for a copy of this size, and the bytes that each thread moves at once. */
 struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,

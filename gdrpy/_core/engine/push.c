@@ -36,7 +36,7 @@ static void put_launch(struct pen *pen, uint32_t launch)
 	put(pen, launch);
 }
 
-static void put_piece(struct pen *pen, const struct core_piece *piece, uint32_t launch)
+static void put_piece(struct pen *pen, const struct core_engine_piece *piece, uint32_t launch)
 {
 	switch (piece->kind) {
 	case CORE_PIECE_COPY:
@@ -79,7 +79,7 @@ static void put_semaphore(struct pen *pen, const struct core_channel *channel, u
 
 /* A single launch releases the semaphore itself; several pieces are followed by one that does. */
 static void put_pieces(struct pen *pen, const struct core_channel *channel,
-		       const struct core_piece *pieces, unsigned int count, uint32_t value)
+		       const struct core_engine_piece *pieces, unsigned int count, uint32_t value)
 {
 	const uint32_t end = CORE_LAUNCH_FLUSH | CORE_LAUNCH_SEMAPHORE;
 
@@ -98,8 +98,8 @@ static void put_pieces(struct pen *pen, const struct core_channel *channel,
  * Submit what fits one ring entry, with the channel's lock held. An entry is used again when the
  * one after it is done, so that the ring never looks empty because it is full.
  */
-static int submit(struct core_channel *channel, const struct core_piece *pieces, unsigned int count,
-		  struct core_error *error)
+static int submit(struct core_channel *channel, const struct core_engine_piece *pieces,
+		  unsigned int count, struct core_error *error)
 {
 	const uint32_t entry = channel->put, next = (entry + 1) % CORE_RING_ENTRIES;
 	const size_t at = 2 * CORE_PAGE + entry * CORE_PUSH_NBYTES;
@@ -126,7 +126,7 @@ static int submit(struct core_channel *channel, const struct core_piece *pieces,
 	return 0;
 }
 
-int core_channel_submit(struct core_channel *channel, const struct core_piece *pieces,
+int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,
 			unsigned int count, uint32_t *value, struct core_error *error)
 {
 	int ret = 0;

@@ -11,18 +11,18 @@ struct rows_job {
 };
 
 /* A block on its way; `device` is its offset in the memory. */
-struct flight {
+struct rows_flight {
 	struct core_row_block block;
 	uint32_t value;
 };
 
 /* Lines may not cross from one part of the memory to the next: then each row is a copy. */
 static int fly(const struct rows_job *job, struct core_channel *channel, uint64_t staging,
-	       struct flight *flight, struct core_error *error)
+	       struct rows_flight *flight, struct core_error *error)
 {
 	const struct core_row_block *block = &flight->block;
 	const struct core_part_of_gpu *part = job->memory->parts;
-	struct core_piece piece = {
+	struct core_engine_piece piece = {
 		.kind = CORE_PIECE_LINES,
 		.nbytes = (uint32_t)block->nbytes,
 		.lines = (uint32_t)block->count,
@@ -49,11 +49,11 @@ static int fly(const struct rows_job *job, struct core_channel *channel, uint64_
 }
 
 static int write_rows(const struct rows_job *job, struct core_row_walk *walk,
-		      struct core_channel *channel, struct core_lane *lane,
+		      struct core_channel *channel, struct core_staging_lane *lane,
 		      struct core_error *error)
 {
 	struct core_row_cursor cursor = {.rows = job->rows};
-	struct flight flights[CORE_LANE_CHUNKS], *flight = flights;
+	struct rows_flight flights[CORE_LANE_CHUNKS], *flight = flights;
 
 	for (unsigned int turn = 0;; turn++) {
 		size_t at = turn % CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
@@ -72,17 +72,18 @@ static int write_rows(const struct rows_job *job, struct core_row_walk *walk,
 }
 
 static int read_rows(const struct rows_job *job, struct core_row_walk *walk,
-		     struct core_channel *channel, struct core_lane *lane, struct core_error *error)
+		     struct core_channel *channel, struct core_staging_lane *lane,
+		     struct core_error *error)
 {
 	struct core_row_cursor cursor = {.rows = job->rows};
-	struct flight flights[CORE_LANE_CHUNKS];
+	struct rows_flight flights[CORE_LANE_CHUNKS];
 	unsigned int begun = 0, done = 0;
 	bool more = true;
 
 	for (;;) {
 		while (more && begun - done < CORE_LANE_CHUNKS) {
 			size_t at = begun % CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
-			struct flight *flight = &flights[begun % CORE_LANE_CHUNKS];
+			struct rows_flight *flight = &flights[begun % CORE_LANE_CHUNKS];
 
 			more = core_take_rows(walk, &flight->block);
 			flight->block.host = lane->memory.host + at;
@@ -106,7 +107,8 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 	struct core_row_walk walk = {
 		.rows = rows, .device = job->offset, .chunk = core_stage_chunk(nbytes, 1)};
 	struct core_channel *channel = core_stage_channel(engine, nbytes, error);
-	struct core_lane *lane = channel ? core_lane_take(engine, error) : NULL;
+	struct core_staging_lane *lane =
+		channel ? core_lane_take(engine, CORE_LANE_ROWS, error) : NULL;
 	int ret;
 
 	if (!lane)

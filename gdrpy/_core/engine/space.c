@@ -104,16 +104,17 @@ int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool
 	};
 	uint32_t flags = NVRM_DMA_SNOOPED | (readonly ? NVRM_DMA_READONLY : 0);
 	struct core_error ignored;
+	uint64_t va;
 
 	if (core_rm_call_on(link->device->node, "RM_ALLOC_MEMORY", NVRM_IOCTL_HOST_MEMORY, &memory,
 			    &memory.status, error))
 		return -1;
-	span->object = memory.object;
-	span->host = host;
-	if (!core_link_map(link, span->object, nbytes, flags, &span->va, error))
-		return 0;
-	core_rm_free(link->client, link->device->handle, span->object, &ignored);
-	return -1;
+	if (core_link_map(link, memory.object, nbytes, flags, &va, error)) {
+		core_rm_free(link->client, link->device->handle, memory.object, &ignored);
+		return -1;
+	}
+	*span = (struct core_span){.object = memory.object, .va = va, .host = host};
+	return 0;
 }
 
 char *core_link_host(size_t nbytes, struct core_error *error)

@@ -34,12 +34,13 @@ struct stage {
 };
 
 /* A chunk in flight. */
-struct flight {
+struct staging_flight {
 	size_t at, nbytes;
 	uint32_t value;
 };
 
-static int make_lane(struct core_engine *engine, struct core_lane *lane, struct core_error *error)
+static int make_lane(struct core_engine *engine, struct core_staging_lane *lane,
+		     struct core_error *error)
 {
 	const size_t nbytes = CORE_LANE_CHUNKS * CORE_CHUNK_NBYTES;
 	char *host = lane->memory.host;
@@ -52,28 +53,30 @@ static int make_lane(struct core_engine *engine, struct core_lane *lane, struct 
 	return core_link_register(engine->link, host, nbytes, false, &lane->memory, error);
 }
 
-void core_lane_give_back(struct core_engine *engine, struct core_lane *lane)
+void core_lane_give_back(struct core_engine *engine, struct core_staging_lane *lane)
 {
 	pthread_mutex_lock(&engine->lanes_lock);
 	lane->taken = false;
-	pthread_cond_signal(&engine->lane_freed);
+	/* Not every thread that waits may take this one. */
+	pthread_cond_broadcast(&engine->lane_freed);
 	pthread_mutex_unlock(&engine->lanes_lock);
 }
 
-static struct core_lane *find_lane(struct core_engine *engine)
+static struct core_staging_lane *find_lane(struct core_engine *engine, enum core_lane_use use)
 {
-	for (int i = 0; i < CORE_STAGING_LANES; i++)
+	for (unsigned int i = CORE_STAGING_LANES; i-- > use;)
 		if (!engine->lanes[i].taken)
 			return &engine->lanes[i];
 	return NULL;
 }
 
-struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *error)
+struct core_staging_lane *core_lane_take(struct core_engine *engine, enum core_lane_use use,
+					 struct core_error *error)
 {
-	struct core_lane *lane;
+	struct core_staging_lane *lane;
 
 	pthread_mutex_lock(&engine->lanes_lock);
-	while (!(lane = find_lane(engine)))
+	while (!(lane = find_lane(engine, use)))
 		pthread_cond_wait(&engine->lane_freed, &engine->lanes_lock);
 	lane->taken = true;
 	pthread_mutex_unlock(&engine->lanes_lock);
@@ -83,7 +86,7 @@ struct core_lane *core_lane_take(struct core_engine *engine, struct core_error *
 	return NULL;
 }
 
-static bool take_chunk(struct stage *stage, struct flight *flight)
+static bool take_chunk(struct stage *stage, struct staging_flight *flight)
 {
 	flight->at = __atomic_fetch_add(&stage->next, 1, __ATOMIC_RELAXED) * stage->chunk;
 	if (flight->at >= stage->nbytes || __atomic_load_n(&stage->failed, __ATOMIC_RELAXED))
@@ -94,7 +97,7 @@ static bool take_chunk(struct stage *stage, struct flight *flight)
 	return true;
 }
 
-static int fly(struct stage *stage, struct flight *flight, uint64_t staging,
+static int fly(struct stage *stage, struct staging_flight *flight, uint64_t staging,
 	       struct core_error *error)
 {
 	struct core_side gpu = {stage->memory, stage->offset + flight->at}, host = {NULL, staging};
@@ -103,9 +106,10 @@ static int fly(struct stage *stage, struct flight *flight, uint64_t staging,
 				 stage->to_gpu ? host : gpu, flight->nbytes, &flight->value, error);
 }
 
-static int write_chunks(struct stage *stage, struct core_lane *lane, struct core_error *error)
+static int write_chunks(struct stage *stage, struct core_staging_lane *lane,
+			struct core_error *error)
 {
-	struct flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
+	struct staging_flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
 	uint32_t last = 0;
 	unsigned int turn;
 
@@ -123,9 +127,10 @@ static int write_chunks(struct stage *stage, struct core_lane *lane, struct core
 	return turn ? core_channel_wait(stage->channel, last, error) : 0;
 }
 
-static int read_chunks(struct stage *stage, struct core_lane *lane, struct core_error *error)
+static int read_chunks(struct stage *stage, struct core_staging_lane *lane,
+		       struct core_error *error)
 {
-	struct flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
+	struct staging_flight flights[CORE_LANE_CHUNKS] = {0}, *flight;
 	unsigned int begun = 0, done = 0;
 	bool more = true;
 
@@ -156,11 +161,12 @@ static void run_part(void *context, unsigned int part)
 {
 	struct stage *stage = context;
 	struct core_error error;
-	struct core_lane *lane;
+	struct core_staging_lane *lane;
 	int ret = -1;
 
 	(void)part;
-	lane = core_lane_take(stage->engine, &error);
+	lane = core_lane_take(stage->engine,
+			      stage->nbytes < BULK_FROM ? CORE_LANE_SMALL : CORE_LANE_BULK, &error);
 	if (lane) {
 		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
 				    : read_chunks(stage, lane, &error);
@@ -172,7 +178,7 @@ static void run_part(void *context, unsigned int part)
 
 static unsigned int threads_for(size_t nbytes)
 {
-	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_STAGING_LANES, cpus;
+	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_THREADS_MAX, cpus;
 	cpu_set_t set;
 
 	if (nbytes <= ONE_THREAD_UP_TO)
@@ -201,7 +207,7 @@ size_t core_stage_chunk(size_t nbytes, unsigned int threads)
 /* Copy registered memory, at its address for the engine. */
 static int run_directly(struct stage *stage, uint64_t va, struct core_error *error)
 {
-	struct flight flight = {.nbytes = stage->nbytes};
+	struct staging_flight flight = {.nbytes = stage->nbytes};
 
 	return fly(stage, &flight, va, error) ||
 			       core_channel_wait(stage->channel, flight.value, error)

@@ -36,9 +36,10 @@ int core_map_fd(struct core_map *map, int fd, uint64_t file_offset, uint64_t off
 			munmap(map->base, map->length);
 	}
 	core_forks_let_go();
-	if (error)
+	if (error) {
+		map->base = NULL;
 		return error;
-
+	}
 	map->address = (char *)map->base + (offset & (page - 1));
 	return 0;
 }

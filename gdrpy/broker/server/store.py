@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a keeper may be silent before another one replaces it.
 _PATIENCE = 2.0
+#: Seconds that a new one may take to start, on a busy machine.
+_START = 30.0
 #: Seconds for which to try to send the keeper a descriptor; it reads at once.
 _IN_FLIGHT = 0.04
 #: Seconds between two attempts to send a descriptor while too many are in flight.
@@ -85,7 +87,10 @@ class KeeperStore(Store):
         self._linger = linger
         #: The identity of our keeper's socket file.
         self._file: tuple[int, int] | None = None
-        self._keeper = self._connect() or self._start()
+        running = self._connect()
+        self._keeper = running or self._start()
+        if running is None:
+            _unix.set_timeout(self._keeper, _START)
 
     def _connect(self) -> socket.socket | None:
         """A connection to the running keeper, or None. Raises PermissionError, OSError."""
@@ -144,6 +149,8 @@ class KeeperStore(Store):
         except ConnectionError:
             if _unix.is_live(self._path):
                 raise
+        finally:
+            _unix.set_timeout(self._keeper, _PATIENCE)
         # It was killed just now, and its socket still accepted the connection.
         self._keeper.close()
         self._keeper = self._start()

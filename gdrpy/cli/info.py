@@ -2,7 +2,7 @@
 mapping of GPU memory): whether it can be used here, and if not, why and what would
 change that. Also shows the CPU's copy routines, whether the GPU's copy engine can be
 used without CUDA, and whether memory can have fabric handles for other nodes of an
-NVLink network. It allocates nothing on the GPU but the copy engine's 1 MiB.
+NVLink network. It allocates nothing on the GPU but what the copy engine needs.
 
 examples:
   gdrpy info

@@ -14,7 +14,7 @@ from gdrpy.memory.backends import Status
 def status(device: int | None = None) -> Status:
     """Whether the engine of a device, or of the first GPU, copies right; if not, why not.
 
-    Makes the engine, which takes some milliseconds and 1 MiB of GPU memory. Never raises.
+    Makes the engine, which takes a little GPU memory. Never raises.
     """
     try:
         gpu = None if device is None else _address(cuda.device_info(device).pci)

@@ -55,7 +55,8 @@ class TestRegisteredBuffer:
         assert rm.violations() == []
 
     def test_of_another_librarys_array_takes_no_staging_either(self) -> None:
-        torch = pytest.importorskip("torch")
+        import torch
+
         tensor = torch.zeros(10_000, dtype=torch.uint8)
         with gdrpy.alloc(MIB) as region, gdrpy.register(tensor):
             region.fill(7)
@@ -67,7 +68,7 @@ class TestRegisteredBuffer:
         assert rm.violations() == []
 
     def test_of_memory_that_only_others_may_write_is_refused(self) -> None:
-        with pytest.raises((BufferError, TypeError)):
+        with pytest.raises(BufferError, match="register: buffer must be writable"):
             gdrpy.register(memoryview(bytearray(8)).toreadonly())
 
     def test_of_bytes_is_written_from(self) -> None:

@@ -80,7 +80,7 @@ const struct core_backend *core_backend_named(const char *name);
 struct core_memory *core_take(const struct core_cuda *cuda, const struct core_backend *forced,
 			      const struct core_request *request, struct core_error *error);
 
-/* A part of memory that nvrm took in, for the copy engine; false if there is no such part. */
+/* Describe part of nvrm's memory to the copy engine; false if there is no such part. */
 bool core_nvrm_part(const struct core_memory *memory, unsigned int index, struct core_rm_gpu *gpu,
 		    struct core_engine_block *block);
 

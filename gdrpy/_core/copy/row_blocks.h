@@ -16,7 +16,7 @@ struct core_row_block {
 	size_t nbytes, count; /* bytes of a row, and rows */
 };
 
-/* What is left of an array, from `done` bytes into `row` on. */
+/* The rest of an array, from byte `done` of `row` on. */
 struct core_row_walk {
 	const struct core_rows *rows;
 	uint64_t device; /* of the first row */

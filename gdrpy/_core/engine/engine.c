@@ -195,7 +195,7 @@ int core_engine_run(struct core_engine *engine, core_engine_job run, void *job,
 	return ret;
 }
 
-/* Open a client, and say what is missing if there is no driver. */
+/* Open a client. Without a driver, the error says what is missing. */
 static struct core_rm *open_client(struct core_error *error)
 {
 	struct core_rm *client;

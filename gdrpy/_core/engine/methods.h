@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a channel of the copy engine executes: headers, each followed by the values of consecutive
+ * The method stream of a copy engine's channel: headers, each followed by the values of consecutive
  * methods. The methods are those of every copy class from Turing's on.
  */
 #ifndef GDRPY_ENGINE_METHODS_H

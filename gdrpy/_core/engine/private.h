@@ -142,8 +142,8 @@ void core_link_close(struct core_link *link);
 /* --- channel.c --- */
 
 /*
- * The channel for a use, made if necessary. Where there is no second one, the first serves: for
- * good if the driver refuses another, and for now if something ran out.
+ * The channel for a use, made if necessary. If a second channel cannot be made, the first one is
+ * used: permanently if the driver refuses it, and for this copy only if memory ran out.
  */
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
 				       struct core_error *error);
@@ -183,8 +183,8 @@ int core_link_check(struct core_link *link, struct core_error *error);
 /* --- staging.c --- */
 
 /*
- * Who may take the lanes from this number on. So one is left to small copies, and one to those and
- * rows, however many large copies run.
+ * Each use may take the lanes from its number on. Lane 0 is reserved for small copies, and lane 1
+ * for small copies and rows.
  */
 enum core_lane_use {
 	CORE_LANE_SMALL,

@@ -166,7 +166,7 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 
 static const char registration_capsule[] = "gdrpy.registration";
 
-/* What a registration keeps. */
+/* A registration, and the buffer that it keeps alive. */
 struct registered {
 	struct core_registration *registration;
 	PyObject *object;

@@ -186,7 +186,7 @@ struct nvrm_schedule {
 	uint8_t skip_enable;
 };
 
-/* What the driver writes when a channel dies. `status` is 0 before. */
+/* The driver fills this in when a channel dies. `status` is 0 until then. */
 struct nvrm_notification {
 	uint64_t time;
 	uint32_t xid;

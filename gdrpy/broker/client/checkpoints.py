@@ -223,8 +223,9 @@ async def _published(
 async def _listing(
     client: Client[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
 ) -> tuple[list[str], bool]:
-    """What a checkpoint's name lists, nothing if it is none, and whether its mode and seal are as
-    this load would publish it.
+    """The files that a checkpoint lists, and whether it has the mode and seal of this load.
+
+    A region that is no checkpoint lists no files.
     """
     try:
         info = await calls.stat(client, name)

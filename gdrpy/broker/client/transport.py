@@ -135,7 +135,7 @@ class Transport(ABC):
 
     @abstractmethod
     def try_alone(self, do: Callable[[], bool]) -> bool:
-        """What it returns; False, at once, while another caller is at it."""
+        """The result of ``do``; False at once if another caller has the turn."""
 
     def fileno(self) -> int:
         """The socket's descriptor, -1 if not connected."""

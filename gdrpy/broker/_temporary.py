@@ -24,7 +24,7 @@ def temporary(*options: str) -> Iterator[str]:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
-                if not server.stdout.readline():
+                if '"socket"' not in server.stdout.readline():  # nothing, or the error's beginning
                     raise BrokerUnavailable(f"gdrpy serve did not start: status {server.wait()}")
                 yield path
             finally:

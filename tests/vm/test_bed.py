@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,6 +115,26 @@ with Probe() as probe, View(1) as view:
         assert ended.returncode == TIME_IS_UP
         assert "the time was up: 5 seconds" in ended.stderr
 
+    def test_guest_that_never_boots_is_red(self, run: Run) -> None:
+        ended = run(*WITHOUT_GDRDRV, "--boot-timeout", "0.5", "--", "true")
+        assert ended.returncode == BED_FAILED
+        assert "the guest had not booted after 0.5 seconds" in ended.stderr
+
+    def test_guest_that_has_not_booted_in_time_is_booted_again(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An emulator that hangs at first stands for the kernel that may."""
+        emulator = tmp_path / "qemu-system-x86_64"
+        emulator.write_text(
+            f"#!/bin/sh\nmkdir {tmp_path}/hung && exec sleep 1000\n"
+            f'exec {shutil.which(emulator.name)} "$@"\n'
+        )
+        emulator.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        ended = run(*WITHOUT_GDRDRV, "--boot-timeout", "60", "--", "echo", "done")
+        assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
+        assert (tmp_path / "hung").exists()
+
     def test_kernel_that_was_not_fetched_is_named(self, run: Run) -> None:
         ended = run("--kernel", "none-such", "--", "true")
         assert ended.returncode == NOT_SET_UP
@@ -165,7 +187,6 @@ class TestCheckers:
         assert (ended.returncode, ended.stdout) == (BED_FAILED, "done\n"), ended.stderr
         return log.read_text(errors="replace")
 
-    @pytest.mark.timeout(400)
     @pytest.mark.parametrize(
         ("report", "culprit"),
         [
@@ -188,7 +209,6 @@ class TestKernelWithRaces:
 
     __test__ = Kernel("kcsan").initramfs.exists()
 
-    @pytest.mark.timeout(600)
     def test_data_race_of_two_processes_is_red(self, run_on: Run) -> None:
         script = """
 import os

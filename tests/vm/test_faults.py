@@ -79,7 +79,7 @@ def modules(bed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(bed: Path, modules: Path, append: str, *faults: Fault) -> subprocess.CompletedProcess[str]:
     words = [f"{fault.name}:{fault.program}:{fault.test}" for fault in faults]
-    options = ["--kernel", KERNEL.name, "--gdrdrv", "none", "--append", append, "--timeout", "400"]
+    options = ["--kernel", KERNEL.name, "--gdrdrv", "none", "--append", append]
     command = [bed, *options, "--", FAULTS / "in_guest", modules, *words]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -98,7 +98,6 @@ def failed(fault: Fault, output: str) -> bool:
     return re.search(rf"\bin {fault.test}: |^{fault.test}: ", output, re.MULTILINE) is not None
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
 def test_fault_is_found(
     bed: Path, modules: Path, fault: Fault, request: pytest.FixtureRequest

@@ -27,7 +27,6 @@ def test_there_is_a_driver() -> None:
     assert all(driver.built for driver in HERE)
 
 
-@pytest.mark.timeout(2 * guests.TIMEOUT_S)
 @pytest.mark.parametrize("driver", HERE, ids=str)
 def test_gdrdrv_beside(bed: Path, driver: Genuine) -> None:
     """On the kernel with checkers, what any of them reports fails the run."""

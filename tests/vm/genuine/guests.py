@@ -21,7 +21,6 @@ DRIVERS = tuple(
 )
 WITH_CHECKERS = Genuine.of("535-open-debug")
 ALL = (*DRIVERS, WITH_CHECKERS)
-TIMEOUT_S = 1200
 
 
 def gdrdrv_for(driver: Genuine, **variables: str) -> Path:
@@ -53,7 +52,7 @@ def bed_command(driver: Genuine, *arguments: str, build: bool) -> list[str | Pat
     pytest += ["-p", "no:hypothesispytest"]  # takes seconds to import in a guest
     return [
         *(HERE / "run", "--fake-gpu", "--kernel", driver.kernel.name),
-        *("--timeout", str(TIMEOUT_S), "--", "env", "-u", "GDRPY_SIM"),
+        *("--", "env", "-u", "GDRPY_SIM"),
         *(f"{name}={value}" for name, value in given.items()),
         *(*pytest, f"--confcutdir={INSIDE}", "-v", "--tb=short", *arguments, tests),
     ]

@@ -12,7 +12,7 @@ PERSISTENT, REVOCABLE, ZERO_AFTER = 1, 2, 4
 READ_ONLY = 1
 REVOKED, OVERFLOW = 1, 2
 
-_UNPIN, _CB_FLAG, _PIN_V3, _SHARE = 0xC008DA02, 0xC008DA03, 0xC020DA41, 0xC018DA42
+_UNPIN, _PIN_V3, _SHARE = 0xC008DA02, 0xC020DA41, 0xC018DA42
 _EVENT = struct.Struct("QQII")
 
 
@@ -51,9 +51,6 @@ class Gdrdrv:
 
     def unpin(self, handle: int) -> None:
         self._call(_UNPIN, "Q", handle)
-
-    def is_revoked(self, handle: int) -> bool:
-        return self._call(_CB_FLAG, "QII", handle, 0, 0)[1] == 1
 
     def share(self, handle: int, flags: int = 0) -> int:
         """A descriptor that any process may map."""

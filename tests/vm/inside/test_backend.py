@@ -144,7 +144,7 @@ class TestPin:
         mapping.write(b"kept")
         assert mapping.read(4) == b"kept"
         mapping.close()
-        assert str(node.PATH) not in open_descriptors().values()
+        assert node.PATH not in open_descriptors().values()
 
 
 class TestRevocablePin:
@@ -302,10 +302,10 @@ with gdrpy.Region.from_fd(fd, gpu=False) as region:
 class TestForkedChild:
     def test_does_not_keep_the_parents_node(self, gdr: gdrpy.Gdr, pointer: int) -> None:
         with gdr.pin(pointer, 4096), gdrpy.alloc(MIB):
-            assert str(node.PATH) in open_descriptors().values()
+            assert node.PATH in open_descriptors().values()
             child = os.fork()
             if not child:
-                os._exit(str(node.PATH) in open_descriptors().values())
+                os._exit(node.PATH in open_descriptors().values())
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -334,7 +334,7 @@ with gdrpy.alloc(1 << 20, cpu=False) as region, gdrpy.open() as gdr:
         assert told == "pinned\nTrue\n"
 
     def test_without_permission_is_told_so(self) -> None:
-        node.PATH.chmod(0o600)
+        Path(node.PATH).chmod(0o600)
         try:
             told = run(
                 """
@@ -345,7 +345,7 @@ print(ALL["gdrdrv"].status(0).reason)
 """
             )
         finally:
-            node.PATH.chmod(0o666)
+            Path(node.PATH).chmod(0o666)
         assert told == "no permission to open /dev/gdrdrv for reading and writing\n"
 
 

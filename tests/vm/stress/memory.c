@@ -161,7 +161,7 @@ static void check_marks(const struct thread *thread, struct block *block, int fd
 		word = (const uint32_t *)(block->window + at);
 		if (guarded_read(word, &found))
 			break;
-		if (found && found != mark_of(worker.index))
+		if (!may_hold(worker.index, found))
 			storm_fail(thread, "%#x was stored in memory of the owner of %#x", found,
 				   mark_of(worker.index));
 	}

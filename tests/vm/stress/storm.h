@@ -5,9 +5,9 @@
  * mappings without waiting for one another, so that every operation meets every other. Each result
  * of each operation must be one that the operation may have.
  *
- * Every word that a worker stores in GPU memory is its own mark, through whoever's share it reaches
- * the memory. So a mark of another worker's, or one that stays in memory handed out anew, shows a
- * mapping that reaches what it must not.
+ * Every byte that is stored in a worker's GPU memory is that worker's mark, or a zero that the
+ * kernel stores, through whoever's share it is reached. So a mark of another worker's, or one that
+ * stays in memory handed out anew, shows a mapping that reaches what it must not.
  */
 #ifndef STRESS_STORM_H
 #define STRESS_STORM_H
@@ -183,6 +183,7 @@ void __attribute__((noreturn)) worker_main(unsigned int index, unsigned int inca
 void install_fd(int fd, int at);
 void install_nothing(int at); /* /dev/null */
 uint32_t mark_of(unsigned int owner);
+bool may_hold(unsigned int owner, uint32_t found); /* in the owner's memory */
 
 /* memory.c */
 struct pin_name some_pin(struct thread *thread);

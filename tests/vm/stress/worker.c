@@ -24,9 +24,20 @@ void install_fd(int fd, int at)
 	close(fd);
 }
 
+/* The owner's byte, four times. */
 uint32_t mark_of(unsigned int owner)
 {
-	return 0x5A000001 + owner;
+	return 0x01010101 * (0x51 + owner);
+}
+
+/* The kernel stores zeros byte by byte, and may stop within a word: a part of a mark is left. */
+bool may_hold(unsigned int owner, uint32_t found)
+{
+	for (uint32_t mark = mark_of(owner); found; found >>= 8, mark >>= 8) {
+		if (found & 0xff && (found ^ mark) & 0xff)
+			return false;
+	}
+	return true;
 }
 
 void install_nothing(int at)

@@ -42,6 +42,7 @@ from gdrpy.errors import (
     SizeMismatch,
     StillInUse,
     Timeout,
+    TooLarge,
     UntestedDriver,
 )
 
@@ -144,6 +145,7 @@ __all__ = [
     "SizeMismatch",
     "StillInUse",
     "Timeout",
+    "TooLarge",
     "UntestedDriver",
     "alloc",
     "connect",

@@ -7,8 +7,8 @@
         async for event in broker.watch():
             ...
 
-Calls to the broker suspend; calls that use the memory (mapping it, ``region.write``) do not. An
-object belongs to the event loop that it was made in.
+Calls to the broker suspend; calls that use the memory (mapping it, ``region.write``) do not, except
+``region.write_async`` and its like. An object belongs to the event loop that it was made in.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gdrpy import cuda
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.arguments import as_int, as_range, as_size
 from gdrpy.common.resource import Hold, Resource
+from gdrpy.common.sizes import counted, told_size
 from gdrpy.errors import OutOfMemory
 from gdrpy.memory.memory import settle
 
@@ -59,7 +60,7 @@ class Arena(Resource):
     _again = "make another one, of a region that it opened itself"
     _elsewhere = "send the region, and the offsets of the blocks in it"
 
-    def __init__(self, region: Viewed, offset: int = 0, nbytes: int | None = None) -> None:
+    def __init__(self, region: Shown, offset: int = 0, nbytes: int | None = None) -> None:
         start, size = as_range("Arena", offset, nbytes, region.nbytes)
         if not size:
             raise ValueError(f"Arena: there are 0 bytes at offset {start}")
@@ -81,7 +82,7 @@ class Arena(Resource):
         super().__init__()
 
     @classmethod
-    def of(cls, memory: Viewed | Arena) -> Arena:
+    def of(cls, memory: Shown | Arena) -> Arena:
         """The arena itself, or a new one over all of a region."""
         return memory if isinstance(memory, Arena) else cls(memory)
 
@@ -98,8 +99,9 @@ class Arena(Resource):
         if not address:
             usage = self._usage()
             raise OutOfMemory(
-                f"{call}: no free piece has {size} bytes: {usage.used} of {self.nbytes} are in use "
-                f"in {usage.blocks} blocks, and the largest free piece has {usage.largest}"
+                f"{call}: no free piece has {told_size(size)}: {told_size(usage.used)} of "
+                f"{told_size(self.nbytes)} are in use in {counted(usage.blocks, 'block')}, and the "
+                f"largest free piece has {told_size(usage.largest)}"
             )
         return address
 

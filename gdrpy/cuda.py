@@ -4,9 +4,6 @@
 is used if the NVIDIA kernel driver and its ``libcuda.so.1`` are found.
 """
 
-from __future__ import annotations
-
-import ctypes
 import errno
 import functools
 import operator
@@ -15,10 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from gdrpy import sim
 from gdrpy._core._mapping import Undo, fork_generation
@@ -26,7 +20,7 @@ from gdrpy.common.arguments import as_device, as_int, pci_name
 from gdrpy.errors import BackendUnavailable, CudaError, Forked, NotFound, OutOfMemory
 
 #: The kernel side of a driver: the NVIDIA module's node, or the one of WSL.
-_KERNEL_NODES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+_KERNEL_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def simulated() -> bool:
@@ -41,7 +35,7 @@ def location(ordinal: int) -> str:
     return f"simulated GPU {ordinal}" if simulated() else pci_name(*pci_address(ordinal))
 
 
-def _is_served(node: Path) -> bool:
+def _is_served(node: str) -> bool:
     """Whether a driver is behind a node, which may outlive the driver that made it."""
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
@@ -51,6 +45,8 @@ def _is_served(node: Path) -> bool:
 
 
 def _want_simulated() -> bool:
+    import ctypes
+
     choice = os.environ.get("GDRPY_SIM", "")
     if choice not in ("", "0", "1"):
         raise ValueError(f"GDRPY_SIM must be 0 or 1, not {choice!r}")
@@ -212,6 +208,9 @@ def check(name: str, result: int) -> None:
         if name == "cuMemHostAlloc":
             raise OutOfMemory(f"{name}: the host has no more memory to page-lock: free some of it")
         raise OutOfMemory(f"{name}: the GPU is out of memory")
+    if answer == module.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        why = "no CUDA context is current in this thread: call it in `with gdrpy.cuda.context(0):`"
+        raise CudaError(name, answer.name, why)
     if answer != module.CUresult.CUDA_SUCCESS:
         raise CudaError(name, answer.name, _explain(module, answer))
 
@@ -300,7 +299,7 @@ def attribute(ordinal: int, name: str) -> int:
         return 0
 
 
-class DeviceInfo(msgspec.Struct, frozen=True):
+class DeviceInfo(NamedTuple):
     """A device. ``memory`` and ``bar1`` are in bytes; ``bar1`` is None where it is unknown."""
 
     ordinal: int
@@ -329,7 +328,8 @@ def bar1_size(pci: str) -> int | None:
     takes two lines.
     """
     try:
-        lines = Path(f"/sys/bus/pci/devices/{pci}/resource").read_text().splitlines()
+        with open(f"/sys/bus/pci/devices/{pci}/resource") as file:
+            lines = file.read().splitlines()
     except OSError:
         return None
     ends = [[int(word, 16) for word in line.split()[:2]] for line in lines]

@@ -10,13 +10,13 @@ from typing import Any
 import cupy
 
 from gdrpy.arena import Arena
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.errors import Forked, OutOfMemory
 
 __all__ = ["allocator"]
 
 
-def allocator(memory: Viewed | Arena) -> Callable[[int], Any]:
+def allocator(memory: Shown | Arena) -> Callable[[int], Any]:
     """A cupy allocator that carves arrays out of a region or an arena.
 
     For ``cupy.cuda.using_allocator`` and ``cupy.cuda.set_allocator``, directly or behind a pool:

@@ -115,6 +115,10 @@ class QuotaExceeded(OutOfMemory):
     """The broker's limit for a user or a device leaves no room."""
 
 
+class TooLarge(QuotaExceeded):
+    """The region alone is larger than the broker's limit: there will be no room for it."""
+
+
 class PermissionDenied(Error, PermissionError):
     """The process may not open the device, or its user may not use the region this way."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from gdrpy import cuda
@@ -27,8 +26,7 @@ from gdrpy.region import region_of
 __all__ = ["Attributes", "PinInfo", "Revocation"]
 
 
-@dataclass(frozen=True)
-class PinInfo:
+class PinInfo(NamedTuple):
     """A pinned range: ``va`` and ``mapped_size`` are rounded out to pages of ``page_size`` bytes.
 
     ``mapping_type`` is None while nothing is mapped.
@@ -41,8 +39,7 @@ class PinInfo:
     mapping_type: MappingType | None
 
 
-@dataclass(frozen=True)
-class Attributes:
+class Attributes(NamedTuple):
     """Properties of a backend's pins.
 
     ``persistent``: freeing the GPU memory does not revoke its pins, which keep it alive.
@@ -53,8 +50,7 @@ class Attributes:
     page_size: int
 
 
-@dataclass(frozen=True)
-class Revocation:
+class Revocation(NamedTuple):
     """The owner freed the GPU memory behind ``pin``, which should be closed."""
 
     pin: Pin
@@ -112,7 +108,7 @@ def _pin(
                 f"or a contiguous CUDA array"
             )
     elif nbytes is None:
-        raise TypeError(f"{call}: an address needs nbytes")
+        raise TypeError(f"{call}: an address needs a size: {call}(address, nbytes)")
     address = int(pointer) if array is None else array.address
     if sigbus and not revocable:
         raise ValueError(f"{call}: sigbus=True needs revocable=True")

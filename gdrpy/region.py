@@ -8,7 +8,7 @@ from weakref import ref
 from gdrpy import cuda
 from gdrpy._core._mapping import Descriptor, Undo
 from gdrpy.arrays.shown import Shown
-from gdrpy.common.arguments import as_device, as_int, as_size, check_views
+from gdrpy.common.arguments import as_device, as_int, as_size
 from gdrpy.errors import MissingView
 from gdrpy.memory import fabric as fabrics
 from gdrpy.memory import vmm
@@ -44,7 +44,7 @@ def alloc(
             ("GPU-..."), its PCI address ("0000:3b:00.0"), a torch.device or torch's name of it
             ("cuda:1", or "cuda" for the current device); or "cpu".
         gpu: Whether to make the GPU view. Without it no CUDA context is needed.
-        cpu: Whether to make the CPU view.
+        cpu: Whether to make the CPU view. With neither view the copy engine makes all copies.
         backend: The backend of the CPU view; None takes the best one.
         fabric: Whether to make a handle for other nodes, :meth:`Region.export_fabric`.
 
@@ -63,7 +63,6 @@ def alloc(
             raise ValueError("alloc: host memory has only the CPU view, and cpu is False")
         memory = MemoryFile.create(size)
     else:
-        check_views("alloc", gpu, cpu)
         ordinal = cuda.ordinal("alloc", named)
         memory = vmm.create(size, ordinal, gpu=gpu, fabric=bool(fabric), backend=forced(backend))
     return Region._of(memory, size, cpu=cpu)
@@ -84,7 +83,7 @@ class Region(Shown):
     queued by then is done.
     """
 
-    def __init__(self, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool) -> None:
+    def __init__(self, memory: Memory, nbytes: int, cpu: bool, readonly: bool) -> None:
         super().__init__(memory, nbytes, memory.ptr, bool(readonly))
         if cpu:
             self._cpu = self._map(0, nbytes, self.readonly)
@@ -95,7 +94,7 @@ class Region(Shown):
     def _of(cls, memory: Memory, nbytes: int, *, cpu: bool, readonly: bool = False) -> Self:
         """A region of ``memory``, which is closed if this raises."""
         try:
-            return cls(memory, nbytes, cpu=cpu, readonly=readonly)
+            return cls(memory, nbytes, cpu, readonly)
         except BaseException:
             with Undo() as undo:
                 undo.keep(memory)
@@ -120,7 +119,7 @@ class Region(Shown):
             nbytes: The region's size; None is that of the whole allocation.
             gpu: Whether to make the GPU view. Without it CUDA is not needed. Host memory has no
                 GPU view and ignores this.
-            cpu: Whether to make the CPU view.
+            cpu: Whether to make the CPU view. With neither view the copy engine makes all copies.
             readonly: Makes both views read-only, in the page tables of the CPU and of the GPU.
             backend: The backend of the CPU view; None takes the best one.
             device: The GPU of the GPU view, named as for :func:`gdrpy.alloc`. It must reach the
@@ -137,7 +136,6 @@ class Region(Shown):
         call = "Region.from_fd"
         fd = as_int(call, "fd", fd)
         wanted = None if nbytes is None else as_size(call, nbytes)
-        check_views(call, gpu, cpu)
         memory = open_export(
             call,
             fd,
@@ -193,7 +191,7 @@ class Region(Shown):
         """
         call = f"opening a {cls.__name__}"
         memory = own_export(
-            call, descriptor, nbytes, device, gpu=gpu, readonly=bool(readonly), viewer=viewer
+            call, descriptor, nbytes, device, gpu=gpu, readonly=readonly, viewer=viewer
         )
         memory.source = source
         return cls._of(memory, nbytes, cpu=cpu, readonly=readonly)
@@ -264,6 +262,7 @@ class Region(Shown):
         views = " and ".join(
             name for name, there in (("GPU", self._ptr), ("CPU", self._cpu)) if there is not None
         )
+        views = views or "no"
         views = f"read-only {views}" if self.readonly else views
         backend = f", {self._cpu.backend}" if self._cpu else ""
         return f"<Region of {self.nbytes} bytes on {self.location}, {views} view{backend}>"

@@ -7,12 +7,12 @@ from typing import Any
 import rmm
 
 from gdrpy.arena import Arena
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 
 __all__ = ["resource"]
 
 
-def resource(memory: Viewed | Arena) -> Any:
+def resource(memory: Shown | Arena) -> Any:
     """An rmm memory resource that carves buffers out of a region or an arena.
 
     For ``rmm.mr.set_current_device_resource``, directly or under an rmm pool. Freeing a buffer

@@ -10,7 +10,7 @@ import os
 import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import msgspec
@@ -21,9 +21,10 @@ from gdrpy.arrays.array import Array
 from gdrpy.arrays.elements import Elements, elements_of
 from gdrpy.arrays.safetensors_file import BLOCK, File, file_layout, shards
 from gdrpy.arrays.safetensors_image import Entry, Layout
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.dtypes import DTYPES, as_dtype
 from gdrpy.errors import SizeMismatch
+from gdrpy.memory.engine import register
 
 __all__ = [
     "Entry",
@@ -44,6 +45,8 @@ __all__ = [
 _CHUNK = 4 << 20
 #: Threads that read a file. Two are as fast where the disk or the host's memory sets the limit.
 _THREADS = 4
+#: Pieces from which on it is worth to have the copy engine reach the threads' memory.
+_REGISTER_FROM = 64
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -70,7 +73,7 @@ def plan(tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None 
 
 
 def store(
-    region: Viewed, tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None
+    region: Shown, tensors: abc.Mapping[str, Any], metadata: abc.Mapping[str, str] | None = None
 ) -> None:
     """Write arrays into a region as :func:`plan` lays them out, the header last.
 
@@ -84,7 +87,7 @@ def store(
     region.write(image.pad(image.encode(found)))
 
 
-def layout(region: Viewed) -> Layout:
+def layout(region: Shown) -> Layout:
     """The parsed header in a region. Raises ValueError if it holds no valid image."""
     found = image.parse(image.read_header(region.nbytes, region.read))
     if found.nbytes > region.nbytes:
@@ -95,7 +98,7 @@ def layout(region: Viewed) -> Layout:
     return found
 
 
-def tensors(region: Viewed) -> dict[str, Array]:
+def tensors(region: Shown) -> dict[str, Array]:
     """The tensors in a region by name. Raises ValueError if it holds no valid image.
 
     Metadata that gives the name of a tensor under a name that no tensor has is an alias, as
@@ -131,7 +134,7 @@ def image_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 def load(
     path: str | os.PathLike[str],
-    region: Viewed,
+    region: Shown,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Copy a file into a region by several threads, the data first and the padded header last.
@@ -158,7 +161,7 @@ def load(
         progress(target.nbytes, target.nbytes)
 
 
-def _copied(file: File, region: Viewed, shift: int) -> Generator[int, None, None]:
+def _copied(file: File, region: Shown, shift: int) -> Generator[int, None, None]:
     """Copy a file's data to ``shift`` bytes further in a region; yields the bytes of each piece.
 
     No thread touches either any more when it is closed.
@@ -173,13 +176,15 @@ def _copied(file: File, region: Viewed, shift: int) -> Generator[int, None, None
         try:
             memory = region._host_memory(min(_CHUNK, end) + 2 * BLOCK)
             memory = memory[-memory.ctypes.data % BLOCK :]
-            while (at := _taken(pieces)) is not None:
-                upto = min(at + _CHUNK, end)
-                file.fill(memory, at, upto - at)
-                begin = max(at, start)
-                region.write(memory[begin - at : upto - at], begin + shift)
-                told.append(upto - begin)
-                more.release()
+            reused = not region._has_gpu_view and number >= _REGISTER_FROM
+            with register(memory) if reused else nullcontext():
+                while (at := _taken(pieces)) is not None:
+                    upto = min(at + _CHUNK, end)
+                    file.fill(memory, at, upto - at)
+                    begin = max(at, start)
+                    region.write(memory[begin - at : upto - at], begin + shift)
+                    told.append(upto - begin)
+                    more.release()
         except BaseException as error:
             told.append(error)
             more.release()
@@ -229,14 +234,14 @@ def _call(name: str) -> str:
     return f"safetensors: tensor {name!r}"
 
 
-def _tensors(region: Viewed, found: Layout) -> dict[str, Array]:
+def _tensors(region: Shown, found: Layout) -> dict[str, Array]:
     return {
         name: Array(region, entry.shape, DTYPES[entry.dtype], found.data_start + entry.start)
         for name, entry in found.entries.items()
     }
 
 
-def _begin(call: str, region: Viewed, nbytes: int) -> None:
+def _begin(call: str, region: Shown, nbytes: int) -> None:
     """Check the size and clear the old header: no reader sees it over the new data."""
     if nbytes > region.nbytes:
         raise SizeMismatch(

@@ -17,7 +17,7 @@ from gdrpy._core._mapping import Undo
 from gdrpy.arena import Arena, Functions
 from gdrpy.arrays.array import Array
 from gdrpy.arrays.interop import packed_array
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.shown import Shown
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BackendUnavailable
 
@@ -45,7 +45,7 @@ class Pool(Resource):
     _again = "make another one, of a region that it opened itself"
     _elsewhere = "send the region, and Pool.array(tensor)'s shape, dtype and offset"
 
-    def __init__(self, memory: Viewed | Arena) -> None:
+    def __init__(self, memory: Shown | Arena) -> None:
         if cuda.simulated() or not torch.cuda.is_available():
             raise BackendUnavailable(
                 "Pool: torch has memory pools on real GPUs only, in its CUDA builds: here, make "
@@ -62,7 +62,7 @@ class Pool(Resource):
         super().__init__()
 
     @property
-    def region(self) -> Viewed:
+    def region(self) -> Shown:
         """The region that the tensors lie in."""
         return self.arena.region
 
@@ -267,7 +267,7 @@ def _like(own: Any, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """What two tensors have in common that are the same elements of the same memory."""
+    """A key that is equal for tensors of the same elements of the same memory."""
     laid_out = tensor.shape, tensor.stride(), tensor.is_neg(), tensor.is_conj()
     return tensor.device, tensor.data_ptr(), tensor.dtype, laid_out
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ import pytest
 from support import gpu_mappings, hide_features, manager_violations, open_descriptors
 
 SIMULATED_BACKENDS = "sim,dmabuf"
+
+# Ctrl-C ends the tests' programs too where a shell runs the tests in the background, which has it
+# ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def on_real_gpu(config: pytest.Config) -> bool:
@@ -107,13 +112,19 @@ def driver() -> Any:
 
 @functools.cache
 def warm_staging() -> None:
-    """Have every lane of DMA's staging made: they are kept until the process ends."""
+    """Have every lane of staging made, DMA's and the copy engine's, which is kept as they are until
+    the process ends.
+    """
     import gdrpy
+    from gdrpy.memory import engine
 
     with gdrpy.alloc(64 << 20, cpu=False) as region:
-        region.write(bytes(region.nbytes))
-        region.readinto(bytearray(region.nbytes))
+        region.write(bytes(region.nbytes), via="dma")
+        region.readinto(bytearray(region.nbytes), via="dma")
         region.fill(0)
+        if engine.status(0).usable:
+            region.write(bytes(region.nbytes), via="engine")
+            region.readinto(bytearray(region.nbytes), via="engine")
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ class TestKernelModule:
 
     @pytest.fixture
     def missing(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(node, "PATH", tmp_path / "gdrdrv")
+        monkeypatch.setattr(node, "PATH", str(tmp_path / "gdrdrv"))
         return tmp_path / "gdrdrv"
 
     def test_cannot_pin_simulated_memory_that_is_no_pci_memory(self):

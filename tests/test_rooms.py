@@ -31,12 +31,14 @@ FLOORS = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-#: What may be imported inside a function: other projects' libraries, which not all processes pay
-#: for; names that two packages import when they are first asked for; and what the command line
-#: loads for one of its commands.
-ELSEWHERE = {"cuda", "distributed", "matplotlib", "ml_dtypes", "numpy", "ray"}
+#: What may be imported inside a function: other libraries, and large ones of Python's own, that not
+#: all processes pay for; names that two packages import when they are first asked for; the command
+#: line, and what it loads for one of its commands.
+LIBRARIES = {"cuda", "distributed", "matplotlib", "ml_dtypes", "numpy", "ray"}
+STANDARD = {"asyncio", "concurrent", "ctypes", "difflib", "json"}
+ELSEWHERE = STANDARD | LIBRARIES
 IMPORTERS = ("__import__", "import_module")
-LATER = {"gdrpy/__init__.py", "gdrpy/broker/__init__.py", "gdrpy/cli"}
+LATER = {"gdrpy/__init__.py", "gdrpy/__main__.py", "gdrpy/broker/__init__.py", "gdrpy/cli"}
 
 
 def modules() -> list[Path]:

@@ -88,5 +88,6 @@ class TestHeader:
         if length <= len(content):
             assert image.read_header(len(whole), read) == content[:length]
         else:
-            with pytest.raises(ValueError, match=f"would have {length} bytes"):
+            why = f"would have {length} bytes|not begin with the length of a header"
+            with pytest.raises(ValueError, match=why):
                 image.read_header(len(whole), read)

@@ -24,7 +24,7 @@ _CALLED = {"gdrpy.Channel", "gdrpy.Arena", "gdrpy.torch.Pool"}
 _MEANINGS = {
     r"\bR\b": "BrokerRegion",  # what a call of either client returns
     r"\b_Bytes\b": "Buffer",
-    r"\b(Shown|Viewed)\b": "Region",  # or a Pin
+    r"\b(Shown|Transfers)\b": "Region",  # or a Pin
     r"\bBatch\b": "contextlib.AbstractContextManager[None]",
     r"\b(abc\.)?Mapping\[": "collections.abc.Mapping[",
 }
@@ -37,7 +37,7 @@ def _resolve(
 ) -> nodes.Node | None:
     """The entry of a public name that was referred to bare, or by the module of its definition."""
     domain = env.domains.python_domain
-    words = node["reftarget"].replace("Viewed", "Region").split(".")
+    words = node["reftarget"].replace("Shown", "Region").split(".")
     if node.get("refdomain") == "py":
         for end in (".".join(words[-2:]), words[-1]):
             found = [name for name in domain.objects if name.endswith(f".{end}")]

@@ -43,8 +43,8 @@ def made(undo: Undo, function: Any, *args: Any, by: Any) -> Any:
 
     Raises if it is NULL. No signal handler runs between the call and its entry in ``undo``.
     """
-    error, later = ffi.new("struct core_error *"), ffi.new("struct core_error *")
-    answer = undo.made(function, (*args, error), by, (later,), checker(later))
+    error = ffi.new("struct core_error *")
+    answer = undo.made(function, (*args, error), by, (error,), checker(error))
     if not answer:
         raise failure(error)
     return answer

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy import cuda
 from gdrpy._core import _mapping
+from gdrpy.arrays.copied import Copied
 from gdrpy.arrays.elements import elements_of
 from gdrpy.arrays.interop import DeviceArray
-from gdrpy.arrays.viewed import Viewed
 from gdrpy.common import dlpack
 from gdrpy.common.arguments import as_int, as_range
 from gdrpy.common.dlpack import CUDA, HOST, View
@@ -43,10 +43,10 @@ class Array(Closing, _mapping.Buffer):
 
     #: Kept for from_tensor() until it is closed: the tensor, and the Pin, which is closed too.
     _tensor: object = None
-    _pin: Viewed | None = None
+    _pin: Copied | None = None
 
     def __init__(
-        self, region: Viewed, shape: Any, dtype: Any, offset: Any = 0, readonly: bool = False
+        self, region: Copied, shape: Any, dtype: Any, offset: Any = 0, readonly: bool = False
     ) -> None:
         call = f"{type(region).__name__}.array"
         self._kind = as_dtype(call, dtype)
@@ -59,7 +59,7 @@ class Array(Closing, _mapping.Buffer):
         self._closed = False
 
     @classmethod
-    def of_tensor(cls, region: Viewed, tensor: DeviceArray, offset: int, owned: bool) -> Self:
+    def of_tensor(cls, region: Copied, tensor: DeviceArray, offset: int, owned: bool) -> Self:
         """Another library's array that lies in a region, or in a Pin, which is ``owned``."""
         array = cls(region, tensor.shape, tensor.dtype, offset, tensor.readonly)
         array._tensor = tensor.owner
@@ -74,6 +74,10 @@ class Array(Closing, _mapping.Buffer):
     def _check(self, call: str) -> None:
         if self._closed:
             raise Closed(f"{call}: the Array is closed")
+
+    def _place(self) -> tuple[Copied, int, int]:
+        self._check("copying an Array")
+        return self.region, self.offset, self.nbytes
 
     @property
     def ptr(self) -> int:

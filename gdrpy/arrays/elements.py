@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import abc
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from gdrpy._core._mapping import Buffer
 from gdrpy.arrays.interop import DeviceArray, host_array, packed_array
 from gdrpy.common.arguments import is_of
 from gdrpy.common.dtypes import DType
@@ -15,15 +15,24 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Elements(msgspec.Struct, frozen=True):
+class Elements:
     """An array's elements: packed in GPU memory, or a numpy array of any strides.
 
     For a numpy array ``dtype`` is numpy's. Another library's host array is shown as raw bytes.
+    ``place`` is the region of one of ours, its first byte there and its size.
     """
 
-    dtype: DType | np.dtype[Any]
-    shape: tuple[int, ...]
-    data: DeviceArray | np.ndarray[Any, Any]
+    def __init__(
+        self,
+        dtype: DType | np.dtype[Any],
+        shape: tuple[int, ...],
+        data: DeviceArray | np.ndarray[Any, Any],
+        place: tuple[Any, int, int] | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.data = data
+        self.place = place
 
 
 def elements_of(call: str, array: Any) -> Elements:
@@ -44,11 +53,23 @@ def elements_of(call: str, array: Any) -> Elements:
             return Elements(on_gpu.dtype, on_gpu.shape, on_gpu)
         on_host = host_array(call, array)
         if on_host is not None:
-            return Elements(on_host.dtype, on_host.shape, np.asarray(_Shown(on_host, True)))
-    plain = np.asarray(array)
+            shown = np.asarray(_Shown(on_host, True))
+            return Elements(on_host.dtype, on_host.shape, shown, place_of(array))
+    # Of bytes numpy would make one string, which ends before its last zeros.
+    plain = np.asarray(memoryview(array) if isinstance(array, bytes) and not given else array)
     if plain.dtype.kind == "U" and not given:
-        raise TypeError(f"{call}: {_TEXT}, and this is {array!r:.80}")
+        raise TypeError(f"{call}: elements that are text must be encoded first: {array!r:.80}")
     return Elements(plain.dtype, plain.shape, plain)
+
+
+def place_of(array: Any) -> tuple[Any, int, int] | None:
+    """The region or pin that the bytes of one of our arrays lie in, the first one there, and how
+    many; None for other libraries' arrays.
+    """
+    found: tuple[Any, int, int] | None = None
+    if isinstance(array, Buffer):
+        found = array._place()  # type: ignore[attr-defined]
+    return found
 
 
 #: The remedy for text, which numpy would store as UTF-32.
@@ -56,9 +77,14 @@ _TEXT = "text must be encoded first, as by text.encode()"
 
 
 def refuse_others(call: str, value: Any) -> None:
-    """Raise TypeError for text, and for an object that holds several arrays."""
+    """Raise TypeError for text, for a path, and for an object that holds several arrays."""
     if isinstance(value, str):
         raise TypeError(f"{call}: {_TEXT}, and this is {value!r:.80}")
+    if isinstance(value, os.PathLike):
+        raise TypeError(
+            f"{call}: this is a path, {os.fspath(value)!r:.80}: read the file first, as by "
+            f"np.load(path) or path.read_bytes(), or load a safetensors file by broker.load()"
+        )
     if isinstance(value, abc.Mapping) or hasattr(value, "state_dict"):
         raise TypeError(
             f"{call}: this {type(value).__name__} holds arrays by name, and the call takes one: "

@@ -1,15 +1,10 @@
 """Other libraries' arrays: their addresses, and the objects that keep their memory."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import msgspec
-from msgspec.structs import replace
+from typing import Any, NamedTuple
 
 from gdrpy import cuda, sim
 from gdrpy._core._mapping import take_dlpack
@@ -22,7 +17,7 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _VERSION = (1, 1)
 
 
-class DeviceArray(msgspec.Struct, frozen=True):
+class DeviceArray(NamedTuple):
     """An array in GPU memory, kept by ``owner``; the work queued on it is done.
 
     ``strides`` are in bytes, None if the elements are packed in C order. ``device`` is the CUDA
@@ -60,7 +55,7 @@ def device_array(call: str, obj: Any) -> DeviceArray | None:
         found = _by_dlpack(call, obj)
         # jax's arrays never change, but its capsules do not say so.
         if found is not None and is_of(obj, "jax", "Array"):
-            found = replace(found, readonly=True)
+            found = found._replace(readonly=True)
     if found is None and hasattr(obj, "__cuda_array_interface__"):
         found = _by_interface(call, obj.__cuda_array_interface__, obj)
     return found
@@ -95,14 +90,14 @@ def _by_dlpack(call: str, obj: Any) -> DeviceArray | None:
     if kind == _CPU:
         found = _consume(call, _capsule(obj))
         where = _simulated_device(found)
-        return None if where is None else replace(found, device=where)
+        return None if where is None else found._replace(device=where)
     if kind not in (_CUDA, _CUDA_MANAGED):
         raise TypeError(
             f"{call}: the {type(obj).__name__} lies on DLPack device {(kind, device)}; pass "
             f"memory of a CUDA device (2)"
         )
     with _waited_for(device) as stream:
-        return replace(_consume(call, _capsule(obj, stream=stream)), device=device)
+        return _consume(call, _capsule(obj, stream=stream))._replace(device=device)
 
 
 def _capsule(obj: Any, **wishes: Any) -> object:

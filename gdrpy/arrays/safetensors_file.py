@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import reprlib
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from gdrpy.arrays import safetensors_image as image
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
 BLOCK = 4096
 #: A file is taken to be in the kernel's cache if so many of its bytes are, at random places.
 _PROBES = 16
+#: What to do about errors.
+_REMEDIES = {
+    errno.EISDIR: ": give one of its files, or load the folder by broker.load_checkpoint()",
+    errno.ENOTDIR: ": give the checkpoint's folder, or load one file by broker.load()",
+}
 #: The files of a checkpoint that are preferred to others of their kind in the folder.
 _INDEX, _FILE = "model.safetensors.index.json", "model.safetensors"
 
@@ -33,7 +37,8 @@ class File:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115
+        with _named(self._path):
+            self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
         try:
             self._state = self._found_state()
             self.header, self.layout = self._read_header()
@@ -62,7 +67,7 @@ class File:
         return header, layout
 
     def data(self, nbytes: int) -> Iterator[bytes]:
-        """What is behind the header, in pieces of so many bytes."""
+        """The data behind the header, in pieces of ``nbytes`` bytes."""
         for at in range(self.layout.data_start, self.layout.nbytes, nbytes):
             yield os.pread(self._file.fileno(), min(nbytes, self.layout.nbytes - at), at)
 
@@ -118,6 +123,22 @@ class File:
         )
 
 
+@contextmanager
+def _named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have an OSError name the path, and the remedy where one is known."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        if error.errno == errno.ENOENT and not os.path.isabs(path):
+            with suppress(OSError):  # that folder may be gone
+                remedy = f": the current folder is {os.getcwd()}"
+        why = f"safetensors: cannot read {os.fspath(path)}: {error.strerror}{remedy}"
+        named = OSError(error.errno, why)
+        named.filename = error.filename
+        raise named from None
+
+
 def file_layout(path: str | os.PathLike[str]) -> Layout:
     """The parsed header of a file. Raises ValueError if it is invalid, OSError."""
     with File(path) as file:
@@ -141,16 +162,16 @@ def shards(folder: str | os.PathLike[str]) -> dict[str, Layout]:
                 f"{call} holds no checkpoint: there is neither {_INDEX} nor a safetensors file; "
                 f"give the folder that has them"
             )
-        return {only: file_layout(Path(folder, only))}
+        return {only: file_layout(os.path.join(folder, only))}
     promised = _weight_map(call, folder, index)
     names = sorted(set(promised.values()))
-    missing = [name for name in names if not Path(folder, name).exists()]
+    missing = [name for name in names if not os.path.exists(os.path.join(folder, name))]
     if missing:
         raise ValueError(
             f"{call}: {index} names {len(names)} files, and {', '.join(map(repr, missing))} "
             f"{'is' if len(missing) == 1 else 'are'} not there: copy or download what is missing"
         )
-    found = {name: file_layout(Path(folder, name)) for name in names}
+    found = {name: file_layout(os.path.join(folder, name)) for name in names}
     homes: dict[str, str] = {}
     for name, layout in found.items():
         for tensor in layout.entries:
@@ -171,7 +192,8 @@ def shards(folder: str | os.PathLike[str]) -> dict[str, Layout]:
 
 def _only(call: str, folder: str | os.PathLike[str], ending: str, preferred: str) -> str | None:
     """The preferred file of the folder, or the only one with this ending; None without any."""
-    found = sorted(path.name for path in Path(folder).iterdir() if path.name.endswith(ending))
+    with _named(folder):
+        found = sorted(name for name in os.listdir(folder or os.curdir) if name.endswith(ending))
     if preferred in found:
         return preferred
     if len(found) > 1:
@@ -184,8 +206,13 @@ def _only(call: str, folder: str | os.PathLike[str], ending: str, preferred: str
 
 def _weight_map(call: str, folder: str | os.PathLike[str], index: str) -> dict[str, str]:
     """The file of each tensor, by an index, which is untrusted."""
+    import json
+
     try:
-        found = json.loads(Path(folder, index).read_bytes())
+        path = os.path.join(folder, index)
+        with _named(path), open(path, "rb") as file:
+            text = file.read()
+        found = json.loads(text)
         files = found["weight_map"]
         if not all(isinstance(name, str) for name in files.values()) or not files:
             raise TypeError

@@ -6,7 +6,6 @@ the tensors fill without gaps. Headers are untrusted: everything in them is chec
 
 from __future__ import annotations
 
-import json
 import math
 import reprlib
 from collections import abc
@@ -55,10 +54,12 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> bytes:
     if size < LENGTH_SIZE:
         raise _error(f"{size} bytes hold no image")
     length = int.from_bytes(read(LENGTH_SIZE, 0), "little")
-    if length > min(HEADER_MAX, size - LENGTH_SIZE):
+    if length > HEADER_MAX:
+        raise _error("not in this format: it does not begin with the length of a header")
+    if length > size - LENGTH_SIZE:
         raise _error(
-            f"there is no image: its header would have {length} bytes, more than the {size} there "
-            f"are or the limit of {HEADER_MAX}"
+            f"not in this format: its header would have {length} bytes, more than the {size} there "
+            f"are"
         )
     return read(length, LENGTH_SIZE)
 
@@ -109,6 +110,8 @@ def lay_out(
 
 def encode(layout: Layout) -> bytes:
     """The header of a layout."""
+    import json
+
     items: dict[str, Any] = {_METADATA: layout.metadata} if layout.metadata else {}
     for name, entry in layout.entries.items():
         items[name] = {
@@ -138,8 +141,10 @@ def check_metadata(value: Any) -> dict[str, str]:
 
 
 def _parse_json(header: bytes) -> dict[str, Any]:
+    import json
+
     if not header.startswith(b"{"):
-        raise _error(f"there is no image: a header begins with '{{', not with {header[:8]!r}")
+        raise _error(f"not in this format: a header begins with '{{', not with {header[:8]!r}")
     try:
         items: dict[str, Any] = json.loads(
             header.decode(), object_pairs_hook=_unique, parse_constant=_refuse

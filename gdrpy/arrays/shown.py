@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gdrpy.arrays.array import Array
-from gdrpy.arrays.viewed import Viewed
+from gdrpy.arrays.asynchronous import Asynchronous
 from gdrpy.common.dtypes import as_dtype
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class Shown(Viewed):
+class Shown(Asynchronous):
     """Memory that is also an array of its bytes, and that arrays are made in."""
 
     def array(self, shape: int | tuple[int, ...], dtype: Any, offset: int = 0) -> Array:

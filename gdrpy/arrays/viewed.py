@@ -1,4 +1,4 @@
-"""Viewed, what regions and pins have in common: this process's views, and copies."""
+"""Viewed, the base of regions and pins: their memory, and this process's views of it."""
 
 from __future__ import annotations
 
@@ -6,37 +6,22 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from msgspec.structs import astuple
-
 from gdrpy._core import _mapping
 from gdrpy._core._mapping import Undo
-from gdrpy.arrays.elements import Elements, as_bytes, readable, refuse_others
-from gdrpy.arrays.interop import DeviceArray, packed_array
-from gdrpy.common.arguments import as_int, as_range
+from gdrpy.common.arguments import as_range
 from gdrpy.common.resource import Hold, Resource
-from gdrpy.copies import dma
-from gdrpy.copies.tuning import limits
 from gdrpy.errors import ReadOnly
 from gdrpy.memory.memory import Memory, settle
-from gdrpy.memory.page_locked import borrow
 from gdrpy.memory.view import Flag, Mapping, Travel
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: From this size in bytes on, a fill by the GPU is quicker, despite its launch cost.
-_DMA_FILL_MIN = 64 * 1024
-#: Bytes that a fill through the mapping stores at a time.
-_FILL_CHUNK = 256 * 1024
-#: Bytes copied through the host at a time, between GPUs that do not reach each other.
-_COPY_CHUNK = 16 << 20
-
 
 class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     """``nbytes`` bytes of memory, with this process's views of them.
 
-    The CPU sees them through :attr:`cpu` and other mappings, GPU ``device`` at :attr:`ptr`. Copies
-    use the faster view. A copy is complete when its call returns, and waits for no kernel. Threads
+    The CPU sees them through :attr:`cpu` and other mappings, GPU ``device`` at :attr:`ptr`. Threads
     may share it.
     """
 
@@ -72,6 +57,10 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
     @abstractmethod
     def cpu(self) -> Mapping:
         """The CPU view of all bytes."""
+
+    def _place(self) -> tuple[Viewed, int, int]:
+        """Where its bytes lie: in which region or pin, from which byte on, and how many."""
+        return self, 0, self.nbytes
 
     @abstractmethod
     def _travel(self, start: int) -> Travel:
@@ -142,134 +131,6 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
             what = type(self).__name__.lower()
             raise ReadOnly(f"{call}: the {what} is read-only; open it with readonly=False")
 
-    def _prepare(self, call: str, writing: bool) -> None:
-        """Set up the C core's copies, or raise if a copy is not possible."""
-        with self._lock:
-            self._check(call)
-            if writing:
-                self._check_writable(call)
-            engine = device = None
-            if self._ptr is not None:
-                device = self.device
-                assert device is not None
-                engine = dma.engine(device)
-            self._arm(
-                self._cpu, engine, self._ptr or 0, self.nbytes, writing, astuple(limits(device))
-            )
-
-    def _prepare_engine(self, call: str) -> None:
-        """Set up copies by the engine. Raises BackendUnavailable."""
-        with self._lock:
-            self._check(call)
-            self._arm_engine(self._memory.engine(call))
-
-    def _check_gpu_may_write(self, call: str) -> None:
-        """Raise ReadOnly if nothing may be written.
-
-        Earlier stores of the CPU arrive before what the GPU writes from now on.
-        """
-        self._check_writable(call)
-        if self._cpu is not None:
-            self._cpu.flush()  # also flushes the stores of a batch()
-
-    def fill(
-        self, value: int, offset: int = 0, nbytes: int | None = None, via: str | None = None
-    ) -> None:
-        """Set bytes to one value, by CPU stores, or from 64 KiB on by the GPU.
-
-        Args:
-            value: The value of each byte, 0 to 255.
-            offset: The first byte.
-            nbytes: The number of bytes; None is all the rest.
-            via: 'engine' forces the copy engine without CUDA; None takes one of the other ways.
-
-        Raises ValueError, ReadOnly, Closed; for ``via="engine"`` BackendUnavailable.
-        """
-        call = f"{type(self).__name__}.fill"
-        if via not in (None, "engine"):
-            raise ValueError(f"{call}: via must be 'engine' or None, not {via!r}")
-        byte = as_int(call, "value", value)
-        if not 0 <= byte <= 255:
-            raise ValueError(f"{call}: value must be a byte, 0 to 255, not {byte}")
-        start, size = as_range(call, offset, nbytes, self.nbytes)
-        self._check_gpu_may_write(call)
-        if via is not None:
-            self._fill_by_engine(call, byte, start, size)
-            return
-        if self._ptr is not None and (self._cpu is None or size >= _DMA_FILL_MIN):
-            assert self.device is not None
-            with Hold(self._memory):
-                if size:
-                    dma.fill(self.device, self._ptr + start, byte, size)
-            return
-        chunk = memoryview(bytes((byte,)) * min(size, _FILL_CHUNK))
-        for done in range(0, size, _FILL_CHUNK):
-            self.cpu.write(chunk[: size - done], start + done)
-
-    def _put(self, call: str, elements: Elements, offset: int) -> None:
-        """Copy an array's elements to ``offset``, packed in C order. Complete on return.
-
-        Raises ReadOnly, Closed.
-        """
-        source = elements.data
-        if not isinstance(source, DeviceArray):
-            self.write(as_bytes(source), offset)
-            return
-        self._check_gpu_may_write(call)
-        if not source.nbytes:
-            return
-        if self._ptr is not None and source.device in self._memory.devices:
-            with Hold(self._memory):
-                dma.copy(source.device, self._ptr + offset, source.address, source.nbytes)
-            return
-        staging = borrow(min(_COPY_CHUNK, source.nbytes), source.device)
-        for start in range(0, source.nbytes, _COPY_CHUNK):
-            piece = staging[: source.nbytes - start]
-            dma.copy(source.device, piece.ctypes.data, source.address + start, piece.nbytes)
-            self.write(piece, offset + start)
-
-    def _get(self, call: str, target: DeviceArray, offset: int) -> None:
-        """Fill a GPU array from ``offset`` on. Complete on return. Raises ReadOnly, Closed."""
-        self._check(call)
-        if target.readonly:
-            raise ReadOnly(f"{call}: the library that made the array made it read-only")
-        if not target.nbytes:
-            return
-        if self._ptr is not None and target.device in self._memory.devices:
-            if self._cpu is not None:
-                self._cpu.flush()
-            with Hold(self._memory):
-                dma.copy(target.device, target.address, self._ptr + offset, target.nbytes)
-            return
-        staging = borrow(min(_COPY_CHUNK, target.nbytes), target.device)
-        for start in range(0, target.nbytes, _COPY_CHUNK):
-            piece = staging[: target.nbytes - start]
-            self.readinto(piece, offset + start)
-            dma.copy(target.device, target.address + start, piece.ctypes.data, piece.nbytes)
-
-    def _copy_array(
-        self, call: str, array: Any, offset: int, via: str | None, to_write: bool
-    ) -> int | None:
-        """Copy a GPU array, which the C core cannot, to or from ``offset``; returns its bytes.
-
-        None for any other object, which the C core then copies or refuses.
-        """
-        refuse_others(call, array)
-        found = packed_array(call, readable(array) if to_write else array)
-        if found is None:
-            return None
-        if via in ("mapping", "engine"):
-            raise ValueError(
-                f"{call}: via={via!r} copies host memory, and this {type(array).__name__} is on "
-                f"a GPU, which copies it: leave via out"
-            )
-        start, size = as_range(call, offset, found.nbytes, self.nbytes)
-        if to_write:
-            self._put(call, Elements(found.dtype, found.shape, found), start)
-        else:
-            self._get(call, found, start)
-        return size
-
     def numpy(
         self, dtype: Any = "uint8", shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
@@ -286,47 +147,35 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         """One aligned word of ``width`` (4 or 8) bytes, for signalling."""
         return self.cpu.flag(offset, width)
 
+    def _flush(self) -> None:
+        """Flush earlier stores of the CPU, including those of a batch()."""
+        if self._cpu is not None:
+            self._cpu.flush()
+
     def _buffer(self) -> memoryview:
         """The CPU view's bytes, for ``memoryview(region)``. Raises MissingView, Closed."""
         return memoryview(self.cpu)
-
-    def _host_memory(self, nbytes: int) -> np.ndarray[Any, Any]:
-        """Host memory with undefined contents, page-locked if there is a GPU view.
-
-        Page-locked memory is reused when its last array is gone. Raises OutOfMemory, CudaError.
-        """
-        import numpy as np
-
-        if not nbytes or not self._has_gpu_view:
-            return np.empty(nbytes, np.uint8)
-        assert self.device is not None
-        return borrow(nbytes, self.device)
 
     def _idle_mappings(self) -> list[Mapping]:
         """The mappings. Raises BufferError while the memory is in use."""
         for one in settle:
             one()
-        users = self._running + self._memory.users
         mappings = self._mapped()
-        for mapping in mappings:
-            users += mapping._users
-        if users:
-            raise BufferError(
-                f"{type(self).__name__}.close: {users} views or running copies still use the "
-                f"memory ({self._told_users(mappings)}); delete the arrays made from it first"
-            )
-        return mappings
-
-    def _told_users(self, mappings: list[Mapping]) -> str:
-        """What uses the memory, in words."""
+        views = sum(mapping._users for mapping in mappings)
         counts = {
-            "of the CPU view, such as numpy arrays and memoryviews": sum(
-                mapping._users for mapping in mappings
+            "of the CPU view, such as numpy arrays and memoryviews": views,
+            "of the GPU view, such as tensors by DLPack and arenas, or asynchronous copies": (
+                self._memory.users
             ),
-            "of the GPU view, such as tensors by DLPack and arenas": self._memory.users,
             "by DMA": self._running,
         }
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        if any(counts.values()):
+            users = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+            raise BufferError(
+                f"{type(self).__name__}.close: views or running copies still use the memory "
+                f"({users}); delete the arrays made from it first"
+            )
+        return mappings
 
     def _release(self) -> None:
         mappings = self._idle_mappings()

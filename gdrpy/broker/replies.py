@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, final
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -125,6 +125,7 @@ class Reply(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     error: None = None
 
 
+@final
 class Refusal(msgspec.Struct, gc=False):
     """The reply to a refused request; with an ``id`` of 0 the connection is refused."""
 
@@ -243,6 +244,7 @@ ERRORS: tuple[type[errors.Error], ...] = (
     errors.QuotaExceeded,
     errors.Sealed,
     errors.SizeMismatch,
+    errors.TooLarge,
 )
 _BY_NAME = {kind.__name__: kind for kind in ERRORS}
 

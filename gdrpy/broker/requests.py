@@ -152,7 +152,7 @@ AnyRequest = _OfRegions | _Others
 
 
 #: Requests whose replies grant regions.
-GRANTS = (Allocate, Create, Get, GetMany)
+GRANTS = frozenset((Allocate, Create, Get, GetMany))
 
 
 def count_of(request: AnyRequest) -> int:

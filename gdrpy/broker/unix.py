@@ -21,7 +21,7 @@ _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _TIMEVAL = struct.Struct("ll")
 #: Bytes of a memory file that is freed within some 10 us.
-_SMALL = 256 << 10
+SMALL = 256 << 10
 #: As numbers: flags of the enum are slow.
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
@@ -74,7 +74,7 @@ def close_small(fd: int) -> bool:
 
     Returns whether it was one. Closing the last descriptor of much memory may take seconds.
     """
-    small = 0 < os.fstat(fd).st_size <= _SMALL
+    small = 0 < os.fstat(fd).st_size <= SMALL
     if small:
         os.close(fd)
     return small

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import shlex
 import sys
@@ -15,6 +14,7 @@ from gdrpy.cli import helptext, options
 from gdrpy.cli.exits import FAILED, INTERRUPTED, UNUSABLE, CommandError, ReaderGone, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
+from gdrpy.common import spelling
 from gdrpy.errors import (
     BackendUnavailable,
     CudaError,
@@ -35,10 +35,10 @@ GROUPS = {
         "libgdrapi": "where libgdrapi.so.2 for C programs is, and what it uses here",
     },
     "speed on this machine": {
-        "measure.copybw": "copy bandwidth through the mapping and by DMA",
-        "measure.copylat": "latency of small copies, by the mapping and by cuMemcpy",
+        "measure.copybw": "copy bandwidth by mapping, DMA and copy engine",
+        "measure.copylat": "latency of small copies, by mapping, cuMemcpy and copy engine",
         "measure.pplat": "ping-pong latency, CPU to GPU and back",
-        "measure.apiperf": "what each call costs: alloc, import, map, pin, and back",
+        "measure.apiperf": "what each call costs: alloc, import, map, pin, engine, and back",
         "measure.tune": "measure which copy path is faster here, and keep the result",
     },
     "the broker": {
@@ -57,6 +57,7 @@ GROUPS = {
         "broker.rm": "delete regions",
     },
     "your shell": {
+        "help": "what a command does, as 'gdrpy COMMAND --help'",
         "completion": "a script that completes commands, options and names of regions",
     },
 }
@@ -87,15 +88,30 @@ def parser() -> argparse.ArgumentParser:
 
 def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[str]]:
     """The command of the words, and the words after it; ends the program if they have none."""
+    if words and words[0].startswith("-") and (at := _place_of_command(words)):
+        right = shlex.join(["gdrpy", *words[at:], *words[:at]])
+        whole.error(f"{words[0]} belongs after the command: {right}")
     name, *rest = whole.parse_args(words).words or [""]
     if not name:
         whole.print_help(sys.stderr)
         whole.exit(UNUSABLE)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, *WORDS_OF_THE_API], 1)
-        meant = f"did you mean '{WORDS_OF_THE_API.get(near[0], near[0])}'? " if near else ""
-        whole.error(f"there is no command {name!r}: {meant}'gdrpy --help' lists them")
+        whole.error(missing(name))
     return name, rest
+
+
+def _place_of_command(words: list[str]) -> int | None:
+    """Where in the words the first command is, if the first word is an option of a command's."""
+    if words[0] in ("-h", "--help", "--version", "--"):
+        return None
+    return next((at for at, word in enumerate(words) if word in COMMANDS), None)
+
+
+def missing(name: str) -> str:
+    """What to say of a word that is not a command."""
+    near = spelling.nearest(name, [*COMMANDS, *WORDS_OF_THE_API])
+    meant = f"did you mean '{WORDS_OF_THE_API.get(near, near)}'? " if near else ""
+    return f"there is no command {name!r}: {meant}'gdrpy --help' lists them"
 
 
 class _Version(argparse.Action):
@@ -119,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ReaderGone as error:
         return error.status
     except CommandError as error:  # help could not be written
-        return _give_up(Output(), error, error.status)
+        return _give_up(Output(), error, error.status, words_of(error))
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -137,15 +153,18 @@ def _run(words: list[str]) -> int:
             return int(args.run(args, output))
         except ReaderGone:
             raise
+        except KeyboardInterrupt:
+            output.interrupted()
+            return INTERRUPTED
         except CommandError as error:
-            return _give_up(output, error, error.status)
+            return _give_up(output, error, error.status, args.words(error))
         except sim.BadEnvironment as error:
-            return _give_up(output, error, UNUSABLE)
+            return _give_up(output, error, UNUSABLE, words_of(error))
         except Error as error:
-            return _give_up(output, error, _status(error, args.refusal))
+            return _give_up(output, error, _status(error, args.refusal), args.words(error))
         except MemoryError as error:
-            used_up = CommandError(f"the host's memory is used up: {str(error) or 'use less'}")
-            return _give_up(output, used_up, args.refusal)
+            why = f"the host's memory is used up: {str(error) or 'use less'}"
+            return _give_up(output, CommandError(why), args.refusal, why)
 
 
 def _status(error: Error, refusal: int) -> int:
@@ -157,7 +176,7 @@ def _status(error: Error, refusal: int) -> int:
     return UNUSABLE if isinstance(error, BackendUnavailable) else FAILED
 
 
-def _give_up(output: Output, error: Exception, status: int) -> int:
-    output.error(words_of(error))
-    output.finish({"error": {"type": type(error).__name__, "message": words_of(error)}})
+def _give_up(output: Output, error: Exception, status: int, words: str) -> int:
+    output.error(words)
+    output.finish({"error": {"type": type(error).__name__, "message": words}})
     return status

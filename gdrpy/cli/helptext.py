@@ -6,9 +6,10 @@ import argparse
 import re
 import shutil
 import textwrap
-from typing import Any
+from typing import Any, NoReturn
 
 from gdrpy.cli.output import Output
+from gdrpy.common import spelling
 
 #: Spaces at the beginning of a line, then the first column if the line has two, then the rest.
 _LINE = re.compile(r"( *)((?:\S| (?! ))+ {2,})?(.*)")
@@ -23,6 +24,16 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program; for options that are not known with one that may have been meant."""
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        options = [one for one in self._option_string_actions if one.startswith("--")]
+        for word in unknown.split():
+            if word.startswith("--"):
+                message += spelling.suggested(word.partition("=")[0], options)
+                break
+        super().error(message)
 
     def print_help(self, file: Any = None) -> None:
         """Print the help, to stdout if there is no ``file``."""

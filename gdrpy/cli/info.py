@@ -20,7 +20,6 @@ import os
 from itertools import groupby, zip_longest
 from typing import Any
 
-from msgspec.structs import asdict
 from rich.text import Text
 
 from gdrpy import cuda
@@ -83,10 +82,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         {
             "header": header.json(),
             "cuda_problem": problem,
-            "devices": [asdict(device) for device in devices],
+            "devices": [device._asdict() for device in devices],
             "backends": states,
-            "fabric_handles": [{**_named(device), **asdict(status)} for device, status in handles],
-            "copy_engines": [{**_named(device), **asdict(status)} for device, status in engines],
+            "fabric_handles": [
+                {**_named(device), **status._asdict()} for device, status in handles
+            ],
+            "copy_engines": [{**_named(device), **status._asdict()} for device, status in engines],
             "copy_routines": {way: _routines(way) for way in ("to", "from")},
         }
     )

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from gdrpy import cuda
 from gdrpy.broker import unix as _unix
 from gdrpy.cli import helptext
-from gdrpy.cli.exits import UNUSABLE, CommandError
+from gdrpy.cli.exits import UNUSABLE, CommandError, words_of
 from gdrpy.cli.output import Output
 from gdrpy.common.arguments import as_device
 from gdrpy.memory.backends import ALL
@@ -43,7 +43,8 @@ class Command(Protocol):
 class CommandParser(helptext.Parser):
     """The parser of one command.
 
-    The default ``refusal`` is the exit status when the library refuses a call of the command.
+    The default ``refusal`` is the exit status when the library refuses a call of the command, and
+    ``words`` gives the message of an error.
     """
 
     def __init__(self, name: str, command: Command) -> None:
@@ -56,7 +57,7 @@ class CommandParser(helptext.Parser):
         self.json = self.add_argument(
             "--json", action="store_true", help="print one JSON object on stdout, and nothing else"
         )
-        self.set_defaults(run=command.run, parser=self, refusal=UNUSABLE)
+        self.set_defaults(run=command.run, parser=self, refusal=UNUSABLE, words=words_of)
         command.add_arguments(self)
 
     def option(

@@ -88,6 +88,8 @@ class Output:
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
         self._writable = True
+        #: Whether stdout has a result, or a part of one.
+        self._told = False
 
     @functools.cached_property
     def _out(self) -> Console:
@@ -122,6 +124,7 @@ class Output:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Print the command's result where JSON is wanted."""
         if self.as_json and self._writable:
+            self._told = True
             self.text(_json(result))
 
     def text(self, text: str) -> None:
@@ -147,8 +150,14 @@ class Output:
     def record(self, record: Mapping[str, Any]) -> None:
         """Print one of several results as one line, where JSON is wanted."""
         if self.as_json:
+            self._told = True
             with self._writing():
                 self._out.out(json.dumps(record, allow_nan=False), highlight=False)
+
+    def interrupted(self) -> None:
+        """Print that Ctrl-C ended the command, where JSON is wanted and none was printed."""
+        if not self._told:
+            self.record({"error": {"type": "KeyboardInterrupt", "message": "ended by Ctrl-C"}})
 
     def raw(self, data: bytes) -> None:
         """Write bytes to stdout unchanged, for a command whose result is not text."""
@@ -171,6 +180,11 @@ class Output:
             self._writable = False
             _drop_buffered()
             raise CommandError(f"cannot write to stdout: {error.strerror}") from error
+
+    def note(self, message: str) -> None:
+        """Print a line on stderr if that is a terminal."""
+        if self._err.is_terminal:
+            self._err.print(message, style="dim", markup=False, soft_wrap=True)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""

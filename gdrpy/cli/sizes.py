@@ -1,9 +1,13 @@
-"""Sizes as users type and read them: 4096, 64K, 1M, 2G, in binary units."""
+"""Sizes as users type them: 4096, 64K, 1M, 2G, in binary units; and as they read them."""
 
 from __future__ import annotations
 
 import argparse
 import re
+
+from gdrpy.common.sizes import approximate_size as approximate_size
+from gdrpy.common.sizes import counted as counted
+from gdrpy.common.sizes import format_size as format_size
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"([0-9]+)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
@@ -29,27 +33,6 @@ def parse_sizes(text: str) -> list[int]:
     return sorted({parse_size(part) for part in text.split(",")})
 
 
-def format_size(nbytes: int) -> str:
-    """A size in the largest unit that divides it: ``64 KiB``, ``1 MiB``, ``4097 bytes``."""
-    for unit in "TGMK":
-        if nbytes and nbytes % (1 << _UNITS[unit]) == 0:
-            return f"{nbytes >> _UNITS[unit]} {unit}iB"
-    return counted(nbytes, "byte")
-
-
 def short_size(nbytes: int) -> str:
     """A size as on an axis or in a narrow column: ``64 KiB``, ``4 B``."""
     return format_size(nbytes) if nbytes and nbytes % 1024 == 0 else f"{nbytes} B"
-
-
-def counted(number: int, noun: str) -> str:
-    """How many there are: ``1 region``, ``2 regions``."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def approximate_size(nbytes: int) -> str:
-    """A size with one decimal: ``139.8 GiB``."""
-    for unit in "TGMK":
-        if nbytes >= 1 << _UNITS[unit]:
-            return f"{nbytes / (1 << _UNITS[unit]):.1f} {unit}iB"
-    return format_size(nbytes)

@@ -16,9 +16,10 @@ examples:
   sudo .venv/bin/gdrpy validate --module
 
 exit status:
-  0  every check passed, or was skipped for the reason shown; every step passed
-  1  a check failed; a step met a doubt
-  2  wrong usage, or no backend can be used here; no step could be run
+  0    every check passed, or was skipped for the reason shown; every step passed
+  1    a check failed; a step met a doubt
+  2    wrong usage, or no backend can be used here; no step could be run
+  130  ended by Ctrl-C; the checks until then are shown
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataclasses import asdict
 import gdrpy
 from gdrpy.cli import checks, firstrun, hostmemory, options
 from gdrpy.cli.checks import Check, Result, Settings, Verdict
-from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.exits import FAILED, INTERRUPTED, OK
 from gdrpy.cli.header import gpu_header, gpu_words
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -94,24 +95,36 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for check in checks.ALL
         if (check.name in args.check if args.check else check.backend in (None, header.backend))
     ]
-    results = _run_all(chosen, settings, output)
+    results: list[Result] = []
+    interrupted = False
+    try:
+        _run_all(chosen, settings, output, results)
+    except KeyboardInterrupt:
+        interrupted = True
     counts = Counter(result.verdict for result in results)
     passed, failed, skipped = (counts[verdict] for verdict in Verdict)
-    output.line(f"{passed} passed, {failed} failed" + f", {skipped} skipped" * bool(skipped))
+    output.line(
+        f"{passed} passed, {failed} failed"
+        + f", {skipped} skipped" * bool(skipped)
+        + f", {len(chosen) - len(results)} not run" * interrupted
+    )
     output.finish(
         {
             "header": header.json(),
             "size": args.size,
             "seed": seed,
+            "interrupted": interrupted,
             "counts": {verdict.value: counts[verdict] for verdict in Verdict},
             "checks": [asdict(result) for result in results],
         }
     )
-    return FAILED if failed else OK
+    return FAILED if failed else INTERRUPTED if interrupted else OK
 
 
-def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Result]:
-    results = []
+def _run_all(
+    chosen: list[Check], settings: Settings, output: Output, results: list[Result]
+) -> None:
+    """Run the checks, and add the result of each to ``results``."""
     width = max(len(check.name) for check in chosen)
     room = min(_SHOWS, output.width() - len(f"pass  {'':{width}}   {0:7.3f} s"))
     with output.progress("validate", len(chosen), tells_steps=True) as begin:
@@ -127,4 +140,3 @@ def _run_all(chosen: list[Check], settings: Settings, output: Output) -> list[Re
             if result.message:
                 output.line(f"      {result.message}")
             results.append(result)
-    return results

@@ -77,12 +77,6 @@ def as_size(call: str, value: Any) -> int:
     return nbytes
 
 
-def check_views(call: str, gpu: bool, cpu: bool) -> None:
-    """Raise ValueError for no view at all."""
-    if not gpu and not cpu:
-        raise ValueError(f"{call}: gpu=False and cpu=False together leave no view of the memory")
-
-
 def as_range(call: str, offset: Any, nbytes: Any, room: int) -> tuple[int, int]:
     """Offset and size of a range inside ``room`` bytes; size None is all from the offset on.
 

@@ -4,14 +4,10 @@ Memory that they drop last is freed when the GPU has done the work queued by the
 memory/reclaim.py.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any, NamedTuple, Protocol
 
 from gdrpy._core import _mapping
 from gdrpy.common.arguments import as_int
@@ -26,7 +22,7 @@ CUDA = 2
 HOST: Device = (1, 0)
 
 
-class View(msgspec.Struct, frozen=True):
+class View(NamedTuple):
     """Packed elements at an address of a device; ``owner`` keeps the memory.
 
     A write to a ``readonly`` view is a segmentation fault, or ends the GPU's context.

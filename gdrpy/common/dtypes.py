@@ -1,12 +1,8 @@
 """Element types of tensors, by their names in the safetensors format."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.common.arguments import is_of
 
@@ -18,7 +14,7 @@ _INT, _UINT, _FLOAT, _BFLOAT, _BOOL, _FLOAT8_E4M3FN, _FLOAT8_E5M2 = 0, 1, 2, 4, 
 _COMPLEX = 5
 
 
-class DType(msgspec.Struct, frozen=True):
+class DType(NamedTuple):
     """An element type: ``nbytes`` bytes an element, ``code`` is DLPack's.
 
     ``array_name`` is its name in numpy, or in ml_dtypes where numpy lacks it.
@@ -30,7 +26,7 @@ class DType(msgspec.Struct, frozen=True):
     array_name: str
     native: bool = True
 
-    def numpy(self, call: str) -> np.dtype[Any]:
+    def numpy(self, call: str) -> "np.dtype[Any]":
         """The numpy dtype. Raises TypeError if it needs ml_dtypes, which is not installed."""
         import numpy as np
 
@@ -113,7 +109,7 @@ def as_dtype(call: str, value: Any) -> DType:
     return _BY_ARRAY_NAME[kind.name]
 
 
-def as_numpy_dtype(call: str, value: Any) -> np.dtype[Any]:
+def as_numpy_dtype(call: str, value: Any) -> "np.dtype[Any]":
     """Like :func:`as_dtype`, as numpy's dtype, which may also be one that safetensors lacks.
 
     Raises TypeError, also if it needs ml_dtypes, which is not installed.
@@ -150,7 +146,7 @@ def _name_of(value: Any) -> Any:
     return value
 
 
-def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
+def _numpy_dtype(value: Any) -> "np.dtype[Any] | None":
     import numpy as np
 
     try:

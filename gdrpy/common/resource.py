@@ -119,17 +119,14 @@ class Owner(Resource):
     """
 
     _users: set[object] | frozenset[object] = frozenset()  # a set after the first
-
-    def __init__(self, undo: Undo | None) -> None:
-        super().__init__()
-        self._undo = undo
+    _undo: Undo | None = None
 
     def hold(self, user: object) -> None:
         """Keep it for a user, an object equal to no other user. Raises Closed, Forked."""
         alone(self._lock, self._hold_open, user)
 
     def _hold_open(self, user: object) -> None:
-        self._check(f"using a {type(self).__name__}")
+        self._check("using it")
         if not isinstance(self._users, set):
             self._users = set()
         self._users.add(user)

@@ -5,22 +5,14 @@
 that they were measured on. With ``GDRPY_TUNING=0`` no stored limits are read.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
-import json
 import os
-import platform
 import re
 import stat
 import sys
 import warnings
-from pathlib import Path
-from typing import Any
-
-import msgspec
-from msgspec.structs import asdict
+from typing import Any, NamedTuple
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -34,20 +26,26 @@ MOST_THREADS = 16
 MOST_LANES = 8
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(NamedTuple):
     """Sizes in bytes from which a copy path is the fastest, and how many threads it uses.
 
-    ``write_threads``: stores by ``threads_to`` threads instead of one. ``write_dma``: DMA from
-    ordinary memory through staging, by up to ``lanes`` threads. ``write_dma_pinned``: DMA from
-    page-locked memory. ``read_threads``: loads by ``threads_from`` threads, where there is no GPU
-    view. ``read_dma``: DMA instead of loads.
+    For writes and for reads: ``threads``: stores or loads by several threads instead of one.
+    ``dma``: DMA from ordinary memory through staging, by up to ``lanes`` threads, where there is no
+    copy engine. ``dma_pinned``: DMA from page-locked memory. ``engine``: the copy engine from
+    ordinary memory, through staging. ``registered``: the copy engine from memory that is
+    registered for it. ``threads_to`` and ``threads_from``: the number of threads.
     """
 
     write_threads: int
     write_dma: int
     write_dma_pinned: int
+    write_engine: int
+    write_registered: int
     read_threads: int
     read_dma: int
+    read_dma_pinned: int
+    read_engine: int
+    read_registered: int
     threads_to: int
     threads_from: int
     lanes: int
@@ -55,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
     def check(self) -> None:
         """Raise ValueError for values out of range."""
         counts = {"threads_to": MOST_THREADS, "threads_from": MOST_THREADS, "lanes": MOST_LANES}
-        for name, value in asdict(self).items():
+        for name, value in self._asdict().items():
             least, most = (1, counts[name]) if name in counts else (0, NEVER)
             if type(value) is not int or not least <= value <= most:
                 raise ValueError(f"{name} must be a number from {least} to {most}, not {value!r}")
@@ -68,8 +66,13 @@ BUILT_IN = Limits(
     write_threads=1 << 20,
     write_dma=64 << 20 if _CPUS >= MOST_LANES else NEVER,
     write_dma_pinned=256 << 10,
+    write_engine=48 << 20 if _CPUS >= MOST_LANES else NEVER,
+    write_registered=192 << 10,
     read_threads=128 << 10,
     read_dma=7 << 10,
+    read_dma_pinned=64 << 10,
+    read_engine=3584,
+    read_registered=3 << 10,
     threads_to=min(4, _CPUS),
     threads_from=min(MOST_THREADS, _CPUS),
     lanes=min(MOST_LANES, _CPUS),
@@ -97,10 +100,10 @@ def forget() -> None:
 _MOST_BYTES = 1 << 16
 
 
-def path(device: int) -> Path:
+def path(device: int) -> str:
     """The file with the limits of a device's model. Raises FileNotFoundError without a home."""
     name = re.sub(r"[^a-z0-9]+", "-", _gpu(device).lower()).strip("-")
-    return _cache() / "gdrpy" / f"limits-{name}.json"
+    return os.path.join(_cache(), "gdrpy", f"limits-{name}.json")
 
 
 def origin(device: int) -> dict[str, Any]:
@@ -114,14 +117,17 @@ def origin(device: int) -> dict[str, Any]:
 
 
 def load(device: int) -> Limits | None:
-    """The stored limits of a device, None if there are none that this process can read and use.
+    """The stored limits of a device, None if there are none that this process can read and use,
+    or if another version of gdrpy stored them.
 
     Warns of a file that cannot be understood.
     """
+    import json
+
     try:
         file = path(device)
         found = json.loads(_read(file))
-        if found["origin"] != origin(device):
+        if found["origin"] != origin(device) or found["limits"].keys() != set(Limits._fields):
             return None
         limits = Limits(**found["limits"])
         limits.check()
@@ -138,38 +144,42 @@ def load(device: int) -> Limits | None:
     return limits
 
 
-def save(device: int, limits: Limits, **details: Any) -> Path:
+def save(device: int, limits: Limits, **details: Any) -> str:
     """Store limits, with details of their measurement; returns the file.
 
     Raises ValueError, OSError.
     """
+    import json
+
     limits.check()
     file = path(device)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    os.makedirs(os.path.dirname(file), exist_ok=True)
     text = json.dumps(
-        {"origin": origin(device), "limits": asdict(limits), **details}, indent=1, allow_nan=False
+        {"origin": origin(device), "limits": limits._asdict(), **details}, indent=1, allow_nan=False
     )
     # Another process reads the old file or the new one, never a part of one.
-    draft = file.with_suffix(f".{os.getpid()}")
+    draft = f"{file}.{os.getpid()}"
     with Undo() as undo:
-        undo.callback(draft.unlink, True)
-        draft.write_text(text + "\n")
-        draft.replace(file)
+        with open(draft, "w") as opened:
+            undo.callback(os.unlink, draft)
+            opened.write(text + "\n")
+        os.replace(draft, file)
+        undo.forget()
     return file
 
 
-def _cache() -> Path:
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():  # the XDG specification says to ignore a relative path
+def _cache() -> str:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):  # the XDG specification says to ignore a relative path
         return given
-    try:
-        return Path.home() / ".cache"
-    except RuntimeError:
+    home = os.path.expanduser("~")
+    if home == "~":
         why = "this user has no home folder: set XDG_CACHE_HOME"
-        raise FileNotFoundError(errno.ENOENT, why, "~/.cache") from None
+        raise FileNotFoundError(errno.ENOENT, why, "~/.cache")
+    return os.path.join(home, ".cache")
 
 
-def _read(file: Path) -> bytes:
+def _read(file: str) -> bytes:
     """The beginning of a regular file. Does not wait for a pipe in its place."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -185,11 +195,12 @@ def _gpu(device: int) -> str:
 def cpu_model() -> str:
     """The CPU's model name from /proc/cpuinfo, else its architecture."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as file:
+            lines = file.read().splitlines()
     except OSError:
         lines = []
     for line in lines:
         key, _, value = line.partition(":")
         if key.strip() == "model name":
             return value.strip()
-    return platform.machine()
+    return os.uname().machine

@@ -3,13 +3,9 @@
 ``GDRPY_BACKEND``, or ``backend=`` where a function takes it, forces one.
 """
 
-from __future__ import annotations
-
 import functools
 import os
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -18,7 +14,7 @@ from gdrpy.errors import BackendUnavailable, Error
 from gdrpy.memory.node import Node
 
 
-class Status(msgspec.Struct, frozen=True):
+class Status(NamedTuple):
     """Whether a backend works here; if not, the reason and the remedy."""
 
     usable: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from errno import EACCES
 from typing import Any
 
@@ -58,7 +59,7 @@ def open_export(
             raise _too_large(call, nbytes, file.size)
         return file
     with Undo() as undo:
-        core = _take(undo, call, fd, target, name)
+        core = _take(undo, call, fd, target, device, name)
         if nbytes is not None and nbytes > core.nbytes:
             raise _too_large(call, nbytes, core.nbytes)
         if gpu and device is not None and not is_writable(fd):
@@ -94,7 +95,7 @@ def own_export(
     fd = descriptor.fileno()
     if device is None or not gpu:
         size = fixed_size(fd)
-        if nbytes <= size:
+        if nbytes <= size and (device is None or not _is_for_nvrm(fd)):
             return MemoryFile(descriptor, size, device)
     try:
         return open_export(call, fd, nbytes, gpu=gpu, readonly=readonly, viewer=viewer)
@@ -102,13 +103,22 @@ def own_export(
         descriptor.close()
 
 
+def _is_for_nvrm(fd: int) -> bool:
+    """Whether simulated memory, a file, is to be taken in as a real GPU's: it must be writable."""
+    return os.environ.get("GDRPY_BACKEND") == "nvrm" and is_writable(fd)
+
+
 def _too_large(call: str, wanted: int, size: int) -> SizeMismatch:
     return SizeMismatch(f"{call}: {wanted} bytes were asked for, and the allocation has {size}")
 
 
-def _take(undo: Undo, call: str, fd: int, target: str, forced: str | None) -> Any:
-    """Have the C core take a descriptor's memory in; ``undo`` releases it. Raises InvalidHandle."""
-    device = simulated_device(target)
+def _take(
+    undo: Undo, call: str, fd: int, target: str, device: int | None, forced: str | None
+) -> Any:
+    """Have the C core take a descriptor's memory in; ``undo`` releases it. Raises InvalidHandle.
+
+    ``device`` is the simulated GPU whose memory file it is.
+    """
     if forced != "nvrm":
         if device is not None:
             size = fixed_size(fd)

@@ -21,6 +21,7 @@ _MEMFD, _DELETED = "/memfd:", " (deleted)"
 _SIMULATED = _MEMFD + "gdrpy-sim-dev"
 #: The name of memory files of host memory.
 HOST_NAME = "gdrpy-host"
+_HOST = _MEMFD + HOST_NAME + _DELETED
 #: The node on which the NVIDIA driver exports and imports allocations.
 NVIDIA_NODE = "/dev/nvidiactl"
 #: The node of simulated GPU memory on a PCI BAR, and its description of a descriptor's block: size,
@@ -57,7 +58,7 @@ def simulated_device(target: str) -> int | None:
 
 def is_host(target: str) -> bool:
     """Whether this is the kernel's name of a memory file of host memory."""
-    return target == f"{_MEMFD}{HOST_NAME}{_DELETED}"
+    return target == _HOST
 
 
 def bar_block(fd: int) -> tuple[int, int]:

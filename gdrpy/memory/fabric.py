@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from gdrpy import cuda
@@ -13,7 +12,7 @@ from gdrpy.memory.backends import Status
 
 NBYTES = 64
 #: The driver's folder of IMEX channels; a process needs one that it may open.
-_CHANNELS = Path("/dev/nvidia-caps-imex-channels")
+_CHANNELS = "/dev/nvidia-caps-imex-channels"
 _REFUSALS = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED")
 
 
@@ -40,7 +39,12 @@ def status(device: int) -> Status:
 def _has_channel() -> bool:
     if cuda.simulated():
         return os.environ.get("GDRPY_SIM_FABRIC") != "no-channel"
-    return any(os.access(path, os.R_OK | os.W_OK) for path in _CHANNELS.glob("channel*"))
+    try:
+        names = os.listdir(_CHANNELS)
+    except OSError:
+        return False
+    channels = (f"{_CHANNELS}/{name}" for name in names if name.startswith("channel"))
+    return any(os.access(channel, os.R_OK | os.W_OK) for channel in channels)
 
 
 def unavailable(call: str, device: int, error: CudaError) -> BackendUnavailable:

@@ -9,6 +9,7 @@ from typing import Self
 
 from gdrpy._core._mapping import Descriptor, Undo, duplicate_memfd
 from gdrpy._core.calls import call_failure
+from gdrpy.common.sizes import told_size
 from gdrpy.errors import Error, InvalidHandle, OutOfMemory, PermissionDenied
 from gdrpy.memory.descriptors import HOST_NAME, private
 from gdrpy.memory.memory import Memory
@@ -43,7 +44,7 @@ def create_export(nbytes: int) -> int:
         except OSError as error:
             if error.errno not in (errno.EFBIG, errno.EINVAL, errno.ENOMEM, errno.ENOSPC):
                 raise
-            raise OutOfMemory(f"the host has no {size} bytes for a memory file") from error
+            raise OutOfMemory(f"the host has no {told_size(size)} for a memory file") from error
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         undo.forget()
         return fd
@@ -95,7 +96,8 @@ class MemoryFile(Memory):
     def map(self, offset: int, nbytes: int, readonly: bool) -> Mapping:
         """As :meth:`Memory.map`. Raises PermissionDenied if the descriptor is read-only."""
         try:
-            return Mapping._of_memfd(self.fd, offset, nbytes, readonly, self, self.backend)
+            fd = self._fd.fileno()
+            return Mapping._of_memfd(fd, offset, nbytes, readonly, self, self.backend)
         except OSError as error:
             raise self._mapping_error(error, nbytes, offset) from None
 

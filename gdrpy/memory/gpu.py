@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,9 @@ from gdrpy.memory.descriptors import fork_lock, private, private_duplicate
 from gdrpy.memory.memory import Memory
 from gdrpy.memory.node import Node, own_node
 from gdrpy.memory.view import Mapping
+
+_VIEW, _ERROR = ffi.typeof("struct core_view *"), ffi.typeof("struct core_error *")
+_ADDRESS = ffi.typeof("uintptr_t")
 
 
 class GpuMemory(Memory):
@@ -66,7 +70,6 @@ class GpuMemory(Memory):
         self._core: Any = None
         self._engine: object = None
         self._core_undo = Undo()
-        self._mappings: set[object] = set()
 
     def keep_core(self, core: Any, undo: Undo) -> None:
         """Keep the core's ``struct core_memory`` of it, which ``undo`` releases."""
@@ -97,16 +100,15 @@ class GpuMemory(Memory):
         if self._core is None:
             # In this order: a thread with the first lock may end a mapping, which takes the second.
             alone(fork_lock, alone, self._lock, self._take)
-        view, error = ffi.new("struct core_view *"), ffi.new("struct core_error *")
+        view, error = ffi.new(_VIEW), ffi.new(_ERROR)
         undo = Undo()
-        undo.callback(self._end_mapping, view)
-        self._mappings.add(view)
+        undo.callback(self.let_go, view)
         try:
-            self.hold(view)
+            alone(self._lock, self._hold_open, view)
             undo.checked(checker(error), lib.core_memory_unmap, self._core, view, error)
             if lib.core_memory_map(self._core, offset, nbytes, readonly, view, error) < 0:
                 raise failure(error)
-            address, end = int(ffi.cast("uintptr_t", view.map.address)), undo.close
+            address, end = int(ffi.cast(_ADDRESS, view.map.address)), undo.close
             ptr = None if self.ptr is None else self.ptr + offset
             return Mapping(
                 address, nbytes, view.kind, readonly, end, self.backend, ptr, self.device
@@ -115,14 +117,10 @@ class GpuMemory(Memory):
             with undo:
                 raise
 
-    def _end_mapping(self, view: object) -> None:
-        self._mappings.discard(view)
-        self.let_go(view)
-
     @property
     def users(self) -> int:
-        """The number of users of its GPU address."""
-        return len(self._users - self._mappings)
+        """The number of users of its GPU address: all but the views of mappings."""
+        return sum(not isinstance(user, ffi.CData) for user in tuple(self._users))
 
     @property
     def has_gpu_view(self) -> bool:
@@ -243,8 +241,8 @@ def take(undo: Undo, backend: str | None, open_node: Callable[[], Node], **field
     BackendUnavailable, InvalidHandle, SizeMismatch, OutOfMemory.
     """
     functions = cuda_functions()
-    forced = lib.core_backend_named(backend.encode()) if backend else ffi.NULL
-    request = ffi.new("struct core_request *", {"fd": -1, "device": -1, **fields})
+    forced = _backend(backend) if backend else ffi.NULL
+    request = ffi.new("struct core_request *", {"fd": -1, **fields})
     if backend in (None, "gdrdrv"):
         request.node = _hold_node(undo, functions, open_node)
     return alone(fork_lock, _take, undo, functions, forced, request)
@@ -272,5 +270,11 @@ def take_export(undo: Undo, backend: str, fd: int, nbytes: int = 0, device: int 
 
     ``nbytes`` and ``device`` are for simulated memory only. Raises InvalidHandle, DriverError.
     """
-    chosen = lib.core_backend_named(backend.encode())
-    return made(undo, chosen.take_export, fd, nbytes, device, by=lib.core_memory_release)
+    take_in = _backend(backend).take_export
+    return made(undo, take_in, fd, nbytes, device, by=lib.core_memory_release)
+
+
+@functools.cache
+def _backend(name: str) -> Any:
+    """The core's ``struct core_backend`` with this name."""
+    return lib.core_backend_named(name.encode())

@@ -35,7 +35,7 @@ class Memory(Owner, ABC):
     _fd: Descriptor | None = None
 
     def __init__(self, size: int, backend: str | None, location: str) -> None:
-        super().__init__(None)
+        super().__init__()
         self.size = size
         self.backend = backend
         self.location = location
@@ -75,8 +75,9 @@ class Memory(Owner, ABC):
     @property
     def devices(self) -> tuple[int, ...]:
         """The devices that reach it at ``ptr``: its home, and last the device of the GPU view."""
-        known = [one for one in (self.home, self.device) if one is not None]
-        return tuple(dict.fromkeys(known))
+        if self.device is None:
+            return () if self.home is None else (self.home,)
+        return (self.device,) if self.home in (None, self.device) else (self.home, self.device)
 
     @property
     def revoked(self) -> bool:

@@ -4,26 +4,21 @@ This project's module serves it, or NVIDIA's gdrdrv, which has none of the extra
 the calls: driver/uapi/gdrdrv.h.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
 import weakref
-from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from gdrpy._core._mapping import Undo
 from gdrpy._core.calls import call_failure, ffi, lib, text
 from gdrpy.common.resource import Owner
 from gdrpy.errors import BackendUnavailable, Error, PermissionDenied
 
-PATH = Path(text(lib.GDRDRV_NODE))
+PATH = text(lib.GDRDRV_NODE)
 
 
-class PinEvent(msgspec.Struct, frozen=True):
+class PinEvent(NamedTuple):
     """A revocation of the pin with a handle; or ``lost`` revocations that were dropped."""
 
     handle: int
@@ -40,11 +35,12 @@ class Node(Owner):
         #: The node for the C core, valid while this object is held.
         self.struct: Any = ffi.new("struct core_node *")
         undo = Undo()
-        error = -lib.core_node_open(self.struct, os.fsencode(PATH))
+        error = -lib.core_node_open(self.struct, PATH.encode())
         if error:
             raise _open_error(error)
         undo.callback(lib.core_node_close, self.struct)
-        super().__init__(undo)
+        super().__init__()
+        self._undo = undo
 
     @property
     def fd(self) -> int:

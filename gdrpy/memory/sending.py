@@ -35,7 +35,8 @@ class Received(Owner):
     def __init__(self, fd: int, gpu: bool) -> None:
         undo = Undo()
         self._fd = undo.keep(Descriptor(fd))
-        super().__init__(undo)
+        super().__init__()
+        self._undo = undo
         self.gpu = gpu
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
 from gdrpy.common.arguments import as_size
+from gdrpy.common.sizes import told_size
 from gdrpy.errors import (
     BackendUnavailable,
     CudaError,
@@ -136,7 +137,8 @@ def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
         if reclaim.reclaim(device, wait=True):
             return _create(undo, size, device, fabric)
         raise OutOfMemory(
-            f"cuMemCreate: GPU {device} has no {size} bytes left: close regions, or allocate less"
+            f"cuMemCreate: GPU {device} has no {told_size(size)} left: close regions, or allocate "
+            f"less"
         ) from error
     except CudaError as error:
         if not fabric:
@@ -228,7 +230,7 @@ def _map(
 
 @functools.cache
 def _accesses(devices: tuple[int, ...], readonly: bool) -> list[Any]:
-    """What the devices may do with mapped memory; not to be changed."""
+    """The devices' access rights to mapped memory. Cached: callers must not change the list."""
     driver = cuda.driver()
     rights = driver.CUmemAccess_flags
     accesses = []

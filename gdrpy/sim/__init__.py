@@ -16,13 +16,15 @@ environment, ``cuInit`` reads them:
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ctypes
 
 __all__ = ["BadEnvironment", "call_count", "fault", "library", "load", "loaded", "on_bar"]
 
@@ -38,13 +40,15 @@ class BadEnvironment(ValueError):
     """A ``GDRPY_SIM_...`` variable has a value that the simulated driver refuses."""
 
 
-def driver_path() -> Path:
+def driver_path() -> str:
     """The path of the simulated driver, whether or not it was built."""
-    return Path(__file__).parent / SONAME
+    return os.path.join(os.path.dirname(__file__), SONAME)
 
 
 def _present() -> ctypes.CDLL | None:
     """The ``libcuda.so.1`` of this process, simulated or real; None without one."""
+    import ctypes
+
     try:
         return ctypes.CDLL(SONAME, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -63,6 +67,8 @@ def load() -> None:
         BadEnvironment: a variable of the table above is malformed.
         RuntimeError: a real driver is loaded already, or this one was not built.
     """
+    import ctypes
+
     present = _present()
     if present is not None and not hasattr(present, "gdrsim_set_fault"):
         raise RuntimeError(
@@ -71,14 +77,14 @@ def load() -> None:
         )
     if present is not None:
         return
-    if not driver_path().exists():
+    if not os.path.exists(driver_path()):
         raise RuntimeError(
             f"the simulated GPU was not built: there is no {driver_path()}; "
             f"build gdrpy with a C compiler (pip install .)"
         )
     _check_values()
     # RTLD_GLOBAL, or cuda.bindings, which loads it by name, would not use this one.
-    ctypes.CDLL(str(driver_path()), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(driver_path(), mode=ctypes.RTLD_GLOBAL)
     _check_faults()
 
 
@@ -122,6 +128,8 @@ def _check_faults() -> None:
 
 @functools.cache
 def _functions() -> ctypes.CDLL:
+    import ctypes
+
     present = _present()
     if present is None or not hasattr(present, "gdrsim_set_fault"):
         raise RuntimeError("the simulated GPU is not in use in this process")

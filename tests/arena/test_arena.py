@@ -66,8 +66,8 @@ class TestBlocks:
     def test_that_find_no_room_are_refused_with_what_there_is(self, arena):
         block = arena.allocate(MIB)
         message = (
-            r"Arena\.allocate: no free piece has 2097152 bytes: 1048576 of 2097152 are in use in "
-            r"1 blocks, and the largest free piece has 1048576"
+            r"Arena\.allocate: no free piece has 2 MiB: 1 MiB of 2 MiB are in use in 1 block, "
+            r"and the largest free piece has 1 MiB"
         )
         with pytest.raises(gdrpy.OutOfMemory, match=message):
             arena.allocate(2 * MIB)

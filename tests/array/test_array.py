@@ -208,7 +208,7 @@ class TestBuffer:
 
     def test_keeps_the_region_open(self, region):
         view = memoryview(region.array(4, "U8"))
-        with pytest.raises(BufferError, match=r"Region\.close: 1 views"):
+        with pytest.raises(BufferError, match=r"Region\.close: .* \(1 of "):
             region.close()
         view.release()
         region.close()
@@ -256,7 +256,7 @@ class TestNumpy:
         del Shown.__array_interface__
         assert (array.dtype, array.shape, array.flags.writeable) == (np.float32, (2, 3), True)
         assert np.shares_memory(array, region.numpy())
-        with pytest.raises(BufferError, match=r"Region\.close: 1 views"):
+        with pytest.raises(BufferError, match=r"Region\.close: .* \(1 of "):
             region.close()
 
     def test_by_the_array_interface_finds_a_read_only_view_read_only(self, readonly_region):

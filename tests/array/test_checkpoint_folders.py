@@ -93,7 +93,7 @@ class TestFolderWithoutCheckpoint:
 
     def test_of_a_shard_that_is_a_pointer_of_git_lfs_names_it(self, folder):
         (folder / SECOND).write_text("version https://git-lfs.github.com/spec/v1\n")
-        assert self.refusal(folder).startswith(f"FOLDER/{SECOND}: safetensors: there is no image")
+        assert self.refusal(folder).startswith(f"FOLDER/{SECOND}: safetensors: not in this format")
 
     def test_of_two_shards_with_the_same_tensor_names_both(self, tmp_path):
         again = {**SHARDS[SECOND], "layers.1.bias": np.zeros(1)}

@@ -81,7 +81,7 @@ class TestCapsule:
 class TestLifetime:
     def test_closing_the_region_under_a_consumer_is_refused(self, region):
         consumer = Consumer(region.__dlpack__())
-        with pytest.raises(BufferError, match="1 views"):
+        with pytest.raises(BufferError, match=r"still use the memory \(1 of "):
             region.close()
         region.write(b"still open")
         consumer.give_back()
@@ -193,7 +193,7 @@ class TestGpuViewOfARegion:
 
     def test_keeps_the_region_open(self, region):
         consumer = Consumer(region.__dlpack__(max_version=(1, 0)))
-        with pytest.raises(BufferError, match="1 views"):
+        with pytest.raises(BufferError, match=r"still use the memory \(1 of "):
             region.close()
         consumer.give_back_in_a_foreign_thread()
         region.close()
@@ -355,7 +355,7 @@ class TestMapping:
             assert mapping.__dlpack_device__() == (1, 0)
             consumer = Consumer(mapping.__dlpack__())
             assert (consumer.address, consumer.shape) == (mapping.address, (100,))
-            with pytest.raises(BufferError, match=r"Mapping\.close: 1 views"):
+            with pytest.raises(BufferError, match=r"Mapping\.close: .* \(1 in all\)"):
                 mapping.close()
             consumer.give_back()
 

@@ -9,7 +9,7 @@ import pytest
 
 import gdrpy
 from gdrpy import safetensors
-from gdrpy.arrays import viewed
+from gdrpy.arrays import copied
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -58,7 +58,7 @@ class TestArrayInGpuMemory:
         assert np.array_equal(target.read(), VALUES)
 
     def test_goes_through_the_host_in_pieces_to_other_memory(self, source, monkeypatch):
-        monkeypatch.setattr(viewed, "_COPY_CHUNK", 20)
+        monkeypatch.setattr(copied, "_COPY_CHUNK", 20)
         with gdrpy.alloc(4096, device="cpu") as region:
             target = region.array((3, 4), "F32", 8)
             target.write(source)

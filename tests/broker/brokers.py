@@ -392,7 +392,7 @@ def _forked_keeper(command: list[str], **_: object) -> None:
     """A keeper without a new program: only root may be able to run this Python from where it is."""
     from gdrpy.broker.server import keeper
 
-    listener, linger = int(command[-2]), float(command[-1])
+    linger, listener = float(command[-2]), int(command[-1])
     if os.fork() == 0:
         os.setsid()
         os.closerange(3, listener)

@@ -80,6 +80,7 @@ class TestCalls:
         def serve(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("list"), regions=[], next=None)
             peer.until_closed()
 
         async def main():

@@ -113,6 +113,30 @@ class TestLoad:
             connected.load_checkpoint(folder, "m", "cpu")
         assert names(connected) == []
 
+    def test_of_a_file_and_of_a_single_files_folder_name_the_other_call(self, connected, folder):
+        with pytest.raises(NotADirectoryError) as file:
+            connected.load_checkpoint(folder / FIRST, "m", "cpu")
+        assert file.value.strerror == (
+            f"safetensors: cannot read {folder / FIRST}: Not a directory: give the checkpoint's "
+            f"folder, or load one file by broker.load()"
+        )
+        with pytest.raises(IsADirectoryError) as found:
+            connected.load(folder, "m", "cpu")
+        assert found.value.strerror == (
+            f"safetensors: cannot read {folder}: Is a directory: give one of its files, or load "
+            f"the folder by broker.load_checkpoint()"
+        )
+
+    def test_of_a_missing_file_tells_where_it_was_looked_for(self, connected, folder, monkeypatch):
+        monkeypatch.chdir(folder)
+        for call in (connected.load, connected.load_checkpoint):
+            with pytest.raises(FileNotFoundError) as caught:
+                call("missing", "m", "cpu")
+            assert caught.value.strerror == (
+                f"safetensors: cannot read missing: No such file or directory: the current folder "
+                f"is {folder}"
+            )
+
     def test_by_the_asyncio_client_is_the_same(self, broker, folder):
         async def load() -> None:
             async with await aio.connect(broker.path) as connected:
@@ -288,6 +312,21 @@ class TestLoadWhoseBrokerIsKilled:
 
 
 class TestTensors:
+    def test_of_a_region_without_any_tell_what_it_holds_and_what_to_do(self, connected, folder):
+        connected.allocate("plain", 64, "cpu").close()
+        connected.put("array", [1], "cpu").close()
+        connected.load_checkpoint(folder, "m", "cpu")
+        for name, told in (
+            ("plain", "no tensors: publish some by broker.put_tensors() or `gdrpy load`"),
+            ("array", "one array: open it by its numpy()"),
+        ):
+            why = re.escape(f"tensors: region '{name}' holds {told}")
+            with pytest.raises(ValueError, match=f"^{why}$"):
+                connected.tensors(name)
+        why = "BrokerRegion.tensors: region 'm' lists the files of a checkpoint: open it by "
+        with pytest.raises(ValueError, match=re.escape(f"{why}broker.tensors('m')")):
+            connected.get("m").tensors()
+
     def test_of_one_region_are_its_own(self, connected, folder):
         connected.put_tensors("a", TENSORS, "cpu").close()
         connected.load(folder / FIRST, "b", "cpu").close()
@@ -304,11 +343,6 @@ class TestTensors:
     def test_can_be_waited_for(self, connected):
         with pytest.raises(gdrpy.Timeout, match="no region of the name 'm'"):
             connected.tensors("m", wait=0.01)
-
-    def test_of_a_region_without_any_are_refused(self, connected):
-        connected.put("a", [1], "cpu").close()
-        with pytest.raises(ValueError, match="safetensors: "):
-            connected.tensors("a")
 
     def test_of_an_incomplete_checkpoint_are_refused(self, connected, folder):
         connected.load_checkpoint(folder, "m", "cpu")

@@ -1,6 +1,7 @@
 """What each call asks, and what it refuses to ask."""
 
 import msgpack
+import numpy as np
 import pytest
 
 import gdrpy
@@ -167,8 +168,11 @@ class TestRefusal:
                 "list: prefix must be 0 to 255 bytes long",
             ),
             (calls.list_regions, [None], {}, TypeError, "list: prefix must be a str"),
-            (calls.get, ["a"], {"gpu": False, "cpu": False}, ValueError, "no view"),
             (calls.get, ["a"], {"wait": -1}, ValueError, "get: wait must be a number of seconds"),
+            (calls.get, ["a"], {"wait": "1"}, TypeError, "wait must be a number .*, not '1'"),
+            (arrays.put, [np.ones(3), "a"], {}, TypeError, r"put: name must be a str, not array\("),
+            (arrays.put_tensors, [{}, "a"], {}, TypeError, "put_tensors: name must be a str"),
+            (arrays.load, ["/x", 7], {}, TypeError, "load: name must be a str, not 7"),
             (calls.get_many, [["a", 7]], {}, TypeError, "get_many: name must be a str"),
             (calls.get_many, ["ab"], {}, TypeError, "get_many: names must be several"),
             (calls.allocate, ["a", 0], {}, ValueError, "allocate: nbytes must be 1 or more"),
@@ -180,8 +184,8 @@ class TestRefusal:
             (calls.allocate, ["a", 1, "gpu"], {}, ValueError, "allocate: device must be a CUDA"),
             (calls.allocate, ["a", 1], {"mode": 0o1600}, ValueError, "allocate: mode must be"),
             (calls.allocate, ["a", 1], {"metadata": 5}, TypeError, "allocate: metadata must be"),
-            (calls.allocate, ["a", 1, "cpu"], {"cpu": False}, ValueError, "no view"),
             (calls.create, [None, 1], {}, TypeError, "create: name must be a str"),
+            (calls.chmod, ["a", 644], {}, ValueError, r"0o640, not 644: did you mean 0o644\?"),
             (calls.chmod, ["a", 0o700], {}, ValueError, "chmod: mode must be .*, not 0o700"),
             (arrays.put, ["a", [object()]], {}, TypeError, "put: an array of object holds"),
             (arrays.put, ["a", [b"x"], -2], {}, ValueError, "create: device must be"),

@@ -136,6 +136,10 @@ class TestConnect:
         with pytest.raises(ValueError, match=message):
             connect(**kwargs)
 
+    def test_with_a_timeout_of_another_type_raises_type_error(self):
+        with pytest.raises(TypeError, match="connect: timeout must be a number .*, not 'x'"):
+            connect(timeout="x")
+
 
 @pytest.mark.usefixtures("no_descriptors_leak")
 class TestReplyThatCannotBe:
@@ -502,6 +506,7 @@ class TestRefusal:
         def refuse(peer):
             peer.hello()
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("list"), regions=[], next=None)
             peer.reply(peer.take("delete"))
             peer.until_closed()
 
@@ -711,6 +716,7 @@ class TestBrokerThatWentAway:
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("list"), regions=[], next=None)
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:
@@ -737,6 +743,7 @@ class TestBrokerThatWentAway:
         def live(peer):
             peer.hello(session=2)
             peer.reply(peer.take("delete"), error="NotFound", message="delete: none")
+            peer.reply(peer.take("list"), regions=[], next=None)
             peer.until_closed()
 
         with connect(fake(die, live)) as broker:

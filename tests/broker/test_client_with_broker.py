@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,6 +76,30 @@ class TestRegions:
             for words in ([], ["--json"]):
                 assert main(["stat", "a", "--socket", broker.path, *words]) == 0
         assert capsys.readouterr().err == ""
+
+    def test_of_no_name_raise_what_names_a_near_one(self, connected):
+        connected.allocate("weights", 1, "cpu").close()
+        why = "there is no region of the name 'wieghts': did you mean 'weights'?"
+        for call in ("get", "stat", "delete", "seal", "tensors"):
+            with pytest.raises(gdrpy.NotFound) as caught:
+                getattr(connected, call)("wieghts")
+            assert str(caught.value) == f"{'get' if call == 'tensors' else call}: {why}"
+        with pytest.raises(gdrpy.Timeout) as late:
+            connected.get("wieghts", wait=0)
+        assert str(late.value) == f"get: waited 0 s: {why}"
+        with pytest.raises(gdrpy.NotFound) as caught:
+            connected.get("of another kind")
+        assert str(caught.value) == "get: there is no region of the name 'of another kind'"
+
+    def test_of_no_name_raise_the_same_from_asyncio(self, broker, connected):
+        connected.allocate("weights", 1, "cpu").close()
+
+        async def get() -> None:
+            async with await aio.connect(broker.path) as client:
+                await client.get("wieghts")
+
+        with pytest.raises(gdrpy.NotFound, match="did you mean 'weights'"):
+            asyncio.run(get())
 
     def test_anonymous_ones_are_not_listed(self, connected):
         with connected.allocate(None, 4096, "cpu") as region:
@@ -236,6 +261,7 @@ class TestSealing:
             copy._seal_copy("ab" * 16, 7)
             with attach(*original) as found:
                 assert (found.id, found.readonly) == (copy.id, True)
+        assert connected.list() == []  # the copy was released before
         with pytest.raises(gdrpy.Gone, match="region 7 belongs to another broker"):
             attach(*original)
 
@@ -243,6 +269,12 @@ class TestSealing:
         connected.allocate("a", 1, "cpu").close()
         connected.seal("a")
         assert connected.stat("a").sealed
+
+    @pytest.mark.parametrize(("call", "more"), [("stat", ()), ("seal", ()), ("chmod", (0o600,))])
+    def test_that_is_missing_is_told_by_the_call_that_was_made(self, connected, call, more):
+        with pytest.raises(gdrpy.NotFound) as caught:
+            getattr(connected, call)("a", *more)
+        assert str(caught.value) == f"{call}: there is no region of the name 'a'"
 
     def test_digest_of_what_is_not_sealed_is_refused(self, connected):
         region = connected.allocate("a", 1, "cpu")
@@ -273,6 +305,14 @@ class TestArrays:
             assert region.metadata["more"] == 1
             del found
 
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    @pytest.mark.parametrize("data", [b"a\0b\0", b""])
+    def test_of_bytes_are_uint8(self, connected, kind, data):
+        connected.put("a", kind(data), "cpu").close()
+        found = connected.get("a").numpy()
+        assert (found.dtype, found.shape) == (np.uint8, (len(data),))
+        assert found.tobytes() == data
+
     def test_can_be_put_sealed(self, connected):
         with connected.put("a", [1, 2], "cpu", seal=True) as region:
             assert region.sealed
@@ -290,6 +330,8 @@ class TestArrays:
             connected.put("a", [object()])
         with pytest.raises(TypeError):
             connected.put_tensors("a", {"x": np.array([1j])})
+        with pytest.raises(TypeError, match=r"put: this is a path, '/x': read the file first"):
+            connected.put("a", Path("/x"))
         assert connected.status()["regions"] == 0
 
     def test_in_gpu_memory_come_back_too(self, connected):
@@ -355,6 +397,13 @@ class TestWaiting:
             timer.start()
             second.allocate(None, 1, gpu=False, wait=20).close()
             timer.join()
+
+    @pytest.mark.parametrize("call", ["allocate", "create"])
+    def test_for_more_than_the_limit_is_refused_at_once(self, start_broker, call):
+        why = f"{call}: 8 KiB on the host: regions may take 4 KiB there in all"
+        path = start_broker(quotas={"device": 4096}).path
+        with gdrpy.connect(path) as connected, pytest.raises(gdrpy.TooLarge, match=why):
+            getattr(connected, call)("a", 8192, "cpu", wait=3600)
 
     def test_in_vain_is_a_timeout(self, connected):
         with pytest.raises(gdrpy.Timeout, match="waited 0.01 s: .* no region of the name 'a'"):

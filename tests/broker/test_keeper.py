@@ -30,7 +30,14 @@ class KeeperProcess:
         self.path = str(path)
         with _unix.listen(self.path, 0o600, backlog=4) as listener:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", keeper.__name__, str(listener.fileno()), str(linger)],
+                [
+                    sys.executable,
+                    "-m",
+                    keeper.__name__,
+                    self.path,
+                    str(linger),
+                    str(listener.fileno()),
+                ],
                 pass_fds=[listener.fileno()],
             )
         self.before: list[str] = []

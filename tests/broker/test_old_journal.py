@@ -50,7 +50,7 @@ def taken_up(folder: Path, journal: bytes, region: gdrpy.Region) -> Iterator[Bro
     broker = BrokerProcess(folder, [], {"GDRPY_SIM_DEVICES": "2"})
     path = f"{broker.socket}.keeper"
     with _unix.listen(path, 0o600, backlog=4) as listener:
-        words = [sys.executable, "-m", keeper.__name__, str(listener.fileno()), "60"]
+        words = [sys.executable, "-m", keeper.__name__, path, "60", str(listener.fileno())]
         keeping = subprocess.Popen(words, pass_fds=[listener.fileno()])
     held = os.memfd_create("gdrpy-journal")
     os.pwrite(held, journal, 0)

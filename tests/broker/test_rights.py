@@ -6,8 +6,10 @@ allowed is worked out here from the words of the specification, not by the broke
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import pickle
@@ -20,6 +22,7 @@ from typing import Any
 import pytest
 
 from brokers import BROKER_UID, Broker, Template, running
+from gdrpy.cli import main
 from rawclient import RawClient, Reply, allocation
 
 OWNER, GROUP = 40001, 40100
@@ -332,6 +335,7 @@ class TestLimitsOfAUser:
             with limited.client() as client:
                 client.allocate("a", 8192)
                 errors = [client.error("allocate", **allocation("b", 1))]
+                errors.append(client.error("allocate", **allocation("b", 8193)))
                 client.ok("delete", name="a")
                 client.reopen()
                 for _ in range(2):
@@ -342,8 +346,8 @@ class TestLimitsOfAUser:
         quotas = {"user": 8192, "regions": 2}
         setup = {"uid": BROKER_UID, "quotas": quotas, "options": {"mode": 0o666}}
         with closing(Template()) as template, running(template, tmp_path, **setup) as limited:
-            assert as_user("owner", use_up) == ["QuotaExceeded"] * 2
-            assert as_user("other", use_up) == ["QuotaExceeded"] * 2
+            assert as_user("owner", use_up) == ["QuotaExceeded", "TooLarge", "QuotaExceeded"]
+            assert as_user("other", use_up) == ["QuotaExceeded", "TooLarge", "QuotaExceeded"]
             with limited.client() as client:  # root has no limit but the device's
                 client.allocate("big", 1 << 20)
 
@@ -368,3 +372,19 @@ class TestRefusal:
             "delete: user 40004 may not write region 'refusal/known': it belongs to user 40001, "
             "group 40100, mode 0644; ask its owner to chmod it",
         ]
+
+
+class TestSuggestedName:
+    def test_is_one_that_the_user_may_read(self, broker: Broker) -> None:
+        with broker.client() as client:
+            client.allocate("weights", mode=0o600)
+            client.allocate("weights-b", mode=0o604)
+
+        def mistype() -> str:
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                assert main(["stat", "weihgts", "--socket", broker.path]) == 1
+            return said.getvalue()
+
+        missing = "error: stat: there is no region of the name 'weihgts': did you mean "
+        assert as_user("root", mistype) == f"{missing}'weights'?\n"
+        assert as_user("other", mistype) == f"{missing}'weights-b'?\n"

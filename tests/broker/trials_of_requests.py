@@ -321,7 +321,7 @@ _BAD: list[tuple[str, str, dict[str, Any]]] = [
     ("Gone", "change", {"region": 1 << 40, "mode": 0o600}),
     ("Gone", "delete", {"name": "good", "region": 1 << 40}),
     ("SizeMismatch", "allocate", allocation("good", 8192)),
-    ("QuotaExceeded", "allocate", allocation("bad", 1 << 61)),
+    ("TooLarge", "allocate", allocation("bad", 1 << 61)),
 ]
 
 

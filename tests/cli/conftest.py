@@ -78,12 +78,10 @@ def no_descriptors_leak() -> Iterator[None]:
     assert open_descriptors() == before
 
 
-#: A command whose stdin is the terminal that it is controlled from, as in a shell: Ctrl-C counts,
-#: though it be ignored where the tests run.
+#: A command whose stdin is the terminal that it is controlled from, as in a shell.
 ON_A_TERMINAL = """
-import fcntl, signal, sys, termios
+import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from gdrpy.cli import main
 sys.exit(main(sys.argv[1:]))
 """

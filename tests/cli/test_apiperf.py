@@ -25,6 +25,7 @@ class TestApiperf:
         status, result = json_of("apiperf", "--size", "100", "--count", "7")
         assert status == 0
         assert result["pins_not_measured"] is None
+        assert result["engine_not_measured"].startswith("Region.write: ")
         assert [one["call"] for one in result["results"]] == CALLS
         for one in result["results"]:
             assert one["first_nanoseconds"] > 0

@@ -15,13 +15,14 @@ import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 import gdrpy
 from gdrpy.broker.client.broker import Broker
+from gdrpy.broker.client.watch import Watch
 from gdrpy.cli import keys, main, output
 from serving import CHECKOUT, BrokerProcess
 
@@ -73,7 +74,9 @@ class TestWithoutBroker:
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith(f"error: connect: no broker answers at {tmp_path}")
-        assert "gdrpy serve" in captured.err
+        assert captured.err.endswith(
+            "start one by `gdrpy serve`, or say by --socket or GDRPY_SOCKET where it is\n"
+        )
 
 
 class TestRefusedCommand:
@@ -85,6 +88,28 @@ class TestRefusedCommand:
         monkeypatch.setattr(gdrpy.Broker, "delete", refuse)
         assert main(["stat", "table"]) == main(["rm", "table"]) == 1
         assert capsys.readouterr().err == "error: user 7 may not\n" * 2
+
+    @pytest.mark.parametrize("command", ["get", "rm", "seal", "stat"])
+    def test_is_the_one_that_was_typed(self, broker, capsys, command):
+        words = ["/dev/null"] * (command == "get")
+        assert main([command, "nothing", *words]) == 1
+        said = f"error: {command}: there is no region of the name 'nothing'\n"
+        assert capsys.readouterr().err == said
+
+    def test_that_makes_a_region_is_the_one_that_was_typed(self, broker, file, capsys):
+        for words in (["put", "x", str(file)], ["alloc", "x", "1M"]):
+            assert main([*words, "--device", "7"]) == 1
+            assert capsys.readouterr().err == (
+                f"error: {words[0]}: this machine has no GPU 7: name another one, or take host "
+                f"memory by --device cpu\n"
+            )
+
+    @pytest.mark.parametrize("command", ["get", "rm", "seal", "stat"])
+    def test_suggests_a_name_that_the_user_may_read(self, put, capsys, command):
+        put("weights")
+        assert main([command, "wieghts", *["/dev/null"] * (command == "get")]) == 1
+        said = "there is no region of the name 'wieghts': did you mean 'weights'?"
+        assert capsys.readouterr().err == f"error: {command}: {said}\n"
 
     def test_to_connect_says_why_in_words_alone(self, capsys, monkeypatch):
         def refuse(*_):
@@ -275,12 +300,12 @@ class TestAlloc:
     def test_of_another_size_ends_with_1(self, broker, capsys):
         assert main(["alloc", "kv", "3M"]) == 0
         assert main(["alloc", "kv", "4M"]) == 1
-        assert "error: allocate: region 'kv' exists with 3145728 bytes" in capsys.readouterr().err
+        assert "error: alloc: region 'kv' exists with 3145728 bytes" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("words", "complaint"),
         [
-            (["--device", "7"], 'no GPU 7: name another one, or take host memory by device="cpu"'),
+            (["--device", "7"], "no GPU 7: name another one, or take host memory by --device cpu"),
             (["--device", "cpu"], "there in all: ask for less"),
         ],
     )
@@ -383,11 +408,20 @@ class TestPutAndGet:
         assert mode() == "0644"
         assert mode("--mode", "0600") == "0600"
 
-    def test_put_takes_no_mode_of_another_users_region(self, put, json_of, monkeypatch):
-        put("table", "--mode", "0666")
+    def test_put_keeps_the_seal_of_what_it_replaces_unless_told_otherwise(self, put, json_of):
+        def sealed(*words: str) -> object:
+            put("table", *words)
+            return json_of("stat", "table")[1]["sealed"]
+
+        given = [[], ["--seal"], [], ["--no-seal"], []]
+        assert [sealed(*words) for words in given] == [False, True, True, False, False]
+
+    def test_put_takes_no_mode_and_no_seal_of_another_users_region(self, put, json_of, monkeypatch):
+        put("table", "--mode", "0666", "--seal")
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
         put("table")
-        assert json_of("stat", "table")[1]["mode"] == "0600"
+        told = json_of("stat", "table")[1]
+        assert (told["mode"], told["sealed"]) == ("0600", False)
 
     def test_put_of_nothing_ends_with_2(self, broker, tmp_path, capsys):
         (tmp_path / "empty").touch()
@@ -398,6 +432,13 @@ class TestPutAndGet:
         assert main(["put", "table", "/nonexistent"]) == 2
         captured = capsys.readouterr()
         assert captured.err == "error: cannot read /nonexistent: No such file or directory\n"
+
+    def test_put_suggests_the_other_order_of_name_and_file(self, broker, file, capsys):
+        assert main(["put", str(file), "/nonexistent"]) == 2
+        assert capsys.readouterr().err == (
+            f"error: cannot read /nonexistent: No such file or directory: did you mean 'gdrpy put "
+            f"/nonexistent {file}'?\n"
+        )
 
     def test_get_refuses_a_terminal(self, broker, capsys, monkeypatch):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -500,7 +541,24 @@ class TestLoad:
 
     def test_of_a_missing_file_ends_with_2(self, broker, capsys):
         assert main(["load", "/nonexistent", "weights"]) == 2
-        assert capsys.readouterr().err.startswith("error: cannot read /nonexistent: ")
+        assert capsys.readouterr().err == (
+            "error: cannot read /nonexistent: No such file or directory\n"
+        )
+
+    def test_takes_no_name_that_was_not_given_for_a_file(
+        self, broker, weights, monkeypatch, capsys
+    ):
+        monkeypatch.chdir(weights.parent)
+        weights.rename("weights")
+        assert main(["load", "missing/weights.safetensors"]) == 2
+        assert capsys.readouterr().err.endswith(": No such file or directory\n")
+
+    def test_suggests_the_other_order_of_file_and_name(self, broker, weights, capsys):
+        assert main(["load", "my weights", str(weights)]) == 2
+        assert capsys.readouterr().err == (
+            f"error: cannot read my weights: No such file or directory: did you mean 'gdrpy load "
+            f"{weights} 'my weights''?\n"
+        )
 
 
 class TestWatch:
@@ -538,6 +596,32 @@ class TestWatch:
         event = json.loads(watch())
         assert (event["kind"], event["name"], event["version"]) == ("published", "b", 1)
 
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--count", "1"], "all regions that you may read: ends after 1 event or by Ctrl-C"),
+            (
+                ["tab", "--count", "2"],
+                "regions whose names begin with 'tab' that you may read: ends after 2 events or "
+                "by Ctrl-C",
+            ),
+            ([], "all regions that you may read: ends by Ctrl-C"),
+        ],
+    )
+    def test_says_on_a_terminal_what_it_watches(self, broker, words, said):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "gdrpy", "watch", *words]
+        with subprocess.Popen(
+            command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=theirs
+        ) as watch:
+            os.close(theirs)
+            with os.fdopen(ours, "rb", buffering=0) as terminal:
+                shown = b""
+                while not shown.endswith(b"\r\n"):
+                    shown += terminal.read(1024)
+            watch.kill()
+        assert re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()) == f"watching {said}\r\n"
+
     def test_ends_by_ctrl_c_without_a_word(self, put, terminal):
         watch = terminal("watch")
         with gdrpy.connect() as client:
@@ -545,6 +629,14 @@ class TestWatch:
                 pass
         watch.press("\x03")
         assert watch.ending() == (130, "")
+
+    def test_that_ctrl_c_ends_prints_nothing_but_events(self, broker, monkeypatch, capsys):
+        def interrupted(watch: Watch) -> NoReturn:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Watch, "__next__", interrupted)
+        assert main(["watch", "--json"]) == 130
+        assert capsys.readouterr() == ("", "")
 
     @pytest.fixture
     def watching(self, broker: BrokerProcess) -> Callable[..., Any]:

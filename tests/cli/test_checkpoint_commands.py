@@ -35,9 +35,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Has copies get a Ctrl-C when more than so many bytes are done."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def after(nbytes: int) -> None:
         def tell(done: int, total: int) -> None:
@@ -50,8 +49,37 @@ def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], No
 
         monkeypatch.setattr(Output, "copying", copying)
 
-    yield after
-    signal.signal(signal.SIGINT, before)
+    return after
+
+
+class TestCheckpoint:
+    def test_is_sealed_with_all_of_its_files(self, broker, folder, json_of, capsys):
+        json_of("load", str(folder), "--device", "cpu")
+        status, said = json_of("seal", "llama")
+        assert (status, said["sealed"]) == (0, True)
+        assert [one["sealed"] for one in said["files"]] == [True] * 3
+        assert all(one["sealed"] for one in json_of("ls")[1]["regions"])
+        assert main(["seal", "llama", "--digest"]) == 0
+        *digests, last = capsys.readouterr().out.splitlines()
+        assert last == "llama is sealed, and its 3 files"
+        found = [re.fullmatch(r"(\S+): SHA-256 (\w{64})", line) for line in digests]
+        assert [match[1] for match in found if match] == [
+            *(one["name"] for one in said["files"]),
+            "llama",
+        ]
+        with gdrpy.connect() as client:
+            for match in filter(None, found):
+                content = client.get(match[1], gpu=False).read()
+                assert hashlib.sha256(content).hexdigest() == match[2]
+
+    def test_is_not_replaced_by_a_file(self, broker, folder, capsys):
+        assert main(["load", str(folder), "--device", "cpu"]) == 0
+        capsys.readouterr()
+        assert main(["put", "llama", str(folder / FIRST), "--device", "cpu"]) == 1
+        assert capsys.readouterr().err == (
+            "error: put: 'llama' is a checkpoint, whose files are regions 'llama/'*: delete all of "
+            "it by `gdrpy rm -r`\n"
+        )
 
 
 class TestLoadOfAFolder:
@@ -78,6 +106,13 @@ class TestLoadOfAFolder:
         ):
             said = json_of("load", str(folder), "llama", "--device", "cpu", *words)[1]
             assert {one["mode"] for one in (said, *said["files"])} == {mode}
+
+    def test_keeps_the_seal_of_what_it_replaces_unless_told_otherwise(
+        self, broker, folder, json_of
+    ):
+        for words, sealed in (([], False), (["--seal"], True), ([], True), (["--no-seal"], False)):
+            said = json_of("load", str(folder), "llama", "--device", "cpu", *words)[1]
+            assert {one["sealed"] for one in (said, *said["files"])} == {sealed}
 
     def test_has_the_folders_name_by_default(self, broker, folder, monkeypatch, json_of):
         assert json_of("load", str(folder), "--device", "cpu")[1]["name"] == "llama"
@@ -211,6 +246,8 @@ class TestDigest:
     def test_needs_a_seal(self, broker, folder, capsys):
         assert main(["load", str(folder), "--digest"]) == 2
         assert "--digest needs --seal" in capsys.readouterr().err
+        assert main(["load", str(folder), "--seal"]) == 0
+        assert main(["load", str(folder), "--digest"]) == 0
 
 
 class TestProgress:
@@ -332,11 +369,9 @@ class TestStat:
             client.allocate("table", 100, "cpu", metadata=metadata).close()
         assert main(["stat", "table"]) == 0
         assert capsys.readouterr().err == (
-            "warning: its tensors cannot be read: BrokerRegion.tensors: region 'table' holds no "
-            "valid tensors (safetensors: there is no image: a header begins with '{', not with "
-            "b''): "
-            "store them by put_tensors() or `gdrpy load`, and open a checkpoint of many files by "
-            "Broker.tensors()\n"
+            "warning: its tensors cannot be read: tensors: region 'table' holds no "
+            "valid tensors (safetensors: not in this format: a header begins with '{', not with "
+            "b''): publish them again\n"
         )
         assert json_of("stat", "table")[1]["tensors"] is None
 
@@ -354,10 +389,19 @@ class TestLists:
             client.put("llama/01234567/file", b"x" * (1 << 20), "cpu").close()
             kept = client.tensors("llama", readonly=True)
             regions = {one["name"]: one for one in json_of(*words)[1][key]}
+            own = {region.name: region.nbytes for region in client.list()}
+            used = client.status()["used"]["-1"]
             del kept
-        said = regions.pop("llama")
-        assert (said["nbytes"], said["readers"], said["writers"]) == (3 * FILE_BYTES, 1, 0)
-        assert len(regions) == 4
+        assert {name: one["nbytes"] for name, one in regions.items()} == own
+        assert sum(one["size"] for one in regions.values()) == used
+        size = sum(one["size"] for name, one in regions.items() if name[-6:] != "7/file")
+        assert regions.pop("llama")["checkpoint"] == {
+            "nbytes": 3 * FILE_BYTES,
+            "size": size,
+            "readers": 1,
+            "writers": 0,
+        }
+        assert [one["checkpoint"] for one in regions.values()] == [None] * 4
 
     @pytest.mark.parametrize(
         ("words", "key"), [(["ls"], "regions"), (["top", "--count", "1"], "largest")]
@@ -394,3 +438,19 @@ class TestRm:
             },
         )
         assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4
+
+
+class TestGet:
+    def test_of_a_checkpoint_copies_its_files_and_not_their_list(
+        self, broker, folder, tmp_path, json_of, capsys
+    ):
+        files = json_of("load", str(folder), "llama", "--device", "cpu")[1]["files"]
+        copy = tmp_path / "copy"
+        assert main(["get", "llama", str(copy)]) == 1
+        assert capsys.readouterr().err == (
+            "error: get: 'llama' is a checkpoint, whose files are regions 'llama/'*: 'gdrpy ls "
+            "llama/' lists them, and 'gdrpy get' copies each\n"
+        )
+        assert not copy.exists()
+        assert main(["get", files[0]["name"], str(copy)]) == 0
+        assert copy.stat().st_size == FILE_BYTES

@@ -70,6 +70,7 @@ class TestBash:
             (["serve", "--keeper", ""], ["process", "systemd", "none"]),
             (["serve", "--keeper", "s"], ["systemd"]),
             (["completion", ""], ["bash", "zsh", "fish"]),
+            (["help", "se"], ["serve", "seal"]),
             (["serve", "--socket", ""], []),
             (["copybw", "--plot", ""], []),
             (["juggle", ""], []),

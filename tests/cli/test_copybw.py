@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -12,8 +13,11 @@ from gdrpy.cli.measure import copybw
 from gdrpy.cli.measure.copybw import WAYS, rates
 from gdrpy.cli.measure.report import Copies
 from gdrpy.cli.measure.timing import Samples
+from gdrpy.memory import engine
 
 QUICK = ["--seconds", "0.001"]
+#: The ways of a simulated GPU without the simulated resource manager.
+WITHOUT_ENGINE = list(WAYS[:4])
 
 
 class TestCopybw:
@@ -23,8 +27,9 @@ class TestCopybw:
         assert "simulated GPU, device 0, backend sim" in done.stdout
         assert "\nsimulated GPU: these are speeds of host memory\n" in done.stdout
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
-        assert [row.split("│")[1].strip() for row in rows] == ["1 byte", "4 KiB", "1 MiB"]
-        assert all(way in done.stdout for way in WAYS)
+        assert [row.split("│")[1].strip() for row in rows] == 2 * ["1 byte", "4 KiB", "1 MiB"]
+        assert len(re.findall(r"┃ +mapping ┃ +DMA ┃\n", done.stdout)) == 2
+        assert f"\nengine: not measured: {engine.status(0).reason}\n" in done.stdout
 
     def test_sweeps_from_4_kib_to_64_mib_unless_told_otherwise(self):
         assert copybw.DEFAULT_SWEEP[0] == 4 << 10
@@ -36,7 +41,8 @@ class TestCopybw:
         assert status == 0
         assert result["header"]["command"] == "gdrpy copybw --size 64K --seconds 0.001 --json"
         assert result["header"]["simulated"] is True
-        assert [one["way"] for one in result["results"]] == list(WAYS)
+        assert [one["way"] for one in result["results"]] == WITHOUT_ENGINE
+        assert result["engine_not_measured"] == engine.status(0).reason
         for one in result["results"]:
             assert one["size"] == 65536
             assert one["verified"] is True

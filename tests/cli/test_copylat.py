@@ -12,21 +12,25 @@ import gdrpy
 from gdrpy.cli import hostmemory, main
 from gdrpy.cli.measure import copylat
 from gdrpy.cli.measure.copylat import WAYS
+from gdrpy.memory import engine
 
 QUICK = ["--seconds", "0.001"]
 CACHES = ("warm", "cold")
+#: The ways of a simulated GPU without the simulated resource manager.
+WITHOUT_ENGINE = list(WAYS)[:4]
 
 
 class TestCopylat:
-    def test_prints_a_table_for_warm_and_one_for_cold_memory(self, gdrpy_command):
+    def test_prints_tables_of_writes_and_reads_for_warm_and_for_cold_memory(self, gdrpy_command):
         done = gdrpy_command("copylat", "--sizes", "1,64,4K", *QUICK)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "us a call, host memory warm" in done.stdout
-        assert "us a call, host memory cold" in done.stdout
+        titles = re.findall("us a (.*), host memory (.*?) *\n", done.stdout)
+        assert titles == [(name, cache) for cache in CACHES for name in ("write", "read")]
         rows = [line for line in done.stdout.splitlines() if line.startswith("│")]
-        assert [row.split("│")[1].strip() for row in rows] == 2 * ["1 byte", "64 bytes", "4 KiB"]
-        titles = r"┃ +\.write ┃ +\.readinto ┃ +HtoD ┃ +DtoH ┃"
-        assert len(re.findall(titles, done.stdout)) == 2
+        assert [row.split("│")[1].strip() for row in rows] == 4 * ["1 byte", "64 bytes", "4 KiB"]
+        assert len(re.findall(r"┃ +\.write ┃ +HtoD ┃\n", done.stdout)) == 2
+        assert len(re.findall(r"┃ +\.readinto ┃ +DtoH ┃\n", done.stdout)) == 2
+        assert f"\nengine: not measured: {engine.status(0).reason}\n" in done.stdout
 
     def test_measures_4_bytes_to_64_kib_unless_told_otherwise(self):
         assert (copylat.DEFAULT_SIZES[0], copylat.DEFAULT_SIZES[-1]) == (4, 64 << 10)
@@ -38,7 +42,8 @@ class TestCopylat:
         assert result["empty_sample_nanoseconds"] > 0
         assert result["evictor_bytes"] >= 256 << 20
         found = [(one["cache"], one["size"], one["way"]) for one in result["results"]]
-        assert found == list(product(CACHES, (4, 8192), WAYS))
+        assert found == list(product(CACHES, (4, 8192), WITHOUT_ENGINE))
+        assert result["engine_not_measured"] == engine.status(0).reason
         for one in result["results"]:
             assert one["verified"] is True
             assert one["difference"] is None

@@ -64,7 +64,7 @@ class TestPaths:
 @pytest.fixture
 def on_simulated_gpu(gdrpy_command):
     """The command as a program that the user puts on the simulated GPU."""
-    return partial(gdrpy_command, LD_PRELOAD=str(sim.driver_path()))
+    return partial(gdrpy_command, LD_PRELOAD=sim.driver_path())
 
 
 class TestBackend:

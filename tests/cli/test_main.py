@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 from gdrpy import cuda
 from gdrpy.cli import COMMANDS, GROUPS, info, main
@@ -32,6 +31,17 @@ except SystemExit:
     heavy = {"numpy", "cuda.bindings", "rich", "asyncio", "matplotlib", "multiprocessing"}
     commands = {name for name in sys.modules if name.startswith("gdrpy.cli.measure")}
     print(sorted(heavy & set(sys.modules) | commands), file=sys.stderr)
+"""
+
+INTERRUPTED_IMPORT = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "gdrpy.cli.output":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from gdrpy.__main__ import main
+sys.exit(main())
 """
 
 
@@ -59,6 +69,14 @@ class TestHelp:
         assert re.search(rf"examples:\n  gdrpy {name}", text)
         assert "exit status:\n  0  " in text
         assert "--json" in text
+
+    @pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
+    def test_is_a_command_too(self, capsys, words):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        text = capsys.readouterr().out
+        assert main(["help", *words]) == 0
+        assert capsys.readouterr().out == text
 
     @pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
     def test_fits_the_terminal_and_loses_no_word(self, capsys, monkeypatch, words):
@@ -124,7 +142,12 @@ class TestWrongUsage:
             (["lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["list"], "there is no command 'list': did you mean 'ls'? "),
             (["delet", "x"], "there is no command 'delet': did you mean 'rm'? "),
+            (["help", "lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["copy-bw"], "there is no command 'copy-bw': did you mean 'copybw'? "),
+            (["alloc", "x", "1M", "--mod=0600"], "--mod=0600: did you mean '--mode'?\n"),
+            (["get", "x", "--nbtyes", "4K", "y"], ": did you mean '--nbytes'?\n"),
+            (["ls", "--nothing-like-it"], "unrecognized arguments: --nothing-like-it\n"),
+            (["--versoin"], "unrecognized arguments: --versoin: did you mean '--version'?\n"),
             (["validate", "--size", "1.5M"], "'1.5M' is not a size: give whole bytes"),
             (["validate", "--size", "0"], "'0' is not a size from 1 byte"),
             (["validate", "--backend", "magic"], "invalid choice: 'magic'"),
@@ -160,7 +183,9 @@ class TestWrongUsage:
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
             (["info", "--", "--json"], "unrecognized arguments: "),
-            (["--json", "info"], "unrecognized arguments: --json"),
+            (["--json", "ls"], "--json belongs after the command: gdrpy ls --json\n"),
+            (["--socket", "a b", "stat", "x"], "command: gdrpy stat x --socket 'a b'\n"),
+            (["--json"], "unrecognized arguments: --json"),
         ],
     )
     def test_ends_with_2_and_says_what_is_wrong(self, capsys, words, complaint):
@@ -215,8 +240,7 @@ class TestErrors:
     def test_of_too_large_a_size_end_with_2(self, capsys):
         assert main(["validate", "--size", "1T"]) == 2
         assert capsys.readouterr().err == (
-            f"error: cuMemCreate: GPU 0 has no {1 << 40} bytes left: close regions, or allocate "
-            f"less\n"
+            "error: cuMemCreate: GPU 0 has no 1 TiB left: close regions, or allocate less\n"
         )
 
     def test_are_an_object_on_stdout_where_json_is_wanted(self, json_of):
@@ -264,6 +288,24 @@ class TestInterrupt:
         monkeypatch.setattr(info, "run", interrupted)
         assert main(["info"]) == 130
         assert capsys.readouterr() == ("", "")
+        assert main(["info", "--json"]) == 130
+        told = capsys.readouterr()
+        ended = {"error": {"type": "KeyboardInterrupt", "message": "ended by Ctrl-C"}}
+        assert (json.loads(told.out), told.err) == (ended, "")
+
+    def test_after_the_result_adds_nothing_to_it(self, json_of, monkeypatch):
+        def interrupted(args, output) -> int:
+            output.finish({"all": 1})
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(info, "run", interrupted)
+        assert json_of("info") == (130, {"all": 1})
+
+    def test_while_the_command_line_is_imported_is_quiet(self):
+        done = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
     @pytest.mark.parametrize(
         ("said", "told"),
@@ -407,7 +449,7 @@ class TestInfo:
         real = cuda.device_info
 
         def named(ordinal: int) -> cuda.DeviceInfo:
-            return structs.replace(real(ordinal), name="NVIDIA H200", simulated=False)
+            return real(ordinal)._replace(name="NVIDIA H200", simulated=False)
 
         monkeypatch.setattr(cuda, "device_info", named)
         assert main(["info"]) == 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import plotcheck
 from gdrpy.cli import main
+from gdrpy.cli.measure import apiperf, copybw, copylat, pplat, tune
 
 #: Every such command, at its quickest, and a word of its plot.
 QUICK = {
@@ -34,6 +37,82 @@ def matplotlib() -> None:
 def words(request) -> list[str]:
     """A command at its quickest."""
     return QUICK[request.param][0]
+
+
+#: What each command calls for one figure, or a round of figures.
+STEPS = {
+    "copybw": (copybw.BandwidthBench, "measure"),
+    "copylat": (copylat.LatencyBench, "measure"),
+    "pplat": (pplat, "_play"),
+    "apiperf": (apiperf.Rounds, "region_round"),
+}
+
+
+class TestCtrlC:
+    @pytest.fixture
+    def interrupt(self, monkeypatch) -> Callable[[str, int], None]:
+        """Has Ctrl-C come in place of a step of a command."""
+
+        def set_up(name: str, at: int) -> None:
+            home, call = STEPS[name]
+            step, steps = getattr(home, call), itertools.count(1)
+
+            def play(*words, **options):
+                if next(steps) == at:
+                    raise KeyboardInterrupt
+                return step(*words, **options)
+
+            monkeypatch.setattr(home, call, play)
+
+        return set_up
+
+    @pytest.mark.usefixtures("matplotlib")
+    @pytest.mark.parametrize(
+        ("name", "rows"), [("copybw", 2), ("copylat", 2), ("pplat", 2), ("apiperf", 10)]
+    )
+    def test_shows_what_was_measured(self, capsys, tmp_path, interrupt, name, rows):
+        interrupt(name, 3)
+        words = [*QUICK[name][0], "--plot", str(tmp_path / "plot.svg"), "--json"]
+        assert main(words) == 130
+        told = capsys.readouterr()
+        found = json.loads(told.out)
+        assert (found["interrupted"], len(found["results"])) == (True, rows)
+        assert told.err == ("warning: Ctrl-C came before all was measured, and no plot was made\n")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", QUICK)
+    def test_shows_a_table_of_it(self, capsys, interrupt, name):
+        interrupt(name, 3)
+        assert main(QUICK[name][0]) == 130
+        told = capsys.readouterr()
+        assert "└─" in told.out
+        assert told.err == "warning: Ctrl-C came before all was measured\n"
+
+    @pytest.mark.parametrize(("name", "at"), [(name, 1 + (name == "apiperf")) for name in QUICK])
+    def test_before_the_first_figure_ends_without_a_word(self, capsys, interrupt, name, at):
+        interrupt(name, at)
+        assert main(QUICK[name][0]) == 130
+        told = capsys.readouterr()
+        assert ("└─" in told.out, told.err) == (False, "")
+
+    @pytest.mark.parametrize(("name", "at"), [(name, 1 + (name == "apiperf")) for name in QUICK])
+    def test_before_the_first_figure_is_valid_json(self, json_of, interrupt, name, at):
+        interrupt(name, at)
+        status, told = json_of(*QUICK[name][0])
+        assert (status, told.keys()) == (130, {"header", "interrupted", "results"})
+        assert (told["interrupted"], told["results"]) == (True, [])
+
+    def test_of_tune_tells_the_figures_until_then(self, json_of, monkeypatch):
+        measure, calls = tune.Meter.time, itertools.count(1)
+
+        def time(*words) -> float:
+            if next(calls) == 3:
+                raise KeyboardInterrupt
+            return measure(*words)
+
+        monkeypatch.setattr(tune.Meter, "time", time)
+        status, told = json_of("tune", "--dry-run", "--seconds", "0.001")
+        assert (status, told["interrupted"], len(told["figures"])) == (130, True, 2)
 
 
 @pytest.mark.usefixtures("matplotlib")

@@ -42,6 +42,11 @@ class TestReadyBroker:
     def test_has_a_keeper(self, broker_process: BrokerProcess):
         assert len(broker_process.family()) == 2
 
+    def test_shows_its_socket_in_the_command_of_its_keeper(self, broker_process: BrokerProcess):
+        (keeper,) = set(broker_process.family()) - {broker_process.pid}
+        words = Path(f"/proc/{keeper}/cmdline").read_text().split("\0")
+        assert words[1:4] == ["-m", "gdrpy.broker.server.keeper", f"{broker_process.socket}.keeper"]
+
     def test_has_a_keeper_where_the_package_is_found_from_its_folder_alone(
         self, start_serving: StartServing, monkeypatch: pytest.MonkeyPatch
     ):

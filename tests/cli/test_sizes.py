@@ -14,6 +14,7 @@ from gdrpy.cli.sizes import (
     parse_sizes,
     short_size,
 )
+from gdrpy.common.sizes import told_size
 
 
 class TestParsing:
@@ -82,6 +83,20 @@ class TestFormatting:
     def test_approximates_where_asked(self):
         assert approximate_size(150_109_880_320) == "139.8 GiB"
         assert approximate_size(512) == "512 bytes"
+
+    @pytest.mark.parametrize(
+        ("nbytes", "text"),
+        [
+            (0, "0 bytes"),
+            (1000, "1000 bytes"),
+            (5000, "4.9 KiB (5000 bytes)"),
+            (2 << 30, "2 GiB"),
+            (9999 << 20, "9999 MiB"),
+            (143_771 << 20, "140.4 GiB (150754820096 bytes)"),
+        ],
+    )
+    def test_has_the_bytes_beside_it_where_it_is_not_exact(self, nbytes, text):
+        assert told_size(nbytes) == text
 
 
 class TestCount:

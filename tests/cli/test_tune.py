@@ -10,12 +10,22 @@ import re
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
 from gdrpy.cli.measure import crossovers, tune
-from gdrpy.cli.measure.crossovers import KIB, MIB, Meter, Way, choose, crossover, grid
+from gdrpy.cli.measure.crossovers import (
+    KIB,
+    MIB,
+    ORDINARY,
+    PAGE_LOCKED,
+    REGISTERED,
+    Meter,
+    Way,
+    choose,
+    crossover,
+    grid,
+)
 from gdrpy.copies import tuning
 from gdrpy.copies.tuning import BUILT_IN, NEVER, Limits
 
@@ -79,26 +89,44 @@ def test_a_grid_has_two_sizes_for_each_power_of_two():
 
 
 def a_gpu(way: Way, nbytes: int) -> float:
-    """Seconds by a GPU on a fast bus, about: stores up to 32 GB/s, loads from 1 to 6, DMA 50."""
+    """Seconds by a GPU on a fast bus, about: stores up to 32 GB/s, loads from 1 to 6, DMA 50.
+
+    The copy engine stages at 48 GB/s.
+    """
     wakeup = 10e-6 if way.threads > 1 else 0.1e-6
     if way.by == "mapping" and way.writes:
         return wakeup + nbytes / min(16e9 * way.threads, 32e9)
     if way.by == "mapping":
         return 1e-6 + wakeup + nbytes / min(1e9 * way.threads, 6e9)
-    if way.pinned:
+    if way.host == PAGE_LOCKED:
         return 7e-6 + nbytes / 50e9
+    if way.by == "engine":
+        return 4e-6 + nbytes / (54e9 if way.host == REGISTERED else 28e9)
     return 9e-6 + nbytes / min(8e9 * way.threads, 24e9)
 
 
 class TestChoose:
     def test_finds_each_limit_of_a_gpu(self):
-        found = choose(a_gpu, 16)
+        found = choose(a_gpu, 16, engine=False)
         assert (found.threads_to, found.threads_from, found.lanes) == (2, 8, 4)
         assert found.write_threads == pytest.approx(9.9e-6 / (1 / 16e9 - 1 / 32e9), rel=0.05)
         assert found.write_dma == NEVER
         assert found.write_dma_pinned == pytest.approx(6.9e-6 / (1 / 16e9 - 1 / 50e9), rel=0.05)
         assert found.read_threads == pytest.approx(9.9e-6 / (1 / 1e9 - 1 / 6e9), rel=0.05)
         assert found.read_dma == pytest.approx(7.9e-6 / (1 / 1e9 - 1 / 24e9), rel=0.05)
+        assert found.read_dma_pinned == pytest.approx(5.9e-6 / (1 / 1e9 - 1 / 50e9), rel=0.05)
+        assert found.write_engine == found.write_registered == NEVER
+        assert found.read_engine == found.read_registered == NEVER
+        found.check()
+
+    def test_finds_the_limits_of_the_copy_engine(self):
+        found = choose(a_gpu, 16, engine=True)
+        assert found.write_engine == NEVER
+        assert found.write_registered == pytest.approx(3.9e-6 / (1 / 16e9 - 1 / 54e9), rel=0.05)
+        assert found.read_engine == pytest.approx(2.9e-6 / (1 / 1e9 - 1 / 28e9), rel=0.05)
+        assert found.read_registered == pytest.approx(2.9e-6 / (1 / 1e9 - 1 / 54e9), rel=0.05)
+        # Against the engine, from smaller sizes on.
+        assert found.read_dma_pinned == pytest.approx(3e-6 / (1 / 28e9 - 1 / 50e9), rel=0.05)
         found.check()
 
     @pytest.mark.parametrize("cpus", [1, 2, 3, 64])
@@ -109,14 +137,14 @@ class TestChoose:
             used.add(way.threads)
             return nbytes / way.threads
 
-        found = choose(clock, cpus)
+        found = choose(clock, cpus, engine=True)
         most = {1: 1, 2: 2, 3: 2, 64: 16}[cpus]
         assert max(used) == found.threads_to == found.threads_from == most
         assert found.lanes == min(most, 8)
         found.check()
 
     def test_leaves_everything_to_one_thread_of_one_cpu(self):
-        found = choose(a_gpu, 1)
+        found = choose(a_gpu, 1, engine=False)
         assert (found.write_threads, found.read_threads, found.threads_to) == (NEVER, NEVER, 1)
 
 
@@ -128,17 +156,17 @@ class TestMeter:
 
     @pytest.mark.parametrize("writes", [True, False])
     @pytest.mark.parametrize(
-        ("by", "threads", "pinned"),
+        ("by", "threads", "host"),
         [
-            ("mapping", 1, False),
-            ("mapping", 3, False),
-            ("dma", 1, False),
-            ("dma", 5, False),
-            ("dma", 1, True),
+            ("mapping", 1, ORDINARY),
+            ("mapping", 3, ORDINARY),
+            ("dma", 1, ORDINARY),
+            ("dma", 5, ORDINARY),
+            ("dma", 1, PAGE_LOCKED),
         ],
     )
-    def test_times_a_way_and_finds_its_data_right(self, meter, writes, by, threads, pinned):
-        way = Way(writes, threads, by, pinned)
+    def test_times_a_way_and_finds_its_data_right(self, meter, writes, by, threads, host):
+        way = Way(writes, threads, by, host)
         seconds = meter.time(way, MIB)
         assert seconds > 0
         assert meter.figures == [crossovers.CopyTime(way, MIB, seconds)]
@@ -186,7 +214,7 @@ class TestTune:
         for words in (
             "Microseconds a write",
             "Microseconds a read",
-            "DMA from page-locked memory",
+            "DMA, page-locked memory",
             "built in",
         ):
             assert words in captured.out
@@ -256,25 +284,25 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_what_is_kept(self, json_of, cache, capsys):
-        kept = replace(BUILT_IN, read_dma=12345, threads_to=3)
-        file = tuning.save(0, kept)
+        kept = BUILT_IN._replace(read_dma=12345, threads_to=3)
+        file = Path(tuning.save(0, kept))
         status, result = json_of("tune", "--show")
         assert (status, result["measured"]) == (0, True)
         assert result["limits"] == tune._limits_json(kept)
         assert main(["tune", "--show"]) == 0
         captured = capsys.readouterr().out
-        assert re.search(r"│ read_dma +│ DMA instead of loads +│ +12.1 KiB │", captured)
+        assert re.search(r"│ read_dma +│ DMA, no engine +│ +12.1 KiB │", captured)
         assert f"measured here, kept in {file}" in captured
 
     def test_tells_no_number_of_threads_for_what_is_never_done(self, capsys):
-        tuning.save(0, replace(BUILT_IN, write_threads=NEVER, threads_to=2))
+        tuning.save(0, BUILT_IN._replace(write_threads=NEVER, threads_to=2))
         assert main(["tune", "--show"]) == 0
         rows = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines()]
         holds = {row[0].strip(): row[-1].strip() for row in rows if row}
         assert (holds["write_threads"], holds["threads_to"]) == ("never", "-")
 
     def test_tells_that_what_is_kept_belongs_to_another_machine(self, json_of):
-        file = tuning.save(0, replace(BUILT_IN, read_dma=12345))
+        file = Path(tuning.save(0, BUILT_IN._replace(read_dma=12345)))
         kept = json.loads(file.read_text())
         kept["origin"]["cpu"] = "another"
         file.write_text(json.dumps(kept))
@@ -285,7 +313,7 @@ class TestShow:
         assert result["limits"] == tune._limits_json(BUILT_IN)
 
     def test_tells_that_the_environment_says_so(self, json_of, monkeypatch):
-        tuning.save(0, replace(BUILT_IN, read_dma=12345))
+        tuning.save(0, BUILT_IN._replace(read_dma=12345))
         monkeypatch.setenv("GDRPY_TUNING", "0")
         _, result = json_of("tune", "--show")
         assert result["why"] == "built in: GDRPY_TUNING is 0"
@@ -294,7 +322,7 @@ class TestShow:
 
 class TestReset:
     def test_deletes_what_is_kept(self, json_of, capsys):
-        file = tuning.save(0, BUILT_IN)
+        file = Path(tuning.save(0, BUILT_IN))
         status, result = json_of("tune", "--reset")
         assert (status, result) == (0, {"deleted": str(file)})
         assert not file.exists()

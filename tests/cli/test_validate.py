@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -74,6 +75,20 @@ class TestValidate:
         assert re.fullmatch(r"\d+\.\d+", header["cuda_driver"])
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", header["date"])
         assert {"cpu", "python", "gdrpy", "kernel", "nvidia_driver", "pci"} <= set(header)
+
+    def test_that_ctrl_c_ends_tells_the_checks_until_then(self, json_of, monkeypatch):
+        run, calls = checks.run, itertools.count(1)
+
+        def interrupted(*words):
+            if next(calls) == 3:
+                raise KeyboardInterrupt
+            return run(*words)
+
+        monkeypatch.setattr(checks, "run", interrupted)
+        status, told = json_of("validate")
+        assert (status, told["interrupted"]) == (130, True)
+        assert told["counts"] == {"passed": 2, "failed": 0, "skipped": 0}
+        assert len(told["checks"]) == 2
 
     def test_skips_what_the_driver_does_not_support(self, capsys):
         assert main(["validate", "--backend", "dmabuf", "--check", "pin-interior"]) == 0

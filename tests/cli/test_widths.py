@@ -51,7 +51,7 @@ COMMANDS = [
     ["get", "models/weights/layer", os.devnull],
 ]
 #: Commands whose words are lines, which are never folded or cut.
-IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm")
+IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm", "help")
 #: What shows more than lines.
 SHOWING = re.compile(r"\btable\(|output\.(text|prose|show|live|width)\(|listing")
 #: What every measurement yields, in nanoseconds: as many digits as there are on slow machines.

@@ -218,7 +218,7 @@ class TestCopyByDma:
                     told = str(error)
                 copying.join()
                 assert (region._running, region.closed) == (0, told is None)
-        assert told.startswith("Region.close: 1 views or running copies")
+        assert told.startswith("Region.close: views or running copies still use the memory (1 ")
 
 
 class TestFailingClose:
@@ -241,7 +241,7 @@ class TestFailingClose:
             idle, busy = gdr.pin(region, **asking), gdr.pin(region, **asking)
             mapping = busy.map()
             view = memoryview(mapping)
-            with pytest.raises(BufferError, match="Pin.close: 1 views"):
+            with pytest.raises(BufferError, match=r"Pin\.close: .* \(1 of "):
                 gdr.close()
             assert (idle.closed, busy.closed, gdr.closed) == (False, False, False)
             view.release()

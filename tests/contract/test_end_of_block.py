@@ -68,7 +68,7 @@ class TestViewThatOutlivesABlock:
         with (
             told_once(
                 rf"^<Region of 4096 bytes on .*{backend}> was in use when its with block ended: .*"
-                rf"Region\.close: 1 views .* \({kind}, such as .*\); delete"
+                rf"Region\.close: .* \({kind}, such as .*\); delete"
             ),
             gdrpy.alloc(4096) as region,
         ):
@@ -76,7 +76,7 @@ class TestViewThatOutlivesABlock:
         del kept
 
     def test_shows_and_changes_the_same_bytes(self, backend):
-        with told_once("1 views"), gdrpy.alloc(4096) as region:
+        with told_once(r"still use the memory \(1 of "), gdrpy.alloc(4096) as region:
             fd = region.export()
             array = region.numpy()
         array[:3] = 7, 8, 9
@@ -87,7 +87,7 @@ class TestViewThatOutlivesABlock:
         os.close(fd)
 
     def test_is_the_last_use_of_the_region(self, backend):
-        with told_once("1 views"), gdrpy.alloc(4096) as region:
+        with told_once(r"still use the memory \(1 of "), gdrpy.alloc(4096) as region:
             array, flag, part = region.array(4, "F32"), region.flag(), region.map(0, 64)
             mapping, view = region.cpu, region.numpy()
         assert region.closed
@@ -118,7 +118,7 @@ class TestViewThatOutlivesABlock:
 
     def test_of_a_further_mapping_leaves_the_others_to_be_unmapped_at_once(self, backend):
         before = gpu_mappings()
-        with told_once("1 views"), gdrpy.alloc(4096, cpu=False) as region:
+        with told_once(r"still use the memory \(1 of "), gdrpy.alloc(4096, cpu=False) as region:
             first = region.map(0, 64)
             with_one = gpu_mappings()
             others = [region.map(0, 64) for _ in range(2)]
@@ -147,13 +147,13 @@ class TestViewThatOutlivesABlock:
     def test_of_a_mapping_with_a_block_keeps_close_of_its_region_from_closing(self, region):
         with told_once("^<Mapping of 64 bytes"), region.map(0, 64) as part:
             view = memoryview(part)
-        with pytest.raises(BufferError, match=r"Region\.close: 1 views"):
+        with pytest.raises(BufferError, match=r"Region\.close: .* \(1 of "):
             region.close()
         view.release()
 
     def test_is_counted_beside_others(self, backend):
         with (
-            told_once(r"4 views .* \(3 of the CPU view, .*, 1 of the GPU view, "),
+            told_once(r"still use the memory \(3 of the CPU view, .*, 1 of the GPU view, "),
             gdrpy.alloc(4096) as region,
         ):
             views = [region.numpy(), region.numpy(), memoryview(region.map()), region.__dlpack__()]
@@ -208,7 +208,7 @@ class TestBlockThatRaises:
         with pytest.raises(RuntimeError, match="the body") as caught, region:
             raise RuntimeError("the body")
         (note,) = caught.value.__notes__
-        assert re.search(r"^<Region of 100 bytes .* was in use .* Region\.close: 1 views", note)
+        assert re.search(r"^<Region of 100 bytes .* was in use .* Region\.close: .* \(1 of ", note)
         assert region.closed
         view[0] = 1
 
@@ -300,7 +300,7 @@ class TestThreads:
             except BaseException as error:
                 ended.append(type(error))
 
-        with told_once("1 views or running copies"), gdrpy.alloc(4096) as region:
+        with told_once(r"still use the memory \(1 of "), gdrpy.alloc(4096) as region:
             region.flag().set(0)
             waiting = threading.Thread(target=wait, args=(region.flag(),))
             waiting.start()
@@ -341,7 +341,7 @@ class TestGarbageCycle:
             pass
 
         before = free(), gpu_mappings()
-        with told_once("2 views"):
+        with told_once(r"\(1 of the CPU view, .*, 1 of the GPU view, "):
             holder = Holder()
             with gdrpy.alloc(32 * MIB) as holder.region:
                 holder.me, holder.view = holder, memoryview(holder.region.cpu)
@@ -357,7 +357,7 @@ class TestGarbageCycle:
             def __del__(self):
                 saved.append(self.view)
 
-        with told_once("1 views"):
+        with told_once(r"still use the memory \(1 of "):
             holder = Holder()
             with gdrpy.alloc(4096) as holder.region:
                 holder.region.write(b"saved")

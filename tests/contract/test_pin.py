@@ -155,7 +155,7 @@ class TestPointerThatCannotBePinned:
         expected = r"Gdr\.pin: str is neither a device pointer nor a GPU array"
         with pytest.raises(TypeError, match=expected):
             gdr.pin("0x1000", 1)
-        with pytest.raises(TypeError, match="needs nbytes"):
+        with pytest.raises(TypeError, match=r"needs a size: Gdr\.pin\(address, nbytes\)"):
             gdr.pin(4096)
 
 
@@ -202,7 +202,7 @@ class TestPinAsMemory:
 
     def test_with_a_view_stays_open(self, pin):
         view = pin.numpy()
-        with pytest.raises(BufferError, match="Pin.close: 1 views"):
+        with pytest.raises(BufferError, match=r"Pin\.close: .* \(1 of "):
             pin.close()
         view[0] = 1
         del view
@@ -232,5 +232,5 @@ class TestPinInOneCall:
             gdrpy.pin(pointer, 4096, backend="best")
 
     def test_of_an_address_without_a_size_is_refused(self, allocate):
-        with pytest.raises(TypeError, match="^pin: an address needs nbytes"):
+        with pytest.raises(TypeError, match=r"^pin: an address needs a size: pin\("):
             gdrpy.pin(allocate(4096))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -359,11 +360,12 @@ class TestWrongArguments:
         with pytest.raises(gdrpy.NotFound, match=words):
             gdrpy.alloc(4096, device)
 
-    def test_no_view_at_all_is_refused(self, region):
-        with pytest.raises(ValueError, match="no view"):
-            gdrpy.alloc(4096, gpu=False, cpu=False)
-        with pytest.raises(ValueError, match="no view"):
-            gdrpy.Region.from_fd(0, gpu=False, cpu=False)
+    def test_driver_call_without_a_current_context_is_told_how_to_get_one(self, region):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(gdrpy.CudaError, match=r"with gdrpy\.cuda\.context\(0\)"),
+        ):
+            pool.submit(cuda.call, "cuMemcpyDtoH", bytearray(4), region.ptr, 4).result()
 
     def test_unknown_backend_is_refused_by_name(self, backend):
         with pytest.raises(ValueError, match="there is no backend 'magic'"):
@@ -397,7 +399,7 @@ class TestClosedRegion:
     @pytest.mark.parametrize("view", [lambda one: one.numpy(), lambda one: memoryview(one.cpu)])
     def test_with_live_views_stays_open(self, region, view):
         alive = view(region)
-        with pytest.raises(BufferError, match="1 views"):
+        with pytest.raises(BufferError, match=r"still use the memory \(1 of "):
             region.close()
         assert not region.closed
         region.write(b"x")

@@ -189,7 +189,7 @@ class TestArrayElsewhere:
     def test_with_numpy_views_stays_open(self, block):
         mapped = gdrpy.from_tensor(Interface(block, 16))
         view = mapped.numpy()
-        with pytest.raises(BufferError, match="1 views"):
+        with pytest.raises(BufferError, match=r"still use the memory \(1 of "):
             mapped.close()
         view[0] = 3
         assert mapped.read()[0] == 3

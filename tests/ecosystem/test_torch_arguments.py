@@ -284,7 +284,7 @@ class TestText:
             lambda: broker.put("text", text),
             lambda: region.array(4, "U8").write(text),
         ):
-            with pytest.raises(TypeError, match=r"text must be encoded first, as by .*encode\(\)"):
+            with pytest.raises(TypeError, match="text must be encoded first"):
                 use()
 
     def test_is_not_written(self, region):

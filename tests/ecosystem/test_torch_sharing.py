@@ -138,7 +138,7 @@ class TestAttach:
 
     def test_of_a_region_without_tensors_is_refused(self, broker):
         broker.create("plain", 64).publish()
-        with pytest.raises(ValueError, match="safetensors"):
+        with pytest.raises(ValueError, match="region 'plain' holds no tensors: publish some"):
             gdrpy.torch.attach(broker, "plain")
 
     def test_of_no_region_is_refused(self, broker):

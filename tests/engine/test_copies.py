@@ -171,18 +171,6 @@ class TestCopies:
             region.write(b"abc", MIB - 2, via="engine")
 
 
-class TestAutomaticRead:
-    def test_does_not_take_the_engine(self) -> None:
-        with gdrpy.alloc(4 * MIB) as region:
-            content = random.Random(2).randbytes(4 * MIB)
-            region.write(content)
-            fd = region.export()
-            with gdrpy.Region.from_fd(fd, gpu=False) as shown:
-                for _ in range(6):
-                    assert shown.read() == region.read() == content
-        assert rm.count("channels") == 0
-
-
 class TestEnd:
     def test_of_a_region_leaves_the_engine_nothing_of_it(self) -> None:
         with gdrpy.alloc(MIB) as region:

@@ -43,7 +43,7 @@ def refused(match: str) -> None:
 class TestUnavailable:
     @pytest.mark.preloaded(GDRPY_SIM="1", FAKE_RM_NO_NODES="1")
     def test_without_a_driver_says_so(self) -> None:
-        refused(r"Region.write: cannot use the NVIDIA driver: open /dev/nvidiactl: the node is")
+        refused(r"Region.write: open /dev/nvidiactl: no NVIDIA kernel driver: /dev/nvidiactl is")
 
     @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_COPY="1")
     def test_without_a_copy_class_says_so(self) -> None:
@@ -158,8 +158,8 @@ class TestRefusedCall:
     @pytest.mark.parametrize(
         ("call", "calls"),
         [
-            *(("RM_ALLOC", 4), ("RM_CONTROL", 3), ("RM_MAP_MEMORY", 1), ("RM_MAP_MEMORY_DMA", 1)),
-            ("mmap", 1),
+            *(("RM_ALLOC", 4), ("RM_CONTROL", 3), ("RM_MAP_MEMORY", 1), ("RM_MAP_MEMORY_DMA", 3)),
+            *(("RM_ALLOC_MEMORY", 2), ("mmap", 1)),
         ],
     )
     def test_for_the_channel_of_large_copies_is_forgotten(self, call: str, calls: int) -> None:
@@ -402,5 +402,5 @@ class TestStatus:
 
     @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_NODES="1")
     def test_raises_the_reason(self) -> None:
-        with pytest.raises(gdrpy.BackendUnavailable, match="the node is missing"):
+        with pytest.raises(gdrpy.BackendUnavailable, match="nvidiactl is missing"):
             engine_status(None)

@@ -12,7 +12,7 @@ from gdrpy import sim
 
 STEPS = "plain/steps"
 #: Where a program finds the simulated driver that it asks for by name.
-WITH_CUDA = {"LD_LIBRARY_PATH": str(sim.driver_path().parent)}
+WITH_CUDA = {"LD_LIBRARY_PATH": str(Path(sim.driver_path()).parent)}
 EINVAL = 22
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

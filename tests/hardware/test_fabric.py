@@ -62,15 +62,16 @@ def channel() -> Iterator[None]:
 
 
 def _make_channel(undo: ExitStack) -> None:
-    name = fabric._CHANNELS.name
-    found = re.search(rf"^ *(\d+) {name}$", Path("/proc/devices").read_text(), re.MULTILINE)
+    channels = Path(fabric._CHANNELS)
+    kinds = Path("/proc/devices").read_text()
+    found = re.search(rf"^ *(\d+) {channels.name}$", kinds, re.MULTILINE)
     if os.geteuid() or not found:
         pytest.skip("there is no IMEX channel, and only root makes one, of a driver that has them")
-    node = fabric._CHANNELS / "channel0"
+    node = channels / "channel0"
     try:
-        if not fabric._CHANNELS.exists():
-            fabric._CHANNELS.mkdir()
-            undo.callback(fabric._CHANNELS.rmdir)
+        if not channels.exists():
+            channels.mkdir()
+            undo.callback(channels.rmdir)
         os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(int(found[1]), 0))
         undo.callback(node.unlink)
         os.close(os.open(node, os.O_RDWR))

@@ -8,8 +8,6 @@ import subprocess
 from pathlib import Path
 
 RELEASE = "6.1.0-test"
-#: The number of a character device that every machine has, for the node.
-NUMBER = "1:3"
 
 #: Those that a machine has and the script uses; all others are made up here.
 REAL_COMMANDS = (

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-EMULATOR = "qemu-aarch64"
 #: The tags of wheels that such a machine takes; pip does not add the older ones by itself.
 PLATFORMS = ("2_28", "2_27", "2_26", "2_24", "2_17")
 PROGRAM = """

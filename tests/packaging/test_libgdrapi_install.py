@@ -107,7 +107,7 @@ class TestInstall:
         printed = run(
             program,
             LD_LIBRARY_PATH=str(installed / "lib"),
-            LD_PRELOAD=str(sim.driver_path()),
+            LD_PRELOAD=sim.driver_path(),
         )
         assert printed == PRINTED
 

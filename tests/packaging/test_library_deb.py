@@ -117,7 +117,7 @@ class TestPackages:
 
 class TestInstalled:
     def test_program_builds_by_pkg_config_and_runs(self, machine: Machine) -> None:
-        source, driver = machine.put(PROGRAM), machine.put(sim.driver_path())
+        source, driver = machine.put(PROGRAM), machine.put(Path(sim.driver_path()))
         command = f"gcc -Werror -o /root/names {source} $(pkg-config --cflags --libs gdrapi)"
         machine.run("sh", "-c", command)
         assert "[libgdrapi.so.2]" in machine.run("readelf", "-d", "/root/names")

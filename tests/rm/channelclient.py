@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import releases
 import rmclient as rm
-from rmclient import OK, PAGE
+from rmclient import BLOCK, OK, PAGE
 
 COPY4 = 13
 HOST_FLAGS = 0x40001010
@@ -31,9 +31,16 @@ INTERRUPT = 0x40
 LINES = 0x200
 REMAP = 0x400
 ACQUIRE_GEQ = 0x1003
+ACQUIRE_HOLDING = 0x0003  # others do not run meanwhile
 RELEASE = 0x1 | 1 << 20
 
 CHANNEL_ERROR = 0xFFFF
+
+MMU_FAULT = 31
+PBDMA_ERROR = 32
+COPY_ERROR = 71  # of COPY4
+
+BYTES = bytes(range(251)) * (1 + BLOCK // 251)
 
 
 #: The classes of channel, copy object and usermode, by FAKE_RM_GPU.
@@ -75,6 +82,15 @@ def pack(structure: str, **fields: int) -> bytearray:
 
 def field(structure: str, name: str, data: bytes, code: str = "<I") -> int:
     return int(struct.unpack_from(code, data, fact(f"at.{structure}.{name}"))[0])
+
+
+def nothing_is_left() -> None:
+    assert rm.counts() == {}
+
+
+def xids() -> list[str]:
+    rm.libc.fakerm_xid.restype = ctypes.c_char_p
+    return [rm.libc.fakerm_xid(i).decode() for i in range(rm.count("xids"))]
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
@@ -215,7 +231,7 @@ class Engine(Client):
         self.space = self.made(self.device, 0x90F1, bytes(128)) if space else 0
         self.dma = self.made(self.device, 0x70, struct.pack("<QQQ", 0, 0, self.space))
         self.words = Host(2 * PAGE)  # the semaphore; the notifier
-        self.semaphore_memory, self.semaphore_address = self.host(self.words.address, PAGE)
+        _, self.semaphore_address = self.host(self.words.address, PAGE)
         self.notifier, _ = self.host(self.words.address + PAGE, PAGE)
         if local:
             self.memory, self.base, self.control_at = self.local(CONTROL_SIZE)

@@ -134,6 +134,83 @@ static void large_copies_leave_lanes_to_rows_and_small_ones(void)
 	CHECK_EQ(count("violations"), 0);
 }
 
+static void wait_for_job(struct core_queue *queue, uint64_t job)
+{
+	struct core_error error;
+	uint64_t done = 0;
+
+	while (done < job)
+		CHECK_EQ(core_queue_progress(queue, &done, &error), 0);
+}
+
+/* A word, a copy to registered memory, and another word. */
+static struct core_registration *
+add_steps(struct core_queue *queue, struct core_engine_memory *memory, char *host, size_t nbytes)
+{
+	struct core_queue_step wait = {.kind = CORE_STEP_WAIT, .memory = memory, .value = 1};
+	struct core_queue_step read = {.kind = CORE_STEP_READ,
+				       .memory = memory,
+				       .offset = 64,
+				       .host = host,
+				       .nbytes = nbytes};
+	struct core_queue_step set = {
+		.kind = CORE_STEP_SET, .memory = memory, .offset = 4, .value = 7};
+	struct core_registration *registration, *none;
+	struct core_error error;
+
+	CHECK_EQ(core_queue_add(queue, &wait, &none, &error), 0);
+	CHECK_EQ(core_queue_add(queue, &read, &registration, &error), 0);
+	CHECK_EQ(core_queue_add(queue, &set, &none, &error), 0);
+	CHECK(registration);
+	return registration;
+}
+
+static void a_queue_waits_for_a_word_and_can_be_closed_before(void)
+{
+	const size_t nbytes = 10000;
+	char *host = calloc(1, nbytes);
+	struct core_error error;
+	int fd = gpu_memory(), objects;
+	char *seen = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
+	struct core_registration *own = core_engine_register(host, nbytes, false, &error), *held;
+	struct core_queue_step outside = {
+		.kind = CORE_STEP_READ, .memory = memory, .host = seen, .nbytes = 1};
+	struct core_queue *queue;
+	uint64_t job, done;
+
+	CHECK(memory);
+	objects = count("objects");
+	memset(seen + 64, 5, nbytes);
+	for (int closed = 0; closed < 2; closed++) {
+		CHECK(queue = core_queue_open(memory, &error));
+		held = add_steps(queue, memory, host, nbytes);
+		CHECK_EQ(core_queue_add(queue, &outside, &held, &error), 1);
+		held = add_steps(queue, memory, host, nbytes);
+		CHECK(core_queue_submit(queue, &job));
+		CHECK_EQ(core_queue_progress(queue, &done, &error), 0);
+		CHECK_EQ(done, 0);
+		if (!closed) {
+			__atomic_store_n((uint32_t *)seen, 1, __ATOMIC_RELEASE);
+			wait_for_job(queue, job);
+			CHECK_MEM_EQ(host, seen + 64, nbytes);
+			CHECK_EQ(*(uint32_t *)(seen + 4), 7);
+			__atomic_store_n((uint32_t *)seen, 0, __ATOMIC_RELEASE);
+		}
+		core_queue_close(queue);
+		for (int i = 0; i < 2; i++)
+			core_registration_let_go(held);
+	}
+	core_engine_unregister(own);
+	CHECK_EQ(count("objects"), objects);
+	core_engine_release(memory);
+	munmap(seen, BLOCK);
+	close(fd);
+	free(host);
+	CHECK_EQ(count("xids"), 0);
+	CHECK_EQ(count("violations"), 0);
+}
+
 static void a_lost_channel_is_made_anew_under_threads(void)
 {
 	struct core_error error;
@@ -174,6 +251,7 @@ static struct check_test tests[] = {
 	TEST(copies_are_exact_and_stay_inside),
 	TEST(threads_share_an_engine),
 	TEST(large_copies_leave_lanes_to_rows_and_small_ones),
+	TEST(a_queue_waits_for_a_word_and_can_be_closed_before),
 	TEST(a_lost_channel_is_made_anew_under_threads),
 	TEST(a_second_loss_ends_it),
 };

@@ -51,7 +51,7 @@ static void prepare(void)
 
 static struct core_memory *take(uint64_t ptr, uint64_t nbytes, struct core_error *error)
 {
-	const struct core_request request = {.ptr = ptr, .nbytes = nbytes, .fd = -1, .device = -1};
+	const struct core_request request = {.ptr = ptr, .nbytes = nbytes, .fd = -1};
 
 	return core_take(&doctored, &core_backend_nvrm, &request, error);
 }
@@ -229,6 +229,20 @@ static void the_check_is_made_once(void)
 	for (int i = 0; i < 10; i++)
 		check_released(take(pointer, 100, &error));
 	CHECK_EQ(gdrsim_call_count("cuMemAlloc"), allocations);
+}
+
+static void each_fact_of_a_pointer_is_asked_once(void)
+{
+	CUdeviceptr pointer = allocate(4096);
+	uint64_t attributes, handles;
+	struct core_error error;
+
+	check_released(take(pointer, 100, &error));
+	attributes = gdrsim_call_count("cuPointerGetAttribute");
+	handles = gdrsim_call_count("cuIpcGetMemHandle");
+	check_released(take(pointer, 100, &error));
+	CHECK_EQ(gdrsim_call_count("cuPointerGetAttribute"), attributes + 6);
+	CHECK_EQ(gdrsim_call_count("cuIpcGetMemHandle"), handles + 1);
 }
 
 /* To free its scratch memory would wait for every kernel that runs. */
@@ -419,11 +433,8 @@ static int export_without_flags(void *handle, uint64_t pointer, size_t nbytes, i
 /* As on a real GPU, whatever the CPU. */
 static void check_kind_of_dmabuf(bool force_pcie, enum core_mapping_kind kind)
 {
-	const struct core_request request = {.ptr = allocate(GRANULE),
-					     .nbytes = GRANULE,
-					     .fd = -1,
-					     .device = -1,
-					     .force_pcie = force_pcie};
+	const struct core_request request = {
+		.ptr = allocate(GRANULE), .nbytes = GRANULE, .fd = -1, .force_pcie = force_pcie};
 	struct core_memory *memory;
 	struct core_error error;
 	struct core_view view;
@@ -501,6 +512,7 @@ static const struct check_test tests[] = {
 	TEST(what_was_found_out_is_remembered),
 	TEST(a_check_that_could_not_be_made_is_made_again),
 	TEST(the_check_is_made_once),
+	TEST(each_fact_of_a_pointer_is_asked_once),
 	TEST(the_check_frees_nothing_and_waits_for_nobody),
 	TEST(a_check_that_is_made_again_takes_no_more_memory),
 	TEST(a_check_whose_memory_went_with_its_context_takes_other),

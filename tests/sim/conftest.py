@@ -70,7 +70,7 @@ def preloaded_process() -> Callable[..., subprocess.CompletedProcess[str]]:
     """As ``fresh_process``, for a program that knows nothing of gdrpy: by ``LD_PRELOAD``."""
 
     def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return _python(code, {"LD_PRELOAD": str(sim.driver_path()), **environment})
+        return _python(code, {"LD_PRELOAD": sim.driver_path(), **environment})
 
     return run
 

@@ -38,12 +38,12 @@ class TestPreload:
         assert python("-m", "gdrpy.sim").stdout == f"{sim.driver_path()}\n"
 
     def test_a_program_that_knows_nothing_of_gdrpy_runs(self) -> None:
-        done = python("-c", PLAIN_PROGRAM, LD_PRELOAD=str(sim.driver_path()))
+        done = python("-c", PLAIN_PROGRAM, LD_PRELOAD=sim.driver_path())
         assert done.stdout.splitlines() == ["CUDA_SUCCESS", "gdrpy simulated GPU"]
 
     def test_load_finds_it_there(self) -> None:
         code = "from gdrpy import sim; print(sim.loaded()); sim.load(); print(sim.loaded())"
-        done = python("-c", code, LD_PRELOAD=str(sim.driver_path()))
+        done = python("-c", code, LD_PRELOAD=sim.driver_path())
         assert done.stdout.split() == ["True", "True"]
 
 
@@ -87,9 +87,8 @@ except RuntimeError as error:
 
     def test_a_library_that_was_not_built_is_an_error(self, tmp_path: Path) -> None:
         code = f"""
-from pathlib import Path
 from gdrpy import sim
-sim.driver_path = lambda: Path({str(tmp_path)!r}) / "libcuda.so.1"
+sim.driver_path = lambda: {str(tmp_path / "libcuda.so.1")!r}
 try:
     sim.load()
 except RuntimeError as error:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 import gdrpy
 from gdrpy import sim
@@ -23,8 +22,13 @@ LIMITS = Limits(
     write_threads=64 * KIB,
     write_dma=3 * MIB,
     write_dma_pinned=512 * KIB,
+    write_engine=2 * MIB,
+    write_registered=128 * KIB,
     read_threads=64 * KIB,
     read_dma=32 * KIB,
+    read_dma_pinned=64 * KIB,
+    read_engine=16 * KIB,
+    read_registered=8 * KIB,
     threads_to=3,
     threads_from=3,
     lanes=5,
@@ -44,7 +48,7 @@ def region(monkeypatch: pytest.MonkeyPatch) -> Iterator[gdrpy.Region]:
 @pytest.fixture
 def dma_copies() -> Callable[[Callable[[], object]], int]:
     """How many DMA copies a call makes."""
-    library = ctypes.CDLL(str(sim.driver_path()))
+    library = ctypes.CDLL(sim.driver_path())
     library.gdrsim_call_count.restype = ctypes.c_uint64
 
     def count() -> int:
@@ -188,7 +192,7 @@ class TestForcing:
 class TestNever:
     def test_is_a_limit_that_no_size_reaches(self, region, dma_copies):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tuning, "BUILT_IN", replace(LIMITS, write_dma=NEVER))
+            patch.setattr(tuning, "BUILT_IN", LIMITS._replace(write_dma=NEVER))
             tuning.forget()
             with gdrpy.alloc(4 * MIB) as other:
                 assert dma_copies(lambda: other.write(bytes(4 * MIB))) == 0

@@ -23,7 +23,7 @@ CUDA_ERROR_ILLEGAL_STATE = 401
 @pytest.fixture
 def fail(nothing_leaks: None) -> Callable[[str], None]:
     """Have calls of the simulated driver fail, as GDRPY_SIM_FAULT does: FUNCTION:CALL:CURESULT."""
-    library = ctypes.CDLL(str(sim.driver_path()))
+    library = ctypes.CDLL(sim.driver_path())
 
     def set_fault(spec: str) -> None:
         assert library.gdrsim_set_fault(spec.encode()) == 0
@@ -88,7 +88,7 @@ import ctypes, gdrpy
 from gdrpy import sim
 nbytes = 20 << 20
 with gdrpy.alloc(nbytes, cpu=False) as region:
-    library = ctypes.CDLL(str(sim.driver_path()))
+    library = ctypes.CDLL(sim.driver_path())
     assert library.gdrsim_set_fault(b"{function}:{call}:{code}") == 0
     try:
         region.write(bytes(nbytes))
@@ -124,7 +124,7 @@ nbytes = 20 << 20
 data = bytes(range(256)) * (nbytes // 256)
 with gdrpy.alloc(nbytes) as region:
     region.cpu.write(data)
-    library = ctypes.CDLL(str(sim.driver_path()))
+    library = ctypes.CDLL(sim.driver_path())
     def run_short():
         assert library.gdrsim_set_fault(b"cuMemHostAlloc:1:2") == 0
     run_short()

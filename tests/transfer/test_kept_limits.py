@@ -9,14 +9,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 import gdrpy
 from gdrpy.cli import main
 from gdrpy.copies import tuning
 from gdrpy.copies.tuning import BUILT_IN
 
-KEPT = replace(BUILT_IN, read_dma=12345)
+KEPT = BUILT_IN._replace(read_dma=12345)
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +32,9 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a home, as in containers that run under any number."""
 
-    def home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
 
 
 @pytest.fixture
@@ -72,14 +69,21 @@ class TestFile:
         ],
     )
     def test_that_cannot_be_understood_is_told_of_and_not_used(self, content, error):
-        tuning.save(0, KEPT).write_bytes(content)
+        Path(tuning.save(0, KEPT)).write_bytes(content)
         with pytest.warns(RuntimeWarning, match=rf"cannot be used \({error}: .*run gdrpy tune"):
             assert copies()
         assert tuning.limits(0) == BUILT_IN
 
+    def test_of_another_version_of_gdrpy_are_not_used(self):
+        file = Path(tuning.save(0, KEPT))
+        content = json.loads(file.read_text())
+        del content["limits"]["read_engine"]
+        file.write_text(json.dumps(content))
+        assert tuning.limits(0) == BUILT_IN
+
     @pytest.mark.parametrize("value", [0, 17, 2.0, True, None])
     def test_with_a_number_that_cannot_be_is_told_of_and_not_used(self, value):
-        file = tuning.save(0, KEPT)
+        file = Path(tuning.save(0, KEPT))
         kept = json.loads(file.read_text())
         kept["limits"]["threads_to"] = value
         file.write_text(json.dumps(kept))
@@ -87,7 +91,7 @@ class TestFile:
             assert tuning.limits(0) == BUILT_IN
 
     def test_that_is_a_pipe_is_not_waited_for(self):
-        file = tuning.path(0)
+        file = Path(tuning.path(0))
         file.parent.mkdir(parents=True)
         os.mkfifo(file)
         with pytest.warns(RuntimeWarning, match="not a regular file"):
@@ -95,7 +99,7 @@ class TestFile:
 
     @pytest.mark.usefixtures("strict")
     def test_that_belongs_to_other_cpus_is_not_used(self):
-        file = tuning.save(0, KEPT)
+        file = Path(tuning.save(0, KEPT))
         kept = json.loads(file.read_text())
         kept["origin"]["cpus"] += 1
         file.write_text(json.dumps(kept))
@@ -109,16 +113,16 @@ class TestFolder:
         assert tuning.limits(0) == BUILT_IN
 
     def test_that_may_not_be_read_has_no_limits(self, monkeypatch):
-        def refuse(file: Path) -> bytes:
+        def refuse(file: str) -> bytes:
             raise PermissionError(13, "Permission denied", file)
 
         monkeypatch.setattr(tuning, "_read", refuse)
         assert tuning.limits(0) == BUILT_IN
 
     def test_that_is_relative_is_ignored(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.setenv("XDG_CACHE_HOME", "cache")
-        assert tuning.path(0).parent == tmp_path / "home/.cache/gdrpy"
+        assert Path(tuning.path(0)).parent == tmp_path / "home/.cache/gdrpy"
 
 
 @pytest.mark.usefixtures("homeless")
@@ -138,13 +142,13 @@ class TestNoHome:
 
 class TestSave:
     def test_that_fails_leaves_the_old_file_and_no_other(self, monkeypatch):
-        file = tuning.save(0, BUILT_IN)
+        file = Path(tuning.save(0, BUILT_IN))
 
-        def refuse(draft: Path, target: Path) -> None:
-            raise OSError(errno.EROFS, "read-only", str(target))
+        def refuse(draft: str, target: str) -> None:
+            raise OSError(errno.EROFS, "read-only", target)
 
-        monkeypatch.setattr(Path, "replace", refuse)
+        monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(OSError, match="read-only"):
-            tuning.save(0, replace(BUILT_IN, read_dma=12345))
+            tuning.save(0, BUILT_IN._replace(read_dma=12345))
         assert list(file.parent.iterdir()) == [file]
         assert tuning.limits(0) == BUILT_IN

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "common/forks.h"
-#include "cuda/pointer.h"
 #include "rm/abi.h"
 
 const struct core_backend *const core_backends[] = {&core_backend_gdrdrv, &core_backend_dmabuf,
@@ -40,33 +39,39 @@ void core_status_say(struct core_status *status, const char *reason, const char 
 }
 
 static struct core_memory *take_by(const struct core_cuda *cuda, const struct core_backend *backend,
-				   const struct core_request *request, struct core_error *error)
+				   const struct core_request *request,
+				   const struct core_found *found, struct core_error *error)
 {
 	struct core_status status;
 
-	backend->status(cuda, request->device, request->node, &status);
+	backend->status(cuda, found->pointer.device, request->node, &status);
 	if (!status.usable)
 		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV, "%s (%s)", status.reason,
 			  status.remedy);
 	else if (request->revocable && !backend->revocable_pins)
 		core_fail(error, CORE_FAILED_UNAVAILABLE, EOPNOTSUPP, "its pins cannot be revoked");
 	else
-		return backend->take(cuda, request, error);
+		return backend->take(cuda, request, found, error);
 	return NULL;
 }
 
-/* Find the device of a pointer to pin, and whether it may only read there. */
-static int find_device(const struct core_cuda *cuda, const struct core_request *request,
-		       int *device, bool *readonly, struct core_error *error)
+/* Of an allocation with a descriptor, the caller knows what CUDA would say. */
+static int find(const struct core_cuda *cuda, const struct core_request *request,
+		struct core_found *found, struct core_error *error)
 {
-	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
-	struct core_pointer pointer;
-	struct core_range range;
-
-	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
-		return -1;
-	*device = pointer.device;
-	*readonly = core_pointer_readonly(cuda, &pointer);
+	if (request->fd < 0)
+		return core_pointer_range(cuda, request->ptr, request->nbytes,
+					  request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1,
+					  &found->pointer, &found->range, error);
+	found->pointer = (struct core_pointer){
+		.ptr = request->ptr,
+		.base = request->ptr,
+		.nbytes = request->nbytes,
+		.map_base = request->ptr,
+		.map_nbytes = request->nbytes,
+		.device = request->device,
+	};
+	found->range = (struct core_range){request->ptr, request->ptr + request->nbytes};
 	return 0;
 }
 
@@ -83,14 +88,15 @@ struct core_memory *core_take(const struct core_cuda *cuda, const struct core_ba
 	const struct core_backend *const *one = forced ? only : core_candidates(cuda);
 	char told[sizeof(error->message)] = "";
 	struct core_error refused = {.failure = CORE_FAILED_UNAVAILABLE, .number = ENODEV};
-	struct core_request known = *request;
-	bool readonly = false;
+	struct core_found found;
+	bool readonly;
 	size_t used = 0;
 
-	if (request->device < 0 && find_device(cuda, request, &known.device, &readonly, error))
+	if (find(cuda, request, &found, error))
 		return NULL;
+	readonly = request->fd < 0 && core_pointer_readonly(cuda, &found.pointer);
 	for (; *one; one++) {
-		struct core_memory *memory = take_by(cuda, *one, &known, error);
+		struct core_memory *memory = take_by(cuda, *one, request, &found, error);
 
 		if (memory)
 			memory->readonly = readonly;

@@ -14,6 +14,7 @@
 
 #include "backends/node.h"
 #include "cuda/driver.h"
+#include "cuda/pointer.h"
 #include "engine/engine.h"
 #include "memory/memory.h"
 
@@ -22,12 +23,18 @@ struct core_request {
 	uint64_t ptr;		      /* GPU address in this process; 0 if only fd is known */
 	uint64_t nbytes;	      /* at least 1 */
 	int fd;			      /* of the VMM allocation that begins at ptr, else -1 */
-	int device;		      /* CUDA ordinal; -1: ask the driver */
+	int device;		      /* CUDA ordinal of fd's allocation */
 	bool gpu_pages;		      /* round out to the backend's pages, including neighbours */
 	bool revocable;		      /* lose the memory when its owner frees it */
 	bool sigbus;		      /* then an access raises SIGBUS instead of reading zeros */
 	bool force_pcie;	      /* through BAR1 even if GPU memory is coherent */
 	const struct core_node *node; /* the kernel module's, kept open by the caller; NULL: none */
+};
+
+/* What CUDA says about a request's memory. CUDA is asked once per take; later takes ask again. */
+struct core_found {
+	struct core_pointer pointer;
+	struct core_range range; /* in whole GPU pages if the request asks for them */
 };
 
 /* Whether a backend is usable here; if not, the reason and the remedy. */
@@ -52,7 +59,8 @@ struct core_backend {
 	int (*prove)(const struct core_cuda *cuda, int device, void *context,
 		     struct core_error *error);
 	struct core_memory *(*take)(const struct core_cuda *cuda,
-				    const struct core_request *request, struct core_error *error);
+				    const struct core_request *request,
+				    const struct core_found *found, struct core_error *error);
 	/*
 	 * Take in exported memory by its descriptor, which the caller keeps. The function is NULL
 	 * if the backend has no exports. Simulated memory does not know its nbytes and device.

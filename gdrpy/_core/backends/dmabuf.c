@@ -10,7 +10,6 @@
 
 #include "backends/backends.h"
 #include "common/forks.h"
-#include "cuda/pointer.h"
 #include "memory/private.h"
 
 static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
@@ -44,12 +43,12 @@ static enum core_mapping_kind kind_of(const struct core_cuda *cuda, int device, 
  * range's first and last page.
  */
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
-				struct core_error *error)
+				const struct core_found *found, struct core_error *error)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	struct core_pointer pointer = found->pointer;
 	struct core_part part = {.fd = -1};
 	struct core_memory *memory;
-	struct core_pointer pointer;
 	struct core_range range, pages;
 
 	if (!request->ptr) {
@@ -57,11 +56,11 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 			  "the dmabuf backend needs the GPU view: open it with gpu=True");
 		return NULL;
 	}
-	if (core_pointer_range(cuda, request->ptr, request->nbytes, request->gpu_pages ? page : 1,
-			       &pointer, &range, error))
-		return NULL;
+	range = (struct core_range){request->ptr, request->ptr + request->nbytes};
 	pages.start = range.start / page * page;
 	pages.end = (range.end + page - 1) / page * page;
+	if (request->gpu_pages)
+		range = pages;
 	if (pages.start < pointer.base) {
 		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
 			  "the allocation at %#llx does not begin on a page of %llu bytes, which a "

@@ -16,7 +16,6 @@
 #include "backends/backends.h"
 #include "backends/node.h"
 #include "common/forks.h"
-#include "cuda/pointer.h"
 #include "memory/private.h"
 
 /* The longest time that the removal of all mappings of a pin takes. */
@@ -436,20 +435,8 @@ static int check_nvidias(const struct core_node *node, const struct core_request
 	return 0;
 }
 
-/* Whether the range lies in one allocation. Whole pages need not: the module checks them. */
-static int check_range(const struct core_cuda *cuda, const struct core_request *request,
-		       struct core_error *error)
-{
-	struct core_pointer pointer;
-	struct core_range range;
-
-	if (request->fd >= 0 || request->gpu_pages)
-		return 0;
-	return core_pointer_range(cuda, request->ptr, request->nbytes, 1, &pointer, &range, error);
-}
-
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
-				struct core_error *error)
+				const struct core_found *found, struct core_error *error)
 {
 	const struct core_node *node = request->node;
 	struct core_memory *memory;
@@ -464,15 +451,13 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 			  "no kernel module serves " GDRDRV_NODE ": " LOAD);
 		return NULL;
 	}
-	if (check_range(cuda, request, error))
-		return NULL;
 	/* A region takes whatever kind of pin NVIDIA's module makes. */
 	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
 		return NULL;
 	memory = pin_memory(request, error);
 	if (memory) {
-		memory->device = request->device;
-		core_device_location(cuda, request->device, memory->location);
+		memory->device = found->pointer.device;
+		core_device_location(cuda, memory->device, memory->location);
 	}
 	return memory;
 }

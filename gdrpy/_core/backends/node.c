@@ -8,10 +8,10 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/forks.h"
+#include "common/wait.h"
 
 #define HAS_INFO_V2 GDRDRV_VERSION(2, 4)
 #define HAS_ATTRIBUTES GDRDRV_VERSION(2, 5)
@@ -218,22 +218,14 @@ int64_t core_share_size(int fd)
 	return filesystem.f_type == GDRDRV_SHARE_MAGIC ? status.st_size : -EINVAL;
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * INT64_C(1000) + now.tv_nsec / 1000000;
-}
-
 bool core_share_ended(int fd, int timeout_ms)
 {
 	struct pollfd share = {.fd = fd};
-	int64_t end = now_ms() + timeout_ms, left = timeout_ms;
+	int64_t end = core_now_ns() / 1000000 + timeout_ms, left = timeout_ms;
 	int ret;
 
 	while ((ret = poll(&share, 1, (int)left)) < 0 && errno == EINTR) {
-		left = end - now_ms();
+		left = end - core_now_ns() / 1000000;
 		left = left > 0 ? left : 0;
 	}
 	return ret > 0 && share.revents & POLLHUP;

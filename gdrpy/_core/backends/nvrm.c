@@ -14,11 +14,8 @@
 #include "backends/backends.h"
 #include "common/forks.h"
 #include "cuda/ipc.h"
-#include "cuda/pointer.h"
 #include "memory/private.h"
 #include "rm/abi.h"
-
-#define CONTROL_NODE "/dev/nvidiactl"
 
 static pthread_mutex_t client_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Opened on first use and kept, because its devices are expensive to create. */
@@ -388,26 +385,22 @@ static int add_part_of_block(struct core_memory *memory, const struct core_cuda 
 
 static struct core_memory *take_pointer(const struct core_cuda *cuda,
 					const struct core_request *request,
-					struct core_error *error)
+					const struct core_found *found, struct core_error *error)
 {
-	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
-	struct core_memory *memory;
-	struct core_pointer pointer;
-	struct core_range range;
+	const struct core_pointer *pointer = &found->pointer;
+	const struct core_range *range = &found->range;
+	struct core_memory *memory = new_memory(range->start, pointer->device, error);
 	int ret;
 
-	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
-		return NULL;
-	memory = new_memory(range.start, pointer.device, error);
 	if (!memory)
 		return NULL;
 	if (request->gpu_pages)
 		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
-	if (!pointer.context)
-		keep_exporting(cuda, pointer.device);
-	ret = core_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	if (!pointer->context)
+		keep_exporting(cuda, pointer->device);
+	ret = core_pointer_exports(cuda, pointer, range, add_export, memory, error);
 	if (!ret)
-		ret = add_part_of_block(memory, cuda, &range, &pointer, error);
+		ret = add_part_of_block(memory, cuda, range, pointer, error);
 	return ret < 0 ? core_memory_undo(memory) : memory;
 }
 
@@ -461,7 +454,7 @@ static int prove(const struct core_cuda *cuda, int device, void *context, struct
 }
 
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
-				struct core_error *error)
+				const struct core_found *found, struct core_error *error)
 {
 	struct core_memory *memory;
 
@@ -471,7 +464,7 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 		return NULL;
 	}
 	if (request->fd < 0)
-		return take_pointer(cuda, request, error);
+		return take_pointer(cuda, request, found, error);
 	memory = take_export(request->fd, request->nbytes, request->device, error);
 	if (memory)
 		memory->va = request->ptr;
@@ -523,41 +516,21 @@ static void say_version(struct core_status *status)
 static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
 		   struct core_status *status)
 {
-	const struct core_rm_obstacle *obstacle;
 	struct core_error error;
+	const bool open = !ready(&error);
+	const struct core_rm_obstacle *obstacle =
+		open ? obstacle_of(cuda, device) : core_rm_open_obstacle(error.number);
 
 	(void)node;
-	*status = (struct core_status){.usable = !ready(&error)};
-	if (status->usable) {
-		obstacle = obstacle_of(cuda, device);
-		status->usable = !obstacle;
-		if (obstacle)
-			core_status_say(status, obstacle->reason, obstacle->remedy);
-		else
-			say_version(status);
-		return;
-	}
-	switch (error.number) {
-	case ENOENT:
-		core_status_say(status, "no NVIDIA kernel driver: " CONTROL_NODE " is missing",
-				"install the driver, or pass the node into the container (--gpus, "
-				"--device)");
-		break;
-	case ENXIO:
-		core_status_say(status, "no NVIDIA kernel driver is behind " CONTROL_NODE,
-				"load the driver: modprobe nvidia, on the host of a container");
-		break;
-	case EACCES:
-	case EPERM:
-		core_status_say(status,
-				"no permission to open " CONTROL_NODE " for reading and writing",
-				"ask for access to " CONTROL_NODE
-				" and /dev/nvidia<N> (mode 0666 is the default)");
-		break;
-	default:
+	*status = (struct core_status){.usable = open && !obstacle};
+	if (status->usable)
+		say_version(status);
+	else if (obstacle)
+		core_status_say(status, obstacle->reason, obstacle->remedy);
+	else {
+		core_status_say(status, "", "see dmesg");
 		snprintf(status->reason, sizeof(status->reason), "%s: %s", error.call,
 			 strerror(error.number));
-		snprintf(status->remedy, sizeof(status->remedy), "see dmesg");
 	}
 }
 

@@ -5,7 +5,6 @@
 
 #include "backends/backends.h"
 #include "cuda/ipc.h"
-#include "cuda/pointer.h"
 #include "memory/private.h"
 
 static void status(const struct core_cuda *cuda, int device, const struct core_node *node,
@@ -73,12 +72,11 @@ static int add_block(struct core_memory *memory, const struct core_cuda *cuda,
 }
 
 static struct core_memory *take(const struct core_cuda *cuda, const struct core_request *request,
-				struct core_error *error)
+				const struct core_found *found, struct core_error *error)
 {
-	uint64_t page = request->gpu_pages ? GDRDRV_GPU_PAGE_SIZE : 1;
+	const struct core_pointer *pointer = &found->pointer;
+	const struct core_range *range = &found->range;
 	struct core_memory *memory;
-	struct core_pointer pointer;
-	struct core_range range;
 	int ret;
 
 	if (request->fd >= 0) {
@@ -91,16 +89,14 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL, "the simulated GPU has no PCIe");
 		return NULL;
 	}
-	if (core_pointer_range(cuda, request->ptr, request->nbytes, page, &pointer, &range, error))
-		return NULL;
-	memory = new_memory(range.start, pointer.device, error);
+	memory = new_memory(range->start, pointer->device, error);
 	if (!memory)
 		return NULL;
 	if (request->gpu_pages)
 		memory->page_size = GDRDRV_GPU_PAGE_SIZE;
-	ret = core_pointer_exports(cuda, &pointer, &range, add_export, memory, error);
+	ret = core_pointer_exports(cuda, pointer, range, add_export, memory, error);
 	if (!ret)
-		ret = add_block(memory, cuda, &pointer, &range, error);
+		ret = add_block(memory, cuda, pointer, range, error);
 	return ret < 0 ? core_memory_undo(memory) : memory;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Channels of the copy engine: their objects, and their ring in GPU memory. */
-#include <string.h>
+#include <sys/mman.h>
 
 #include "engine/methods.h"
 #include "engine/private.h"
@@ -60,7 +60,39 @@ static void drop_control(struct core_link *link, struct core_channel *channel)
 	core_rm_free(link->client, link->device->handle, channel->control.object, &ignored);
 }
 
-/* Large copies have a channel in a group, which has a time slice. */
+/* The driver takes a notifier as an object, of which it is the first bytes: a page is enough. */
+static int make_host(struct core_link *link, struct core_channel *channel, struct core_error *error)
+{
+	const size_t page = core_page_nbytes();
+	char *host = core_link_host(2 * page, error);
+
+	if (!host)
+		return -1;
+	if (core_link_register(link, host, page, false, &channel->semaphore_page, error))
+		goto unmap;
+	if (core_link_register(link, host + page, page, false, &channel->notifier_page, error))
+		goto unregister;
+	channel->semaphore = (const volatile uint32_t *)host;
+	channel->notifier = (const volatile struct nvrm_notification *)channel->notifier_page.host;
+	return 0;
+
+unregister:
+	core_link_unregister(link, &channel->semaphore_page);
+	channel->semaphore_page = (struct core_span){0};
+unmap:
+	munmap(host, 2 * page);
+	return -1;
+}
+
+static void drop_host(struct core_link *link, struct core_channel *channel)
+{
+	core_link_unregister(link, &channel->notifier_page);
+	core_link_unregister(link, &channel->semaphore_page);
+	munmap(channel->semaphore_page.host, 2 * core_page_nbytes());
+	channel->semaphore_page = (struct core_span){0};
+}
+
+/* A polite channel is in a group, which has a time slice. */
 static int make_group(struct core_link *link, uint32_t *group, struct core_error *error)
 {
 	struct nvrm_group_params params = {
@@ -98,72 +130,90 @@ static int start_alone(struct core_link *link, uint32_t channel, struct core_err
 				     &schedule, &size, NVRM_SCHEDULE_OLD_SIZE, error);
 }
 
-/* The channel in its parent, with a copy object; it is started as its use requires. */
+static uint32_t parent_of(const struct core_link *link, const struct core_channel *channel)
+{
+	return channel->group ? channel->group : link->device->handle;
+}
+
+/* Make and start the channel, in its group or alone, with a copy object. */
 static int make_inside(struct core_link *link, struct core_channel *channel,
-		       enum core_channel_use use, uint32_t parent, struct core_error *error)
+		       struct core_error *error)
 {
 	struct nvrm_channel_params params = {
-		.error_notifier = link->notifiers[use].object,
+		.error_notifier = channel->notifier_page.object,
 		.ring_va = channel->control.va,
 		.ring_entries = CORE_RING_ENTRIES,
 		.flags = NVRM_CHANNEL_DENY_PHYSICAL,
-		.address_space = use == CORE_CHANNEL_BULK ? 0 : link->address_space,
+		.address_space = channel->group ? 0 : link->address_space,
 		.userd_memory = {channel->control.object},
 		.userd_offset = {CORE_PAGE},
 		.engine = link->engine,
 	};
 	struct nvrm_copy_params copy = {.version = 1, .engine = link->engine};
 	struct core_error ignored;
-	uint32_t handle, object;
+	uint32_t parent = parent_of(link, channel), object;
 
 	if (core_link_alloc(link, "RM_ALLOC (channel)", parent, link->channel_class, &params,
-			    &handle, error))
+			    &channel->handle, error))
 		return -1;
-	if (core_link_alloc(link, "RM_ALLOC (copy object)", handle, link->copy_class, &copy,
-			    &object, error) ||
-	    (use == CORE_CHANNEL_BULK ? start_group(link, parent, error)
-				      : start_alone(link, handle, error)) ||
-	    core_rm_control(link->client, "GET_WORK_SUBMIT_TOKEN", handle, NVRM_CTRL_GET_TOKEN,
-			    &channel->token, sizeof(channel->token), error)) {
-		core_rm_free(link->client, parent, handle, &ignored);
+	if (core_link_alloc(link, "RM_ALLOC (copy object)", channel->handle, link->copy_class,
+			    &copy, &object, error) ||
+	    (channel->group ? start_group(link, channel->group, error)
+			    : start_alone(link, channel->handle, error)) ||
+	    core_rm_control(link->client, "GET_WORK_SUBMIT_TOKEN", channel->handle,
+			    NVRM_CTRL_GET_TOKEN, &channel->token, sizeof(channel->token), error)) {
+		core_rm_free(link->client, parent, channel->handle, &ignored);
 		return -1;
 	}
 	return 0;
 }
 
-static int make_objects(struct core_link *link, struct core_channel *channel,
-			enum core_channel_use use, struct core_error *error)
+static void drop_group(struct core_link *link, struct core_channel *channel)
 {
-	const uint32_t device = link->device->handle;
 	struct core_error ignored;
-	uint32_t group;
 
-	if (use != CORE_CHANNEL_BULK)
-		return make_inside(link, channel, use, device, error);
-	if (make_group(link, &group, error))
+	if (channel->group)
+		core_rm_free(link->client, link->device->handle, channel->group, &ignored);
+	channel->group = 0;
+}
+
+static int make_objects(struct core_link *link, struct core_channel *channel, bool polite,
+			struct core_error *error)
+{
+	if (polite && make_group(link, &channel->group, error))
 		return -1;
-	if (!make_inside(link, channel, use, group, error))
+	if (!make_inside(link, channel, error))
 		return 0;
-	core_rm_free(link->client, device, group, &ignored);
+	drop_group(link, channel);
 	return -1;
 }
 
-static int make_channel(struct core_link *link, enum core_channel_use use, struct core_error *error)
+int core_channel_open(struct core_link *link, struct core_channel *channel, bool polite,
+		      struct core_error *error)
 {
-	struct core_channel *channel = &link->channels[use];
-	const size_t line = 64 * (size_t)use;
-
 	channel->link = link;
-	channel->semaphore = (const volatile uint32_t *)(link->semaphores.host + line);
-	channel->semaphore_va = link->semaphores.va + line;
-	channel->notifier = (const volatile struct nvrm_notification *)link->notifiers[use].host;
 	pthread_mutex_init(&channel->lock, NULL);
-	if (make_control(link, channel, error))
+	if (make_host(link, channel, error))
 		return -1;
-	if (!make_objects(link, channel, use, error))
+	if (make_control(link, channel, error))
+		goto drop_host;
+	if (!make_objects(link, channel, polite, error))
 		return 0;
 	drop_control(link, channel);
+drop_host:
+	drop_host(link, channel);
 	return -1;
+}
+
+void core_channel_close(struct core_channel *channel)
+{
+	struct core_link *link = channel->link;
+	struct core_error ignored;
+
+	core_rm_free(link->client, parent_of(link, channel), channel->handle, &ignored);
+	drop_group(link, channel);
+	drop_control(link, channel);
+	drop_host(link, channel);
 }
 
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
@@ -176,7 +226,8 @@ struct core_channel *core_link_channel(struct core_link *link, enum core_channel
 	pthread_mutex_lock(&link->lock);
 	channel = link->ready[use];
 	if (!channel) {
-		bool made = !make_channel(link, use, error);
+		bool made = !core_channel_open(link, &link->channels[use], use == CORE_CHANNEL_BULK,
+					       error);
 
 		if (made)
 			channel = &link->channels[use];

@@ -7,8 +7,7 @@
 
 #define MOST_AT_ONCE 16
 
-/* The address of a byte of a side; *left becomes the bytes from there on, if they are fewer. */
-static uint64_t address_of(const struct core_side *side, uint64_t done, uint64_t *left)
+uint64_t core_side_address(const struct core_side *side, uint64_t done, uint64_t *left)
 {
 	uint64_t at = side->at + done;
 	const struct core_part_of_gpu *part;
@@ -22,23 +21,29 @@ static uint64_t address_of(const struct core_side *side, uint64_t done, uint64_t
 	return part->va + part->offset + at;
 }
 
+uint64_t core_cut_copy(const struct core_side *to, const struct core_side *from, uint64_t nbytes,
+		       uint64_t done, struct core_engine_piece *piece)
+{
+	uint64_t left = nbytes - done < CORE_COPY_MOST ? nbytes - done : CORE_COPY_MOST;
+
+	*piece = (struct core_engine_piece){.kind = CORE_PIECE_COPY};
+	piece->to = core_side_address(to, done, &left);
+	piece->from = core_side_address(from, done, &left);
+	piece->nbytes = (uint32_t)left;
+	return left;
+}
+
 int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
 		      uint64_t nbytes, uint32_t *value, struct core_error *error)
 {
 	struct core_engine_piece pieces[MOST_AT_ONCE];
-	uint64_t done = 0, left;
-	unsigned int count;
+	uint64_t done = 0;
 
 	while (done < nbytes) {
-		for (count = 0; count < MOST_AT_ONCE && done < nbytes; count++, done += left) {
-			struct core_engine_piece *piece = &pieces[count];
+		unsigned int count = 0;
 
-			left = nbytes - done < CORE_COPY_MOST ? nbytes - done : CORE_COPY_MOST;
-			*piece = (struct core_engine_piece){.kind = CORE_PIECE_COPY};
-			piece->to = address_of(&to, done, &left);
-			piece->from = address_of(&from, done, &left);
-			piece->nbytes = (uint32_t)left;
-		}
+		while (count < MOST_AT_ONCE && done < nbytes)
+			done += core_cut_copy(&to, &from, nbytes, done, &pieces[count++]);
 		if (core_channel_submit(channel, pieces, count, value, error))
 			return -1;
 	}
@@ -93,7 +98,7 @@ static uint64_t cut_fill(const struct fill *fill, uint64_t done, struct core_eng
 		left = CORE_COPY_MOST;
 	*piece = (struct core_engine_piece){.kind = CORE_PIECE_FILL,
 					    .value = fill->value * 0x01010101u};
-	piece->to = address_of(&fill->to, done, &left);
+	piece->to = core_side_address(&fill->to, done, &left);
 	piece->words = left >= sizeof(uint32_t) && piece->to % sizeof(uint32_t) == 0;
 	if (piece->words)
 		left -= left % sizeof(uint32_t);

@@ -216,9 +216,10 @@ int core_engine_find_gpu(int fd, struct core_rm_gpu *gpu, struct core_error *err
 	ret = core_rm_export_gpu(client, fd, gpu, error);
 	core_rm_close(client);
 	if (ret && error->failure == CORE_FAILED_CALL && error->number == EINVAL)
-		return core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
-				 "the copy engine cannot be used: the NVIDIA driver does not know "
-				 "this memory's descriptor as GPU memory of its own");
+		return core_fail(
+			error, CORE_FAILED_UNAVAILABLE, EINVAL,
+			"the copy engine cannot be used: this memory's descriptor is not one "
+			"of the NVIDIA driver's GPU memory");
 	return ret;
 }
 

@@ -77,6 +77,59 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 void core_engine_unregister(struct core_registration *registration);
 
 /*
+ * Whether these bytes are registered, for copies in this direction. Never waits: false while
+ * another thread ends a registration.
+ */
+bool core_engine_has_registered(const char *host, size_t nbytes, bool to_gpu);
+
+/*
+ * Steps that a separate channel does in order, without the CPU. They are added one by one, and
+ * submitted as jobs. One thread at a time uses a queue, except for core_queue_progress(). The
+ * memory that steps of unfinished jobs use must stay until the queue is closed.
+ */
+struct core_queue;
+
+enum core_queue_step_kind {
+	CORE_STEP_WAIT, /* until a word of the memory is at least a value, or past it cyclically */
+	CORE_STEP_SET,	/* a word of the memory to a value */
+	CORE_STEP_WRITE,
+	CORE_STEP_READ,
+};
+
+struct core_queue_step {
+	enum core_queue_step_kind kind;
+	struct core_engine_memory *memory;
+	uint64_t offset;
+	uint32_t value;
+	struct core_engine_memory *other; /* copied from or to, from its first byte on; or NULL: */
+	char *host;			  /* registered memory */
+	uint64_t nbytes;
+};
+
+/* On the GPU of the memory. */
+struct core_queue *core_queue_open(struct core_engine_memory *memory, struct core_error *error);
+
+/* Ends unfinished jobs. In a forked child, only the structure is freed. */
+void core_queue_close(struct core_queue *queue);
+
+/*
+ * Add a step; 1 if the host memory is not registered, or cannot be. Registered memory is pinned
+ * until *registration is let go, even if it is unregistered meanwhile.
+ */
+int core_queue_add(struct core_queue *queue, const struct core_queue_step *step,
+		   struct core_registration **registration, struct core_error *error);
+void core_registration_let_go(struct core_registration *registration);
+
+/*
+ * Submit the steps, as job *number. false: there is room when job *number is done. A queue has room
+ * for a job of any size when all others are done.
+ */
+bool core_queue_submit(struct core_queue *queue, uint64_t *number);
+
+/* The number of the last job that is done. An error means that the others never will be. */
+int core_queue_progress(const struct core_queue *queue, uint64_t *done, struct core_error *error);
+
+/*
  * Whether there is a usable engine on a GPU; NULL: on the first one. Makes it if necessary, and
  * describes it in words.
  */

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "engine/methods.h"
 #include "engine/private.h"
@@ -92,30 +91,14 @@ static int make_space(struct core_link *link, struct core_error *error)
 			       NVRM_CLASS_VIRTUAL_MEMORY, &memory, &link->virtual_memory, error);
 }
 
-/* The driver takes a notifier as an object, of which it is the first bytes: a page is enough. */
-static int make_host(struct core_link *link, struct core_error *error)
+static int make_scratch(struct core_link *link, struct core_error *error)
 {
-	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	struct {
-		struct core_span *span;
-		size_t pages;
-	} parts[] = {{&link->semaphores, 1},
-		     {&link->notifiers[CORE_CHANNEL_SMALL], 1},
-		     {&link->notifiers[CORE_CHANNEL_BULK], 1},
-		     {&link->scratch, 2}};
-	char *host;
+	const size_t nbytes = 2 * core_page_nbytes();
 
-	link->host_nbytes = 5 * page;
-	link->host = host = core_link_host(link->host_nbytes, error);
-	if (!host)
-		return -1;
-	for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
-		if (core_link_register(link, host, parts[i].pages * page, false, parts[i].span,
-				       error))
-			return -1;
-		host += parts[i].pages * page;
-	}
-	return 0;
+	link->scratch.host = core_link_host(nbytes, error);
+	return link->scratch.host ? core_link_register(link, link->scratch.host, nbytes, false,
+						       &link->scratch, error)
+				  : -1;
 }
 
 static int make_doorbell(struct core_link *link, uint32_t class_id, struct core_error *error)
@@ -170,7 +153,7 @@ static int make(struct core_link *link, const struct core_rm_gpu *gpu, struct co
 					       error) ||
 			       choose_classes(link, &doorbell, error) ||
 			       choose_engine(link, error) || make_space(link, error) ||
-			       make_host(link, error) || make_doorbell(link, doorbell, error) ||
+			       make_scratch(link, error) || make_doorbell(link, doorbell, error) ||
 			       !core_link_channel(link, CORE_CHANNEL_SMALL, error)
 		       ? -1
 		       : 0;
@@ -184,6 +167,7 @@ struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_erro
 		core_fail_call(error, ENOMEM, 0, "malloc");
 		return NULL;
 	}
+	link->users = 1;
 	pthread_mutex_init(&link->lock, NULL);
 	if (core_rm_open(&link->client, error)) {
 		free(link);
@@ -196,18 +180,28 @@ struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_erro
 	return link;
 }
 
+void core_link_keep(struct core_link *link)
+{
+	__atomic_add_fetch(&link->users, 1, __ATOMIC_RELAXED);
+}
+
 /* The driver frees everything with the client, but leaves the CPU's page tables alone. */
 void core_link_close(struct core_link *link)
 {
 	struct core_error ignored;
 
+	if (__atomic_sub_fetch(&link->users, 1, __ATOMIC_ACQ_REL))
+		return;
 	for (int i = 0; i < CORE_CHANNELS; i++)
 		if (link->channels[i].map.map.base)
 			core_rm_unmap(link->client, &link->channels[i].map, &ignored);
 	if (link->doorbell_map.map.base)
 		core_rm_unmap(link->client, &link->doorbell_map, &ignored);
 	core_rm_close(link->client);
-	if (link->host)
-		munmap(link->host, link->host_nbytes);
+	for (int i = 0; i < CORE_CHANNELS; i++)
+		if (link->channels[i].semaphore_page.host)
+			munmap(link->channels[i].semaphore_page.host, 2 * core_page_nbytes());
+	if (link->scratch.host)
+		munmap(link->scratch.host, 2 * core_page_nbytes());
 	free(link);
 }

@@ -50,7 +50,7 @@ int core_engine_move(struct core_engine *engine, struct core_link *link, struct 
 {
 	uint32_t client = core_rm_handle(engine->link->client);
 
-	/* What is moved when one fails is given back with the new link. */
+	/* If one fails, the parts already moved are given back with the new link. */
 	for (struct core_engine_memory *memory = engine->memories; memory; memory = memory->next)
 		for (unsigned int i = 0; i < memory->count; i++) {
 			struct core_part_of_gpu *part = &memory->parts[i];

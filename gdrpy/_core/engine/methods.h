@@ -8,10 +8,12 @@
 
 #include <stdint.h>
 
+#define CORE_HOST_SUBCHANNEL 0u
 #define CORE_COPY_SUBCHANNEL 4u
 
 enum core_method {
 	CORE_SET_OBJECT = 0x000,
+	CORE_ACQUIRE = 0x05c,	    /* of the host: address low, high, payload low, high, how */
 	CORE_SET_SEMAPHORE = 0x240, /* address high, low, payload */
 	CORE_LAUNCH = 0x300,
 	CORE_SET_SOURCE = 0x400, /* high, low, then CORE_SET_TARGET */
@@ -29,6 +31,12 @@ enum core_launch {
 	CORE_LAUNCH_LINES = 0x200,
 	CORE_LAUNCH_FILL = 0x400,
 };
+
+/*
+ * Wait until a word is at least the payload, by the sign of the difference. Meanwhile the channels
+ * of other groups run.
+ */
+#define CORE_ACQUIRE_AT_LEAST 0x00001003u
 
 /* One element of one byte, or of four, each of which is the value. */
 #define CORE_FILL_BYTES 0x00000005u

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <unistd.h>
 
 #include "copy/parallel.h"
 #include "engine/engine.h"
@@ -24,6 +25,11 @@
 #define CORE_PAGE ((size_t)4096)
 #define CORE_ANY_PAGE ((size_t)65536)
 
+static inline size_t core_page_nbytes(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
+
 /* Memory in the channels' address space. */
 struct core_span {
 	uint32_t object;
@@ -41,34 +47,32 @@ enum core_channel_use {
 struct core_channel {
 	pthread_mutex_t lock; /* from the choice of a ring entry to the doorbell */
 	struct core_link *link;
+	uint32_t group, handle; /* the group is 0 without one */
 	uint32_t token;
 	struct core_rm_mapping map; /* of the GPU memory with ring, USERD and pushbuffer */
 	struct core_span control;
-	const volatile uint32_t *semaphore; /* the value of the last submission done */
-	uint64_t semaphore_va;
+	struct core_span semaphore_page, notifier_page; /* of host memory */
+	const volatile uint32_t *semaphore;		/* the value of the last submission done */
 	const volatile struct nvrm_notification *notifier;
 	uint32_t put;			    /* the next ring entry */
 	uint32_t last;			    /* the value of the last submission */
 	uint32_t values[CORE_RING_ENTRIES]; /* of the last submission by each entry */
 };
 
-/* A client with its address space, channels and doorbell: what is lost and made anew together. */
+/* A client with its address space, channels and doorbell, which are lost and made anew together. */
 struct core_link {
+	unsigned int users;
 	struct core_rm *client;
 	const struct core_rm_device *device;
 	uint32_t subdevice;
 	uint32_t address_space;
 	uint32_t virtual_memory;
 	uint32_t channel_class, copy_class;
-	uint32_t engine;	 /* its type */
-	uint32_t index;		 /* COPY<index> */
-	bool old_map, old_unmap; /* the driver takes the older structures */
-	bool lost;		 /* a channel died, or does not answer */
-	char *host;		 /* host memory for the next three */
-	size_t host_nbytes;
-	struct core_span semaphores;
-	struct core_span notifiers[CORE_CHANNELS];
-	struct core_span scratch; /* for the self-check */
+	uint32_t engine;	  /* its type */
+	uint32_t index;		  /* COPY<index> */
+	bool old_map, old_unmap;  /* the driver takes the older structures */
+	bool lost;		  /* a channel died, or does not answer */
+	struct core_span scratch; /* host memory for the self-check */
 	struct core_rm_mapping doorbell_map;
 	volatile uint32_t *doorbell;
 	struct core_channel channels[CORE_CHANNELS];
@@ -131,12 +135,18 @@ int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct
 int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool readonly,
 		       struct core_span *span, struct core_error *error);
 
+/* Undo this; the host memory stays. */
+void core_link_unregister(struct core_link *link, const struct core_span *span);
+
 /* Host memory that forked children do not inherit; munmap() frees it. */
 char *core_link_host(size_t nbytes, struct core_error *error);
 
 /* --- link.c --- */
 
 struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_error *error);
+
+/* Keep a link for another user. It is freed when each has closed it. */
+void core_link_keep(struct core_link *link);
 void core_link_close(struct core_link *link);
 
 /* --- channel.c --- */
@@ -148,12 +158,20 @@ void core_link_close(struct core_link *link);
 struct core_channel *core_link_channel(struct core_link *link, enum core_channel_use use,
 				       struct core_error *error);
 
+/* Make a channel, in a zeroed structure. If it is `polite`, its time slices are short. */
+int core_channel_open(struct core_link *link, struct core_channel *channel, bool polite,
+		      struct core_error *error);
+/* Free it, with its unfinished work; the driver no longer uses any memory for it then. */
+void core_channel_close(struct core_channel *channel);
+
 /* --- push.c --- */
 
 enum core_piece_kind {
 	CORE_PIECE_COPY,
 	CORE_PIECE_LINES,
 	CORE_PIECE_FILL,
+	CORE_PIECE_WAIT, /* for the word at `to` to be at least `value` */
+	CORE_PIECE_SET,	 /* the word at `to`, when all pieces before are done */
 };
 
 /* A part of a submission: bytes up to CORE_COPY_MOST. */
@@ -164,9 +182,13 @@ struct core_engine_piece {
 	uint32_t lines, to_pitch, from_pitch;
 	uint32_t value; /* to fill with */
 	bool words;	/* `nbytes` counts words, not bytes, to fill */
+	bool in_order;	/* begins when the pieces before it are done */
 };
 
-/* Have the engine do pieces in any order. *value is for core_channel_wait(). */
+/* The ring entries that pieces take. */
+unsigned int core_channel_entries(unsigned int pieces);
+
+/* Have the engine do pieces, in any order unless they say so. *value is for core_channel_wait(). */
 int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,
 			unsigned int count, uint32_t *value, struct core_error *error);
 
@@ -214,6 +236,13 @@ struct core_side {
 	uint64_t at;
 };
 
+/* The address of a byte of a side; *left becomes the bytes from there on, if they are fewer. */
+uint64_t core_side_address(const struct core_side *side, uint64_t done, uint64_t *left);
+
+/* Make the piece of a copy that follows the first `done` bytes; returns its bytes. */
+uint64_t core_cut_copy(const struct core_side *to, const struct core_side *from, uint64_t nbytes,
+		       uint64_t done, struct core_engine_piece *piece);
+
 /* Submit a copy of any size. *value is for core_channel_wait(). */
 int core_channel_copy(struct core_channel *channel, struct core_side to, struct core_side from,
 		      uint64_t nbytes, uint32_t *value, struct core_error *error);
@@ -249,6 +278,10 @@ unsigned int core_engine_forks(void);
 bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
 			   uint64_t *va);
 void core_registered_end(void);
+
+/* Likewise, but until core_registration_let_go(), even if it is unregistered meanwhile; or NULL. */
+struct core_registration *core_registered_hold(struct core_engine *engine, const char *host,
+					       size_t nbytes, bool to_gpu, uint64_t *va);
 
 /* At the start, and in a forked child, whose registrations are the parent's. */
 void core_registrations_forget(void);

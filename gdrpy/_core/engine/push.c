@@ -9,6 +9,9 @@
 #define END_WORDS 8
 #define MOST_PIECES ((CORE_PUSH_NBYTES / sizeof(uint32_t) - END_WORDS) / PIECE_WORDS)
 
+/* Release a semaphore when all transfers before are done. */
+#define SEMAPHORE_LAUNCH (CORE_LAUNCH_FLUSH | CORE_LAUNCH_SEMAPHORE)
+
 /* Where the next word of a pushbuffer goes. */
 struct pen {
 	volatile uint32_t *begin, *at;
@@ -36,9 +39,28 @@ static void put_launch(struct pen *pen, uint32_t launch)
 	put(pen, launch);
 }
 
+static void put_semaphore(struct pen *pen, uint64_t address, uint32_t value)
+{
+	put_method(pen, CORE_SET_SEMAPHORE, 3);
+	put_address(pen, address);
+	put(pen, value);
+}
+
 static void put_piece(struct pen *pen, const struct core_engine_piece *piece, uint32_t launch)
 {
 	switch (piece->kind) {
+	case CORE_PIECE_WAIT:
+		put(pen, core_method_header(CORE_HOST_SUBCHANNEL, CORE_ACQUIRE, 5));
+		put(pen, (uint32_t)piece->to);
+		put(pen, (uint32_t)(piece->to >> 32));
+		put(pen, piece->value);
+		put(pen, 0);
+		put(pen, CORE_ACQUIRE_AT_LEAST);
+		return;
+	case CORE_PIECE_SET:
+		put_semaphore(pen, piece->to, piece->value);
+		put_launch(pen, SEMAPHORE_LAUNCH);
+		return;
 	case CORE_PIECE_COPY:
 		put_method(pen, CORE_SET_SOURCE, 4);
 		put_address(pen, piece->from);
@@ -70,28 +92,22 @@ static void put_piece(struct pen *pen, const struct core_engine_piece *piece, ui
 	put_launch(pen, launch | CORE_LAUNCH_LINEAR);
 }
 
-static void put_semaphore(struct pen *pen, const struct core_channel *channel, uint32_t value)
-{
-	put_method(pen, CORE_SET_SEMAPHORE, 3);
-	put_address(pen, channel->semaphore_va);
-	put(pen, value);
-}
-
-/* A single launch releases the semaphore itself; several pieces are followed by one that does. */
+/* A single transfer releases the semaphore itself; after other pieces, a launch does. */
 static void put_pieces(struct pen *pen, const struct core_channel *channel,
 		       const struct core_engine_piece *pieces, unsigned int count, uint32_t value)
 {
-	const uint32_t end = CORE_LAUNCH_FLUSH | CORE_LAUNCH_SEMAPHORE;
+	const uint64_t semaphore = channel->semaphore_page.va;
 
-	if (count == 1) {
-		put_semaphore(pen, channel, value);
-		put_piece(pen, pieces, CORE_LAUNCH_IN_ORDER | end);
+	if (count == 1 && pieces->kind <= CORE_PIECE_FILL) {
+		put_semaphore(pen, semaphore, value);
+		put_piece(pen, pieces, CORE_LAUNCH_IN_ORDER | SEMAPHORE_LAUNCH);
 		return;
 	}
 	for (unsigned int i = 0; i < count; i++)
-		put_piece(pen, &pieces[i], i ? CORE_LAUNCH_PIPELINED : CORE_LAUNCH_IN_ORDER);
-	put_semaphore(pen, channel, value);
-	put_launch(pen, end);
+		put_piece(pen, &pieces[i],
+			  i && !pieces[i].in_order ? CORE_LAUNCH_PIPELINED : CORE_LAUNCH_IN_ORDER);
+	put_semaphore(pen, semaphore, value);
+	put_launch(pen, SEMAPHORE_LAUNCH);
 }
 
 /*
@@ -124,6 +140,11 @@ static int submit(struct core_channel *channel, const struct core_engine_piece *
 	core_full_fence();
 	*channel->link->doorbell = channel->token;
 	return 0;
+}
+
+unsigned int core_channel_entries(unsigned int pieces)
+{
+	return (unsigned int)((pieces + MOST_PIECES - 1) / MOST_PIECES);
 }
 
 int core_channel_submit(struct core_channel *channel, const struct core_engine_piece *pieces,

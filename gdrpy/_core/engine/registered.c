@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "engine/private.h"
 
@@ -22,6 +21,7 @@ struct pinned {
 
 struct core_registration {
 	struct core_registration *next;
+	unsigned int users; /* its owner, until it is unregistered, and queues */
 	const char *host;
 	size_t host_nbytes;
 	char *pages; /* which hold them */
@@ -45,13 +45,14 @@ void core_registrations_forget(void)
 struct core_registration *core_engine_register(const void *host, size_t nbytes, bool readonly,
 					       struct core_error *error)
 {
-	const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)host & -page;
+	const uintptr_t page = core_page_nbytes(), begin = (uintptr_t)host & -page;
 	struct core_registration *registration = calloc(1, sizeof(*registration));
 
 	if (!registration) {
 		core_fail_call(error, ENOMEM, 0, "malloc");
 		return NULL;
 	}
+	registration->users = 1;
 	registration->host = host;
 	registration->host_nbytes = nbytes;
 	registration->pages = (char *)begin;
@@ -69,21 +70,31 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 static void unpin(struct pinned *pinned)
 {
 	struct core_engine *engine = pinned->engine;
-	struct core_error ignored;
 
 	pthread_rwlock_rdlock(&engine->lock);
-	if (engine->link == pinned->link && !pinned->refused) {
-		core_link_unmap(engine->link, pinned->span.object, pinned->span.va, &ignored);
-		core_rm_free(engine->link->client, engine->link->device->handle,
-			     pinned->span.object, &ignored);
-	}
+	if (engine->link == pinned->link && !pinned->refused)
+		core_link_unregister(engine->link, &pinned->span);
 	pthread_rwlock_unlock(&engine->lock);
+}
+
+void core_registration_let_go(struct core_registration *registration)
+{
+	struct pinned *next;
+
+	if (__atomic_sub_fetch(&registration->users, 1, __ATOMIC_ACQ_REL))
+		return;
+	for (struct pinned *pinned = registration->pins; pinned; pinned = next) {
+		next = pinned->next;
+		if (registration->forks == core_engine_forks())
+			unpin(pinned);
+		free(pinned);
+	}
+	free(registration);
 }
 
 void core_engine_unregister(struct core_registration *registration)
 {
 	struct core_registration **entry = &registrations;
-	struct pinned *next;
 
 	if (registration->forks == core_engine_forks()) {
 		pthread_rwlock_wrlock(&lock); /* waits for the copies that use it */
@@ -91,14 +102,8 @@ void core_engine_unregister(struct core_registration *registration)
 			entry = &(*entry)->next;
 		*entry = registration->next;
 		pthread_rwlock_unlock(&lock);
-		for (struct pinned *pinned = registration->pins; pinned; pinned = pinned->next)
-			unpin(pinned);
 	}
-	for (struct pinned *pinned = registration->pins; pinned; pinned = next) {
-		next = pinned->next;
-		free(pinned);
-	}
-	free(registration);
+	core_registration_let_go(registration);
 }
 
 /* The pages in an engine's link, pinned if necessary; NULL if they cannot be. */
@@ -126,25 +131,68 @@ static const struct pinned *pin(struct core_registration *registration, struct c
 	return pinned && !pinned->refused ? pinned : NULL;
 }
 
+/* Whether the engine may copy bytes to or from registered memory. */
+static bool holds(const struct core_registration *one, const char *host, size_t nbytes, bool to_gpu)
+{
+	return host >= one->host && nbytes <= one->host_nbytes &&
+	       (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
+	       (to_gpu || !one->readonly);
+}
+
+bool core_engine_has_registered(const char *host, size_t nbytes, bool to_gpu)
+{
+	const struct core_registration *one;
+	bool found = false;
+
+	if (!__atomic_load_n(&registrations, __ATOMIC_ACQUIRE) || pthread_rwlock_tryrdlock(&lock))
+		return false;
+	for (one = registrations; one && !found; one = one->next)
+		found = holds(one, host, nbytes, to_gpu);
+	pthread_rwlock_unlock(&lock);
+	return found;
+}
+
+/* The registration that holds memory, with the lock held; or NULL. */
+static struct core_registration *find(struct core_engine *engine, const char *host, size_t nbytes,
+				      bool to_gpu, uint64_t *va)
+{
+	struct core_registration *one;
+
+	for (one = registrations; one; one = one->next) {
+		const struct pinned *pinned =
+			holds(one, host, nbytes, to_gpu) ? pin(one, engine) : NULL;
+
+		if (pinned) {
+			*va = pinned->span.va + (uint64_t)(host - one->pages);
+			break;
+		}
+	}
+	return one;
+}
+
 bool core_registered_begin(struct core_engine *engine, const char *host, size_t nbytes, bool to_gpu,
 			   uint64_t *va)
 {
-	struct core_registration *one;
-	const struct pinned *pinned = NULL;
-
 	if (!__atomic_load_n(&registrations, __ATOMIC_ACQUIRE))
 		return false;
 	pthread_rwlock_rdlock(&lock);
-	for (one = registrations; one && !pinned; one = one->next)
-		if (host >= one->host && nbytes <= one->host_nbytes &&
-		    (size_t)(host - one->host) <= one->host_nbytes - nbytes &&
-		    (to_gpu || !one->readonly)) {
-			pinned = pin(one, engine);
-			*va = pinned ? pinned->span.va + (uint64_t)(host - one->pages) : 0;
-		}
-	if (!pinned)
-		pthread_rwlock_unlock(&lock);
-	return pinned;
+	if (find(engine, host, nbytes, to_gpu, va))
+		return true;
+	pthread_rwlock_unlock(&lock);
+	return false;
+}
+
+struct core_registration *core_registered_hold(struct core_engine *engine, const char *host,
+					       size_t nbytes, bool to_gpu, uint64_t *va)
+{
+	struct core_registration *registration;
+
+	pthread_rwlock_rdlock(&lock);
+	registration = find(engine, host, nbytes, to_gpu, va);
+	if (registration)
+		__atomic_add_fetch(&registration->users, 1, __ATOMIC_RELAXED);
+	pthread_rwlock_unlock(&lock);
+	return registration;
 }
 
 void core_registered_end(void)

@@ -117,6 +117,14 @@ int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool
 	return 0;
 }
 
+void core_link_unregister(struct core_link *link, const struct core_span *span)
+{
+	struct core_error ignored;
+
+	core_link_unmap(link, span->object, span->va, &ignored);
+	core_rm_free(link->client, link->device->handle, span->object, &ignored);
+}
+
 char *core_link_host(size_t nbytes, struct core_error *error)
 {
 	char *host;

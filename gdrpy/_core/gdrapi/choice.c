@@ -222,7 +222,6 @@ struct core_memory *core_take_range(struct gdr *session, uint64_t ptr, size_t nb
 		.ptr = ptr,
 		.nbytes = nbytes,
 		.fd = -1,
-		.device = -1,
 		.gpu_pages = true,
 		.force_pcie = force_pcie,
 		.node = node_of(session),

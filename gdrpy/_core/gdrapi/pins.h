@@ -16,7 +16,7 @@
 #include "session.h"
 
 struct core_pin {
-	/* What copies read: one cache line. */
+	/* The fields that copies read: one cache line. */
 	alignas(64) _Atomic(unsigned long) handle; /* 0: no pin */
 	_Atomic(uintptr_t) mapping;		   /* 0: not mapped */
 	_Atomic(size_t) length;

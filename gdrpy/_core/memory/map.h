@@ -11,7 +11,7 @@
 struct core_map {
 	void *address; /* the first byte asked for */
 	size_t nbytes; /* bytes asked for */
-	void *base;    /* page-aligned start of what is mapped */
+	void *base;    /* page-aligned start of the mapped range */
 	size_t length; /* whole pages */
 };
 

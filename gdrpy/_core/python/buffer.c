@@ -7,6 +7,8 @@
  */
 #include "module.h"
 
+PyTypeObject *core_buffer_type_object;
+
 /* The consumer gets the memoryview's own buffer and keeps it, so nothing is released here. */
 static int getbuffer(PyObject *self, Py_buffer *view, int flags)
 {

@@ -41,10 +41,11 @@ static void end_use(struct transfers *self, const struct use *use)
 	Py_DECREF(use->capsule);
 }
 
-bool core_transfers_between(struct transfers *self, struct transfers *other,
+bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,
 			    const struct core_copy *copy, bool to_write)
 {
 	uint64_t offset = (uint64_t)copy->offset, nbytes = (uint64_t)copy->nbytes;
+	uint64_t there = (uint64_t)start;
 	struct core_error error;
 	struct use own, others;
 	int ret;
@@ -58,8 +59,8 @@ bool core_transfers_between(struct transfers *self, struct transfers *other,
 	others = begin_use(other);
 	core_store_fence();
 	Py_BEGIN_ALLOW_THREADS;
-	ret = to_write ? core_engine_copy(own.memory, offset, others.memory, 0, nbytes, &error)
-		       : core_engine_copy(others.memory, 0, own.memory, offset, nbytes, &error);
+	ret = to_write ? core_engine_copy(own.memory, offset, others.memory, there, nbytes, &error)
+		       : core_engine_copy(others.memory, there, own.memory, offset, nbytes, &error);
 	Py_END_ALLOW_THREADS;
 	end_use(other, &others);
 	end_use(self, &own);

@@ -156,8 +156,8 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 		Py_RETURN_NONE;
 	if (views) {
 		PyErr_Format(PyExc_BufferError,
-			     "Mapping.close: %zd views or running copies still use the mapping; "
-			     "delete the numpy arrays and memoryviews made from it first",
+			     "Mapping.close: views or running copies still use the mapping (%zd in "
+			     "all); delete the numpy arrays and memoryviews made from it first",
 			     (Py_ssize_t)views);
 		return NULL;
 	}

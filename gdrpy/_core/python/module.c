@@ -123,7 +123,8 @@ static bool add_contents(PyObject *module)
 	       (core_channel_type_object = add_type(module, &core_channel_spec)) &&
 	       add_type(module, &core_reader_spec) && add_type(module, &core_flag_spec) &&
 	       (core_transfers_type_object = add_type(module, &core_transfers_spec)) &&
-	       add_type(module, &core_buffer_spec) && add_type(module, &core_lease_spec) &&
+	       (core_buffer_type_object = add_type(module, &core_buffer_spec)) &&
+	       add_type(module, &core_lease_spec) && add_type(module, &core_queue_spec) &&
 	       add_type(module, &core_resource_spec) && add_type(module, &core_undo_spec) &&
 	       /* Bytes of GPU memory that a channel takes besides its records, and of host memory.
 		*/

@@ -6,9 +6,9 @@
 #include "pyhelp.h"
 
 extern PyType_Spec core_buffer_spec, core_channel_spec, core_reader_spec, core_descriptor_spec,
-	core_flag_spec, core_lease_spec, core_mapping_spec, core_resource_spec, core_transfers_spec,
-	core_undo_spec;
-extern PyTypeObject *core_mapping_type_object, *core_channel_type_object,
+	core_flag_spec, core_lease_spec, core_mapping_spec, core_queue_spec, core_resource_spec,
+	core_transfers_spec, core_undo_spec;
+extern PyTypeObject *core_buffer_type_object, *core_mapping_type_object, *core_channel_type_object,
 	*core_descriptor_type_object;
 
 /* Define core_TYPE_spec of a struct TYPE, from its TYPE_slots. */

@@ -4,27 +4,9 @@
 #include "pyhelp.h"
 
 #include <sched.h>
-#include <time.h>
 
 /* The time after which signals are checked and the CPU is yielded. */
 #define ROUND_NS 1000000
-
-static inline void cpu_relax(void)
-{
-#if defined(__x86_64__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
-int64_t core_now_ns(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
 
 int64_t core_deadline(int64_t timeout)
 {
@@ -45,18 +27,21 @@ static inline bool look(const struct core_spin *spin)
 	do {
 		if (spin->look(spin->context))
 			return true;
-		cpu_relax();
+		core_relax();
 	} while (--looks);
 	return false;
 }
 
-static bool look_for_a_round(const struct core_spin *spin, int64_t deadline, bool *late)
+static bool look_for_a_round(const struct core_spin *spin, int64_t began, int64_t deadline,
+			     bool *late)
 {
 	int64_t now = core_now_ns();
 	int64_t end = now + ROUND_NS;
 	bool came;
 
 	do {
+		if (spin->naps)
+			core_nap(now - began);
 		came = look(spin);
 		now = core_now_ns();
 		*late = now >= deadline;
@@ -69,16 +54,17 @@ static bool look_for_a_round(const struct core_spin *spin, int64_t deadline, boo
 enum core_spin_end core_spin(const struct core_spin *spin)
 {
 	PyThreadState *thread;
-	int64_t deadline;
+	int64_t began, deadline;
 	bool came, late;
 
 	if (look(spin))
 		return CORE_SPIN_CAME;
 
+	began = core_now_ns();
 	deadline = core_deadline(spin->timeout);
 	for (;;) {
 		thread = PyEval_SaveThread();
-		came = look_for_a_round(spin, deadline, &late);
+		came = look_for_a_round(spin, began, deadline, &late);
 		PyEval_RestoreThread(thread);
 
 		if (came)

@@ -4,7 +4,8 @@
 #define GDRPY_SPIN_H
 
 #include <stdbool.h>
-#include <stdint.h>
+
+#include "common/wait.h"
 
 /* How many loads of cached memory, or of memory beyond the bus, take a microsecond or two. */
 #define CORE_LOOKS_CACHED 64
@@ -16,6 +17,7 @@ struct core_spin {
 	void *context;
 	int looks; /* per reading of the clock, which takes as long as some looks */
 	int64_t timeout;
+	bool naps; /* between looks at what takes long, instead of using a CPU */
 };
 
 enum core_spin_end {
@@ -29,8 +31,6 @@ enum core_spin_end {
  * other Python threads run and signals are handled. look() is called even if the timeout is 0.
  */
 enum core_spin_end core_spin(const struct core_spin *spin);
-
-int64_t core_now_ns(void); /* CLOCK_MONOTONIC */
 
 /* The end of a timeout that begins now, and the time left until then; INT64_MAX is forever. */
 int64_t core_deadline(int64_t timeout);

@@ -2,8 +2,9 @@
 /*
  * Chooses how a copy is made, and makes it.
  *
- * Stores and loads through the mapping start at once. DMA takes some microseconds to start, and
- * moves more bytes a second. The caller passes the sizes from which each is faster.
+ * Stores and loads through the mapping start at once. DMA by CUDA and by the copy engine takes some
+ * microseconds to start, and moves more bytes a second. The caller passes the sizes from which each
+ * is faster.
  */
 #include "cuda/driver.h"
 #include "transfers.h"
@@ -17,11 +18,19 @@
 #define ONE_LANE_UP_TO (1 << 20)
 #define FOUR_LANES_UP_TO (16 << 20)
 
+/*
+ * Making an engine takes some milliseconds. A region takes it when it has copied so many bytes that
+ * it would have copied faster, with CUDA and without; each copy counts as COUNTED_LEAST at least.
+ */
+#define ENGINE_WITH_CUDA ((size_t)64 << 20)
+#define ENGINE_ALONE ((size_t)4 << 20)
+#define COUNTED_LEAST ((size_t)64 << 10)
+
 static unsigned int lanes_for(const struct transfers *self, Py_ssize_t nbytes)
 {
 	if (nbytes <= ONE_LANE_UP_TO)
 		return 1;
-	return nbytes < FOUR_LANES_UP_TO && self->limits.lanes > 4 ? 4 : self->limits.lanes;
+	return nbytes < FOUR_LANES_UP_TO && self->lanes > 4 ? 4 : self->lanes;
 }
 
 bool core_raise_cuda(const struct core_error *error)
@@ -44,29 +53,67 @@ static bool is_pinned(struct transfers *self, const struct core_copy *copy)
 	       core_dma_reaches(self->dma, copy->host, (size_t)copy->nbytes);
 }
 
+static bool is_registered(const struct core_copy *copy, bool to_write)
+{
+	return core_engine_has_registered(copy->host, (size_t)copy->nbytes, to_write);
+}
+
+static bool wants_engine(struct transfers *self, const struct core_copy *copy, bool to_write)
+{
+	const struct core_limits *limits = to_write ? &self->to : &self->from;
+	size_t nbytes = (size_t)copy->nbytes;
+
+	if (copy->way != CORE_AUTOMATIC || self->engine || self->no_engine)
+		return false;
+	if (copy->nbytes >= limits->registered && is_registered(copy, to_write))
+		return true;
+	if (self->mapping && copy->nbytes < limits->engine)
+		return false;
+	if (self->dma && copy->nbytes >= limits->dma_pinned && is_pinned(self, copy))
+		return false;
+	self->for_engine += nbytes < COUNTED_LEAST ? COUNTED_LEAST : nbytes;
+	return self->for_engine >= (self->dma ? ENGINE_WITH_CUDA : ENGINE_ALONE);
+}
+
+bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write)
+{
+	PyObject *done;
+
+	if (!wants_engine(self, copy, to_write))
+		return true;
+	done = PyObject_CallMethod((PyObject *)self, "_try_engine", "s", copy->method);
+	if (!done)
+		return false;
+	Py_DECREF(done);
+	self->no_engine = !self->engine;
+	return core_transfers_ready(self, copy->method, to_write, copy->way);
+}
+
 /* The way to copy, and if that is DMA, whether the host memory is page-locked. */
 static enum core_way choose(struct transfers *self, const struct core_copy *copy, bool to_write,
 			    bool *pinned)
 {
-	const struct core_limits *limits = &self->limits;
+	const struct core_limits *limits = to_write ? &self->to : &self->from;
+	const Py_ssize_t nbytes = copy->nbytes;
+	bool engine = self->engine && !self->no_engine;
 
 	if (copy->way >= CORE_BY_MAPPING)
 		return copy->way;
-	if (!self->dma)
-		return CORE_BY_MAPPING;
-	if (copy->way == CORE_AUTOMATIC && self->mapping) {
-		if (!to_write && copy->nbytes < limits->read_dma)
-			return CORE_BY_MAPPING;
-		if (to_write && copy->nbytes < limits->write_dma_pinned &&
-		    copy->nbytes < limits->write_dma)
+	if (!core_transfers_has_view(self))
+		return CORE_BY_ENGINE;
+	if (copy->way == CORE_AUTOMATIC) {
+		if (engine && nbytes >= limits->registered && is_registered(copy, to_write))
+			return CORE_BY_ENGINE;
+		*pinned = self->dma && nbytes >= limits->dma_pinned && is_pinned(self, copy);
+		if (*pinned)
+			return CORE_BY_DMA;
+		if (engine && (nbytes >= limits->engine || !self->mapping))
+			return CORE_BY_ENGINE;
+		if (self->mapping && (!self->dma || nbytes < limits->dma))
 			return CORE_BY_MAPPING;
 	}
 	*pinned = is_pinned(self, copy);
-	if (copy->way == CORE_BY_DMA || !self->mapping || !to_write)
-		return CORE_BY_DMA;
-	return copy->nbytes >= (*pinned ? limits->write_dma_pinned : limits->write_dma)
-		       ? CORE_BY_DMA
-		       : CORE_BY_MAPPING;
+	return CORE_BY_DMA;
 }
 
 /* Copy by DMA, directly if `pinned`, else through staging; false with an error. */
@@ -117,48 +164,50 @@ static bool by_engine(struct transfers *self, const struct core_copy *copy, bool
 static void by_mapping(struct transfers *self, struct mapping *mapping,
 		       const struct core_copy *copy, bool to_write)
 {
-	const struct core_limits *limits = &self->limits;
-	Py_ssize_t nbytes = copy->nbytes;
+	const struct core_limits *limits = to_write ? &self->to : &self->from;
+	unsigned int threads = copy->nbytes >= limits->threads ? limits->several : 1;
 
 	if (to_write)
-		core_mapping_put(mapping, nbytes >= limits->write_threads ? limits->threads_to : 1,
-				 copy->offset, copy->host, nbytes);
+		core_mapping_put(mapping, threads, copy->offset, copy->host, copy->nbytes);
 	else
-		core_mapping_get(mapping, nbytes >= limits->read_threads ? limits->threads_from : 1,
-				 copy->offset, copy->host, nbytes);
+		core_mapping_get(mapping, threads, copy->offset, copy->host, copy->nbytes);
 }
 
 /*
- * Copy by the GPU. A failure is raised, unless the mapping serves as well: staging needs memory,
- * which may be short, and stores and loads need none.
+ * Copy by the GPU. A failure is raised, unless another way serves: then *another is true. Staging
+ * needs memory, which may be short, and an engine may be lost.
  */
 static bool by_gpu(struct transfers *self, const struct core_copy *copy, enum core_way way,
-		   bool pinned, bool to_write, bool *try_mapping)
+		   bool pinned, bool to_write, bool *another)
 {
 	struct core_error error;
 
+	*another = copy->way == CORE_AUTOMATIC && core_transfers_has_view(self);
 	if (way == CORE_BY_ENGINE) {
-		*try_mapping = false;
-		return by_engine(self, copy, to_write, &error) || core_raise_failure(&error);
+		if (by_engine(self, copy, to_write, &error))
+			return true;
+		self->no_engine = *another;
+		return !*another && core_raise_failure(&error);
 	}
 	if (by_dma(self, copy, pinned, to_write, &error))
 		return true;
-	*try_mapping =
-		*try_mapping && copy->way == CORE_AUTOMATIC && error.failure == CORE_FAILED_MEMORY;
-	return !*try_mapping && core_raise_cuda(&error);
+	*another = *another && self->mapping && error.failure == CORE_FAILED_MEMORY;
+	return !*another && core_raise_cuda(&error);
 }
 
 static bool copy_held(struct transfers *self, struct mapping *mapping, const struct core_copy *copy,
-		      bool to_write)
+		      enum core_way way, bool pinned, bool to_write)
 {
-	bool pinned = false, try_mapping = mapping;
-	enum core_way way = choose(self, copy, to_write, &pinned);
+	bool another;
 
-	if (way != CORE_BY_MAPPING) {
-		if (by_gpu(self, copy, way, pinned, to_write, &try_mapping))
+	while (way != CORE_BY_MAPPING) {
+		if (by_gpu(self, copy, way, pinned, to_write, &another))
 			return true;
-		if (!try_mapping || !core_mapping_usable(mapping, copy->method))
+		/* Another thread may have closed the region meanwhile. */
+		if (!another || !core_transfers_ready(self, copy->method, to_write, copy->way))
 			return false;
+		way = way == CORE_BY_ENGINE ? choose(self, copy, to_write, &pinned)
+					    : CORE_BY_MAPPING;
 	}
 	if (!core_mapping_enter_checked(mapping, copy->method))
 		return false;
@@ -167,14 +216,22 @@ static bool copy_held(struct transfers *self, struct mapping *mapping, const str
 	return true;
 }
 
-/* Hold the mapping, because another thread may disarm the object. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write)
 {
-	struct mapping *mapping = self->mapping;
-	bool done;
+	const Py_ssize_t gpu = to_write ? self->to.gpu : self->from.gpu;
+	enum core_way way = CORE_BY_MAPPING;
+	struct mapping *mapping;
+	bool pinned = false, done;
 
+	if (copy->way != CORE_AUTOMATIC || !self->mapping || copy->nbytes >= gpu) {
+		if (!core_transfers_try_engine(self, copy, to_write))
+			return false;
+		way = choose(self, copy, to_write, &pinned);
+	}
+	/* Hold the mapping, because another thread may disarm the object. */
+	mapping = self->mapping;
 	Py_XINCREF((PyObject *)mapping);
-	done = copy_held(self, mapping, copy, to_write);
+	done = copy_held(self, mapping, copy, way, pinned, to_write);
 	Py_XDECREF((PyObject *)mapping);
 	return done;
 }

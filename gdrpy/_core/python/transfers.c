@@ -2,7 +2,7 @@
 /*
  * gdrpy._core._mapping.Transfers: the copies of a region.
  *
- * The object is not armed before the first copy, and after a change of what is allowed. A copy then
+ * The object is not armed before the first copy, nor after a change of its permissions. A copy then
  * calls its Python side, which arms it or raises.
  */
 #include "transfers.h"
@@ -67,7 +67,9 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 		if (!is_armed(self, to_write)) {
 			if (!arm(self, method, to_write))
 				return false;
-		} else if (way == CORE_BY_ENGINE && !self->engine) {
+		} else if ((way == CORE_BY_ENGINE ||
+			    (way == CORE_AUTOMATIC && !core_transfers_has_view(self))) &&
+			   !self->engine) {
 			if (!reach(self, method))
 				return false;
 		} else {
@@ -123,12 +125,12 @@ static Py_ssize_t copy_array(struct transfers *self, const struct core_copy *cop
 	return nbytes;
 }
 
-/* Copy all bytes of another region by the engine. The bytes copied; -1 with an exception set. */
-static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
-			      struct transfers *other, bool to_write)
+/* Copy bytes of another region by the engine; false with an exception set. */
+static bool copy_region(struct transfers *self, const struct core_copy *copy,
+			struct transfers *other, Py_ssize_t start, bool to_write)
 {
-	Py_ssize_t copied = -1;
-	bool ready;
+	const struct core_copy there = {copy->method, .offset = start, .nbytes = copy->nbytes};
+	bool ready, copied = false;
 
 	CORE_BEGIN_ALONE(other);
 	/* Making one ready may run Python, and another thread close or seal the other meanwhile. */
@@ -136,14 +138,32 @@ static Py_ssize_t copy_region(struct transfers *self, struct core_copy *copy,
 		ready = core_transfers_ready(other, copy->method, !to_write, CORE_BY_ENGINE) &&
 			core_transfers_ready(self, copy->method, to_write, CORE_BY_ENGINE);
 	} while (ready && !(is_armed(other, !to_write) && other->engine));
-	if (ready) {
-		copy->nbytes = other->nbytes;
-		if (core_transfers_range(self, copy) &&
-		    core_transfers_between(self, other, copy, to_write))
-			copied = copy->nbytes;
-	}
+	if (ready && core_transfers_range(self, copy) && core_transfers_range(other, &there))
+		copied = core_transfers_between(self, other, start, copy, to_write);
 	CORE_END_ALONE();
 	return copied;
+}
+
+static PyObject *transfers_copy_by_engine(struct transfers *self, void *args)
+{
+	struct core_copy copy = {.way = CORE_BY_ENGINE};
+	PyObject *other;
+	Py_ssize_t start;
+	int to_write;
+
+	if (!PyArg_ParseTuple(args, "sO!nnnp:_copy_by_engine", &copy.method,
+			      core_transfers_type_object, &other, &copy.offset, &start,
+			      &copy.nbytes, &to_write) ||
+	    !copy_region(self, &copy, (struct transfers *)other, start, to_write))
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+/* Whether an object is a region, pin or array of ours that need not be copied through the CPU. */
+static bool is_of_gpu(PyObject *object, enum core_way way)
+{
+	return (way == CORE_AUTOMATIC || way == CORE_BY_ENGINE) &&
+	       PyObject_TypeCheck(object, core_buffer_type_object);
 }
 
 /* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
@@ -163,9 +183,8 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
 		return -1;
-	if (copy.way == CORE_BY_ENGINE && PyObject_TypeCheck(arg[0], core_transfers_type_object))
-		return copy_region(self, &copy, (struct transfers *)arg[0], to_write);
-	if (!PyBytes_CheckExact(arg[0]) && !PyObject_CheckBuffer(arg[0]))
+	if (!PyBytes_CheckExact(arg[0]) &&
+	    (!PyObject_CheckBuffer(arg[0]) || is_of_gpu(arg[0], copy.way)))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)
 		return copied;
@@ -256,19 +275,33 @@ static void forget_views(struct transfers *self)
 	Py_CLEAR(self->engine_capsule);
 }
 
+static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other)
+{
+	return one < other ? one : other;
+}
+
+static struct core_limits with_least(struct core_limits limits)
+{
+	limits.gpu = least(least(limits.dma, limits.dma_pinned),
+			   least(limits.engine, limits.registered));
+	return limits;
+}
+
 static PyObject *transfers_arm(struct transfers *self, void *args)
 {
-	PyObject *mapping, *capsule;
+	PyObject *mapping, *capsule, *engine_capsule = NULL;
+	struct core_engine_memory *engine = NULL;
 	unsigned long long ptr;
-	struct core_limits limits;
+	struct core_limits to, from;
 	struct core_dma *dma = NULL;
+	unsigned int lanes;
 	Py_ssize_t nbytes;
 	int writable;
 
-	if (!PyArg_ParseTuple(args, "OOKnp(nnnnnIII):_arm", &mapping, &capsule, &ptr, &nbytes,
-			      &writable, &limits.write_threads, &limits.write_dma,
-			      &limits.write_dma_pinned, &limits.read_threads, &limits.read_dma,
-			      &limits.threads_to, &limits.threads_from, &limits.lanes))
+	if (!PyArg_ParseTuple(args, "OOKnp(nnnnnnnnnnIII):_arm", &mapping, &capsule, &ptr, &nbytes,
+			      &writable, &to.threads, &to.dma, &to.dma_pinned, &to.engine,
+			      &to.registered, &from.threads, &from.dma, &from.dma_pinned,
+			      &from.engine, &from.registered, &to.several, &from.several, &lanes))
 		return NULL;
 	if (mapping != Py_None && !PyObject_TypeCheck(mapping, core_mapping_type_object)) {
 		PyErr_Format(PyExc_TypeError, "_arm: %R is not a Mapping", mapping);
@@ -279,14 +312,22 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 		if (!dma)
 			return NULL;
 	}
+	if (self->engine && self->generation == core_fork_generation) {
+		engine = self->engine;
+		engine_capsule = Py_NewRef(self->engine_capsule);
+	}
 	forget_views(self);
+	self->engine = engine;
+	self->engine_capsule = engine_capsule;
 	if (mapping != Py_None)
 		self->mapping = (struct mapping *)Py_NewRef(mapping);
 	self->capsule = Py_NewRef(capsule);
 	self->dma = dma;
 	self->ptr = ptr;
 	self->nbytes = nbytes;
-	self->limits = limits;
+	self->to = with_least(to);
+	self->from = with_least(from);
+	self->lanes = lanes;
 	self->generation = core_fork_generation;
 	self->armed = true;
 	self->writable = writable;
@@ -336,6 +377,7 @@ CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
 CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_arm_engine, transfers)
+CORE_ALONE(transfers_copy_by_engine, transfers)
 CORE_ALONE(core_transfers_fill, transfers)
 CORE_ALONE(transfers_disarm, transfers)
 CORE_ALONE(transfers_keep, transfers)
@@ -368,8 +410,8 @@ static PyMethodDef transfers_methods[] = {
 	 "on, or by DMA.\n\n"
 	 "Args:\n"
 	 "    data: A contiguous buffer, or a contiguous array of any library, such as a torch\n"
-	 "        tensor, on the host or on a GPU. With via='engine' also another region on the\n"
-	 "        same GPU, whose bytes stay on it.\n"
+	 "        tensor, on the host or on a GPU. The bytes of another region on the same GPU\n"
+	 "        stay on it.\n"
 	 "    offset: The byte of the region that the first one goes to.\n"
 	 "    via: 'mapping', 'dma' (by CUDA) or 'engine' (by the GPU's copy engine without CUDA)\n"
 	 "        forces a way; None takes the faster one for the size.\n\n"
@@ -413,6 +455,10 @@ static PyMethodDef transfers_methods[] = {
 	 "    via: As for write()."},
 	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
 	{"_arm_engine", (PyCFunction)(void (*)(void))transfers_arm_engine_alone, METH_O, NULL},
+	{"_copy_by_engine", (PyCFunction)(void (*)(void))transfers_copy_by_engine_alone,
+	 METH_VARARGS,
+	 "_copy_by_engine(method, other, offset, start, nbytes, to_write, /)\n--\n\n"
+	 "Copy bytes between `offset` and byte `start` of another region or pin."},
 	{"_fill_by_engine", (PyCFunction)(void (*)(void))core_transfers_fill_alone, METH_VARARGS,
 	 "_fill_by_engine(method, value, offset, nbytes, /)\n--\n\nSet bytes inside the region."},
 	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},

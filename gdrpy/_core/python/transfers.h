@@ -14,10 +14,15 @@ enum core_way {
 	CORE_BY_ENGINE,
 };
 
-/* Sizes in bytes from which a way is the faster one, and how many threads it uses. */
+/*
+ * Sizes in bytes from which a way is the fastest: several threads for the mapping; DMA from
+ * ordinary memory, if there is no engine, and page-locked memory; the engine from ordinary memory,
+ * and memory that is registered for it.
+ */
 struct core_limits {
-	Py_ssize_t write_threads, write_dma, write_dma_pinned, read_threads, read_dma;
-	unsigned int threads_to, threads_from, lanes;
+	Py_ssize_t threads, dma, dma_pinned, engine, registered;
+	Py_ssize_t gpu;	      /* the least of those but `threads` */
+	unsigned int several; /* threads for the mapping */
 };
 
 struct transfers {
@@ -26,15 +31,24 @@ struct transfers {
 	struct core_dma *dma;		       /* NULL without GPU view */
 	PyObject *engine_capsule;	       /* keeps engine */
 	struct core_engine_memory *engine;     /* NULL until it is asked for */
+	bool no_engine;			       /* it cannot be used here */
+	size_t for_engine;		       /* bytes that it would have copied faster */
 	uint64_t ptr;
 	Py_ssize_t nbytes;
-	struct core_limits limits;
+	struct core_limits to, from; /* the region */
+	unsigned int lanes;
 	bool armed, writable;
 	bool pin; /* else a region */
 	unsigned int generation;
 	Py_ssize_t running; /* copies by the GPU, during which close() refuses */
 	PyObject *keep;	    /* dropped after the last of them; or NULL */
 };
+
+/* Without a view, the engine makes all copies. */
+static inline bool core_transfers_has_view(const struct transfers *self)
+{
+	return self->mapping || self->dma;
+}
 
 /* The name of a method in messages. */
 #define CORE_TRANSFERS_METHOD(self, name) ((self)->pin ? "Pin." name : "Region." name)
@@ -54,6 +68,11 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 			  enum core_way way);
 /* Whether the copy lies inside the region; false with an exception set. */
 bool core_transfers_range(struct transfers *self, const struct core_copy *copy);
+/*
+ * Have the engine reach the memory, if it can and copies like this one have shown that it pays.
+ * False with an exception set if the copy is not possible any more.
+ */
+bool core_transfers_try_engine(struct transfers *self, const struct core_copy *copy, bool to_write);
 /* Copy by the faster way, or by the requested one: in transfer_ways.c. */
 bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, bool to_write);
 /* The end of a copy by the GPU. */
@@ -64,8 +83,9 @@ bool core_raise_cuda(const struct core_error *error);
 bool core_raise_failure(const struct core_error *error);
 
 /* In engine.c. */
-/* Copy between the GPU memory of two regions or pins; false with an exception set. */
-bool core_transfers_between(struct transfers *self, struct transfers *other,
+/* Copy to or from byte `start` of another region or pin, on the GPU; false with an exception set.
+ */
+bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,
 			    const struct core_copy *copy, bool to_write);
 PyObject *core_transfers_fill(struct transfers *self, PyObject *args);
 extern PyTypeObject *core_transfers_type_object;

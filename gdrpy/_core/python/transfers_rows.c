@@ -45,24 +45,43 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	return done || core_raise_cuda(&error);
 }
 
-static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write)
+static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write,
+		      struct core_error *error)
 {
 	struct core_engine_memory *engine = self->engine;
 	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
 	uint64_t offset = (uint64_t)call->offset;
-	struct core_error error;
 	int ret;
 
 	/* The engine must not overtake stores that are still in this CPU's buffers. */
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	ret = to_write ? core_engine_write_rows(engine, offset, &call->rows, &error)
-		       : core_engine_read_rows(engine, offset, &call->rows, &error);
+	ret = to_write ? core_engine_write_rows(engine, offset, &call->rows, error)
+		       : core_engine_read_rows(engine, offset, &call->rows, error);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end(self);
 	Py_DECREF(capsule);
-	return !ret || core_raise_failure(&error);
+	return !ret;
+}
+
+/* Read by the engine, where there is no DMA. *done is false if another way must serve. */
+static bool try_engine(struct transfers *self, const struct core_strided *call, bool *done)
+{
+	const struct core_copy copy = {.method = call->method,
+				       .nbytes = (Py_ssize_t)core_rows_read_cost(&call->rows),
+				       .host = call->rows.first};
+	struct core_error error;
+
+	*done = false;
+	if (self->dma || !core_transfers_try_engine(self, &copy, false))
+		return self->dma;
+	if (self->engine && !self->no_engine && copy.nbytes >= self->from.engine) {
+		*done = by_engine(self, call, false, &error);
+		self->no_engine = !*done;
+	}
+	/* Another thread may have closed the region meanwhile. */
+	return *done || core_transfers_ready(self, call->method, false, CORE_AUTOMATIC);
 }
 
 static bool writes_by_dma(struct transfers *self, const struct core_strided *call,
@@ -70,8 +89,7 @@ static bool writes_by_dma(struct transfers *self, const struct core_strided *cal
 {
 	if (way == CORE_BY_DMA || !self->mapping)
 		return true;
-	return way == CORE_AUTOMATIC && self->dma &&
-	       call->view.len >= self->limits.write_dma_pinned &&
+	return way == CORE_AUTOMATIC && self->dma && call->view.len >= self->to.dma_pinned &&
 	       call->rows.nbytes >= DIRECT_ROW_MIN && is_direct(self, &call->rows);
 }
 
@@ -80,7 +98,7 @@ static bool reads_by_dma(struct transfers *self, const struct core_strided *call
 	if (way == CORE_BY_DMA || !self->mapping)
 		return true;
 	return way == CORE_AUTOMATIC && self->dma &&
-	       core_rows_read_cost(&call->rows) >= (size_t)self->limits.read_dma;
+	       core_rows_read_cost(&call->rows) >= (size_t)self->from.dma;
 }
 
 /* Hold the mapping, because another thread may disarm the object. */
@@ -88,7 +106,9 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 		      bool to_write)
 {
 	struct core_copy copy;
+	struct core_error error;
 	struct mapping *mapping;
+	bool done = false;
 
 	if (!call->view.len)
 		return true;
@@ -96,8 +116,10 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 		copy = as_bytes(call, way);
 		return core_transfers_copy(self, &copy, to_write);
 	}
-	if (way == CORE_BY_ENGINE)
-		return by_engine(self, call, to_write);
+	if (way == CORE_BY_ENGINE || !core_transfers_has_view(self))
+		return by_engine(self, call, to_write, &error) || core_raise_failure(&error);
+	if (way == CORE_AUTOMATIC && !to_write && (!try_engine(self, call, &done) || done))
+		return done;
 	if (to_write ? writes_by_dma(self, call, way) : reads_by_dma(self, call, way))
 		return by_dma(self, call, to_write);
 	mapping = self->mapping;

@@ -238,7 +238,7 @@ static PyObject *made_of(PyObject *answer, PyObject *also)
 	return all;
 }
 
-/* Call a function, with its step added after the call for what it made, or before it. */
+/* Call a function, and add the step that undoes it after the call or before it. */
 static PyObject *call(struct undo *self, PyObject *args, bool makes)
 {
 	PyObject *function, *arguments, *by, *also, *check, *answer;

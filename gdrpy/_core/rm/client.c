@@ -8,6 +8,7 @@
 #include "common/forks.h"
 #include "rm/private.h"
 
+#define CONTROL_NODE "/dev/nvidiactl"
 #define HANDLE_BASE 0x67640000u /* arbitrary: RM requires unique handles in a client */
 
 /* The only place that translates an RM status to an errno. */
@@ -129,9 +130,9 @@ int core_rm_open(struct core_rm **result, struct core_error *error)
 	if (!client)
 		return core_fail_call(error, ENOMEM, 0, "malloc");
 
-	client->control = core_private_open("/dev/nvidiactl", O_RDWR);
+	client->control = core_private_open(CONTROL_NODE, O_RDWR);
 	if (client->control < 0) {
-		core_fail_call(error, errno, 0, "open /dev/nvidiactl");
+		core_fail_call(error, errno, 0, "open " CONTROL_NODE);
 		goto free_client;
 	}
 
@@ -150,20 +151,39 @@ free_client:
 	return -1;
 }
 
+const struct core_rm_obstacle *core_rm_open_obstacle(int error)
+{
+	static const struct core_rm_obstacle no_node = {
+		"no NVIDIA kernel driver: " CONTROL_NODE " is missing",
+		"install the driver, or pass the node into the container (--gpus, --device)"};
+	static const struct core_rm_obstacle no_driver = {
+		"no NVIDIA kernel driver is behind " CONTROL_NODE,
+		"load the driver: modprobe nvidia, on the host of a container"};
+	static const struct core_rm_obstacle no_permission = {
+		"no permission to open " CONTROL_NODE " for reading and writing",
+		"ask for access to " CONTROL_NODE " and /dev/nvidia<N> (mode 0666 is the default)"};
+
+	switch (error) {
+	case ENOENT:
+		return &no_node;
+	case ENXIO:
+		return &no_driver;
+	case EACCES:
+	case EPERM:
+		return &no_permission;
+	default:
+		return NULL;
+	}
+}
+
 int core_rm_explain_open(struct core_error *error)
 {
-	if (error->number == ENOENT)
-		return core_fail(
-			error, CORE_FAILED_UNAVAILABLE, ENODEV,
-			"cannot use the NVIDIA driver: %s: the node is missing: install the "
-			"driver, or pass the node into the container (--gpus, --device)",
-			error->call);
-	if (error->number == ENXIO)
-		return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-				 "cannot use the NVIDIA driver: %s: no driver is behind the node: "
-				 "load it (modprobe nvidia)",
-				 error->call);
-	return core_explain(error, "cannot use the NVIDIA driver");
+	const struct core_rm_obstacle *obstacle = core_rm_open_obstacle(error->number);
+
+	if (!obstacle || error->failure == CORE_FAILED_PERMISSION)
+		return core_explain(error, "cannot use the NVIDIA driver");
+	return core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV, "%s: %s: %s", error->call,
+			 obstacle->reason, obstacle->remedy);
 }
 
 uint32_t core_rm_handle(const struct core_rm *client)

@@ -54,7 +54,9 @@ struct core_rm;
  */
 int core_rm_open(struct core_rm **client, struct core_error *error);
 
-/* Say of a failed core_rm_open() what is missing. Returns -1. */
+/* The reason why core_rm_open() failed with an errno, and its remedy; NULL if unknown. */
+const struct core_rm_obstacle *core_rm_open_obstacle(int error);
+/* Say so in *error. Returns -1. */
 int core_rm_explain_open(struct core_error *error);
 
 /*

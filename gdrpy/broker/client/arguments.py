@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 from gdrpy import cuda
@@ -10,19 +12,10 @@ from gdrpy.common import arguments as _arguments
 from gdrpy.common.arguments import as_int
 
 
-def as_name(call: str, name: Any) -> str:
-    """A region's name. Raises TypeError, ValueError."""
-    return _text(call, "name", name, 1)
-
-
-def as_prefix(call: str, prefix: Any) -> str:
-    """What regions' names begin with. Raises TypeError, ValueError."""
-    return _text(call, "prefix", prefix, 0)
-
-
-def _text(call: str, what: str, value: Any, least: int) -> str:
+def as_name(call: str, value: Any, what: str = "name", least: int = 1) -> str:
+    """A region's name, of ``least`` bytes or more. Raises TypeError, ValueError."""
     if not isinstance(value, str):
-        raise TypeError(f"{call}: {what} must be a str, not {value!r}")
+        raise TypeError(f"{call}: {what} must be a str, not {value!r:.80}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:  # half a surrogate pair
@@ -32,6 +25,11 @@ def _text(call: str, what: str, value: Any, least: int) -> str:
             f"{call}: {what} must be {least} to {NAME_LIMIT} bytes long, not {value!r}"
         )
     return value
+
+
+def as_prefix(call: str, prefix: Any) -> str:
+    """A prefix of region names. Raises TypeError, ValueError."""
+    return as_name(call, prefix, "prefix", 0)
 
 
 def as_device(call: str, device: Any) -> int | str:
@@ -65,5 +63,19 @@ def as_mode(call: str, mode: Any) -> int:
     """Permission bits. Raises TypeError, ValueError."""
     bits = as_int(call, "mode", mode)
     if bits & ~0o666:
-        raise ValueError(f"{call}: mode must be permission bits like 0o640, not {bits:#o}")
+        octal = re.fullmatch("[0246]{3}", str(bits))
+        given = f"{bits}: did you mean 0o{bits}?" if octal else f"{bits:#o}"
+        raise ValueError(f"{call}: mode must be permission bits like 0o640, not {given}")
     return bits
+
+
+def as_seconds(call: str, name: str, value: Any) -> float:
+    """A number of seconds from 0 up. Raises TypeError, ValueError."""
+    try:
+        seconds = math.nan if isinstance(value, str) else float(value)
+    except TypeError:
+        seconds = math.nan
+    if seconds >= 0:
+        return seconds
+    kind = ValueError if isinstance(value, int | float) else TypeError
+    raise kind(f"{call}: {name} must be a number of seconds, not {value!r}")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gdrpy import safetensors
 from gdrpy.arrays.elements import elements_of
 from gdrpy.broker.client import calls, region_calls
+from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.calls import Client
 from gdrpy.broker.client.layouts import ARRAY, layout_of
 from gdrpy.broker.client.region import LeasedRegion
@@ -44,6 +45,7 @@ async def put(
     Other processes find the array or what was there before, never a part of it. Raises as
     :meth:`create`, and TypeError for arrays of objects and of structures.
     """
+    as_name("put", name)  # first, so that swapped arguments are told as such
     source = elements_of("put", array)
     about = {**(metadata or {}), ARRAY: layout_of(source)}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
@@ -77,6 +79,7 @@ async def put_tensors(
     They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
     Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or of no tensor.
     """
+    as_name("put_tensors", name)
     aliases = aliases or {}
     for alias, kept in aliases.items():
         if alias in tensors or kept not in tensors:
@@ -115,6 +118,7 @@ async def load(
 
     Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
+    as_name("load", name)
     about = {**(metadata or {}), **SAFETENSORS}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = safetensors.size_of(path)

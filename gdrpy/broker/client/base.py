@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 
+from gdrpy.broker.client.arguments import as_seconds
 from gdrpy.broker.client.connection import Connection, Lease, Parcels, R, call_of
 from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
@@ -69,7 +70,8 @@ async def reach(
 ) -> Connection:
     """A connection to the broker: see :func:`gdrpy.connect`."""
     for name, value in (("timeout", timeout), ("reconnect", reconnect)):
-        if not 0 <= value < math.inf or (value == 0 and name == "timeout"):
+        seconds = as_seconds("connect", name, value)
+        if seconds == math.inf or (seconds == 0 and name == "timeout"):
             raise ValueError(f"connect: {name} must be a number of seconds, not {value!r}")
     path = connect_path() if socket is None else os.fspath(socket)
     if len(os.fsencode(path)) >= PATH_ROOM:

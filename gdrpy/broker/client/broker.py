@@ -14,6 +14,7 @@ from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
 from gdrpy.broker.requests import Request
+from gdrpy.errors import NotFound
 
 
 def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float = 5.0) -> Broker:
@@ -96,7 +97,10 @@ class Broker(BrokerBase):
         device: Any = None,
     ) -> BrokerRegion:
         if wait is None and device is None:
-            answer = self._ask_now(calls.request_to_get(name, gpu, cpu, readonly), Grant)
+            try:
+                answer = self._ask_now(calls.request_to_get(name, gpu, readonly), Grant)
+            except NotFound as error:
+                raise run(calls.missing, self, name, error) from None
             return BrokerRegion._granted(self, *answer, gpu, cpu)
         return run(
             calls.get, self, name, gpu=gpu, cpu=cpu, readonly=readonly, wait=wait, device=device

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from gdrpy import cuda
@@ -19,6 +20,7 @@ from gdrpy.broker.client.arguments import (
     as_name,
     as_nbytes,
     as_prefix,
+    as_seconds,
 )
 from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
 from gdrpy.broker.client.connection import R as M
@@ -27,8 +29,16 @@ from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
 from gdrpy.broker.requests import Request
-from gdrpy.common.arguments import check_views
-from gdrpy.errors import Error, NotFound, OutOfMemory, ProtocolError, Timeout
+from gdrpy.common import spelling
+from gdrpy.errors import (
+    Error,
+    NotFound,
+    OutOfMemory,
+    PermissionDenied,
+    ProtocolError,
+    Timeout,
+    TooLarge,
+)
 
 R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
 R = TypeVar("R", bound=LeasedRegion)
@@ -61,13 +71,16 @@ _NAME_HEAD = 3
 async def _patiently(
     client: Client[R], request: Request, wait: float, refusal: type[Error], prefix: str
 ) -> tuple[Grant, Parcels]:
-    """Ask until it is not refused so any more: at every event of names with this prefix."""
+    """Ask until it is not refused so any more: at every event of names with this prefix.
+
+    What is too large for the broker's limits is not waited for.
+    """
     call = call_of(request)
-    if not wait >= 0:
-        raise ValueError(f"{call}: wait must be a number of seconds, not {wait!r}")
-    deadline = time.monotonic() + wait
+    deadline = time.monotonic() + as_seconds(call, "wait", wait)
     try:
         return await client._ask(request, Grant)
+    except TooLarge:
+        raise
     except refusal:
         pass
     with Watching(client._separate(), prefix) as watching:
@@ -75,12 +88,38 @@ async def _patiently(
         while True:
             try:
                 return await client._ask(request, Grant)
+            except TooLarge:  # a restarted broker may have other limits
+                raise
             except refusal as error:
                 now = time.monotonic()
                 if now >= deadline:
+                    if isinstance(error, NotFound):
+                        error = await missing(client, prefix, error)
                     reason = str(error).removeprefix(f"{call}: ")
                     raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
+
+
+async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
+    """The error to raise for a missing region. It suggests a similar name that this user may read.
+
+    It looks at the first page of names only: programs that wait for a name ask often.
+    """
+    with suppress(Error):
+        page, _ = await client._ask(requests.List("", "", id=0), replies.Page)
+        names = [str(info.name) for info in page.regions]
+        if name not in names:  # else something other than the region is missing
+            return NotFound(f"{error}{spelling.suggested(name, names)}")
+    return error
+
+
+async def _asked_by_name(client: Client[R], name: str, request: Request, kind: type[M]) -> M:
+    """The reply to a request for the region of a name."""
+    try:
+        reply, _ = await client._ask(request, kind)
+    except NotFound as error:
+        raise await missing(client, name, error) from None
+    return reply
 
 
 async def allocate(
@@ -108,16 +147,17 @@ async def allocate(
         gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
             none.
         cpu: Whether this process gets the CPU view.
-        wait: For how many seconds to wait for memory; None does not wait.
+        wait: For how many seconds to wait for memory; None does not wait, nor does a region that
+            is larger than the broker's limits.
 
     A region that is found keeps its mode and metadata.
 
-    Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded,
-    PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
+    Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded, TooLarge
+    (larger than a limit), PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
     """
     if name is not None:
         as_name("allocate", name)
-    fields = _of_new_region("allocate", nbytes, device, mode, metadata, gpu, cpu)
+    fields = _of_new_region("allocate", nbytes, device, mode, metadata, gpu)
     return await _granted(client, requests.Allocate(name, *fields, id=0), cpu, wait)
 
 
@@ -144,17 +184,16 @@ async def create(
     closed unpublished is gone. Raises as :meth:`allocate`.
     """
     as_name("create", name)
-    fields = _of_new_region("create", nbytes, device, mode, metadata, gpu, cpu)
+    fields = _of_new_region("create", nbytes, device, mode, metadata, gpu)
     return await _granted(client, requests.Create(name, *fields, id=0), cpu, wait)
 
 
 def _of_new_region(
-    call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool, cpu: bool
+    call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool
 ) -> tuple[Any, ...]:
     """The fields, after the name, of a request that makes a region."""
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
-    check_views(call, gpu, cpu)
     return as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
 
 
@@ -203,14 +242,16 @@ async def get(
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
     """
-    request = request_to_get(name, gpu, cpu, readonly)
+    request = request_to_get(name, gpu, readonly)
     viewer = cuda.viewer("get", device, gpu)
-    return await _granted(client, request, cpu, wait, NotFound, name, viewer)
+    try:
+        return await _granted(client, request, cpu, wait, NotFound, name, viewer)
+    except NotFound as error:
+        raise await missing(client, name, error) from None
 
 
-def request_to_get(name: Any, gpu: Any, cpu: Any, readonly: Any) -> requests.Get:
+def request_to_get(name: Any, gpu: Any, readonly: Any) -> requests.Get:
     """What :func:`get` asks. Raises TypeError, ValueError."""
-    check_views("get", gpu, cpu)
     return requests.Get(name=as_name("get", name), readonly=bool(readonly), gpu=bool(gpu), id=0)
 
 
@@ -241,7 +282,6 @@ async def get_many(
     All or none: one that is refused raises its error, and the others are closed. Raises as
     :meth:`get`.
     """
-    check_views("get_many", gpu, cpu)
     if isinstance(names, str):
         raise TypeError(f"get_many: names must be several names, not {names!r}: use get")
     wanted = [as_name("get_many", name) for name in names]
@@ -296,8 +336,17 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
     request = requests.Stat(as_name("stat", name), id=0)
-    description, _ = await client._ask(request, replies.Description)
-    return replies.described(description)
+    return replies.described(await _asked_by_name(client, name, request, replies.Description))
+
+
+async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
+    """As :func:`stat`, whose errors name another call."""
+    as_name(call, name)
+    try:
+        return await stat(client, name)
+    except (NotFound, PermissionDenied) as error:
+        *number, words = error.args
+        raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
 
 
 async def delete(client: Client[R], name: str) -> None:
@@ -305,7 +354,8 @@ async def delete(client: Client[R], name: str) -> None:
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
-    await client._ask(requests.Delete(as_name("delete", name), id=0), Reply)
+    request = requests.Delete(as_name("delete", name), id=0)
+    await _asked_by_name(client, name, request, Reply)
 
 
 async def seal(client: Client[R], name: str) -> None:
@@ -313,14 +363,14 @@ async def seal(client: Client[R], name: str) -> None:
 
     Views that somebody has stay as they are. Raises NotFound, PermissionDenied.
     """
-    info = await stat(client, name)
+    info = await _named(client, "seal", name)
     await client._ask(requests.Seal(info.region, id=0), Reply)
 
 
 async def chmod(client: Client[R], name: str, mode: int) -> None:
     """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
     bits = as_mode("chmod", mode)
-    info = await stat(client, name)
+    info = await _named(client, "chmod", name)
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,7 +18,7 @@ from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import SAFETENSORS
 from gdrpy.broker.client.calls import Client
 from gdrpy.broker.client.region import LeasedRegion
-from gdrpy.broker.protocol import CPU_DEVICE
+from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
 
 if TYPE_CHECKING:
@@ -72,10 +70,10 @@ async def load_checkpoint(
     device = home = "cpu" if named == CPU_DEVICE else named
     if isinstance(home, int):
         home = (await calls.status(client))["uuids"].get(str(home), str(home))
-    files = [_source(Path(folder, file), name) for file in safetensors.shards(folder)]
+    files = [_source(os.fspath(folder), file, name) for file in safetensors.shards(folder)]
     place = f"{name}/{_identity(files, home)}/"
     there = await _published(client, place, files, mode, seal)
-    missing = [file for file in files if file.path.name not in there]
+    missing = [file for file in files if file.name not in there]
     done, total = 0, sum(file.nbytes for file in missing)
 
     def tell(part: int, _: int) -> None:
@@ -85,28 +83,28 @@ async def load_checkpoint(
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     to_load: dict[str, Any] = {**options, "seal": seal, "progress": tell}
     for file in missing:
-        region = place + file.path.name
+        region = place + file.name
         try:
             shard = await arrays.load(
                 client, file.path, region, device, metadata=file.metadata, **to_load
             )
         except OutOfMemory as error:
             raise type(error)(
-                f"load_checkpoint: no room for {file.path.name!r}: {error}; {len(there)} of the "
+                f"load_checkpoint: no room for {file.name!r}: {error}; {len(there)} of the "
                 f"{len(files)} files are in regions {place!r}*, which stay: free memory and load "
                 f"again, which goes on with this file, or delete them"
             ) from error
         shard.close()
-        there.add(file.path.name)
+        there.add(file.name)
         done += file.nbytes
     for file in files:
-        if _source(file.path, name) != file:
+        if _source(file.folder, file.name, name) != file:
             raise ValueError(
                 f"load_checkpoint: {file.path} was changed while the checkpoint was loaded: load "
                 f"it again"
             )
-    names = [place + file.path.name for file in files]
-    index = json.dumps(names).encode()
+    names = [place + file.name for file in files]
+    index = msgspec.json.encode(names)
     before, same_rights = await _listing(client, name, mode, seal, gpu, cpu)
     if before != names or not same_rights:
         draft = await calls.create(client, name, len(index), device, metadata=CHECKPOINT, **options)
@@ -146,7 +144,7 @@ async def tensors(
     while True:
         region = await calls.get(client, name, wait=wait, **views)
         if region.metadata.get("format") != CHECKPOINT["format"]:
-            return region.tensors()
+            return region._tensors("tensors")
         names = listed(name, region.read())
         try:
             shards = await calls.get_many(client, names, **views)
@@ -176,20 +174,32 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
 class _Source(msgspec.Struct, frozen=True):
     """A file, the bytes that its region needs, and the metadata by which it is known again."""
 
-    path: Path
+    folder: str
+    name: str
     nbytes: int
     metadata: dict[str, Any]
 
+    @property
+    def path(self) -> str:
+        return os.path.join(self.folder, self.name)
 
-def _source(path: Path, name: str) -> _Source:
-    found = path.stat()
-    state = {"checkpoint": name, "file_bytes": found.st_size, "file_modified_ns": found.st_mtime_ns}
-    return _Source(path, safetensors.size_of(path), state)
+
+def _source(folder: str, name: str, checkpoint: str) -> _Source:
+    path = os.path.join(folder, name)
+    found = os.stat(path)
+    state = {
+        "checkpoint": checkpoint,
+        "file_bytes": found.st_size,
+        "file_modified_ns": found.st_mtime_ns,
+    }
+    return _Source(folder, name, safetensors.size_of(path), state)
 
 
 def _identity(files: list[_Source], device: str) -> str:
     """What stands for a device and files in the names of regions, which are then compared."""
-    states = [device, *((file.path.name, file.metadata) for file in files)]
+    import json
+
+    states = [device, *((file.name, file.metadata) for file in files)]
     return f"{zlib.crc32(json.dumps(states).encode()):08x}"
 
 
@@ -205,7 +215,7 @@ async def _published(
     own.close()
     there = set()
     for file in files:
-        name = place + file.path.name
+        name = place + file.name
         if name not in names:
             continue
         info = await calls.stat(client, name)
@@ -216,7 +226,7 @@ async def _published(
             await calls.chmod(client, name, mode)
         if info.sealed < seal:
             await calls.seal(client, name)
-        there.add(file.path.name)
+        there.add(file.name)
     return there
 
 
@@ -240,11 +250,8 @@ async def _listing(
 def listed(name: str, data: bytes) -> list[str]:
     """The names that the region of a checkpoint lists; whoever wrote them."""
     try:
-        names = json.loads(data)
-    except (ValueError, RecursionError):
-        names = None
-    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        return msgspec.json.decode(data, type=list[str])
+    except UNDECODABLE:
         raise ValueError(
             f"tensors: region {name!r} says that it is a checkpoint and lists no regions"
-        )
-    return names
+        ) from None

@@ -200,7 +200,7 @@ class Connection:
                 if lease is not None and not self._holds(lease):
                     raise self._lost_lease(request, lease)
                 asked = True
-                self._granting |= isinstance(request, requests.GRANTS)
+                self._granting |= type(request) in requests.GRANTS
                 self._settled = False
                 answer = await self._exchange(request, kind)
                 self._settled = True
@@ -239,7 +239,7 @@ class Connection:
             return run(self.ask, request, kind, lease)
         request.id = self._last_id = self._last_id + 1
         packet = requests.encode(request)
-        self._granting |= isinstance(request, requests.GRANTS)
+        self._granting |= type(request) in requests.GRANTS
         self._settled = False
         try:
             answer = self._accept(transport.exchange_now(packet), request, kind)
@@ -316,9 +316,9 @@ class Connection:
         data, fds = packet
         try:
             reply = replies.decode(type(request), kind, data)
-            told = 0 if isinstance(reply, Refusal) else reply.fds
+            told = 0 if type(reply) is Refusal else reply.fds
             if reply.id != request.id:
-                if isinstance(reply, Refusal) and not reply.id:  # of no request: the connection
+                if type(reply) is Refusal and not reply.id:  # of no request: the connection
                     raise replies.error_of(reply)
                 raise ProtocolError(
                     f"{call_of(request)}: a reply to request {reply.id} came to request "
@@ -331,7 +331,7 @@ class Connection:
                     f"{call_of(request)}: the reply tells of {told} descriptors, and {len(fds)} "
                     f"came"
                 )
-            if not fds and not isinstance(request, requests.GRANTS):
+            if not fds and type(request) not in requests.GRANTS:
                 return reply, []
             return reply, self._parcels(reply, request, fds)
         except BaseException:
@@ -341,12 +341,10 @@ class Connection:
 
     def _parcels(self, reply: Any, request: Any, fds: Descriptors) -> Parcels:
         """A lease for each grant, with its descriptor: there must be as many."""
-        if type(reply) is Grant:
-            grants = [reply]
-        elif type(reply) is Grants:
-            grants = reply.grants
-        else:
-            grants = []
+        if type(reply) is Grant and len(fds) == 1:
+            return [(fds[0], Lease(self, reply.region, not reply.readonly, request.gpu))]
+        single = [reply] if type(reply) is Grant else []
+        grants = reply.grants if type(reply) is Grants else single
         if len(grants) != len(fds):
             raise ProtocolError(
                 f"{call_of(request)}: {len(grants)} grants came with {len(fds)} descriptors"
@@ -374,7 +372,7 @@ class Connection:
                 self._break_off()
                 return False
             keys = list(self.returned)[:BATCH_LIMIT]
-            regions = [self.returned[key] for key in keys]
+            regions = list(map(self.returned.__getitem__, keys))
             packet = requests.encode(requests.Release(regions))
             self._settled = False
             sent = self.transport.send_now(packet)
@@ -390,7 +388,7 @@ class Connection:
 def accepted(answer: tuple[R | Refusal, Parcels]) -> tuple[R, Parcels]:
     """A reply. Raises the error of a refusal."""
     reply, parcels = answer
-    if isinstance(reply, Refusal):
+    if type(reply) is Refusal:
         parcels.clear()
         raise replies.error_of(reply)
     return reply, parcels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdrpy.broker.client.broker import BrokerRegion, attach, shared_broker
@@ -69,13 +70,16 @@ def read(source: Source) -> Generator[Any, None, None]:
 
 
 def _opened(source: Source) -> BrokerRegion:
-    """The region, to read it: by the GPU's copy engine if it was open with the GPU's view."""
+    """The region, to read it: by the copy engine, else by CUDA if it was open with its GPU view."""
     socket, life, region, gpu, cpu, _ = source
     if gpu:
-        try:
+        found = attach(socket, life, region, False, cpu, True)
+        with suppress(Error):
+            found._prepare_engine("reading a region")
+            return found
+        found.close()
+        with suppress(CudaError):  # as in a process that was given no GPU
             return attach(socket, life, region, True, cpu, True)
-        except CudaError:  # as in a process that was given no GPU
-            pass
     return attach(socket, life, region, False, True, True)
 
 

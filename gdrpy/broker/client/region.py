@@ -128,16 +128,24 @@ class LeasedRegion(Region):
 
         Raises ValueError if it holds no valid image of the safetensors format.
         """
-        call = "BrokerRegion.tensors"
+        return self._tensors("BrokerRegion.tensors")
+
+    def _tensors(self, call: str) -> dict[str, Array]:
         self._check(call)
         try:
             return safetensors.tensors(self)
         except ValueError as error:
-            raise ValueError(
-                f"{call}: region {self.name!r} holds no valid tensors ({error}): store them by "
-                f"put_tensors() or `gdrpy load`, and open a checkpoint of many files by "
-                f"Broker.tensors()"
-            ) from error
+            raise ValueError(f"{call}: region {self.name!r} {self._instead(error)}") from error
+
+    def _instead(self, error: ValueError) -> str:
+        """What a region without tensors holds, and what to do with it, for an error message."""
+        if self.metadata.get("format") == "safetensors":
+            return f"holds no valid tensors ({error}): publish them again"
+        if self.metadata.get("format") == "checkpoint":
+            return f"lists the files of a checkpoint: open it by broker.tensors({self.name!r})"
+        if ARRAY in self.metadata:
+            return "holds one array: open it by its numpy()"
+        return "holds no tensors: publish some by broker.put_tensors() or `gdrpy load`"
 
     def _check_writable(self, call: str) -> None:
         self._check(call)

@@ -87,7 +87,9 @@ def refused(error: OSError, path: str) -> Exception:
     """What it means that a socket cannot be connected to."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
-            error.errno, f"connecting to {path}: {error.strerror}; it is not for this user"
+            error.errno,
+            f"connecting to {path}: {error.strerror}; the broker there does not admit this user: "
+            f"start one of your own by 'gdrpy serve', or have that one started with --group",
         )
     return failure(error)
 
@@ -212,10 +214,10 @@ class BlockingTransport(Transport):
         """As :meth:`exchange`, for callers that are not coroutines."""
         assert self._sock is not None
         try:
-            reply = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)
+            data, fds, flags = exchange(self._sock.fileno(), packet, PACKET_LIMIT, FDS_LIMIT)
         except OSError as error:
             raise failure(error) from error
-        return _checked(*reply)
+        return _checked(data, fds, flags)
 
     async def exchange(self, packet: bytes) -> Packet:
         return self.exchange_now(packet)

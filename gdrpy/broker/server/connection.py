@@ -34,7 +34,7 @@ _CONNECTION_FDS = 506
 _SLICE, _PAUSE = 64, 5e-5
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, slots=True)
 class User:
     """The shared state of one user's connections."""
 
@@ -50,7 +50,7 @@ class User:
     events: deque[Notification] = field(default_factory=deque)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Notification:
     """An event for a user's watchers, which get it in turns."""
 
@@ -62,7 +62,7 @@ class Notification:
     left: Iterator[ServerConnection] | None = None
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False, slots=True)
 class ServerConnection:
     """A client. ``outbox`` holds packets that the kernel has not taken yet."""
 
@@ -70,8 +70,9 @@ class ServerConnection:
     identity: Identity
     flight: Flight
     user: User
-    number: int = field(init=False)
-    uid: int = field(init=False)
+    #: Of the descriptor, and of the identity.
+    number: int = -1
+    uid: int = -1
     #: Descriptors sent since the client had last read everything.
     in_flight: int = 0
     #: Whether the outbox must wait until the client, or others of its user, read.
@@ -130,9 +131,10 @@ class ServerConnection:
         return True
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
-        self.waiting = bool(fds) and not self.flight.admits(self, len(fds))
-        if self.waiting:
+        if fds and not self.flight.admits(self, len(fds)):
+            self.waiting = True
             return False
+        self.waiting = False
         try:
             _packet.send(self.number, packet, fds)
         except BlockingIOError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import deque
@@ -13,6 +14,7 @@ from gdrpy.broker.server.connection import ServerConnection
 from gdrpy.broker.server.table import RegionEntry
 from gdrpy.broker.server.turns import Turns
 from gdrpy.errors import Error, OutOfMemory
+from gdrpy.memory.engine import register
 
 #: Bytes that are mapped and read in a turn.
 _CHUNK = 8 << 20
@@ -41,7 +43,9 @@ class Digests:
         self._wake = wake
         self._turns: Turns[Job] = Turns()
         self._submitted = threading.Condition()
-        self._buffer = bytearray(_CHUNK)
+        # Shared memory, so that a fork takes no page from under the copy engine.
+        self._buffer = mmap.mmap(-1, _CHUNK)
+        self._registration = register(self._buffer)
         self._done: deque[tuple[Job, str | Error]] = deque()
         threading.Thread(target=self._run, daemon=True).start()
 

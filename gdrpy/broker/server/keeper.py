@@ -5,8 +5,8 @@ kind in one byte, then a key): ``H`` hold the descriptor beside the packet, ``D`
 give all back, ``E`` end. The reply to ``G`` is packets of keys separated by zero bytes, with their
 descriptors, up to a packet without. After ``E`` it closes the connection, when it has closed all
 descriptors. It ends when no broker has connected for a time, or another keeper has replaced its
-socket. A broker starts one; for one that outlives the broker's container, run
-``python -m gdrpy.broker.server.keeper PATH SECONDS``.
+socket. A broker starts one, and adds the descriptor of the socket to the command; for one that
+outlives the broker's container, run ``python -m gdrpy.broker.server.keeper PATH SECONDS``.
 """
 
 from __future__ import annotations
@@ -125,13 +125,12 @@ def _again(listener: socket.socket, path: str) -> socket.socket:
     return made
 
 
-def _listener(place: str) -> int:
-    """The descriptor of the listening socket that a broker passed, or of a new one at a path."""
-    if place.isdigit():
-        return int(place)
-    _unix.remove_stale(place)
-    return _unix.listen(place, 0o600, backlog=4).detach()
+def _listen(path: str) -> int:
+    """The descriptor of a new listening socket at a path."""
+    _unix.remove_stale(path)
+    return _unix.listen(path, 0o600, backlog=4).detach()
 
 
 if __name__ == "__main__":
-    main(_listener(sys.argv[1]), float(sys.argv[2]))
+    socket_path, seconds, *passed = sys.argv[1:]
+    main(int(passed[0]) if passed else _listen(socket_path), float(seconds))

@@ -18,8 +18,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from gdrpy import errors
-from gdrpy.broker import protocol, replies, requests
-from gdrpy.broker.protocol import UNDECODABLE
+from gdrpy.broker import replies, requests
+from gdrpy.broker.protocol import PACKET_LIMIT, UNDECODABLE
 from gdrpy.broker.server import malformed
 from gdrpy.broker.server.connection import NONSENSE_LIMIT, Flight, ServerConnection, User
 from gdrpy.broker.server.digests import Digests, Job
@@ -83,7 +83,7 @@ class Server:
         self._of_session: dict[int, ServerConnection] = {}
         self._store_fd: int | None = None
         self._store_is_new = False
-        self._buffer = bytearray(protocol.PACKET_LIMIT + 1)
+        self._buffer = bytearray(PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
         self._door = Door(listener, self._epoll, self._turns, service.descriptors, self._let_in)
@@ -107,15 +107,11 @@ class Server:
             self._orphans.keep(session)
         self._end_sessions()
         connections, waits, late = self._connections, self._turns.circle, self._door.late
-        orphans = self._orphans.sessions
+        state, orphans = self._state, self._orphans.sessions
         while not self._stopping:
-            if self._state.store_lost:
-                self._state.mend_store("there was no room for one")
-            if orphans and self._orphans.patience() < 0:
-                self._orphans.give_up()
-                self._end_sessions()
+            patience = self._tend() if orphans or state.store_lost or self._waiting else None
             were_late = len(late)
-            ready = self._epoll.poll(0 if waits or late else self._patience(), _EVENTS)
+            ready = self._epoll.poll(0 if waits or late else patience, _EVENTS)
             store_fd, self._store_is_new = self._store_fd, False
             at_once, end = not waits, 0.0
             for number, events in ready:
@@ -139,8 +135,6 @@ class Server:
                 self._door.admit_late(were_late)
             if waits:
                 self._serve_turns()
-            if self._waiting:
-                self._look_at_waiting()
         self.stopped.set()
 
     def _guarded(
@@ -249,8 +243,15 @@ class Server:
         elif number == store_fd and not self._store_is_new:  # a request may have replaced it
             self._state.mend_store("it ended")
 
-    def _patience(self) -> float | None:
-        """Seconds to wait for events; None without limit."""
+    def _tend(self) -> float | None:
+        """Do what no event reports is due; returns for how many seconds to wait for events."""
+        if self._state.store_lost:
+            self._state.mend_store("there was no room for one")
+        if self._orphans.sessions and self._orphans.patience() < 0:
+            self._orphans.give_up()
+            self._end_sessions()
+        if self._waiting:
+            self._look_at_waiting()
         if self._waiting or self._state.store_lost:
             return _LOOK if self._waiting else _RETRY
         return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
@@ -410,8 +411,8 @@ class Server:
             self._close(connection)
             return
         try:
-            if size > protocol.PACKET_LIMIT:
-                raise msgspec.DecodeError(f"a packet has {protocol.PACKET_LIMIT} bytes at most")
+            if size > PACKET_LIMIT:
+                raise msgspec.DecodeError(f"a packet has {PACKET_LIMIT} bytes at most")
             request: Any = _decode(self._view[:size])
         except UNDECODABLE as error:
             self._refuse(connection, size, error)
@@ -427,8 +428,10 @@ class Server:
         else:
             made = call(session, request)
             if type(made) is tuple:
-                self._reply(connection, *made)
-            elif made is not None:
+                reply, fds = made
+                self._send(connection, replies.encode(reply), fds)
+                return
+            if made is not None:
                 connection.work = cast(Work, made)
         if connection.work is not None:
             self._go_on(connection)

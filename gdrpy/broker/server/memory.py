@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Generator
+from contextlib import closing
+from mmap import mmap
 
 from gdrpy.broker.protocol import CPU_DEVICE
-from gdrpy.errors import OutOfMemory
+from gdrpy.broker.server.throttle import Throttle
+from gdrpy.errors import Error, OutOfMemory
 from gdrpy.memory import file, vmm
 from gdrpy.memory.choice import open_export
+from gdrpy.memory.file import MemoryFile
+from gdrpy.region import Region
+
+log = logging.getLogger(__name__)
+log.addFilter(Throttle())
 
 
 def host_bytes() -> int:
@@ -53,20 +62,31 @@ def readonly(fd: int) -> int | None:
         ) from error
 
 
-def digest(fd: int, nbytes: int, buffer: bytearray) -> Generator[None, None, str]:
+def digest(fd: int, nbytes: int, buffer: bytearray | mmap) -> Generator[None, None, str]:
     """The SHA-256 of the first bytes, in hex, made in steps of the buffer's size.
 
-    Raises Error.
+    The copy engine reads GPU memory. After its first failure, the rest is read through mappings of
+    the steps. Raises Error.
     """
     checksum = hashlib.sha256()
     memory = open_export("digest", fd, gpu=False)
-    try:
+    by_engine = not isinstance(memory, MemoryFile)
+    with closing(Region._of(memory, nbytes, cpu=False, readonly=True)) as region:
         for start in range(0, nbytes, len(buffer)):
-            size = min(len(buffer), nbytes - start)
-            with memory.map(start, size, True) as mapping, memoryview(buffer) as view:
-                mapping.readinto(view[:size], 0)
-                checksum.update(view[:size])
+            with memoryview(buffer)[: nbytes - start] as step:
+                by_engine = by_engine and _read_by_engine(region, start, step)
+                if not by_engine:
+                    with region.map(start, len(step), readonly=True) as mapping:
+                        mapping.readinto(step)
+                checksum.update(step)
             yield
-    finally:
-        memory.close()
     return checksum.hexdigest()
+
+
+def _read_by_engine(region: Region, start: int, step: memoryview) -> bool:
+    try:
+        region.readinto(step, start, via="engine")
+    except Error as error:
+        log.info("a digest reads GPU memory through a mapping, which is slower: %s", error)
+        return False
+    return True

@@ -12,7 +12,8 @@ from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import memory
 from gdrpy.broker.server.rights import Identity
 from gdrpy.broker.server.table import Table
-from gdrpy.errors import InvalidRequest, NotFound, OutOfMemory, QuotaExceeded
+from gdrpy.common.sizes import told_size
+from gdrpy.errors import InvalidRequest, NotFound, OutOfMemory, QuotaExceeded, TooLarge
 
 #: Connections of one process, and of one user, if there are four times as many descriptors.
 PROCESS_CONNECTIONS = 256
@@ -73,25 +74,34 @@ class Quotas:
             )
 
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
-        """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits."""
+        """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits.
+
+        That is TooLarge if it would not fit without any other region.
+        """
         limit, used = self.devices[device], table.used[device]
         if size > limit:
-            raise QuotaExceeded(
-                f"{call}: {size} bytes on {device_words(device)}: regions may take {limit} bytes "
-                f"there in all: ask for less"
+            raise TooLarge(
+                f"{call}: {_wanted(size, device)}: regions may take {told_size(limit)} there in "
+                f"all: ask for less"
             )
         if used + size > limit:
             raise QuotaExceeded(
-                f"{call}: {size} bytes on {device_words(device)}: regions take {used} of the "
-                f"{limit} bytes that they may take there; delete some, or wait for room"
+                f"{call}: {_wanted(size, device)}: regions take {told_size(used)} of the "
+                f"{told_size(limit)} that they may take there; delete some, or wait for room"
             )
         if who.privileged:
             return
         share, used = self.user, table.used_by.get((device, who.uid), 0)
+        if share is not None and size > share:
+            raise TooLarge(
+                f"{call}: {_wanted(size, device)}: regions of user {who.uid} may take "
+                f"{told_size(share)} there in all: ask for less"
+            )
         if share is not None and used + size > share:
             raise QuotaExceeded(
-                f"{call}: {size} bytes on {device_words(device)}: regions of user {who.uid} take "
-                f"{used} of the {share} bytes that a user's may take there; delete some"
+                f"{call}: {_wanted(size, device)}: regions of user {who.uid} take "
+                f"{told_size(used)} of the {told_size(share)} that a user's may take there; "
+                f"delete some"
             )
         count = table.counted.get(who.uid, 0)
         if count >= self.regions:
@@ -106,6 +116,10 @@ class Quotas:
                 f"{call}: clients of user {who.uid} hold {USER_LEASES} regions, counted once for "
                 f"each connection, which is the limit: close some"
             )
+
+
+def _wanted(size: int, device: int) -> str:
+    return f"{told_size(size)} on {device_words(device)}"
 
 
 def device_words(device: int) -> str:

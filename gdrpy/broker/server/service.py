@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,7 @@ class Service:
     strict: bool
     #: Called for every change that watchers see.
     announce: Callable[[str, RegionEntry | None], object] = lambda *_: None
-    counts: Counter[type] = field(default_factory=Counter)
+    counts: dict[type, int] = field(default_factory=lambda: defaultdict(int))
     #: Grants in the next packet of a get_many, by the descriptors that can be sent.
     at_once: int = SLICE
     #: Whether an earlier broker's regions have this broker's GPU numbers.
@@ -190,11 +190,11 @@ class Service:
 
     def _allocate(self, session: Session, request: requests.Allocate) -> Answer:
         name = request.name
-        if name is not None:
-            _check_name("allocate", name)
         found = None if name is None else self.table.names.get(name)
         created = found is None
         if found is None:
+            if name is not None:
+                _check_name("allocate", name)
             region = self._make("allocate", session, request)
             if name is not None:
                 self.table.commit(records.Published(region.number, 1))
@@ -210,6 +210,7 @@ class Service:
                     f"{device_words(device)} were asked for: delete it first, or take "
                     f"another name"
                 )
+            self._require_lease("allocate", session, region)
         grant, fd = self._grant(session, region, not region.sealed, request.gpu, request.id)
         grant.created = created
         return grant, [fd]
@@ -221,8 +222,8 @@ class Service:
         return replies.Size(id=request.id, size=memory.rounded(request.nbytes, device)), []
 
     def _create(self, session: Session, request: requests.Create) -> Answer:
-        _check_name("create", request.name)
-        self._require_replaceable("create", session, request.name)
+        if self._replaceable("create", session, request.name) is None:
+            _check_name("create", request.name)
         region = self._make("create", session, request)
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
@@ -272,16 +273,16 @@ class Service:
             raise errors.Gone(f"publish: this connection does not hold region {request.region}")
         if region.name is None:
             raise errors.InvalidRequest(f"publish: {region} has no name")
-        if not region.draft and not region.linked:
+        draft = region.draft
+        if not draft and not region.linked:
             raise errors.InvalidRequest(
                 f"publish: {region} was published before, as version {region.version}, and its "
                 f"name was deleted or refers to another region: make a new draft by create()"
             )
         replaced = None
-        if region.draft:
+        if draft:
             require(session.identity, region, WRITE, "publish")
-            self._require_replaceable("publish", session, region.name)
-            old = self.table.names.get(region.name)
+            old = self._replaceable("publish", session, region.name)
             replaced = None if old is None else old.number
             version = 1 if old is None else old.version + 1
             self.table.commit(records.Published(region.number, version))
@@ -289,11 +290,12 @@ class Service:
             self._tell_of_room()
         return replies.Published(id=request.id, version=region.version, replaced=replaced), []
 
-    def _require_replaceable(self, call: str, session: Session, name: str) -> None:
-        """Require write permission on the region that the name refers to, if any."""
+    def _replaceable(self, call: str, session: Session, name: str) -> RegionEntry | None:
+        """The region that the name refers to, if any, which requires write permission."""
         current = self.table.names.get(name)
         if current is not None:
             require(session.identity, current, WRITE, call)
+        return current
 
     def _get(self, session: Session, request: requests.Get) -> Answer:
         if request.life is None or request.life == self.table.life:
@@ -323,10 +325,16 @@ class Service:
         number: int | UnsetType,
     ) -> tuple[Grant, int]:
         who = session.identity
-        if readonly or region.sealed or not allowed(who, region, READ | WRITE):
+        writable = not (readonly or region.sealed) and allowed(who, region, READ | WRITE)
+        if not writable:
             require(who, region, READ, "get")
-            return self._grant(session, region, False, gpu, number)
-        return self._grant(session, region, True, gpu, number)
+        self._require_lease("get", session, region)
+        return self._grant(session, region, writable, gpu, number)
+
+    def _require_lease(self, call: str, session: Session, region: RegionEntry) -> None:
+        """Raise QuotaExceeded unless a session has a lease of the region, or may have one."""
+        if region.number not in session.regions:
+            self.quotas.require_lease(call, self.table, session.identity)
 
     def _get_many(self, session: Session, request: requests.GetMany) -> Work:
         """Grant the regions up to the first name that is refused."""
@@ -378,8 +386,6 @@ class Service:
                 f"strict and refuses it; ask with gpu=False"
                 + ("" if gpu else ", which helps only for host memory"),
             )
-        if region.number not in session.regions:
-            self.quotas.require_lease("get", self.table, session.identity)
         self.table.grant(session, region, writable, gpu)
         grant = Grant(
             id=number,
@@ -483,7 +489,7 @@ class Service:
             "regions": len(self.table.regions),
             "names": len(self.table.names),
             "sessions": len(self.table.sessions),
-            "leases": self.table.leases,
+            "leases": sum(self.table.leased.values()),
             "used": {str(device): self.table.used[device] for device in self.quotas.devices},
             "limits": {str(device): limit for device, limit in self.quotas.devices.items()},
             "uuids": {str(device): uuid for device, uuid in self.quotas.uuids.items()},
@@ -496,17 +502,16 @@ class Service:
         self, call: str, session: Session, name: str | None, number: int | None
     ) -> RegionEntry:
         """A region by its name, or by its number if the session may know of it."""
-        if (name is None) == (number is None):
-            raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
-        if number is not None:
-            region = self.table.regions.get(number)
-            if region is None or not _may_know_of(session, region):
-                raise errors.Gone(f"{call}: region {number} no longer exists")
+        if name is not None and number is None:
+            region = self.table.names.get(name)
+            if region is None:
+                raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
             return region
-        assert name is not None
-        region = self.table.names.get(name)
-        if region is None:
-            raise errors.NotFound(f"{call}: there is no region of the name {name!r}")
+        if name is not None or number is None:
+            raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
+        region = self.table.regions.get(number)
+        if region is None or not _may_know_of(session, region):
+            raise errors.Gone(f"{call}: region {number} no longer exists")
         return region
 
 
@@ -525,7 +530,7 @@ def _check_name(call: str, name: str) -> None:
         len(name.encode()) > protocol.NAME_LIMIT
         or not name.isprintable()
         or name != name.strip()
-        or _INVISIBLE.search(name)
+        or not (name.isascii() or _INVISIBLE.search(name) is None)
     ):
         raise errors.InvalidRequest(
             f"{call}: a name must be visible characters, with spaces only between them, of at "

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from gdrpy.broker import unix as _unix
+from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server import records
 from gdrpy.broker.server.compaction import Compaction
 from gdrpy.broker.server.journal import Journal
@@ -33,7 +34,7 @@ class State:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.table = Table(self._remember, self._free)
-        # Freeing much memory may take seconds, so a thread does it.
+        #: What a thread closes.
         self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
         threading.Thread(target=self._close, daemon=True).start()
         self.freed = False
@@ -109,13 +110,14 @@ class State:
             self.table.commit(records.Unlinked(region.number))
 
     def _remember(self, record: records.Record) -> None:
-        self._journal.append(records.encode(record))
+        journal = self._journal
+        journal.append(records.encode(record))
         if self._next is not None:
             try:
                 self._next[1].follow(record)
             except OSError as error:
                 self._stay(error)
-        elif self._journal.size > self._compact_at and not self._due:
+        elif journal.size > self._compact_at and not self._due:
             self._due = True
             self.too_long()
 
@@ -168,9 +170,12 @@ class State:
         if region.fd < 0:  # while an earlier broker's journal is read
             return
         self._drop(_key(region))
-        for fd in (region.fd, region.readonly_fd):
-            if fd is not None and not _unix.close_small(fd):
-                self._closing.put(fd)
+        # Freeing much memory may take seconds; for a small file, asking a thread takes longer.
+        small = region.device == CPU_DEVICE and region.size <= _unix.SMALL
+        close = os.close if small else self._closing.put
+        close(region.fd)
+        if region.readonly_fd is not None:
+            close(region.readonly_fd)
 
     def _hold(self, key: str, fd: int) -> None:
         try:

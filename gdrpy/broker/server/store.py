@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from gdrpy._core import _packet
 from gdrpy.broker import unix as _unix
 from gdrpy.broker.server import keeper
 from gdrpy.errors import OutOfMemory
@@ -66,15 +67,18 @@ def send_within(seconds: float, sock: socket.socket, data: bytes, fds: Sequence[
 
     No event reports that a receiver has read earlier ones. Raises OSError.
     """
-    deadline = time.monotonic() + seconds
+    deadline = None
     while True:
         try:
-            _unix.send(sock, data, fds)
+            _packet.send(sock.fileno(), data, fds)
             return True
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if deadline is None:
+            deadline = now + seconds
+        elif now > deadline:
             return False
         time.sleep(_PAUSE)
 
@@ -108,7 +112,8 @@ class KeeperStore(Store):
         return sock
 
     def _start(self) -> socket.socket:
-        linger = str(self._linger)
+        # It shows in ps whose keeper it is.
+        command = [sys.executable, "-m", keeper.__name__, self._path, str(self._linger)]
         # The keeper runs in another folder.
         import_path = os.pathsep.join(map(os.path.abspath, sys.path))
         _unix.remove_stale(self._path)
@@ -117,7 +122,7 @@ class KeeperStore(Store):
             assert started is not None
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", keeper.__name__, str(listener.fileno()), linger],
+                    [*command, str(listener.fileno())],
                     pass_fds=[listener.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

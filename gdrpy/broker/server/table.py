@@ -9,9 +9,9 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from gdrpy.broker.server import records
@@ -20,8 +20,7 @@ from gdrpy.broker.server.rights import Identity
 _K = TypeVar("_K")
 
 
-@dataclass(slots=True)
-class LeaseEntry:
+class LeaseEntry(Struct):
     """A session's lease of a region: the number of grants, and whether any is writable, or for GPU.
 
     After a restart each lease has one grant, until its holder resumes the others.
@@ -32,8 +31,7 @@ class LeaseEntry:
     gpu: bool
 
 
-@dataclass(slots=True, eq=False)
-class RegionEntry:
+class RegionEntry(Struct, eq=False):
     """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``.
 
     The first fields are those of :class:`records.Made`.
@@ -72,8 +70,7 @@ class RegionEntry:
         return f"region {self.number}" if self.name is None else f"region {self.name!r}"
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+class Session(Struct, eq=False):
     """A client's session: of a connection, or of an earlier broker's until its process ends."""
 
     number: int
@@ -100,8 +97,6 @@ class Table:
         #: The number of each user's regions, and of each user's leases.
         self.counted: dict[int, int] = {}
         self.leased: dict[int, int] = {}
-        #: The number of all leases.
-        self.leases = 0
         #: All names, in order.
         self.sorted_names: list[str] = []
         #: Copies of other brokers' regions, by the original's life and number, and the owner.
@@ -149,7 +144,8 @@ class Table:
     def _make(self, record: records.Made) -> None:
         region = RegionEntry(*astuple(record))
         self.regions[region.number] = region
-        self._next = max(self._next, region.number + 1)
+        if region.number >= self._next:
+            self._next = region.number + 1
         self._use(region, region.size)
         count(self.counted, region.uid, 1)
 
@@ -213,12 +209,13 @@ class Table:
         region = self.regions[record.region]
         lease = region.leases.get(record.session)
         if lease is None:
-            lease = region.leases[record.session] = LeaseEntry(0, False, False)
+            region.leases[record.session] = LeaseEntry(1, record.writable, record.gpu)
+            region.writers += record.writable
             session = self.sessions[record.session]
-            session.regions[region.number] = region
-            self.leases += 1
+            session.regions[record.region] = region
             uid = session.identity.uid
             self.leased[uid] = self.leased.get(uid, 0) + 1
+            return
         lease.count += 1
         region.writers += lease.writable < record.writable
         lease.writable |= record.writable
@@ -239,7 +236,6 @@ class Table:
     def _drop(self, session: Session, region: RegionEntry) -> None:
         """End a session's lease."""
         region.writers -= region.leases.pop(session.number).writable
-        self.leases -= 1
         count(self.leased, session.identity.uid, -1)
         self._forget_unheld(region)
 

@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import pwd
+import re
+import shlex
 from stat import filemode
 from typing import Any
 
@@ -33,8 +35,19 @@ from gdrpy.errors import (
 CHUNK = 8 << 20
 
 
+#: A call of the API, as its errors begin.
+_CALL = (
+    r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|seal|stat|"
+    r"status|tensors|watch): "
+)
+#: What errors tell a program to pass, and what a command line has for it.
+_PASSED = {"socket=": "--socket", 'device="cpu"': "--device cpu"}
+
+
 def add_socket(parser: CommandParser) -> None:
     """``--socket`` of a command that asks a broker; a refused call then ends it with FAILED."""
+    command = parser.prog.removeprefix("gdrpy ")
+    parser.set_defaults(words=lambda error: typed(command, words_of(error)))
     default = "(default: $GDRPY_SOCKET, else your own broker's, else the machine's)"
     parser.option("--socket", str, "PATH", f"the broker's socket {default}")
     parser.set_defaults(refusal=FAILED)
@@ -43,7 +56,7 @@ def add_socket(parser: CommandParser) -> None:
 def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     """``--device`` and ``--mode`` of a region to make, which may replace another.
 
-    Where it may, a mode that is not given is None: see :func:`mode_of`.
+    Where it may, also ``--seal``, and what is not given is None: see :func:`mode_and_seal`.
     """
     about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
     parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
@@ -51,20 +64,25 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     if replaces:
         about += " (default: that of your own region it replaces, else 0600)"
     parser.option("--mode", options.octal_mode, "OCTAL", about, None if replaces else "0600")
+    if replaces:
+        seals = parser.add_mutually_exclusive_group()
+        about = "make it immutable (default: if your own region it replaces is)"
+        seals.add_argument("--seal", action="store_true", default=None, help=about)
+        about = "leave it writable"
+        seals.add_argument("--no-seal", action="store_false", dest="seal", help=about)
 
 
-def mode_of(client: Broker, args: argparse.Namespace) -> int:
-    """``--mode``, else that of the caller's own region to replace, else 0600.
+def mode_and_seal(client: Broker, args: argparse.Namespace) -> tuple[int, bool]:
+    """``--mode`` and ``--seal``, else as of the caller's own region to replace, else 0600 and no.
 
     Another user's mode could let that user read what replaces the region.
     """
-    if args.mode is not None:
-        return int(args.mode)
+    mode, seal = 0o600, False
     with contextlib.suppress(NotFound, PermissionDenied):
         replaced = client.stat(args.name)
         if (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
-            return replaced.mode
-    return 0o600
+            mode, seal = replaced.mode, replaced.sealed
+    return mode if args.mode is None else args.mode, seal if args.seal is None else args.seal
 
 
 def add_name(parser: CommandParser) -> None:
@@ -92,6 +110,23 @@ def connect(args: argparse.Namespace) -> Broker:
         return gdrpy.connect(args.socket)
     except (BrokerUnavailable, PermissionDenied, ProtocolError, Timeout, ValueError) as error:
         raise CommandError(words_of(error), UNUSABLE) from error
+
+
+def typed(command: str, words: str) -> str:
+    """What an error of the API says, of the command that was typed."""
+    words = re.sub(f"^{_CALL}", f"{command}: ", words)
+    words = re.sub(f"(?<=: ){_CALL}", "", words)
+    for passed, option in _PASSED.items():
+        words = words.replace(passed, option)
+    return words
+
+
+def swapped(command: str, file: str, name: str) -> str:
+    """The end of a message about a file that is missing, if the name is that of a file instead."""
+    if os.path.lexists(file) or not os.path.lexists(name):
+        return ""
+    meant = [file, name] if command == "put" else [name, file]
+    return f": did you mean '{shlex.join(['gdrpy', command, *meant])}'?"
 
 
 def device_words(device: int | str) -> str:

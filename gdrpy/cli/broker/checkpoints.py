@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec.structs import replace
 
 from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.client.checkpoints import CHECKPOINT, listed
 from gdrpy.broker.replies import Holder, RegionInfo
-from gdrpy.errors import Error
+from gdrpy.cli import broker
+from gdrpy.cli.exits import CommandError
+from gdrpy.errors import Error, NotFound, PermissionDenied
 
 #: Bytes that a list of files has at most: any user can publish a region that says it is one.
 _LIST_MOST = 16 << 20
@@ -50,6 +53,14 @@ class Checkpoints:
         return list(found.values())
 
 
+def told(region: RegionInfo, whole: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
+    """A region in a list, for JSON: a checkpoint's bytes and holders are beside its list's own."""
+    sums = None
+    if whole is not region:
+        sums = {name: getattr(whole, name) for name in ("nbytes", "size", "readers", "writers")}
+    return broker.listed(region, gpus) | {"checkpoint": sums}
+
+
 def summed(region: RegionInfo, files: list[RegionInfo]) -> RegionInfo:
     """A checkpoint with the bytes of all of its files, and the holders of the one with most."""
     if not files:
@@ -80,3 +91,15 @@ def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
             )
         found[key] = holder
     return tuple(found.values())
+
+
+def check_alone(client: Broker, command: str, name: str) -> None:
+    """Raise CommandError for a checkpoint's name, without which its files would stay in vain."""
+    metadata = None
+    with contextlib.suppress(NotFound, PermissionDenied):  # as the command itself will say
+        metadata = client.stat(name).metadata
+    if metadata == CHECKPOINT:
+        raise CommandError(
+            f"{command}: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete "
+            f"all of it by `gdrpy rm -r`"
+        )

@@ -1,6 +1,7 @@
 """Copies a region, or a part of it, to a file or to stdout as raw bytes, without CUDA.
 If another process writes the region meanwhile, the copy may mix old and new bytes:
-seal the region, or publish new versions of it.
+seal the region, or publish new versions of it. The files of a checkpoint are regions,
+which are copied one by one: 'gdrpy ls NAME/' lists them.
 
 examples:
   gdrpy get table copy.bin
@@ -9,7 +10,7 @@ examples:
 
 exit status:
   0  all bytes were copied
-  1  the region does not exist, you may not read it, or it is shorter
+  1  the region does not exist, you may not read it, it is shorter, or it is a checkpoint
   2  wrong usage, or no broker: start one with 'gdrpy serve'
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from gdrpy.broker.client.checkpoints import CHECKPOINT
 from gdrpy.cli import broker
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser
@@ -44,6 +46,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
         client = undo.enter_context(broker.connect(args))
         region = undo.enter_context(client.get(args.name, gpu=False, readonly=True))
+        if region.metadata.get("format") == CHECKPOINT["format"]:
+            below = f"{args.name}/"
+            raise CommandError(
+                f"get: {args.name!r} is a checkpoint, whose files are regions {below!r}*: 'gdrpy "
+                f"ls {below}' lists them, and 'gdrpy get' copies each"
+            )
         there = region.nbytes - args.offset
         nbytes = there if args.nbytes is None else args.nbytes
         if not 0 < nbytes <= there:

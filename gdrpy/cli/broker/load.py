@@ -5,8 +5,9 @@ they lie in GPU memory, and gdrpy.torch.attach(broker, NAME) returns them as tor
 
 Each file of a folder becomes a region NAME/ID/FILE. If the command is broken off, the same
 command goes on: files that were loaded are known by size and modification time, and are
-not read again. When all are there, they replace what had the name before. 'gdrpy stat
-NAME' lists the tensors, 'gdrpy rm -r NAME' deletes them, also of a broken-off load.
+not read again. When all are there, they replace what had the name before, and have its
+mode and its seal. 'gdrpy stat NAME' lists the tensors, 'gdrpy rm -r NAME' deletes them,
+also of a broken-off load.
 
 examples:
   gdrpy load ~/models/llama llama --seal
@@ -50,27 +51,30 @@ def add_arguments(parser: CommandParser) -> None:
         metavar="NAME",
         help="the name to publish (default: that of the folder, or of the file without its suffix)",
     )
-    parser.add_argument("--seal", action="store_true", help="make the regions immutable")
-    about = "compare the SHA-256 of every region with its file's, which reads both (needs --seal)"
+    about = "compare the SHA-256 of every sealed region with its file's, which reads both"
     parser.add_argument("--digest", action="store_true", help=about)
     broker.add_new_region(parser, replaces=True)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    if args.digest and not args.seal:
-        raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)
     path = Path(os.path.abspath(args.path))  # noqa: PTH100 - a link's name, not its target's
-    if args.name is None:
+    given = args.name
+    if given is None:
         args.name = path.name if path.is_dir() else path.stem
     copied = _Copied()
     with broker.connect(args) as client:
+        args.mode, args.seal = broker.mode_and_seal(client, args)
+        if args.digest and not args.seal:
+            raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)
         try:
             tensors, regions = _load(client, args, path, output, copied)
             digests = _compared(regions, path, output) if args.digest else []
         except Error:
             raise
         except OSError as error:
-            raise CommandError(f"cannot read {args.path}: {error.strerror}", UNUSABLE) from error
+            meant = broker.swapped("load", args.path, given) if given else ""
+            why = f"cannot read {args.path}: {os.strerror(error.errno or 0)}{meant}"
+            raise CommandError(why, UNUSABLE) from error
         except ValueError as error:
             raise CommandError(str(error), FAILED) from error
         info = client.stat(args.name)
@@ -123,11 +127,7 @@ def _load(
             copied.nbytes, copied.seconds = total, time.monotonic() - begun
             show(done, total)
 
-        options: dict[str, Any] = {
-            "mode": broker.mode_of(client, args),
-            "seal": args.seal,
-            "gpu": False,
-        }
+        options: dict[str, Any] = {"mode": args.mode, "seal": args.seal, "gpu": False}
         options["progress"] = tell
         if not path.is_dir():
             region = client.load(path, args.name, args.device, **options)

@@ -1,7 +1,8 @@
 """Lists the broker's regions by name, with size, how many clients hold them for reading
 (r) and for writing (w), place, permissions, version, and owner. A narrow terminal
 shows fewer columns. Regions that you may not read are not listed. A checkpoint has the
-bytes and holders of all of its files, which are listed below it too.
+bytes and holders of all of its files, which are listed below it too; with --json they
+are its "checkpoint", and every region has its own bytes, which add up to what is used.
 
 examples:
   gdrpy ls
@@ -19,7 +20,7 @@ import argparse
 
 from gdrpy.broker.replies import RegionInfo
 from gdrpy.cli import broker
-from gdrpy.cli.broker import listing
+from gdrpy.cli.broker import checkpoints, listing
 from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
@@ -37,14 +38,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
-        checkpoints = Checkpoints(client)
-        found = checkpoints.whole(client.list(args.prefix))
+        regions = client.list(args.prefix)
+        found = Checkpoints(client).whole(regions)
         gpus = broker.gpus(client) if output.as_json else {}
     if found and not output.as_json:
         output.text(drawn(found, output))
     elif not found:
         output.line("no regions" + (f" whose names begin with {args.prefix!r}" * bool(args.prefix)))
-    output.finish({"regions": [broker.listed(region, gpus) for region in found]})
+    both = zip(regions, found, strict=True)
+    output.finish({"regions": [checkpoints.told(*one, gpus) for one in both]})
     return OK
 
 

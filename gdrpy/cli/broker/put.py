@@ -1,7 +1,7 @@
 """Copies a file, or stdin, into a new region and publishes it under a name. If a region
 has the name already, it is replaced in one step: other processes find the old region
 or the new one, and holders of the old one keep it. The new one has the mode of the old
-one, and its group if you belong to that.
+one, its group if you belong to that, and its seal.
 
 examples:
   gdrpy put table table.bin
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from gdrpy.cli import broker
+from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -38,17 +39,17 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "file", nargs="?", default="-", metavar="FILE", help="the source (default: -, stdin)"
     )
-    parser.add_argument("--seal", action="store_true", help="make the region immutable")
     broker.add_new_region(parser, replaces=True)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with ExitStack() as undo:
-        source, nbytes = _open(args.file, undo)
+        source, nbytes = _open(args, undo)
         if not nbytes:
             raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
         client = undo.enter_context(broker.connect(args))
-        mode = broker.mode_of(client, args)
+        check_alone(client, "put", args.name)
+        mode, seal = broker.mode_and_seal(client, args)
         draft = undo.enter_context(
             client.create(args.name, nbytes, args.device, mode=mode, gpu=False)
         )
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                     raise CommandError(f"{args.file} became shorter while it was read")
                 draft.write(piece, offset)
                 tell(offset + len(piece), nbytes)
-        if args.seal:
+        if seal:
             draft.seal()
         draft.publish()
         region = client.stat(args.name)
@@ -70,8 +71,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return OK
 
 
-def _open(name: str, undo: ExitStack) -> tuple[IO[bytes], int]:
+def _open(args: argparse.Namespace, undo: ExitStack) -> tuple[IO[bytes], int]:
     """The source and its length; a pipe is first copied to a file. Raises CommandError."""
+    name = args.file
     try:
         source = sys.stdin.buffer
         if name != "-":
@@ -82,7 +84,9 @@ def _open(name: str, undo: ExitStack) -> tuple[IO[bytes], int]:
             source = undo.enter_context(_spooled(source))
         return source, os.fstat(source.fileno()).st_size - source.tell()
     except OSError as error:
-        raise CommandError(f"cannot read {name}: {error.strerror}", UNUSABLE) from error
+        meant = broker.swapped("put", name, args.name)
+        why = f"cannot read {name}: {error.strerror}{meant}"
+        raise CommandError(why, UNUSABLE) from error
 
 
 def _spooled(source: IO[bytes]) -> IO[bytes]:

@@ -15,11 +15,11 @@ exit status:
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 
 from gdrpy.broker.client.arguments import as_name
 from gdrpy.broker.client.broker import Broker
 from gdrpy.cli import broker, options
+from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import FAILED, OK, CommandError, words_of
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -42,10 +42,10 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for name in _wanted(client, args):
             try:
                 if not args.recursive:
-                    _check_alone(client, name)
+                    check_alone(client, "rm", name)
                 client.delete(name)
             except (CommandError, NotFound, PermissionDenied) as error:
-                errors[name] = _typed(words_of(error))
+                errors[name] = broker.typed("rm", words_of(error))
                 output.error(errors[name])
             else:
                 output.line(f"deleted {name}")
@@ -65,20 +65,3 @@ def _wanted(client: Broker, args: argparse.Namespace) -> list[str]:
             below.insert(0, name)
         names += below
     return list(dict.fromkeys(names))
-
-
-def _check_alone(client: Broker, name: str) -> None:
-    """Raise CommandError for a name without which others would be kept in vain."""
-    metadata = None
-    with suppress(NotFound, PermissionDenied):  # as delete() will say
-        metadata = client.stat(name).metadata
-    if (metadata or {}).get("format") == "checkpoint":
-        raise CommandError(
-            f"rm: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete all of "
-            f"it by `gdrpy rm -r`"
-        )
-
-
-def _typed(words: str) -> str:
-    """What an error of Broker.delete() says, of the command that was typed."""
-    return words.replace("delete: ", "rm: ", 1) if words.startswith("delete: ") else words

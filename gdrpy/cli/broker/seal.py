@@ -1,6 +1,7 @@
 """Seals a region: the broker never again grants write access to it. Processes that
-already have write access keep it until they close the region. With --digest the
-broker computes the SHA-256 of its bytes once, which takes as long as reading them.
+already have write access keep it until they close the region. Of a checkpoint all
+files are sealed. With --digest the broker computes the SHA-256 of each region's bytes
+once, which takes as long as reading them.
 
 examples:
   gdrpy seal weights
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 
+from gdrpy.broker.client.checkpoints import CHECKPOINT
 from gdrpy.cli import broker
+from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -30,12 +33,15 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client:
-        client.seal(args.name)
-        if args.digest:
-            with client.get(args.name, gpu=False, readonly=True) as region:
-                region.digest()
-        info = client.stat(args.name)
-        told = broker.shown(client, info)
-    output.line(f"{args.name} is sealed" + (f", SHA-256 {info.sha256}" if info.sha256 else ""))
+        region = client.stat(args.name)
+        files = Checkpoints(client).files(region) if region.metadata == CHECKPOINT else []
+        for name in (*files, args.name):
+            client.seal(name)
+            if args.digest:
+                with client.get(name, gpu=False, readonly=True) as held:
+                    output.line(f"{name}: SHA-256 {held.digest()}")
+        told = broker.shown(client, client.stat(args.name))
+        told["files"] = [broker.shown(client, client.stat(name)) for name in files]
+    output.line(f"{args.name} is sealed" + (f", and its {len(files)} files" if files else ""))
     output.finish(told)
     return OK

@@ -34,7 +34,7 @@ from gdrpy.broker.client.broker import Broker
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker, keys, options
-from gdrpy.cli.broker import listing, ls
+from gdrpy.cli.broker import checkpoints, listing, ls
 from gdrpy.cli.broker.checkpoints import Checkpoints
 from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
@@ -170,6 +170,7 @@ class Sample:
         self._processes = _processes(client, listed)
         self._checkpoints: Checkpoints = before._checkpoints if before else Checkpoints(client)
         self.regions = self._checkpoints.whole(listed)
+        self._listed = {region.name: region for region in listed}
         #: Requests a second since the sample before; None for the first one.
         self.rate = None
         if before is not None:
@@ -197,7 +198,8 @@ class Sample:
             "requests": status["requests"],
             "requests_a_second": self.rate,
             "largest": [
-                broker.listed(region, status["gpus"]) for region in View().of(self.regions)[:_SHOWN]
+                checkpoints.told(self._listed[region.name], region, status["gpus"])
+                for region in View().of(self.regions)[:_SHOWN]
             ],
         }
 

@@ -22,9 +22,10 @@ import itertools
 
 from gdrpy.broker.replies import Event
 from gdrpy.cli import broker, options
-from gdrpy.cli.exits import OK
+from gdrpy.cli.exits import INTERRUPTED, OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import counted
 
 #: What events without a name mean.
 _NAMELESS = {
@@ -42,11 +43,22 @@ def add_arguments(parser: CommandParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     with broker.connect(args) as client, client.watch(args.prefix) as events:
+        output.note(f"watching {_watched(args)}")
         shown = (event for event in events if event.kind != "freed" or not args.prefix)
-        for event in itertools.islice(shown, args.count):
-            output.line(_words(event))
-            output.record(event.as_dict())
+        try:
+            for event in itertools.islice(shown, args.count):
+                output.line(_words(event))
+                output.record(event.as_dict())
+        except KeyboardInterrupt:
+            return INTERRUPTED
     return OK
+
+
+def _watched(args: argparse.Namespace) -> str:
+    """What is watched, and how that ends."""
+    what = f"regions whose names begin with {args.prefix!r}" if args.prefix else "all regions"
+    after = "" if args.count is None else f"after {counted(args.count, 'event')} or "
+    return f"{what} that you may read: ends {after}by Ctrl-C"
 
 
 def _words(event: Event) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import gdrpy
 from gdrpy.cli.exits import FAILED, UNUSABLE, CommandError
-from gdrpy.memory.node import PATH as NODE
+from gdrpy.memory.node import PATH
 
 PROC, SYS = Path("/proc"), Path("/sys")
+NODE = Path(PATH)
 KERNEL_LOG = Path("/dev/kmsg")
 INSMOD = Path(gdrpy.__file__).parents[1] / "insmod.sh"
 #: Seconds that building and loading the module may take.

@@ -1,9 +1,11 @@
 """Makes rounds of calls, and times each: a region is allocated, exported, imported with and
 without its GPU view, mapped in part, and closed; then memory of cuMemAlloc is pinned,
-mapped, and released, if a backend can pin. The first round is shown apart, as 'first':
+mapped, and released, if a backend can pin; then host memory is registered and copied by
+the GPU's copy engine without CUDA, if that can be used. The first round is shown apart, as 'first':
 it includes what a process makes once (contexts, checks).
 
-At most two regions of the size and one such allocation exist at a time. Bytes stored
+At most two regions of the size, and one such allocation or one buffer in host memory,
+exist at a time. Bytes stored
 through each new view are looked for through another, which is not timed.
 
 examples:
@@ -12,9 +14,10 @@ examples:
   gdrpy apiperf --backend nvrm --plot calls.svg --json > apiperf.json
 
 exit status:
-  0  measured, and the bytes were right
-  1  bytes were wrong, a call failed, or the plot could not be written
-  2  wrong usage, or no backend can be used here
+  0    measured, and the bytes were right
+  1    bytes were wrong, a call failed, or the plot could not be written
+  2    wrong usage, or no backend can be used here
+  130  ended by Ctrl-C; what was measured until then is shown
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from gdrpy.cli.data import Mismatch, expect_equal, gpu_get
 from gdrpy.cli.exits import CommandError
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import Scale, bars_table, format_us
-from gdrpy.cli.measure.report import Report
+from gdrpy.cli.measure.report import Report, show_absent
 from gdrpy.cli.measure.timing import Samples, clock, undisturbed
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -64,8 +67,18 @@ PIN_CALLS = {
     "pin unmap": "mapping.close()",
     "unpin": "pin.close()",
 }
+ENGINE_CALLS = {
+    "engine first": 'region.write() of 64 bytes, via="engine", the first of a region',
+    "engine write": "the same again",
+    "engine read": 'region.readinto() of 64 bytes, via="engine"',
+    "register": "gdrpy.register() of a buffer of the size",
+    "engine pin": 'region.write() of it, via="engine", which pins its pages',
+    "unregister": "its close()",
+}
+CALLS = REGION_CALLS | PIN_CALLS | ENGINE_CALLS
 
 _TOKEN_BYTES = 16
+_SMALL = 64
 
 METHOD = (
     "us a call, each timed by itself, from Python; the cost of timing is in the figures, and is "
@@ -74,7 +87,7 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    calls = (f"{name:18}{what}" for name, what in (REGION_CALLS | PIN_CALLS).items())
+    calls = (f"{name:18}{what}" for name, what in CALLS.items())
     parser.description = f"{parser.description}" + "\n".join(calls)
     options.add_gpu(parser)
     parser.option("--size", parse_size, "SIZE", "size of region and allocation", "1M")
@@ -88,18 +101,24 @@ def run(args: argparse.Namespace, output: Output) -> int:
     try:
         rounds.region_round()
         report = Report(args, output, rounds.backend_used)
-        absent = _measure(rounds, args.count, output)
+        absent = no_engine = None
+        with report.measuring():
+            absent, no_engine = _measure(rounds, args.count, output)
     except Mismatch as wrong:
         raise CommandError(str(wrong)) from wrong
 
-    first = [times.pop(0) for times in rounds.times.values()]
-    results = {name: Samples(times) for name, times in rounds.times.items()}
+    taken = {name: times for name, times in rounds.times.items() if times[1:]}
+    if not taken:
+        return report.broken_off(results=[])
+    first = [times[0] for times in taken.values()]
+    results = {name: Samples(times[1:]) for name, times in taken.items()}
     scale = Scale(results.values())
-    title = f"us a call, {format_size(args.size)}, {args.count} rounds"
+    title = f"us a call, {format_size(args.size)}, {len(results[NOTHING].values)} rounds"
     more = {"first": [format_us(ns) for ns in first]}
     output.show(bars_table(title, "call", results, scale, output.width(), more))
     if absent:
         output.line(f"pins: not measured: {absent}")
+    show_absent(output, no_engine)
     return report.finish(
         METHOD,
         plot.of_distributions(
@@ -107,10 +126,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         ),
         size=args.size,
         pins_not_measured=absent,
+        engine_not_measured=no_engine,
         results=[
             {
                 "call": name,
-                "what": (REGION_CALLS | PIN_CALLS)[name],
+                "what": CALLS[name],
                 "first_nanoseconds": before,
                 "nanoseconds": one.json(),
                 "histogram": scale.json(one),
@@ -120,20 +140,27 @@ def run(args: argparse.Namespace, output: Output) -> int:
     )
 
 
-def _measure(rounds: Rounds, count: int, output: Output) -> str | None:
-    """Make the rounds, less one of regions; the reason if pins cannot be made, else None."""
-    with output.progress("apiperf", 2 * count) as begin:
+def _measure(rounds: Rounds, count: int, output: Output) -> list[str | None]:
+    """Make the rounds, less one of regions.
+
+    The reasons if pins cannot be made, and if the copy engine cannot be used; else None.
+    """
+    reasons: list[str | None] = []
+    with output.progress("apiperf", 3 * count) as begin:
         for _ in range(count):
             begin("regions")
             rounds.region_round()
-        try:
-            rounds.pin_round()
-        except (gdrpy.BackendUnavailable, gdrpy.InvalidHandle) as error:
-            return str(error)
-        for _ in range(count):
-            begin("pins")
-            rounds.pin_round()
-    return None
+        for name, one_round in (("pins", rounds.pin_round), ("engine", rounds.engine_round)):
+            try:
+                one_round()
+            except (gdrpy.BackendUnavailable, gdrpy.InvalidHandle) as error:
+                reasons.append(str(error))
+                continue
+            reasons.append(None)
+            for _ in range(count):
+                begin(name)
+                one_round()
+    return reasons
 
 
 def _nothing() -> None:
@@ -197,6 +224,24 @@ class Rounds:
             self._expect_shared("a pin", mapping, lambda count: gpu_get(self._device, ptr, count))
             self._timed("pin unmap", mapping.close)
             self._timed("unpin", pin.close)
+
+    def engine_round(self) -> None:
+        """Make each of ENGINE_CALLS once. Raises BackendUnavailable if there is no engine."""
+        size = min(_SMALL, self._nbytes)
+        with undisturbed(), Undo() as undo:
+            region = undo.keep(gdrpy.alloc(self._nbytes, self._device, backend=self._backend))
+            for name in ("engine first", "engine write"):
+                token = secrets.token_bytes(size)
+                self._timed(name, region.write, token, 0, "engine")
+                expect_equal(f"after {name}", token, region.cpu.read(size))
+            small = bytearray(size)
+            self._timed("engine read", region.readinto, small, 0, "engine")
+            expect_equal("after engine read", token, small)
+            buffer = secrets.token_bytes(self._nbytes)
+            registration = undo.keep(self._timed("register", gdrpy.register, buffer))
+            self._timed("engine pin", region.write, buffer, 0, "engine")
+            expect_equal("after engine pin", buffer, region.read(self._nbytes))
+            self._timed("unregister", registration.close)
 
     def _free(self, ptr: int) -> None:
         with cuda.context(self._device):

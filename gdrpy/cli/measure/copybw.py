@@ -1,6 +1,7 @@
 """Measures copies between page-locked host memory and a region, in both directions, through
-the CPU mapping (Mapping.write, Mapping.readinto) and by the GPU's DMA engine
-(cuMemcpyAsync and a wait). Samples are warm; the table shows the median and the
+the CPU mapping (Mapping.write, Mapping.readinto), by CUDA's DMA (cuMemcpyAsync and a wait)
+and, where it can be used, by the GPU's copy engine without CUDA (via="engine"), for which
+the host memory is registered instead. Samples are warm; the tables show the median and the
 spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.
 Reads through the mapping of a real GPU are slow (about 1 GB/s): the bus limits them.
 
@@ -11,9 +12,10 @@ examples:
   gdrpy copybw --size 16M --json > copybw.json
 
 exit status:
-  0  measured, and the data arrived
-  1  wrong data arrived, or the plot could not be written
-  2  wrong usage, or no backend can be used here
+  0    measured, and the data arrived
+  1    wrong data arrived, or the plot could not be written
+  2    wrong usage, or no backend can be used here
+  130  ended by Ctrl-C; what was measured until then is shown
 """
 
 from __future__ import annotations
@@ -31,25 +33,41 @@ from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Noise, arrived, prepare
 from gdrpy.cli.measure import plot, plotstyle
 from gdrpy.cli.measure.plot import Plot
-from gdrpy.cli.measure.report import Cell, Copies, measured_region, show_by_size
+from gdrpy.cli.measure.report import (
+    ENGINE,
+    Cell,
+    Copies,
+    measured_region,
+    show_absent,
+    show_by_size,
+    ways_here,
+)
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
 
-#: The four paths, in the order in which they are shown.
-WAYS = ("mapping write", "mapping read", "DMA write", "DMA read")
+#: The paths, in the order in which they are measured; the last two where the device has them.
+WAYS = (
+    "mapping write",
+    "mapping read",
+    "DMA write",
+    "DMA read",
+    f"{ENGINE} write",
+    f"{ENGINE} read",
+)
 #: 4 KiB to 64 MiB, by powers of 4.
 DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
 
 #: Host memory for the buffers and their comparison, in multiples of the size.
-_HOST_COPIES = 6
+_HOST_COPIES = 7
 
 TITLE = "Bandwidth of copies between page-locked host memory and GPU memory"
 
 METHOD = (
     "GB/s are 1e9 bytes a second: the median of warm samples, and (lowest-highest). Calls are made "
-    "from Python by one thread; the host side is page-locked memory."
+    "from Python by one thread; the host side is page-locked memory, or registered memory for the "
+    "engine."
 )
 
 
@@ -76,45 +94,61 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     sizes = [args.size] if args.size else args.sweep
     most = max(sizes)
+    ways, absent = ways_here(WAYS, args.device)
     with measured_region(args, output, most, most * _HOST_COPIES) as (region, report):
         bench = BandwidthBench(region, secrets.randbits(32))
-        results = []
-        with output.progress("copybw", len(sizes) * len(WAYS)) as begin:
+        results: list[Copies] = []
+        steps = len(sizes) * len(ways)
+        with report.measuring(), output.progress("copybw", steps) as begin:
             for nbytes in sizes:
-                for way in WAYS:
+                for way in ways:
                     begin(f"{way}, {format_size(nbytes)}")
                     verify = not args.no_verify
                     results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
 
-    show_by_size(output, "Bandwidth in GB/s", {way: way for way in WAYS}, results, _cell)
+    if not results:
+        return report.broken_off(results=[])
+    for direction in ("write", "read"):
+        titles = {way: way.partition(" ")[0] for way in ways if way.endswith(direction)}
+        shown = [one for one in results if one.way in titles]
+        if shown:
+            show_by_size(output, f"GB/s, {direction}s", titles, shown, _cell)
+    show_absent(output, absent)
     return report.finish(
         METHOD,
         Plot(TITLE, lambda axes: _paint(axes, results)),
         results,
         seconds_a_figure=args.seconds,
+        engine_not_measured=absent,
         results=[_json(result) for result in results],
     )
 
 
 class BandwidthBench:
-    """A region, and a page-locked host buffer of the same size to copy between."""
+    """A region, and host buffers of the same size to copy between: page-locked, and registered."""
 
     def __init__(self, region: Region, seed: int) -> None:
         assert region.device is not None
         self._region = region
         self._data = Noise(seed).bytes(region.nbytes)
-        self._host: Bytes = gdrpy.page_locked(region.nbytes, region.device).numpy()
+        self._page_locked: Bytes = gdrpy.page_locked(region.nbytes, region.device).numpy()
+        self._registered: Bytes = np.zeros(region.nbytes, np.uint8)
+        self._registration = gdrpy.register(self._registered)
 
     def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Copies:
         """Measure one of WAYS for ``nbytes`` bytes."""
-        host, region = self._host[:nbytes], self._region
+        path, _, direction = way.partition(" ")
+        region = self._region
+        host = (self._registered if path == ENGINE else self._page_locked)[:nbytes]
         copy = {
             "mapping write": Calls(region.cpu.write, [host]),
             "mapping read": Calls(region.cpu.readinto, [host]),
             "DMA write": Calls(region.write, [host], [0], ["dma"]),
             "DMA read": Calls(region.readinto, [host], [0], ["dma"]),
+            f"{ENGINE} write": Calls(region.write, [host], [0], ["engine"]),
+            f"{ENGINE} read": Calls(region.readinto, [host], [0], ["engine"]),
         }[way]
-        writes = way.endswith("write")
+        writes = direction == "write"
         # Each way has its own bytes: those of an earlier way do not pass for a copy.
         data = self._data[:nbytes] ^ np.uint8(0x11 * (1 + WAYS.index(way)))
         prepare(region, host, data, writes=writes)
@@ -147,7 +181,7 @@ def _json(result: Copies) -> dict[str, Any]:
 
 
 def _paint(axes: Any, results: Sequence[Copies]) -> None:
-    for way in WAYS:
+    for way in dict.fromkeys(result.way for result in results):
         line = [result for result in results if result.way == way]
         sizes, medians = [one.nbytes for one in line], [rates(one)["median"] for one in line]
         axes.plot(sizes, medians, label=way, clip_on=False)

@@ -1,6 +1,8 @@
 """Measures how long one call takes that copies a few bytes between page-locked host memory
 and a region: Mapping.write and Mapping.readinto, which are CPU stores and loads
-through the mapping, beside cuMemcpyHtoD and cuMemcpyDtoH of cuda.bindings.
+through the mapping, beside cuMemcpyHtoD and cuMemcpyDtoH of cuda.bindings and, where it can
+be used, the GPU's copy engine without CUDA (Region.write and Region.readinto with
+via="engine"), for which the host memory is registered instead.
 
 warm  the same host buffer in every call: it is in the CPU's caches
 cold  pieces of host memory in random order that are in no cache: before every lap over
@@ -19,9 +21,10 @@ examples:
   gdrpy copylat --backend nvrm --json > copylat.json
 
 exit status:
-  0  measured, and the data arrived
-  1  wrong data arrived, or the plot could not be written
-  2  wrong usage, or no backend can be used here
+  0    measured, and the data arrived
+  1    wrong data arrived, or the plot could not be written
+  2    wrong usage, or no backend can be used here
+  130  ended by Ctrl-C; what was measured until then is shown
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import argparse
 import re
 import secrets
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +47,31 @@ from gdrpy.cli.data import Bytes, Difference, Noise, difference, gpu_get, gpu_pu
 from gdrpy.cli.measure import plot, plotstyle
 from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.plot import Plot
-from gdrpy.cli.measure.report import COLD, WARM, Cell, Copies, measured_region, show_by_size
+from gdrpy.cli.measure.report import (
+    COLD,
+    ENGINE,
+    WARM,
+    Cell,
+    Copies,
+    measured_region,
+    show_absent,
+    show_by_size,
+    ways_here,
+)
 from gdrpy.cli.measure.timing import Calls, Samples, calls_for, clock, undisturbed
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
 
-#: The four calls, in the order in which they are shown, and whether they write to the GPU.
+#: The calls, in the order in which they are measured, and whether they write to the GPU; the last
+#: two where the device has them.
 WAYS = {
     "Mapping.write": True,
     "Mapping.readinto": False,
     "cuMemcpyHtoD": True,
     "cuMemcpyDtoH": False,
+    f"{ENGINE} write": True,
+    f"{ENGINE} read": False,
 }
 
 #: A warm sample lasts this many times as long as an empty one, or has the most calls.
@@ -79,13 +95,16 @@ _EVICTOR_LEAST = 256 << 20
 DEFAULT_SIZES = [4 << step for step in range(15)]
 
 #: The ways as titles of narrow columns.
-TITLES = {way: way.replace(".", "\n.").replace("cuMemcpy", "cuMemcpy\n") for way in WAYS}
+TITLES = {
+    way: way.replace(".", "\n.").replace("cuMemcpy", "cuMemcpy\n").replace(" ", "\n")
+    for way in WAYS
+}
 
 TITLE = "Time of a small copy between page-locked host memory and GPU memory"
 
 METHOD = (
     "us a call, made from Python by one thread: the median of the samples, and (their minimum). "
-    "The host side is page-locked memory."
+    "The host side is page-locked memory, or registered memory for the engine."
 )
 
 
@@ -106,18 +125,26 @@ def add_arguments(parser: CommandParser) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     plot.require_matplotlib(args.plot)
     most = max(args.sizes)
+    ways, absent = ways_here(WAYS, args.device)
     with measured_region(args, output, most, host_bytes(most)) as (region, report):
         bench = LatencyBench(region, secrets.randbits(32))
         output.prose(
             f"an empty sample takes {bench.empty_sample:.0f} ns, which are subtracted; cold means "
             f"after a walk over {approximate_size(evictor_bytes())} of memory"
         )
-        results = _measure(bench, args, output)
+        results: list[Copies] = []
+        with report.measuring():
+            results.extend(_measure(bench, ways, args, output))
 
+    if not results:
+        return report.broken_off(results=[])
     for cache in (WARM, COLD):
-        shown = [one for one in results if one.cache == cache]
-        title = f"us a call, host memory {cache}"
-        show_by_size(output, title, TITLES, shown, _cell)
+        for writes, name in ((True, "write"), (False, "read")):
+            titles = {way: TITLES[way] for way in ways if WAYS[way] == writes}
+            shown = [one for one in results if one.cache == cache and one.way in titles]
+            if shown:
+                show_by_size(output, f"us a {name}, host memory {cache}", titles, shown, _cell)
+    show_absent(output, absent)
     return report.finish(
         METHOD,
         Plot(TITLE, lambda axes: _paint(axes, results)),
@@ -125,18 +152,19 @@ def run(args: argparse.Namespace, output: Output) -> int:
         seconds_a_figure=args.seconds,
         empty_sample_nanoseconds=bench.empty_sample,
         evictor_bytes=evictor_bytes(),
+        engine_not_measured=absent,
         results=[_json(one) for one in results],
     )
 
 
-def _measure(bench: LatencyBench, args: argparse.Namespace, output: Output) -> list[Copies]:
-    wanted = [(way, cache, size) for cache in (WARM, COLD) for size in args.sizes for way in WAYS]
-    results = []
+def _measure(
+    bench: LatencyBench, ways: Sequence[str], args: argparse.Namespace, output: Output
+) -> Iterator[Copies]:
+    wanted = [(way, cache, size) for cache in (WARM, COLD) for size in args.sizes for way in ways]
     with output.progress("copylat", len(wanted)) as begin:
         for way, cache, size in wanted:
             begin(f"{way}, {format_size(size)}, {cache}")
-            results.append(bench.measure(way, cache, size, args.seconds))
-    return results
+            yield bench.measure(way, cache, size, args.seconds)
 
 
 def _cell(one: Copies) -> Cell:
@@ -155,7 +183,8 @@ def _json(one: Copies) -> dict[str, Any]:
 
 
 def _paint(axes: Any, results: Sequence[Copies]) -> None:
-    for way, colour, marker in zip(WAYS, plotstyle.COLOURS, plotstyle.MARKERS, strict=False):
+    ways = dict.fromkeys(one.way for one in results)
+    for way, colour, marker in zip(ways, plotstyle.COLOURS, plotstyle.MARKERS, strict=False):
         for cache, style in ((WARM, "-"), (COLD, "--")):
             line = [one for one in results if (one.way, one.cache) == (way, cache)]
             sizes = [one.nbytes for one in line]
@@ -178,7 +207,7 @@ def evictor_bytes() -> int:
 
 def host_bytes(nbytes: int) -> int:
     """Host memory that measuring sizes up to ``nbytes`` takes."""
-    return 2 * _arena_size(nbytes) + evictor_bytes()
+    return 3 * _arena_size(nbytes) + evictor_bytes()
 
 
 def _pitch(nbytes: int) -> int:
@@ -202,7 +231,7 @@ class Pieces:
 
 
 class LatencyBench:
-    """A region, and page-locked host memory to copy between."""
+    """A region, and host memory to copy between: page-locked, and registered."""
 
     def __init__(self, region: Region, seed: int) -> None:
         assert region.device is not None
@@ -210,8 +239,11 @@ class LatencyBench:
         self._device = region.device
         self._random = np.random.default_rng(seed)
         self._noise = Noise(seed)
-        self._arena: Bytes = gdrpy.page_locked(_arena_size(region.nbytes), region.device).numpy()
-        self._arena[:] = self._noise.bytes(self._arena.size)
+        size = _arena_size(region.nbytes)
+        self._page_locked: Bytes = gdrpy.page_locked(size, region.device).numpy()
+        self._page_locked[:] = self._noise.bytes(size)
+        self._registered = self._page_locked.copy()
+        self._registration = gdrpy.register(self._registered)
         self._evictor = np.ones(evictor_bytes(), np.uint8)
         #: Nanoseconds that a sample without calls takes: the clock, and the loop's beginning.
         empty = Calls(bool, [])
@@ -220,7 +252,8 @@ class LatencyBench:
 
     def measure(self, way: str, cache: str, nbytes: int, seconds: float) -> Copies:
         """Measure one of WAYS for about ``seconds``."""
-        pieces = Pieces(self._arena, nbytes)
+        by_engine = way.startswith(ENGINE)
+        pieces = Pieces(self._registered if by_engine else self._page_locked, nbytes)
         times: list[float] = []
         found: Difference | None = None
         with cuda.context(self._device), undisturbed():
@@ -243,6 +276,9 @@ class LatencyBench:
 
     def _calls(self, way: str, pieces: Pieces, lap: NDArray[Any]) -> Calls:
         """The calls of a lap."""
+        if way.startswith(ENGINE):
+            call = self._region.write if WAYS[way] else self._region.readinto
+            return Calls(call, [pieces.views[i] for i in lap], [0], ["engine"])
         _, _, method = way.partition(".")
         if method:
             return Calls(getattr(self._region.cpu, method), [pieces.views[i] for i in lap])

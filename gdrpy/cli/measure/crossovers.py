@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec.structs import astuple, replace
 
 import gdrpy
 from gdrpy import Region
@@ -15,10 +14,11 @@ from gdrpy.cli.data import Bytes, Difference, Noise, arrived, prepare
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.copies import dma
 from gdrpy.copies.tuning import MOST_LANES, MOST_THREADS, NEVER, Limits
+from gdrpy.memory import engine
 
 KIB, MIB = 1 << 10, 1 << 20
 
-#: Bytes of the region, and of each of the two host buffers.
+#: Bytes of the region, and of each of the host buffers.
 ROOM = 128 * MIB
 #: Sizes at which numbers of threads are compared: threads are for large copies.
 _WRITES_BY_THREADS, _READS_BY_THREADS, _WRITES_BY_LANES = 16 * MIB, 4 * MIB, 64 * MIB
@@ -30,31 +30,36 @@ _WORTH_A_THREAD = 0.03
 _LINE = 64
 
 #: Limits by which one thread and the mapping copy everything.
-_PLAIN = Limits(NEVER, NEVER, NEVER, NEVER, NEVER, 1, 1, 1)
+_PLAIN = Limits(*[NEVER] * 10, *[1] * 3)
+
+#: Kinds of host memory; registered memory is so for the copy engine.
+ORDINARY, PAGE_LOCKED, REGISTERED = "ordinary", "page-locked", "registered"
+BY = {"mapping": "", "dma": "DMA, ", "engine": "the engine, "}
 
 
 @dataclass(frozen=True)
 class Way:
-    """A path: ``threads`` copy through the mapping, or stage copies by DMA."""
+    """A path: ``threads`` copy through the mapping, or stage copies by DMA. The copy engine
+    chooses its threads itself. ``host`` is the kind of the host memory.
+    """
 
     writes: bool
     threads: int
     by: str = "mapping"
-    pinned: bool = False
+    host: str = ORDINARY
 
     def __str__(self) -> str:
-        what = "write" if self.writes else "read"
-        if self.pinned:
-            return f"{what} by DMA, page-locked"
+        what = f"{'write' if self.writes else 'read'} by {BY[self.by]}"
+        if self.host != ORDINARY:
+            return f"{what}{self.host}"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{what} by {'DMA, ' if self.by == 'dma' else ''}{threads}"
+        return f"{what}{'ordinary memory' if self.by == 'engine' else threads}"
 
     def limits(self) -> Limits:
         """Limits by which a copy ``via`` the mapping or DMA takes this way at every size."""
         threads = self.threads
         several = 0 if threads > 1 else NEVER
-        return replace(
-            _PLAIN,
+        return _PLAIN._replace(
             write_threads=several,
             read_threads=several,
             threads_to=threads,
@@ -85,11 +90,15 @@ class Meter:
         self._device = region.device
         self._seconds = seconds
         self._noise = Noise(seed)
-        pinned = gdrpy.page_locked(region.nbytes, self._device)
-        self._hosts: dict[bool, Bytes] = {
-            True: pinned.numpy(),
-            False: np.ones(region.nbytes, np.uint8),
+        self._hosts: dict[str, Bytes] = {
+            PAGE_LOCKED: gdrpy.page_locked(region.nbytes, self._device).numpy(),
+            ORDINARY: np.ones(region.nbytes, np.uint8),
         }
+        #: Whether the copy engine can be used.
+        self.engine = engine.status(self._device).usable
+        if self.engine:
+            self._hosts[REGISTERED] = np.ones(region.nbytes, np.uint8)
+            self._registration = gdrpy.register(self._hosts[REGISTERED])
         self.figures: list[CopyTime] = []
 
     def time(self, way: Way, nbytes: int) -> float:
@@ -101,15 +110,15 @@ class Meter:
 
     def difference(self, way: Way, nbytes: int) -> Difference | None:
         """How the bytes that arrive by a way differ from those that were sent."""
-        host, sent = self._hosts[way.pinned][:nbytes], self._noise.bytes(nbytes)
+        host, sent = self._hosts[way.host][:nbytes], self._noise.bytes(nbytes)
         prepare(self._region, host, sent, writes=way.writes)
         self._copy(way, nbytes).batch(1)
         return arrived(self._region, host, sent, writes=way.writes)
 
     def _copy(self, way: Way, nbytes: int) -> Calls:
-        region, host = self._region, self._hosts[way.pinned][:nbytes]
-        engine = dma.engine(self._device)
-        region._arm(region.cpu, engine, region.ptr, region.nbytes, True, astuple(way.limits()))
+        region, host = self._region, self._hosts[way.host][:nbytes]
+        by_cuda = dma.engine(self._device)
+        region._arm(region.cpu, by_cuda, region.ptr, region.nbytes, True, tuple(way.limits()))
         return Calls(region.write if way.writes else region.readinto, [host], [0], [way.by])
 
 
@@ -122,26 +131,34 @@ def grid(smallest: int, largest: int) -> list[int]:
 _WRITE_SIZES, _READ_SIZES = grid(4 * KIB, ROOM), grid(512, 4 * MIB)
 
 
-def choose(clock: Clock, cpus: int) -> Limits:
-    """The limits by which every copy takes the faster way, by the times of a clock."""
+def choose(clock: Clock, cpus: int, engine: bool) -> Limits:
+    """The limits by which every copy takes the fastest way, by the times of a clock.
+
+    Without a usable copy ``engine`` its ways are not timed.
+    """
     threads_to = _fewest(clock, _counts(True, "mapping", cpus, MOST_THREADS), _WRITES_BY_THREADS)
     threads_from = _fewest(clock, _counts(False, "mapping", cpus, MOST_THREADS), _READS_BY_THREADS)
     lanes = _fewest(clock, _counts(True, "dma", cpus, MOST_LANES), _WRITES_BY_LANES)
 
     write_threads, stores = _through_mapping(clock, threads_to, _WRITE_SIZES, _SHARED_WRITE)
     read_threads, loads = _through_mapping(clock, threads_from, _READ_SIZES, _SHARED_READ)
-    staged, pinned = Way(True, lanes.threads, "dma"), Way(True, 1, "dma", pinned=True)
-    back = Way(False, lanes.threads, "dma")
-    return Limits(
-        write_threads=write_threads,
-        write_dma=crossover(stores, _times(clock, staged, _WRITE_SIZES)),
-        write_dma_pinned=crossover(stores, _times(clock, pinned, _WRITE_SIZES)),
-        read_threads=read_threads,
-        read_dma=crossover(loads, _times(clock, back, _READ_SIZES)),
-        threads_to=threads_to.threads,
-        threads_from=threads_from.threads,
-        lanes=lanes.threads,
-    )
+
+    def others(writes: bool, usual: dict[int, float]) -> list[int]:
+        """The limits of DMA and the engine, in the order of the fields."""
+        sizes = _WRITE_SIZES if writes else _READ_SIZES
+        staged, locked = Way(writes, lanes.threads, "dma"), Way(writes, 1, "dma", PAGE_LOCKED)
+        found = [crossover(usual, _times(clock, staged, sizes)), NEVER, NEVER]
+        if engine:
+            by_engine = _times(clock, Way(writes, 1, "engine"), sizes)
+            registered = _times(clock, Way(writes, 1, "engine", REGISTERED), sizes)
+            found[1:] = crossover(usual, by_engine), crossover(usual, registered)
+            usual = {size: min(time, by_engine[size]) for size, time in usual.items()}
+        found.insert(1, crossover(usual, _times(clock, locked, sizes)))
+        return found
+
+    threads = threads_to.threads, threads_from.threads, lanes.threads
+    writes, reads = others(True, stores), others(False, loads)
+    return Limits(*(write_threads, *writes, read_threads, *reads, *threads))
 
 
 def _counts(writes: bool, by: str, cpus: int, most: int) -> list[Way]:

@@ -17,9 +17,10 @@ examples:
   gdrpy pplat --backend nvrm --json > pplat.json
 
 exit status:
-  0  measured, and every answer was right
-  1  an answer was wrong or missing, or the plot could not be written
-  2  wrong usage, or no backend can be used here
+  0    measured, and every answer was right
+  1    an answer was wrong or missing, or the plot could not be written
+  2    wrong usage, or no backend can be used here
+  130  ended by Ctrl-C; what was measured until then is shown
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from gdrpy.cli.exits import CommandError
 from gdrpy.cli.measure import plot
 from gdrpy.cli.measure.distribution import Scale, bars_table
 from gdrpy.cli.measure.pingpong import FINISHED, Ending, play, responder
-from gdrpy.cli.measure.report import measured_region
+from gdrpy.cli.measure.report import Report, measured_region
 from gdrpy.cli.measure.timing import Samples, clock_cost
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
@@ -82,10 +83,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
         count = args.count or (_SIMULATED_ROUNDS if report.header.simulated else _ROUNDS)
         places = {GPU: region.cpu, PINNED: host}
         try:
-            results, kind = _measure(places, args.device, count, output)
+            results, kind = _measure(places, args.device, count, output, report)
         except Mismatch as wrong:
             raise CommandError(str(wrong)) from wrong
 
+    if not results:
+        return report.broken_off(results=[])
     output.prose(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
     title = f"us a round trip, {count} rounds"
@@ -103,18 +106,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 "histogram": scale.json(one),
                 "verified": True,
             }
-            for (flag, reply), one in zip(WAYS, results.values(), strict=True)
+            for (flag, reply), one in zip(WAYS, results.values(), strict=False)
         ],
     )
 
 
 def _measure(
-    places: dict[str, Mapping], device: int, count: int, output: Output
+    places: dict[str, Mapping], device: int, count: int, output: Output, report: Report
 ) -> tuple[dict[str, Samples], str]:
     """The samples of every way, and who answered."""
-    results = {}
+    results, kind = {}, ""
     runs = -(-count // _ROUNDS_A_RUN)
-    with output.progress("pplat", len(WAYS) * runs) as begin:
+    with report.measuring(), output.progress("pplat", len(WAYS) * runs) as begin:
         for flag, reply in WAYS:
             label = f"{_SHORT[flag]} -> {_SHORT[reply]}"
             samples: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -15,14 +15,17 @@ import gdrpy
 from gdrpy import Region
 from gdrpy.cli import hostmemory
 from gdrpy.cli.data import Difference
-from gdrpy.cli.exits import FAILED, OK
+from gdrpy.cli.exits import FAILED, INTERRUPTED, OK
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure.plot import Plot, draw
 from gdrpy.cli.measure.timing import Samples
 from gdrpy.cli.output import CELL_EDGES, Output, table, table_width
 from gdrpy.cli.sizes import format_size
+from gdrpy.memory import engine
 
 WARM, COLD = "warm", "cold"
+#: What the names of the ways by the copy engine begin with.
+ENGINE = "engine"
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,41 @@ class Report:
         self.header.announce(output)
         self._plot = args.plot if "plot" in args else None
         self._output = output
+        #: Whether Ctrl-C ended the measurement, so that it is of a part.
+        self.interrupted = False
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Have Ctrl-C end the measurement, and not the report on what was measured before."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def broken_off(self, **fields: Any) -> int:
+        """Print the JSON of a measurement that Ctrl-C ended too early; the exit status."""
+        self._output.finish({"header": self.header.json(), "interrupted": True, **fields})
+        return INTERRUPTED
 
     def finish(self, method: str, shown: Plot, copies: Sequence[Copies] = (), **fields: Any) -> int:
-        """Print the method and wrong copies, draw the plot, print the JSON; the exit status."""
+        """Print the method and wrong copies, draw the plot, print the JSON; the exit status.
+
+        There is no plot of a part.
+        """
         self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
         for problem in wrong:
             self._output.error(problem)
-        drawn = draw(self._plot, shown, self.header, self._output)
-        self._output.finish({"header": self.header.json(), "method": method, **fields})
-        return OK if drawn and not wrong else FAILED
+        drawn = self.interrupted or draw(self._plot, shown, self.header, self._output)
+        about = {"header": self.header.json(), "interrupted": self.interrupted, "method": method}
+        self._output.finish({**about, **fields})
+        if wrong or not drawn:
+            return FAILED
+        if self.interrupted:
+            unmade = ", and no plot was made" if self._plot else ""
+            self._output.warn(f"Ctrl-C came before all was measured{unmade}")
+            return INTERRUPTED
+        return OK
 
 
 @contextmanager
@@ -82,6 +110,19 @@ def measured_region(
         simulated = report.header.simulated
         hostmemory.require(host_bytes + nbytes * bool(simulated), simulated=simulated)
         yield region, report
+
+
+def ways_here(ways: Iterable[str], device: int) -> tuple[list[str], str | None]:
+    """The ways that a device has, and the reason if it has none by the copy engine."""
+    status = engine.status(device)
+    here = [way for way in ways if status.usable or not way.startswith(ENGINE)]
+    return here, None if status.usable else status.reason
+
+
+def show_absent(output: Output, reason: str | None) -> None:
+    """Print why the copy engine was not measured, if it was not."""
+    if reason:
+        output.prose(f"engine: not measured: {reason}")
 
 
 #: What a table shows of copies: the figure, and its spread.

@@ -1,8 +1,9 @@
 """region.write and region.read choose among CPU stores and loads through the mapping, by one
-thread or several, and DMA. The size from which each is faster depends on the GPU, the
-bus and the CPU; the built-in sizes were measured on one machine. This command measures
-them here, in about ten seconds, and keeps them for programs that start later, as long
-as GPU, driver and CPU are the same. Let nothing else run meanwhile.
+thread or several, DMA by CUDA, and the copy engine without CUDA. The size from which
+each is faster depends on the GPU, the bus and the CPU; the built-in sizes were measured
+on one machine. This command measures them here, in about ten seconds, and keeps them
+for programs that start later, as long as GPU, driver and CPU are the same. Let nothing
+else run meanwhile.
 
 The limits are kept in $XDG_CACHE_HOME/gdrpy (~/.cache/gdrpy). With GDRPY_TUNING=0 a
 program uses the built-in limits. On the simulated GPU the figures are those of host
@@ -15,10 +16,11 @@ examples:
   gdrpy tune --reset          back to the built-in limits
 
 exit status:
-  0  done
-  1  nothing was kept: other work disturbed the measurement, wrong data arrived, or
-     the file could not be written
-  2  wrong usage, no backend can be used here, or nothing can be kept here
+  0    done
+  1    nothing was kept: other work disturbed the measurement, wrong data arrived, or
+       the file could not be written
+  2    wrong usage, no backend can be used here, or nothing can be kept here
+  130  ended by Ctrl-C; nothing was kept
 """
 
 from __future__ import annotations
@@ -29,12 +31,19 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 from gdrpy.cli import options
 from gdrpy.cli.exits import FAILED, OK, UNUSABLE, CommandError
 from gdrpy.cli.measure import crossovers
-from gdrpy.cli.measure.crossovers import KIB, ROOM, CopyTime, Meter, Way
+from gdrpy.cli.measure.crossovers import (
+    KIB,
+    ORDINARY,
+    PAGE_LOCKED,
+    REGISTERED,
+    ROOM,
+    CopyTime,
+    Meter,
+    Way,
+)
 from gdrpy.cli.measure.distribution import format_us
 from gdrpy.cli.measure.report import measured_region
 from gdrpy.cli.options import CommandParser
@@ -44,8 +53,8 @@ from gdrpy.cli.writable import why_not_writable
 from gdrpy.copies import tuning
 from gdrpy.copies.tuning import BUILT_IN, NEVER, Limits
 
-#: Host memory taken, in multiples of the region's size: a buffer of either kind.
-_HOST_COPIES = 2
+#: Host memory taken, in multiples of the region's size: a buffer of each kind.
+_HOST_COPIES = 3
 #: Data is verified in copies of up to this many bytes.
 _VERIFIED = 4 << 20
 
@@ -62,12 +71,17 @@ METHOD = (
 _MEANING = {
     "write_threads": "stores by several threads",
     "threads_to": "  how many threads",
-    "write_dma": "DMA from ordinary memory",
+    "write_dma": "DMA, no engine",
     "lanes": "  how many threads at most",
-    "write_dma_pinned": "DMA from page-locked memory",
+    "write_dma_pinned": "DMA, page-locked memory",
+    "write_engine": "copy engine",
+    "write_registered": "  registered memory",
     "read_threads": "loads by several threads",
     "threads_from": "  how many threads",
-    "read_dma": "DMA instead of loads",
+    "read_dma": "DMA, no engine",
+    "read_dma_pinned": "DMA, page-locked memory",
+    "read_engine": "copy engine",
+    "read_registered": "  registered memory",
 }
 #: The number of threads of a way says nothing if the way is never taken.
 _THREADS_OF = {"threads_to": "write_threads", "lanes": "write_dma", "threads_from": "read_threads"}
@@ -79,7 +93,7 @@ def add_arguments(parser: CommandParser) -> None:
     instead.add_argument("--dry-run", action="store_true", help="keep nothing")
     instead.add_argument("--show", action="store_true", help="measure nothing, show the limits")
     instead.add_argument("--reset", action="store_true", help="delete the kept limits")
-    about = "seconds for each of some 180 figures, at least three samples"
+    about = "seconds for each of up to 280 figures, at least three samples"
     parser.option("--seconds", options.seconds, "S", about, "0.03")
 
 
@@ -96,7 +110,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def _place(device: int) -> Path:
     """The file of the limits. Raises CommandError if there is no place for it."""
     try:
-        return tuning.path(device)
+        return Path(tuning.path(device))
     except FileNotFoundError as error:
         raise CommandError(f"{error.filename}: {error.strerror}", UNUSABLE) from error
 
@@ -135,7 +149,10 @@ def _tune(args: argparse.Namespace, output: Output) -> int:
     cpus = len(os.sched_getaffinity(0))
     with measured_region(args, output, ROOM, ROOM * _HOST_COPIES) as (region, report):
         meter = Meter(region, args.seconds, secrets.randbits(32))
-        limits, drift = _measure(meter, cpus, output)
+        try:
+            limits, drift = _measure(meter, cpus, output)
+        except KeyboardInterrupt:
+            return report.broken_off(figures=[_figure_json(figure) for figure in meter.figures])
         wrong = _wrong(meter)
 
     _show_times(meter.figures, output)
@@ -175,7 +192,7 @@ def _measure(meter: Meter, cpus: int, output: Output) -> tuple[Limits, float]:
         steps.append(way)
         return 1 / way.threads  # several threads give the most to measure
 
-    crossovers.choose(count, cpus)
+    crossovers.choose(count, cpus, meter.engine)
     with output.progress("tune", len(steps) + 2) as begin:
 
         def clock(way: Way, nbytes: int) -> float:
@@ -183,7 +200,7 @@ def _measure(meter: Meter, cpus: int, output: Output) -> tuple[Limits, float]:
             return meter.time(way, nbytes)
 
         before = clock(*_REFERENCE)
-        limits = crossovers.choose(clock, cpus)
+        limits = crossovers.choose(clock, cpus, meter.engine)
         after = clock(*_REFERENCE)
     return limits, max(before, after) / min(before, after)
 
@@ -208,7 +225,7 @@ def _keep(
         output.error(f"cannot keep the limits: {error.filename}: {error.strerror}")
         return None
     output.line(f"kept in {file}, for programs that start from now on")
-    return str(file)
+    return file
 
 
 def _show_times(figures: list[CopyTime], output: Output) -> None:
@@ -230,8 +247,10 @@ def _show_times(figures: list[CopyTime], output: Output) -> None:
 
 def _column(way: Way) -> str:
     """The title of a narrow column."""
-    kind = "DMA" if way.by == "dma" else "CPU"
-    return f"{kind}\npage-\nlocked" if way.pinned else f"{kind}\nx {way.threads}"
+    kind = {"mapping": "CPU", "dma": "DMA", "engine": "engine"}[way.by]
+    if way.host == ORDINARY:
+        return kind if way.by == "engine" else f"{kind}\nx {way.threads}"
+    return f"{kind}\n" + {PAGE_LOCKED: "page-\nlocked", REGISTERED: "regis-\ntered"}[way.host]
 
 
 def _microseconds(seconds: float | None) -> str:
@@ -256,7 +275,7 @@ def _limit_words(field: str, limits: Limits) -> str:
 
 def _limits_json(limits: Limits) -> dict[str, int | None]:
     """Limits by name; None for a way that is never faster."""
-    return {name: None if value == NEVER else value for name, value in asdict(limits).items()}
+    return {name: None if value == NEVER else value for name, value in limits._asdict().items()}
 
 
 def _figure_json(figure: CopyTime) -> dict[str, Any]:
@@ -265,7 +284,7 @@ def _figure_json(figure: CopyTime) -> dict[str, Any]:
         "direction": "write" if figure.way.writes else "read",
         "by": figure.way.by,
         "threads": figure.way.threads,
-        "page_locked": figure.way.pinned,
+        "host": figure.way.host,
         "size": figure.nbytes,
         "seconds": figure.seconds,
     }

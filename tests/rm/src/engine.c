@@ -47,6 +47,9 @@ enum method {
 	METHODS_END = 0x800,
 };
 
+#define SEM_SWITCH (1u << 12)
+#define SEM_RELEASE_WAITS (1u << 20)
+
 #define LAUNCH_TRANSFER(launch) ((launch) & 3)
 #define LAUNCH_NON_PIPELINED 2
 #define LAUNCH_FLUSH (1u << 2)
@@ -71,6 +74,7 @@ struct channel {
 	struct channel_setup setup; /* its pointers are not looked at once it is stopped */
 	struct channel *next;
 	bool bound, scheduled, rung, dead, stopped;
+	bool holds;   /* the engine, while it waits for a word */
 	uint32_t xid; /* to be told by the notifier */
 	uint32_t id;
 	uint32_t get;
@@ -419,12 +423,12 @@ static bool host_semaphore(struct channel *channel, uint32_t execute_word)
 	uint32_t payload = channel->host[SEM_ADDR_LO / 4 + 2], operation = execute_word & 7;
 	uint32_t value;
 
-	if (execute_word & ~(7u | 1u << 12 | 1u << 20) || operation > 3 || address % 4 ||
+	if (execute_word & ~(7u | SEM_SWITCH | SEM_RELEASE_WAITS) || operation > 3 || address % 4 ||
 	    channel->host[SEM_ADDR_LO / 4 + 3])
 		return fail(channel, XID_PBDMA, "semaphore 0x%x at 0x%llx", execute_word,
 			    (unsigned long long)address);
 	if (operation == 1) {
-		if (execute_word & 1u << 20 && !drain(channel))
+		if (execute_word & SEM_RELEASE_WAITS && !drain(channel))
 			return false;
 		return store_word(channel, address, payload);
 	}
@@ -435,10 +439,22 @@ static bool host_semaphore(struct channel *channel, uint32_t execute_word)
 		    : operation == 2 ? value >= payload
 				     : (int32_t)(value - payload) >= 0)
 			return true;
+		channel->holds = !(execute_word & SEM_SWITCH);
 		rest(50);
+		channel->holds = false;
 		if (!lives(channel))
 			return false;
 	}
+}
+
+/* Whether another channel has the engine, and does not let others run. */
+static bool is_held_up(const struct channel *channel)
+{
+	for (const struct channel *one = channels; one; one = one->next)
+		if (one->holds && one->setup.engine == channel->setup.engine &&
+		    one->setup.device->instance == channel->setup.device->instance)
+			return true;
+	return false;
 }
 
 static bool host_method(struct channel *channel, uint32_t subchannel, uint32_t method,
@@ -532,6 +548,7 @@ static bool run_entry(struct channel *channel)
 	if (entry != (address | (uint64_t)count << 42) || !count)
 		return fail(channel, XID_PBDMA, "ring entry %u is 0x%llx", channel->get,
 			    (unsigned long long)entry);
+	ledger_entry_add();
 	channel->get = (channel->get + 1) % channel->setup.entries;
 	get = memory_at(channel, channel->setup.userd, channel->setup.userd_offset + RM_USERD_GET,
 			sizeof(*get));
@@ -607,7 +624,8 @@ static bool work(struct channel *channel, unsigned int idle)
 	if (end >= channel->setup.entries)
 		return fail(channel, XID_PBDMA, "put is %u of %u entries", end,
 			    channel->setup.entries);
-	while (channel->get != end && lives(channel) && channel->scheduled) {
+	while (channel->get != end && lives(channel) && channel->scheduled &&
+	       !is_held_up(channel)) {
 		if (!run_entry(channel))
 			break;
 		ledger_pause();
@@ -675,6 +693,8 @@ void engine_stop(struct channel *channel)
 {
 	struct channel **link = &channels;
 
+	if (!ledger_is_dropping())
+		look_at_doorbells(channel->setup.client); /* it may just have been rung */
 	while (*link != channel)
 		link = &(*link)->next;
 	*link = channel->next;

@@ -6,6 +6,7 @@
  *   - copies in flight are pipelined ones and the one before them; the last one begins first
  *   - a semaphore waits for copies in flight only if its launch flushes
  *   - a flush without a semaphore does nothing
+ *   - a channel that waits for a word holds up its engine, unless it says to switch meanwhile
  *
  *   FAKE_RM_DELAY    a seed: rest at random places, read entries and pushbuffers late, let copies
  *                    in flight begin in any order, and tell of an Xid late

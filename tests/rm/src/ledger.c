@@ -42,6 +42,7 @@ struct texts {
 };
 
 static struct texts violations, xids;
+static int entries;
 static bool dropping_inherited;
 
 /* A device node that speaks for a control file. */
@@ -103,6 +104,11 @@ void ledger_violation_add(const char *format, ...)
 	va_start(arguments, format);
 	tell(&violations, "violation", format, arguments);
 	va_end(arguments);
+}
+
+void ledger_entry_add(void)
+{
+	__atomic_add_fetch(&entries, 1, __ATOMIC_RELAXED);
 }
 
 void ledger_xid_add(const char *format, ...)
@@ -575,6 +581,8 @@ int ledger_count(const char *what)
 		return totals.dma_mappings;
 	if (!strcmp(what, "xids"))
 		return xids.count;
+	if (!strcmp(what, "entries"))
+		return __atomic_load_n(&entries, __ATOMIC_RELAXED);
 	return -1;
 }
 

@@ -152,6 +152,8 @@ bool ledger_has_clients(void);
 /* Tell of a wrong that the driver lets pass, or of a channel's death. */
 __attribute__((format(printf, 1, 2))) void ledger_violation_add(const char *format, ...);
 __attribute__((format(printf, 1, 2))) void ledger_xid_add(const char *format, ...);
+/* Count an entry of a channel's ring that is worked off. */
+void ledger_entry_add(void);
 
 /* Give way to whoever waits for the lock. */
 void ledger_pause(void);

@@ -323,7 +323,7 @@ EXPORT int close(int fd)
 /*
  * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open
  * descriptors of nodes), parts (channels and what they take, but for memory), channels,
- * dma_mappings, xids, violations. -1 for any other word.
+ * dma_mappings, xids, violations, entries (of rings, so far). -1 for any other word.
  */
 EXPORT int fakerm_count(const char *what);
 EXPORT const char *fakerm_violation(int index);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* Pauses between two looks while waiting for another thread, process or GPU. Times are in ns. */
+#ifndef GDRPY_WAIT_H
+#define GDRPY_WAIT_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define CORE_SPIN_NS 2000000
+#define CORE_LEAST_NAP_NS 20000
+#define CORE_LONGEST_NAP_NS 1000000
+
+static inline int64_t core_now_ns(void) /* CLOCK_MONOTONIC */
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline void core_relax(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+/*
+ * Sleep for a small part of the time waited so far, if that is long. A sleep ends some 70 us late,
+ * with the timer's slack: that is much of a wait of 1 ms, and little of one that takes longer.
+ */
+static inline void core_nap(int64_t waited)
+{
+	int64_t nap = waited / 256;
+
+	if (waited <= CORE_SPIN_NS)
+		return;
+	if (nap < CORE_LEAST_NAP_NS)
+		nap = CORE_LEAST_NAP_NS;
+	if (nap > CORE_LONGEST_NAP_NS)
+		nap = CORE_LONGEST_NAP_NS;
+	nanosleep(&(struct timespec){.tv_nsec = nap}, NULL);
+}
+
+#endif

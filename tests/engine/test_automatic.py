@@ -1,0 +1,290 @@
+"""When a copy without ``via`` takes the copy engine, seen by the entries of its rings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from errno import EMFILE
+
+import numpy as np
+import pytest
+
+import gdrpy
+import rmclient as rm
+from gdrpy.copies import tuning
+from gdrpy.copies.tuning import BUILT_IN, NEVER
+
+ON_NVRM = {"GDRPY_SIM": "1", "GDRPY_BACKEND": "nvrm"}
+KIB, MIB = 1 << 10, 1 << 20
+
+#: Sizes that tell the ways from each other.
+LIMITS = BUILT_IN._replace(
+    write_dma=NEVER,
+    write_dma_pinned=MIB,
+    write_engine=512 * KIB,
+    write_registered=64 * KIB,
+    read_dma=32 * KIB,
+    read_dma_pinned=128 * KIB,
+    read_engine=16 * KIB,
+    read_registered=8 * KIB,
+)
+
+pytestmark = pytest.mark.preloaded(**ON_NVRM)
+
+
+def entries(call: Callable[[], object]) -> int:
+    """How many entries a call puts into the engine's rings."""
+    before = rm.count("entries")
+    call()
+    return rm.count("entries") - before
+
+
+def set_limits() -> None:
+    """For the rest of this process, which runs one test."""
+    tuning.BUILT_IN = LIMITS  # type: ignore[misc]
+    tuning.forget()
+
+
+@contextmanager
+def reached() -> Iterator[gdrpy.Region]:
+    """A region that has the engine."""
+    set_limits()
+    with gdrpy.alloc(4 * MIB) as region:
+        region.write(random.Random(1).randbytes(4 * MIB), via="engine")
+        yield region
+
+
+@contextmanager
+def without_cuda() -> Iterator[gdrpy.Region]:
+    """A region as a process without CUDA has it."""
+    set_limits()
+    with gdrpy.alloc(4 * MIB) as region:
+        region.write(random.Random(1).randbytes(4 * MIB))
+        with gdrpy.Region.from_fd(region.export(), gpu=False) as alone:
+            yield alone
+
+
+class TestEngine:
+    def test_reads_into_ordinary_memory_from_its_limit_on(self) -> None:
+        with reached() as region:
+            buffer = bytearray(16 * KIB)
+            with memoryview(buffer) as view:
+                assert entries(lambda: region.readinto(view[:-1])) == 0
+            assert entries(lambda: region.readinto(buffer)) == 1
+            assert entries(lambda: region.read(4 * MIB)) > 1
+            assert region.read() == region.cpu.read()
+
+    def test_writes_from_ordinary_memory_from_its_limit_on(self) -> None:
+        with reached() as region:
+            content = random.Random(2).randbytes(512 * KIB)
+            assert entries(lambda: region.write(content[:-1])) == 0
+            assert entries(lambda: region.write(content)) > 0
+            assert region.cpu.read(512 * KIB) == content
+
+    def test_reads_into_page_locked_memory_up_to_the_limit_of_dma(self) -> None:
+        with reached() as region, region.mirror() as array:
+            assert entries(lambda: region.readinto(array[: 128 * KIB - 1])) > 0
+            assert entries(lambda: region.readinto(array[: 128 * KIB])) == 0
+
+    def test_leaves_writes_from_page_locked_memory_to_dma(self) -> None:
+        with reached() as region, region.mirror() as array:
+            assert entries(lambda: region.write(array[:MIB])) == 0
+
+    def test_copies_registered_memory_from_its_limits_on(self) -> None:
+        with reached() as region:
+            buffer = bytearray(64 * KIB)
+            with gdrpy.register(buffer), memoryview(buffer) as view:
+                assert entries(lambda: region.readinto(view[: 8 * KIB - 1])) == 0
+                assert entries(lambda: region.readinto(view[: 8 * KIB])) == 1
+                assert entries(lambda: region.write(view[:-1])) == 0
+                assert entries(lambda: region.write(buffer)) == 1
+
+    def test_copies_all_of_a_region_without_a_cpu_view(self) -> None:
+        with reached() as region:
+            fd = region.export()
+            with gdrpy.Region.from_fd(fd, cpu=False) as shown:
+                shown.read(1, via="engine")
+                assert entries(lambda: shown.read(1)) == 1
+                assert entries(lambda: shown.write(b"x")) == 1
+            assert region.cpu.read(1) == b"x"
+
+
+class TestRegionWithoutViews:
+    def test_is_copied_by_the_engine_alone(self) -> None:
+        with reached() as region:
+            content = region.cpu.read()
+            with gdrpy.Region.from_fd(region.export(), gpu=False, cpu=False) as bare:
+                assert entries(bare.read) > 0
+                assert bare.read() == content
+                bare.write(b"x", 5)
+                bare.fill(7, 10, 20)
+                rows = np.full((3, 4), 9, np.uint8)
+                bare.write_strided(rows, 8, 100)
+                assert region.cpu.read(1, 5) == b"x"
+                assert region.cpu.read(21, 10) == b"\7" * 20 + content[30:31]
+                assert region.cpu.read(12, 100) == b"\t" * 4 + content[104:108] + b"\t" * 4
+                found = np.zeros_like(rows)
+                bare.readinto_strided(found, 8, 100)
+                assert np.array_equal(found, rows)
+                assert repr(bare).endswith(", no view>")
+                for view in ("cpu", "ptr"):
+                    with pytest.raises(gdrpy.MissingView):
+                        getattr(bare, view)
+
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_COPY="1")
+    def test_says_why_it_cannot_be_copied(self) -> None:
+        with (
+            gdrpy.alloc(MIB) as region,
+            gdrpy.Region.from_fd(region.export(), gpu=False, cpu=False) as bare,
+        ):
+            for copy in (bare.read, lambda: bare.write(b"x"), lambda: bare.fill(1)):
+                with pytest.raises(gdrpy.BackendUnavailable, match="older than Turing"):
+                    copy()
+
+
+class TestFirstUse:
+    """Making an engine takes milliseconds."""
+
+    @pytest.mark.parametrize(("nbytes", "copies"), [(4 * MIB, 16), (16 * KIB, 1024)])
+    def test_of_a_process_with_cuda_is_after_64_mib_and_a_small_copy_counts_as_64_kib(
+        self, nbytes: int, copies: int
+    ) -> None:
+        set_limits()
+        buffer = bytearray(nbytes)
+        with gdrpy.alloc(4 * MIB) as region:
+            for _ in range(copies - 1):
+                region.readinto(buffer)
+            assert rm.count("channels") == 0
+            region.readinto(buffer)
+            assert rm.count("channels") > 0
+
+    def test_does_not_count_copies_that_the_mapping_makes_faster(self) -> None:
+        set_limits()
+        with gdrpy.alloc(4 * MIB) as region:
+            for _ in range(2000):
+                region.write(bytes(64))
+                region.read(64)
+            region.write(bytes(512 * KIB - 1))
+        assert rm.count("channels") == 0
+
+    def test_of_a_process_without_cuda_is_after_4_mib(self) -> None:
+        with without_cuda() as alone:
+            assert [entries(lambda: alone.read(MIB)) > 0 for _ in range(4)] == [False] * 3 + [True]
+
+    def test_is_at_once_for_registered_memory(self) -> None:
+        with without_cuda() as alone:
+            buffer = bytearray(8 * KIB)
+            with gdrpy.register(buffer):
+                assert entries(lambda: alone.readinto(buffer)) > 0
+            assert buffer == alone.cpu.read(8 * KIB)
+
+    def test_is_one_large_fill_without_cuda(self) -> None:
+        set_limits()
+        with gdrpy.alloc(64 * MIB) as region:
+            with gdrpy.Region.from_fd(region.export(), gpu=False) as alone:
+                assert entries(lambda: alone.fill(7, 1)) == 0
+                assert entries(lambda: alone.fill(8)) > 0
+            assert region.cpu.read() == b"\x08" * (64 * MIB)
+
+
+class TestRows:
+    def test_are_read_by_the_engine_without_cuda(self) -> None:
+        with without_cuda() as alone:
+            rows = np.empty((4096, 64), np.uint8)
+            made = [entries(lambda: alone.readinto_strided(rows, 256)) for _ in range(8)]
+            assert made[0] == 0
+            assert made[-1] > 0
+            expected = np.frombuffer(alone.cpu.read(MIB), np.uint8).reshape(4096, 256)
+            assert np.array_equal(rows, expected[:, :64])
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            rows[:] = 0
+            assert alone.readinto_strided(rows, 256) == rows.size
+            assert np.array_equal(rows, expected[:, :64])
+            assert entries(lambda: alone.readinto_strided(rows, 256)) == 0
+
+    def test_with_cuda_go_by_dma(self) -> None:
+        with reached() as region:
+            rows = np.empty((4096, 64), np.uint8)
+            assert entries(lambda: region.readinto_strided(rows, 256)) == 0
+
+
+class TestWithoutAnEngine:
+    @pytest.mark.preloaded(**ON_NVRM, FAKE_RM_NO_COPY="1")
+    def test_copies_go_another_way_and_it_is_tried_once(
+        self,
+    ) -> None:
+        set_limits()
+        tried = []
+        prepare = gdrpy.Region._prepare_engine
+
+        def note(region: gdrpy.Region, call: str) -> None:
+            tried.append(call)
+            prepare(region, call)
+
+        gdrpy.Region._prepare_engine = note  # type: ignore[method-assign]
+        content = random.Random(3).randbytes(4 * MIB)
+        with (
+            gdrpy.alloc(4 * MIB) as region,
+            gdrpy.Region.from_fd(region.export(), gpu=False) as alone,
+        ):
+            for _ in range(40):
+                region.write(content)
+                assert region.read() == alone.read() == content
+        assert len(tried) == 2  # once for each region
+
+    @pytest.mark.preloaded(GDRPY_SIM="1", FAKE_RM_NO_NODES="1")
+    def test_fills_go_another_way(self) -> None:
+        with gdrpy.alloc(64 * MIB) as region:
+            with gdrpy.Region.from_fd(region.export(), gpu=False) as alone:
+                alone.fill(9)
+            assert region.cpu.read() == b"\x09" * (64 * MIB)
+
+
+class TestRefusedEngine:
+    """Without room for it, as in a full GPU or BAR."""
+
+    @pytest.mark.parametrize("fault", ["RM_MAP_MEMORY_DMA:1:0x51", f"open:/dev/nvidia0:{EMFILE}"])
+    def test_leaves_fills_and_copies_between_regions_to_the_mapping(self, fault: str) -> None:
+        with (
+            without_cuda() as alone,
+            gdrpy.alloc(64 * MIB) as owned,
+            gdrpy.Region.from_fd(owned.export(), gpu=False) as other,
+        ):
+            rm.set_fault(fault)
+            other.fill(7)
+            rm.set_fault(fault)
+            other.write(alone)
+            rm.set_fault("")
+            assert owned.cpu.read(4 * MIB) == alone.cpu.read()
+            assert owned.cpu.read(MIB, 4 * MIB) == b"\x07" * MIB
+
+
+class TestPageLockedReads:
+    def test_make_no_engine(self) -> None:
+        set_limits()
+        with gdrpy.alloc(16 * MIB) as region, region.mirror() as array:
+            for _ in range(6):
+                region.readinto(array)
+        assert rm.count("channels") == 0
+
+
+class TestLostEngine:
+    def test_leaves_copies_to_the_other_ways(self) -> None:
+        with without_cuda() as alone:
+            content = random.Random(4).randbytes(4 * MIB)
+            alone.write(content, via="engine")
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            assert alone.read() == content
+            rm.set_fault("")
+            with pytest.raises(gdrpy.BackendUnavailable, match="Xid 31"):
+                alone.read(via="engine")
+            assert alone.read() == content
+
+    def test_leaves_copies_of_cuda_processes_to_dma(self) -> None:
+        with reached() as region:
+            rm.set_fault("ENGINE:1:31,ENGINE:2:31,ENGINE:3:31")
+            assert region.read() == region.cpu.read()
+            buffer = np.empty(4 * MIB, np.uint8)
+            assert entries(lambda: region.readinto(buffer)) == 0
+            assert buffer.tobytes() == region.cpu.read()

@@ -292,7 +292,7 @@ def _listing(session: Session, path: str, broker: gdrpy.Broker) -> None:
 
 
 def _lines(command: list[str], names: list[str]) -> list[str | None]:
-    """Those of the names that a command's output has, in its order."""
+    """The names that a command's output contains, in its order."""
     done = subprocess.run(command, env=_cached(), check=True, capture_output=True, text=True)
     wanted = set(names)
     return [word for word in done.stdout.replace('"', " ").split() if word in wanted]

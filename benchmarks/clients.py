@@ -83,7 +83,7 @@ def why_not(chosen: Collection[str]) -> str | None:
         words = "two GPUs" if needed == 2 else "a GPU"
         return f"needs {words}, and this machine has {count or 'none'}"
     if nvcc() is None:
-        return "needs CUDA's nvcc, and there is none"
+        return "needs CUDA's nvcc, which is missing"
     return clients_nvshmem.why_not() if clients_nvshmem.NAME in chosen else None
 
 

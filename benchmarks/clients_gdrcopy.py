@@ -14,10 +14,10 @@ from clients_row import FAIL, NOT_RUN, PASS, WAIVED, Client, passed
 
 NAME = "gdrcopy"
 
-#: What its sources must have.
+#: Files that its sources must have.
 NEEDED = ("include/gdrapi.h", "include/gdrconfig.h", "src/gdrapi_internal.h", "tests/sanity.cpp")
 
-#: As the sources are, and with memory of cuMemCreate that can be exported.
+#: The unchanged sources, and those with exportable cuMemCreate memory.
 STOCK, EXPORTABLE = "stock", "exportable"
 
 _COHERENT = "for coherent platforms only"
@@ -25,7 +25,7 @@ _UNALIGNED = "unaligned pointers map, which the test wants refused"
 _NOT_EXPORTABLE = "memory made without an exportable handle type is within a module's reach alone"
 _FOREIGN = "reads the structure behind NVIDIA's own gdr_t"
 
-#: What is not a pass on a machine without the module, and why.
+#: The tests that do not pass on a machine without the module, and why.
 _EXPECTED = {
     "basic_v2_forcepci_cumemalloc": (WAIVED, _COHERENT),
     "basic_v2_forcepci_vmmalloc": (WAIVED, _COHERENT),
@@ -44,7 +44,7 @@ _ASK_EXPORTABLE = " mprop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_D
 
 _LIMIT = 60
 _BUILD_LIMIT = 120
-#: Headers that the sources use, and newer compilers want asked for.
+#: Headers that the sources use without including them, which newer compilers refuse.
 _MISSING_HEADERS = "cstdlib,cerrno,pthread.h"
 _PROGRAMS = {
     "copybw": ("copybw.cpp",),
@@ -56,7 +56,7 @@ _PROGRAMS = {
 _SIZES = ("-s", "1048576", "-w", "1000", "-r", "20")
 _CALLS = ("-s", "16777216", "-n", "100", "-w", "10")
 _VMM = ("-a", "cuMemCreate")
-#: What measures, for each variant: arguments, and which lines of the output are results.
+#: The measuring programs of each variant: arguments, and which lines of the output are results.
 _MEASURING = {
     STOCK: (
         ("copybw", _SIZES, r"BW:"),
@@ -89,7 +89,7 @@ def attempt(source: Path, library: Path, folder: Path, step: Callable[[str], Non
 
 
 def _version(header: str) -> str | None:
-    """What a gdrapi.h says of itself: ``2.6``."""
+    """The version in a gdrapi.h: ``2.6``."""
     parts = [re.search(rf"GDR_API_{part}_VERSION\s+(\d+)", header) for part in ("MAJOR", "MINOR")]
     return ".".join(part[1] for part in parts if part) or None
 
@@ -156,7 +156,7 @@ def test_names(listed: str) -> list[str]:
 
 
 def expectation(variant: str, name: str) -> tuple[str, str | None]:
-    """What a test must give, and why if it is not a pass."""
+    """The expected result of a test, and the reason if it is not a pass."""
     if name.startswith(_FOREIGN_PREFIX):
         return NOT_RUN, _FOREIGN
     if name in _EXPECTED:

@@ -121,7 +121,7 @@ def judge(client: Client, way: str, ends: Sequence[Done]) -> None:
 
 
 def proofs(said: str) -> dict[str, Any]:
-    """What a PE and the libraries said of how far it came."""
+    """The lines of a PE and of the libraries that show how far it came."""
     return {what: re.findall(pattern, said) for what, pattern in EVIDENCE.items()}
 
 

@@ -24,10 +24,6 @@ class Row:
     said: Sequence[str] = ()
     seconds: float | None = None
 
-    @property
-    def is_surprise(self) -> bool:
-        return self.found != self.expected
-
     def json(self) -> dict[str, Any]:
         """As plain values."""
         seconds = None if self.seconds is None else round(self.seconds, 2)

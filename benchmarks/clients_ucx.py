@@ -45,7 +45,7 @@ ENVIRONMENTS = {way: _COMMON | {"UCX_TLS": names} for way, names in _TRANSPORTS.
 _PERFTEST, _INFO, _EXAMPLE = "bin/ucx_perftest", "bin/ucx_info", "ucp_hello_world"
 _EXAMPLE_SOURCE = f"share/ucx/examples/{_EXAMPLE}.c"
 
-#: What an installed UCX must have.
+#: Files that an installed UCX must have.
 NEEDED = (_INFO, _PERFTEST, _EXAMPLE_SOURCE, "include/ucp/api/ucp.h")
 
 _TEXTS = (16, 300, 5000, 200000)

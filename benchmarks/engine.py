@@ -39,7 +39,7 @@ _QUICK_SIZES = (1, 8, 200, 4097, 64 * KIB)
 #: Offsets mod 64 of the mapping's side and of the host's.
 _ALIGNMENTS = ((0, 0), (0, 1), (1, 0), (8, 8), (16, 0), (32, 48), (33, 7), (60, 4), (63, 63))
 _FEW_ALIGNMENTS = ((0, 0), (33, 7))
-#: From this size on few alignments are measured, because they stop to matter.
+#: From this size on few alignments are measured, because they stop mattering.
 _LARGE = 256 * KIB
 
 #: A routine is left out of larger sizes if a call takes longer than this (ns) and longer than this

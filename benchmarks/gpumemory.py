@@ -1,12 +1,15 @@
-"""Memory and BAR1 of a GPU in use, from NVML."""
+"""Memory and BAR1 of a GPU in use, from NVML, and its free memory, from CUDA."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from gdrpy import cuda
 
 _LIBRARY = "libnvidia-ml.so.1"
 
@@ -68,6 +71,21 @@ def nvml() -> Iterator[Nvml]:
         yield library
     finally:
         library.call("nvmlShutdown")
+
+
+def free_nbytes() -> int:
+    """The free memory of the current context's GPU."""
+    return int(cuda.call("cuMemGetInfo")[0])
+
+
+def memory_back(free: int, seconds: float) -> bool:
+    """Whether the GPU has as much free memory again within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while free_nbytes() < free:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 def users() -> set[int]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gdrpy.cli.measure import timing
+from gdrpy.cli.measure.distribution import Scale
 from gdrpy.cli.measure.timing import Samples, take_turns
 
 MAX_SAMPLES = 100
@@ -21,6 +22,9 @@ MIN_SAMPLES = 7
 #: A batch shorter than this (ns) would measure the clock.
 SHORTEST_BATCH = 100_000
 LONGEST_BATCH = 5_000_000
+
+#: The bins of a distribution.
+_BINS = 60
 
 #: The factor from ns to each unit.
 TIME_UNITS = {"us": 1e-3, "ms": 1e-6}
@@ -172,11 +176,13 @@ class Session:
     """One run: the time for measuring, and the findings so far.
 
     ``seconds`` is the time for each comparison; ``step`` receives the name of the next one.
+    ``kills`` is how many processes to kill; None leaves it to the time that it takes.
     """
 
     seconds: float
     quick: bool
     step: Callable[[str], None]
+    kills: int | None = None
     measurements: list[Measurement] = field(default_factory=list)
     sweeps: list[Points] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -217,6 +223,37 @@ class Session:
             )
         return found
 
+    def keep_single_times(
+        self,
+        module: str,
+        operation: str,
+        methods: Mapping[str, str],
+        times: Mapping[str, Sequence[int]],
+    ) -> None:
+        """Keep the distributions of single times (ns) by way, and their medians as figures.
+
+        What was timed was verified.
+        """
+        shown = {way: Samples(one) for way, one in times.items()}
+        scale = Scale(shown.values(), _BINS)
+        for way, one in shown.items():
+            name = identifier(module, operation, None, way)
+            self.distributions.append(
+                {
+                    "id": name,
+                    "module": module,
+                    "operation": operation,
+                    "way": way,
+                    "unit": "us",
+                    "method": methods[way],
+                    "verified": True,
+                    **_us(one.json()),
+                    "edges": [round(edge / 1e3, 4) for edge in scale.edges],
+                    "counts": scale.counts(one),
+                }
+            )
+            self.derive_figure(Figure(name, one.median / 1e3, "us"))
+
     def derive_figure(self, figure: Figure) -> None:
         """Add a figure taken from many points."""
         self.figures.append(figure)
@@ -233,6 +270,10 @@ class Session:
                 derived=True,
             )
         )
+
+
+def _us(found: dict[str, float]) -> dict[str, float]:
+    return {name: one if name == "count" else round(one / 1e3, 4) for name, one in found.items()}
 
 
 def verify(contender: Contender) -> bool | None:

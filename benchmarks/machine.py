@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict
-
 import gdrpy
 from gdrpy import cuda
 from gdrpy._core import _ffi
@@ -55,7 +53,7 @@ def describe(arguments: Sequence[str], commit: str | None, script: str = RUN) ->
         "cuda_driver": cuda_version(),
         "backend": backend,
         "mapping_type": mapping_type,
-        "limits": asdict(limits(0)),
+        "limits": limits(0)._asdict(),
         "limits_measured": limits(0) != BUILT_IN,
         "cpu": cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),

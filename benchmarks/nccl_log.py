@@ -1,4 +1,4 @@
-"""What NCCL's own log says of a run."""
+"""The evidence of a run in NCCL's own log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Log:
 
     @classmethod
     def read(cls, text: str) -> Log:
-        """What stands in it."""
+        """Parse the text of a log."""
         enabled = _ENABLED.search(text)
         return cls(
             (enabled[1], enabled[2]) if enabled else None,

@@ -26,7 +26,7 @@ _MAPPED = re.compile(r"/dev/nvidia\d+|/dev/gdrdrv|/dmabuf")
 
 
 def data(nbytes: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-    """What a rank brings: small whole numbers that differ from place to place."""
+    """A rank's input: small whole numbers that differ from place to place."""
     count = max(1, nbytes // dtype.itemsize)
     return ((torch.arange(count, device="cuda") + 5 * rank) % _PERIOD).to(dtype)
 

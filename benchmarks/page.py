@@ -11,6 +11,7 @@ from typing import Any
 import attach
 import broker
 import channel
+import copyengine
 import engine
 import latency
 import libgdrapi
@@ -55,10 +56,11 @@ SECTIONS = (
         "Transfers of every size",
         transfers.MODULE,
         "`region.write`, `region.readinto` and `region.read` choose a way by themselves "
-        "(*automatic*), or take the mapping or DMA by `via=`. The other libraries copy the same "
-        "bytes. *Pageable* is ordinary memory, *pinned* is page-locked memory, *new* is an object "
-        "that the call makes.\n\n"
-        "- `automatic over better way`: time of the chosen way, relative to the better way.\n"
+        "(*automatic*), or take the mapping, CUDA's DMA or the [copy engine](copy-engine.md) "
+        "(*engine*) by `via=`. The other libraries copy the same bytes. *Pageable* is ordinary "
+        "memory, *pinned* is page-locked memory, *registered* is memory of `gdrpy.register`, "
+        "*new* is an object that the call makes.\n\n"
+        "- `automatic over better way`: time of the chosen way, relative to the best of those.\n"
         "- `best rival over automatic`: how many times faster gdrpy is than the best library.\n"
         "- `automatic over itself`: the same way measured twice. Its distance from 1 is the "
         "measurement noise.\n\n"
@@ -67,9 +69,10 @@ SECTIONS = (
         ("bandwidth", "choice"),
     ),
     Section(
-        "The copy engine",
+        "The copy routines",
         engine.MODULE,
-        "The copy engine in C, on the mapping, beside `memcpy` and each of its own routines. "
+        "Copies by the CPU in C, on the mapping: the routine that gdrpy chooses (*engine*), beside "
+        "`memcpy` and each routine alone. "
         "A row covers all sizes up to the next row's, at every alignment that was tried. Ratios "
         "are medians, with the least in brackets; above 1 the engine is faster. Times are those "
         "of the row's own size, aligned. `engine over itself` measures the engine twice. Its "
@@ -81,6 +84,15 @@ SECTIONS = (
         threads.MODULE,
         "One copy in C, divided among threads of the engine's pool.",
         ("threads",),
+    ),
+    Section(
+        "The GPU's copy engine",
+        copyengine.MODULE,
+        'The [copy engine without CUDA](copy-engine.md), by `via="engine"`, beside CUDA\'s own '
+        "copies of the same bytes. *Pinned* is registered memory for the engine and page-locked "
+        "memory for CUDA. Fresh processes are timed inside, after the interpreter's start; "
+        "`files not cached` means that gdrpy's files come from the disk. Single reads of 64 B are "
+        "timed while another process copies as much as it can.",
     ),
     Section(
         "Many small records", scatter.MODULE, "10,000 records of 64 bytes to scattered places."
@@ -218,12 +230,19 @@ def _choice(header: dict[str, Any]) -> str:
         for name, size in header["limits"].items()
         if name not in ("threads_to", "threads_from", "lanes")
     }
+    engine = (
+        f" The copy engine, where it was made: from ordinary memory {sizes['write_engine']}, into "
+        f"it {sizes['read_engine']}; from registered memory {sizes['write_registered']}, into it "
+        f"{sizes['read_registered']}."
+        if "write_engine" in sizes  # which results of earlier commits lack
+        else ""
+    )
     return (
         f"Copies chose their way by these limits, {source}: stores by "
         f"{header['limits']['threads_to']} threads {sizes['write_threads']}; DMA from pageable "
         f"memory, by up to {header['limits']['lanes']} threads, {sizes['write_dma']}; DMA from "
         f"page-locked memory {sizes['write_dma_pinned']}; DMA instead of loads "
-        f"{sizes['read_dma']}. See [transfers](transfers.md)."
+        f"{sizes['read_dma']}.{engine} See [transfers](transfers.md)."
     )
 
 

@@ -12,10 +12,9 @@ import gdrpy
 import gpukernels
 import native
 from gdrpy import Flag, cuda
-from gdrpy.cli.measure.distribution import Scale
 from gdrpy.cli.measure.pingpong import play, responder
-from gdrpy.cli.measure.timing import Samples, clock, undisturbed
-from harness import Figure, Session, identifier
+from gdrpy.cli.measure.timing import clock, undisturbed
+from harness import Session
 
 MODULE = "pingpong"
 OPERATION = "CPU to GPU and back"
@@ -29,7 +28,6 @@ COPIED = "flag sent by cuMemcpyHtoDAsync, reply in page-locked memory"
 
 _TURNS, _EXCHANGES, _WARM_UP = 10, 10_000, 200
 _QUICK_TURNS, _QUICK_EXCHANGES, _QUICK_WARM_UP = 2, 15, 2
-_BINS = 60
 
 Play = Callable[[Flag, Flag, int], list[int]]
 
@@ -76,7 +74,12 @@ def run(session: Session) -> None:
                 with responder(way.ping, way.reply, rounds) as answering, undisturbed():
                     samples[name] += way.play(way.ping, way.reply, rounds)[warm_up:]
                 kinds.add(answering.kind)
-        _keep(session, ways, samples, ", ".join(kinds))
+        methods = {
+            name: f"{way.method}; the clock is read around each exchange; answers: "
+            f"{', '.join(kinds)}"
+            for name, way in ways.items()
+        }
+        session.keep_single_times(MODULE, OPERATION, methods, samples)  # a wrong answer raises
 
 
 def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
@@ -87,34 +90,6 @@ def _in_c(session: Session, ping: Flag, reply: Flag) -> dict[str, Way]:
         session.absent[IN_C] = str(error)
         return {}
     return {IN_C: Way(ping, reply, "the store, its fences, and a loop of loads", exchange)}
-
-
-def _keep(session: Session, ways: dict[str, Way], samples: dict[str, list[int]], who: str) -> None:
-    shown = {name: Samples(times) for name, times in samples.items()}
-    scale = Scale(shown.values(), _BINS)
-    for name, one in shown.items():
-        method = f"{ways[name].method}; the clock is read around each exchange; answers: {who}"
-        session.distributions.append(
-            {
-                "id": identifier(MODULE, OPERATION, None, name),
-                "module": MODULE,
-                "operation": OPERATION,
-                "way": name,
-                "unit": "us",
-                "method": method,
-                "verified": True,  # a wrong answer raises
-                **_us(one.json()),
-                "edges": [round(edge / 1e3, 4) for edge in scale.edges],
-                "counts": scale.counts(one),
-            }
-        )
-        session.derive_figure(
-            Figure(identifier(MODULE, OPERATION, None, name), one.median / 1e3, "us")
-        )
-
-
-def _us(found: dict[str, float]) -> dict[str, float]:
-    return {name: one if name == "count" else round(one / 1e3, 4) for name, one in found.items()}
 
 
 @contextmanager

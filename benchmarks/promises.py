@@ -1,14 +1,16 @@
-"""What gdrpy promises of its speed."""
+"""The goals for gdrpy's speed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import attach
 import broker
 import channel
+import copyengine
+import copyengine_kills
 import engine
 import latency
 import libgdrapi
@@ -19,7 +21,7 @@ import transfers
 from harness import identifier
 from rivals import BINDINGS
 from sweep import figure_id, rate_name
-from words import PAGEABLE, PINNED, way
+from words import PAGEABLE, PINNED, size_words, way
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Goal:
     at_least: bool = False
     relative_to: tuple[str, ...] = ()
     control: str | None = None
-    #: Whether it is of software alone: it is then for the simulated GPU, and for no real one.
+    #: Whether it concerns software only: such a goal holds on the simulated GPU, not on a real one.
     simulated: bool = False
 
     def check(self, medians: Mapping[str, float]) -> float | None:
@@ -107,6 +109,57 @@ def _transfers(operation: str) -> tuple[Goal, ...]:
             f"{call}: slowest case above 64 KiB, relative to the best rival",
             source(transfers.WORST_RIVAL_LARGE),
             _LEVEL,
+            "x",
+            at_least=True,
+        ),
+    )
+
+
+def _copyengine(operation: str, name: str) -> str:
+    return figure_id(copyengine.MODULE, operation, name)
+
+
+def _engine_reads() -> Iterator[Goal]:
+    """The goals of small reads by the GPU's copy engine."""
+    for nbytes, bound in zip(copyengine.SMALL, (4.2, 6), strict=True):
+        call = f"copy engine, read {size_words(nbytes)} into registered memory"
+        yield Goal(call, _copyengine(copyengine.READ, copyengine.time_name(nbytes)), bound, "us")
+        yield Goal(
+            f"{call}: times faster than cuMemcpyDtoH",
+            _copyengine(copyengine.READ, copyengine.ratio_name(nbytes)),
+            round(1 / 0.7, 3),
+            "x",
+            at_least=True,
+        )
+
+
+def _engine_rates(operation: str) -> tuple[Goal, ...]:
+    """The goals of large copies by the GPU's copy engine."""
+    registered = f"copy engine, {operation}, registered, from {size_words(copyengine.LARGE)} on"
+    ordinary = f"copy engine, {operation}, ordinary memory, {size_words(copyengine.FROM_ORDINARY)}"
+    rate = rate_name(copyengine.FROM_ORDINARY, way(copyengine.ENGINE, PAGEABLE))
+    ratio = copyengine.ratio_name(copyengine.FROM_ORDINARY)
+    return (
+        Goal(
+            registered,
+            _copyengine(operation, copyengine.LEAST_RATE),
+            53,
+            "GB/s",
+            at_least=True,
+        ),
+        Goal(
+            f"{registered}: slowest case, relative to CUDA",
+            _copyengine(operation, copyengine.LEAST_RATIO),
+            1,
+            "x",
+            at_least=True,
+            control=_copyengine(operation, copyengine.WORST_ITSELF),
+        ),
+        Goal(ordinary, _copyengine(operation, rate), 38, "GB/s", at_least=True),
+        Goal(
+            f"{ordinary}: times faster than CUDA",
+            _copyengine(operation, ratio),
+            2.5,
             "x",
             at_least=True,
         ),
@@ -194,6 +247,42 @@ GOALS = (
     ),
     *_transfers(transfers.WRITE),
     *_transfers(transfers.READ),
+    *_engine_reads(),
+    *_engine_rates(copyengine.WRITE),
+    *_engine_rates(copyengine.READ),
+    Goal(
+        f"copy engine: {copyengine.FRESH}",
+        identifier(copyengine.MODULE, copyengine.FRESH, None, copyengine.WARM),
+        10,
+        "ms",
+    ),
+    Goal("copy engine: GPU memory of a process", copyengine.MEMORY, 4, "MiB"),
+    *(
+        Goal(
+            f"copy engine: {copyengine.NEIGHBOURS}, {name}",
+            copyengine.neighbour_id(name),
+            100,
+            "us",
+        )
+        for name in (copyengine.BESIDE_WRITE, copyengine.BESIDE_READ)
+    ),
+    Goal(f"copy engine: wrong copies of {copyengine.MANY}", copyengine.WRONG, 0, ""),
+    Goal(
+        "copy engine: processes killed amid copies",
+        copyengine_kills.KILLS,
+        1000,
+        "",
+        at_least=True,
+    ),
+    Goal("copy engine: of these, with wrong bytes", copyengine_kills.WRONG, 0, ""),
+    Goal(
+        "copy engine: longest time until a killed process's GPU memory is back",
+        copyengine_kills.LONGEST,
+        1,
+        "s",
+    ),
+    Goal("copy engine: GPU memory less after the kills", copyengine_kills.LEFT, 0, "B"),
+    Goal("copy engine: descriptors more after the kills", copyengine_kills.DESCRIPTORS, 0, ""),
     *(
         Goal(
             f"{way}, 10,000 records of 64 B: times faster than a Python loop over write",

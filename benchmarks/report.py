@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--summary",
         metavar="FILE",
         type=Path,
-        help="print four figures beside the best other way, for the page FILE",
+        help="print a few figures beside the best other way, for the page FILE",
     )
     options = parser.parse_args(arguments)
     try:

@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 import attach
 import broker
 import channel
+import copyengine
 import engine
 import goals
 import latency
@@ -41,6 +42,7 @@ _ALL = (
     engine,
     threads,
     transfers,
+    copyengine,
     scatter,
     attach,
     libgdrapi,
@@ -64,6 +66,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=_seconds, help=f"for each comparison, {SECONDS} by default"
     )
+    parser.add_argument(
+        "--kills", metavar="N", type=_count, help="of copyengine; by default 1000, if 100 s allow"
+    )
     add_arguments(parser)
     return parser.parse_args(arguments)
 
@@ -72,7 +77,7 @@ def _modules(text: str) -> list[str]:
     chosen = text.split(",")
     unknown = [name for name in chosen if name not in MODULES]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)} is none of {', '.join(MODULES)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not in {', '.join(MODULES)}")
     return [name for name in MODULES if name in chosen]
 
 
@@ -80,6 +85,13 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value <= 60:
         raise argparse.ArgumentTypeError("must be more than 0 and at most 60")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 at least")
     return value
 
 
@@ -92,6 +104,8 @@ def measuring_arguments(options: argparse.Namespace) -> list[str]:
         arguments.append("--quick")
     if options.seconds is not None:
         arguments += ["--seconds", f"{options.seconds:g}"]
+    if options.kills is not None:
+        arguments += ["--kills", str(options.kills)]
     return arguments
 
 
@@ -100,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     header = machine.describe(measuring_arguments(options), options.commit)
     seconds = options.seconds or (QUICK_SECONDS if options.quick else SECONDS)
     with _progress() as step, cuda.context(0):
-        session = Session(seconds, options.quick, step)
+        session = Session(seconds, options.quick, step, options.kills)
         durations = {}
         for name in options.only:
             begun = time.monotonic()

@@ -54,7 +54,7 @@ def over(width: int, weights: Mapping[str, Tensor]) -> Model:
 
 
 def inputs(width: int, device: torch.device) -> Tensor:
-    """What every process asks of every model."""
+    """The inputs that every process gives to every model."""
     rows = torch.arange(_BATCH * width, dtype=torch.float32).reshape(_BATCH, width)
     return torch.sin(rows).to(device)
 

@@ -36,7 +36,7 @@ class Process:
         self._end(signal.SIGTERM)  # which also has a broker give its memory back
 
     def hear(self) -> Any:
-        """What its next line says. Raises Silent."""
+        """The value in its next line. Raises Silent."""
         assert self._process.stdout is not None
         timer = threading.Timer(_PATIENCE, self._process.kill)
         timer.start()

@@ -1,4 +1,4 @@
-"""Four figures beside the best other way, for readers who have a minute."""
+"""A few figures beside the best other way, for readers who have a minute."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import attach
+import copyengine
 import latency
 import pingpong
 import transfers
 from publishing import check
-from rivals import NAMES
+from rivals import BINDINGS, NAMES
 from sweep import SIZE
 from words import PAGEABLE, PINNED, figure, size_words, way
 
 Result = dict[str, Any]
 
 SMALL, LARGE = 64, 1 << 30
+REGISTERED, ORDINARY = copyengine.SMALL[0], copyengine.FROM_ORDINARY
 _SMALL = f"{latency.MODULE}/write/{SMALL}"
 _LARGE = f"{transfers.MODULE}/{transfers.WRITE}/{LARGE}"
+_ENGINE = f"{copyengine.MODULE}/{copyengine.READ}"
 _SIGNAL = f"{pingpong.MODULE}/{pingpong.OPERATION}"
 
 
@@ -61,6 +64,21 @@ COMPARISONS = (
         1000,
     ),
     Comparison(
+        f"Read {size_words(REGISTERED)} by the copy engine",
+        f"{_ENGINE}/{REGISTERED}/{way(copyengine.ENGINE, PINNED)}",
+        tuple(
+            ("`cuMemcpyDtoH`", f"{_ENGINE}/{REGISTERED}/{way(BINDINGS, kind)}")
+            for kind in (PAGEABLE, PINNED)
+        ),
+    ),
+    Comparison(
+        f"Read {size_words(ORDINARY)} into ordinary memory by the copy engine",
+        f"{_ENGINE}/{ORDINARY}/{way(copyengine.ENGINE, PAGEABLE)}",
+        (("`cuMemcpyDtoH`", f"{_ENGINE}/{ORDINARY}/{way(BINDINGS, PAGEABLE)}"),),
+        "ms",
+        1000,
+    ),
+    Comparison(
         "Open shared memory in a fresh process and write",
         f"{attach.MODULE}/{attach.FRESH}/gdrpy",
         (("with a CUDA context", f"{attach.MODULE}/{attach.FRESH_WITH_GPU}/gdrpy"),),
@@ -88,11 +106,11 @@ def summary(result: Result, path: Path, target: Path) -> str:
 
 
 def _times(result: Result) -> Iterator[tuple[str, float]]:
-    """Every median of a result by its id; a point of the transfers' sweeps has its size in it."""
+    """Every median of a result by its id; a point of a sweep by size has the size in it."""
     for one in (*result["measurements"], *result["distributions"]):
         yield one["id"], one["median"]
     for sweep in result["sweeps"]:
-        if sweep["module"] == transfers.MODULE:
+        if sweep["module"] in (transfers.MODULE, copyengine.MODULE):
             for name, medians in sweep["median"].items():
                 for nbytes, median in zip(sweep["by"][SIZE], medians, strict=True):
                     if median is not None:

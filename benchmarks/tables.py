@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from latency import EMPTY_CALL
@@ -26,8 +28,8 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
             yield _by_size([one for one in found if one["operation"] == operation])
     for sweep in result.get("sweeps", ()):
         yield from sweep_tables(sweep)
-    if result.get("distributions"):
-        yield _distributions(result["distributions"])
+    for _, found in groupby(result.get("distributions", ()), itemgetter("module", "operation")):
+        yield _distributions(list(found))
     if result.get("checks"):
         yield _checks(result["checks"])
     goals = [one for one in result["goals"] if _concerns(one, result["modules"])]

@@ -8,12 +8,13 @@ import numpy as np
 
 import gdrpy
 from gdrpy import Region, cuda
+from gdrpy.memory import engine
 from harness import Contender, Session, Statement
 from native import MEMCPY, NotBuilt, built
 from payload import Bytes, GpuBytes, fills, lands, payload, pinned, returns
 from rivals import NAMES, Rival, all_reads, all_writes, rivals
 from sweep import AGAIN, SIZE, Point, Sweep
-from words import NEW, PAGEABLE, PINNED, way
+from words import NEW, PAGEABLE, PINNED, REGISTERED, way
 
 MODULE = "transfers"
 WRITE = "write"
@@ -23,11 +24,22 @@ READ = "read"
 AUTOMATIC = "automatic"
 MAPPING = "mapping"
 DMA = "DMA"
+ENGINE = "engine"
 NUMPY = "numpy view"
 AUTOMATIC_AGAIN = f"{AUTOMATIC} {AGAIN}"
-WAYS = {AUTOMATIC: None, AUTOMATIC_AGAIN: None, MAPPING: "mapping", DMA: "dma"}
+WAYS = {
+    AUTOMATIC: None,
+    AUTOMATIC_AGAIN: None,
+    MAPPING: "mapping",
+    DMA: "dma",
+    ENGINE: "engine",
+}
 
-KINDS = {WRITE: (PAGEABLE, PINNED), READ: (PAGEABLE, PINNED, NEW)}
+#: Memory is registered where there is a copy engine.
+KINDS = {
+    WRITE: (PAGEABLE, PINNED, REGISTERED),
+    READ: (PAGEABLE, PINNED, REGISTERED, NEW),
+}
 
 #: Ratios, for each kind of host memory.
 OVER_BETTER = "automatic over better way"
@@ -63,9 +75,14 @@ def run(session: Session) -> None:
     sizes = QUICK_SIZES if session.quick else tuple(size for size in SIZES if size <= most)
     with ExitStack() as undo:
         region = undo.enter_context(gdrpy.alloc(max(sizes)))
-        host = undo.enter_context(pinned(max(sizes)))
+        hosts = {
+            PAGEABLE: np.zeros(max(sizes), np.uint8),
+            PINNED: undo.enter_context(pinned(max(sizes))),
+        }
+        if engine.status(0).usable:
+            hosts[REGISTERED] = np.zeros(max(sizes), np.uint8)
+            undo.enter_context(gdrpy.register(hosts[REGISTERED]))
         others = undo.enter_context(rivals(session, region))
-        pageable = np.zeros(max(sizes), np.uint8)
         for operation, contenders in ((WRITE, _writes), (READ, _reads)):
             sweep = Sweep(MODULE, operation, (SIZE,))
             session.sweeps.append(sweep)
@@ -74,10 +91,14 @@ def run(session: Session) -> None:
                 _measure(
                     sweep,
                     nbytes,
-                    contenders(session, region, pageable[:nbytes], host[:nbytes], others),
+                    contenders(session, region, _first(hosts, nbytes), others),
                     session.seconds,
                 )
             _figures(session, sweep, KINDS[operation])
+
+
+def _first(hosts: dict[str, Bytes], nbytes: int) -> dict[str, Bytes]:
+    return {kind: host[:nbytes] for kind, host in hosts.items()}
 
 
 def _measure(sweep: Sweep, nbytes: int, ways: list[Contender], seconds: float) -> None:
@@ -88,11 +109,21 @@ def _measure(sweep: Sweep, nbytes: int, ways: list[Contender], seconds: float) -
     sweep.keep(point, _ratios(point, KINDS[sweep.operation]))
 
 
+def _ways(operation: str, nbytes: int) -> dict[str, str | None]:
+    """The WAYS that this machine has, and that have a chance at this size."""
+    slow = operation == READ and nbytes > _LONGEST_MAPPING_READ
+    absent = {MAPPING: slow, ENGINE: not engine.status(0).usable}
+    return {who: via for who, via in WAYS.items() if not absent.get(who)}
+
+
 def _writes(
-    session: Session, region: Region, pageable: Bytes, host: Bytes, others: list[Rival]
+    session: Session, region: Region, hosts: dict[str, Bytes], others: list[Rival]
 ) -> list[Contender]:
+    pageable = hosts[PAGEABLE]
     nbytes = pageable.nbytes
-    pageable[:] = host[:] = payload(nbytes)
+    data = payload(nbytes)
+    for host in hosts.values():
+        host[:] = data
     verify = lands(GpuBytes(region.ptr), pageable)
     view = region.numpy(np.uint8, nbytes)
     return [
@@ -107,8 +138,8 @@ def _writes(
                 ),
                 verify,
             )
-            for who, via in WAYS.items()
-            for kind, data in ((PAGEABLE, pageable), (PINNED, host))
+            for who, via in _ways(WRITE, nbytes).items()
+            for kind, data in hosts.items()
         ),
         Contender(
             way(NUMPY, PAGEABLE),
@@ -122,13 +153,12 @@ def _writes(
 
 
 def _reads(
-    session: Session, region: Region, pageable: Bytes, host: Bytes, others: list[Rival]
+    session: Session, region: Region, hosts: dict[str, Bytes], others: list[Rival]
 ) -> list[Contender]:
+    pageable = hosts[PAGEABLE]
     nbytes = pageable.nbytes
     gpu = GpuBytes(region.ptr)
-    ways = {
-        who: via for who, via in WAYS.items() if who != MAPPING or nbytes <= _LONGEST_MAPPING_READ
-    }
+    ways = _ways(READ, nbytes)
     found = [
         *(
             Contender(
@@ -142,7 +172,7 @@ def _reads(
                 fills(gpu, target),
             )
             for who, via in ways.items()
-            for kind, target in ((PAGEABLE, pageable), (PINNED, host))
+            for kind, target in hosts.items()
         ),
         *(
             Contender(
@@ -192,8 +222,10 @@ def _ratios(point: Point, kinds: tuple[str, ...]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for kind in kinds:
         automatic = way(AUTOMATIC, kind)
-        found[way(OVER_BETTER, kind)] = point.ratio(automatic, [way(MAPPING, kind), way(DMA, kind)])
-        slower = point.ratio(automatic, [way(name, kind) for name in NAMES])
+        others = [way(name, kind) for name in (MAPPING, DMA, ENGINE)]
+        found[way(OVER_BETTER, kind)] = point.ratio(automatic, others)
+        theirs = PINNED if kind == REGISTERED else kind
+        slower = point.ratio(automatic, [way(name, theirs) for name in NAMES])
         found[way(RIVAL_OVER, kind)] = slower and 1 / slower
         found[way(OVER_ITSELF, kind)] = point.ratio(automatic, [way(AUTOMATIC_AGAIN, kind)])
     return found

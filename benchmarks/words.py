@@ -8,7 +8,7 @@ from gdrpy.cli.sizes import short_size
 ABSENT = "-"
 
 #: The kinds of host memory that copies are compared for.
-PAGEABLE, PINNED, NEW = "pageable", "pinned", "new"
+PAGEABLE, PINNED, REGISTERED, NEW = "pageable", "pinned", "registered", "new"
 
 
 def way(name: str, kind: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from preloading import *  # noqa: F403
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 
@@ -29,15 +32,16 @@ class QuickRun:
 
 
 @pytest.fixture(scope="session")
-def quick_run(tmp_path_factory: pytest.TempPathFactory) -> QuickRun:
-    """A run of every module."""
+def quick_run(tmp_path_factory: pytest.TempPathFactory, resource_manager_library: Path) -> QuickRun:
+    """A run of every module, with a simulated resource manager for the GPU's copy engine."""
     folder = tmp_path_factory.mktemp("results")
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "run.py", "--quick", "--output", folder],
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        env={**os.environ, "GDRPY_BACKEND": "nvrm", "LD_PRELOAD": str(resource_manager_library)},
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = folder.iterdir()

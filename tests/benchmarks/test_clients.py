@@ -105,7 +105,7 @@ class TestMachine:
 
     def test_without_nvcc_is_told_so(self, one_gpu, monkeypatch):
         monkeypatch.setattr(clients, "nvcc", lambda: None)
-        assert clients.why_not(["ucx"]) == "needs CUDA's nvcc, and there is none"
+        assert clients.why_not(["ucx"]) == "needs CUDA's nvcc, which is missing"
 
     def test_without_the_wheel_of_nvshmem_is_told_so(self, monkeypatch):
         monkeypatch.setattr(clients_nvshmem.importlib.util, "find_spec", lambda name: None)

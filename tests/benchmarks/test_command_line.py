@@ -16,7 +16,14 @@ import run
 
 class TestOptions:
     @pytest.mark.parametrize(
-        "arguments", [["--only", "speed"], ["--seconds", "0"], ["--seconds", "nan"], ["--fast"]]
+        "arguments",
+        [
+            ["--only", "speed"],
+            ["--seconds", "0"],
+            ["--seconds", "nan"],
+            ["--kills", "0"],
+            ["--fast"],
+        ],
     )
     def test_that_cannot_be_are_refused(self, arguments, capsys):
         with pytest.raises(SystemExit) as exit_:
@@ -26,10 +33,13 @@ class TestOptions:
 
     def test_that_decide_what_is_measured_are_recorded(self):
         options = run.parse(
-            ["--only", "attach,latency", "--seconds", "2", "--output", "/x", "--commit", "abc"]
+            [
+                *("--only", "attach,latency", "--seconds", "2", "--kills", "7"),
+                *("--output", "/x", "--commit", "abc"),
+            ]
         )
         recorded = run.measuring_arguments(options)
-        assert recorded == ["--only", "latency,attach", "--seconds", "2"]
+        assert recorded == ["--only", "latency,attach", "--seconds", "2", "--kills", "7"]
 
     def test_in_the_environment_are_recorded(self, monkeypatch):
         monkeypatch.setenv("GDRPY_SIM", "")

@@ -103,6 +103,16 @@ class TestSources:
             "broker/list 4,000 regions/gdrpy ls --json",
             "threads/to the mapping/64 MiB, 4 threads",
             "threads/from the mapping/64 MiB, 16 threads",
+            *(
+                f"copyengine/{operation}/{name}"
+                for operation in ("write", "read")
+                for name in (
+                    "least GB/s from 64 MiB on",
+                    "cuda.bindings over engine, at worst from 64 MiB on",
+                    "256 MiB, engine, pageable",
+                    "cuda.bindings over engine, 256 MiB",
+                )
+            ),
             # NVML knows no simulated GPU
             "libgdrapi/left by the cycles/BAR1",
             "libgdrapi/left by the cycles/GPU memory",

@@ -146,6 +146,20 @@ class TestSummary:
             "| Write 64 B to GPU memory | **0.200 us** | 4.00 us, cuda.bindings | 20.0 |"
         ]
 
+    def test_takes_points_of_sweeps_by_their_size(self, publishable, summed_up):
+        (sweep,) = (one for one in publishable["sweeps"] if one["id"] == "copyengine/read")
+        at = sweep["by"]["size"].index(4096)
+        for way, median in (
+            ("engine, pinned", 2),
+            ("cuda.bindings, pageable", 9),
+            ("cuda.bindings, pinned", 7),
+        ):
+            sweep["median"][way][at] = median
+        found = [line for line in summed_up() if line.startswith("| Read 4 KiB")]
+        assert found == [
+            "| Read 4 KiB by the copy engine | **2.00 us** | 7.00 us, `cuMemcpyDtoH` | 3.50 |"
+        ]
+
     def test_leaves_out_what_was_not_measured(self, publishable, summed_up):
         publishable["distributions"] = []
         assert not any("Signal" in line for line in summed_up())

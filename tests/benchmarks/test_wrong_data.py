@@ -102,7 +102,9 @@ class TestCorruptingTransfer:
         monkeypatch.setattr(gdrpy.Region, "write", write)
         transfers.run(session)
         written, read = session.sweeps
-        assert {where.partition(",")[0] for where in written.wrong} == set(transfers.WAYS)
+        assert {where.partition(",")[0] for where in written.wrong} == {*transfers.WAYS} - {
+            transfers.ENGINE
+        }  # which this simulated GPU does not have
         assert read.wrong == []
         assert {one.id.split("/")[1] for one in session.figures} == {"read"}
 

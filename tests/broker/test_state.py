@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -245,6 +246,14 @@ class TestState:
         add(kept, "a", session_of(kept))
         store.held["r999"] = os.memfd_create("nobody's")
         check_recovered(store, State(store))
+
+    def test_end_waits_until_the_thread_that_closes_has_ended(self, store: Held) -> None:
+        before = threading.active_count()
+        kept = State(store)
+        assert threading.active_count() == before + 1
+        kept.end()
+        State.made.remove(kept)
+        assert threading.active_count() == before
 
     def test_change_is_made_also_when_no_new_journal_can_be_begun(
         self, store: Held, monkeypatch: pytest.MonkeyPatch

@@ -34,9 +34,10 @@ class State:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.table = Table(self._remember, self._free)
-        #: What a thread closes.
-        self._closing: queue.SimpleQueue[int | Journal] = queue.SimpleQueue()
-        threading.Thread(target=self._close, daemon=True).start()
+        #: What a thread closes, until None.
+        self._closing: queue.SimpleQueue[int | Journal | None] = queue.SimpleQueue()
+        self._closer = threading.Thread(target=self._close, daemon=True)
+        self._closer.start()
         self.freed = False
         #: Whether the store was lost and could not be replaced.
         self.store_lost = False
@@ -60,8 +61,7 @@ class State:
             pass
 
     def _close(self) -> None:
-        while True:
-            one = self._closing.get()
+        while (one := self._closing.get()) is not None:
             if isinstance(one, Journal):
                 one.close()
             else:
@@ -209,11 +209,13 @@ class State:
             self.store_replaced()
 
     def end(self) -> None:
-        """Drop the state: the broker stops for good."""
+        """Drop the state and close its memory: the broker stops for good."""
         self.store.end()
         self._journal.close()
         if self._next is not None:
             self._next[0].close()
+        self._closing.put(None)
+        self._closer.join()
 
 
 def _key(region: RegionEntry) -> str:

@@ -23,7 +23,7 @@ with temporary() as path, gdrpy.connect(path) as broker:
             host[:5] = list(b"hello")
         draft.publish()
 
-    subprocess.run([sys.executable, "-c", OTHER, path], check=True)
+    subprocess.run([sys.executable, "-P", "-c", OTHER, path], check=True)
 
     with broker.get("buffer") as region:
         with region.mirror(load=True) as host:

@@ -35,6 +35,6 @@ with gdrpy.connect(sys.argv[1]) as broker, broker.get("frames", gpu=False) as re
 
 with temporary() as path:  # a broker for this program; yours is `gdrpy serve`
     for program in (MAKER, FILLER, READER):
-        subprocess.run([sys.executable, "-c", program, path], check=True)
+        subprocess.run([sys.executable, "-P", "-c", program, path], check=True)
     with gdrpy.connect(path) as broker:
         print("left:  ", [info.name for info in broker.list()])

@@ -17,6 +17,6 @@ with gdrpy.Region.from_fd(int(sys.argv[1]), gpu=False) as region:
 
 with gdrpy.alloc(4096) as region:
     fd = region.export()  # by inheritance here; by SCM_RIGHTS or pidfd_getfd otherwise
-    subprocess.run([sys.executable, "-c", CHILD, str(fd)], pass_fds=[fd], check=True)
+    subprocess.run([sys.executable, "-P", "-c", CHILD, str(fd)], pass_fds=[fd], check=True)
     os.close(fd)
     print("parent:", region, "-", region.read(20))

@@ -56,7 +56,7 @@ with (
     pushed = [region.flag(PUSHED + rank * PITCH) for rank in range(WORKERS)]
     region.fill(0)  # parameters, and flags
 
-    program = [sys.executable, "-c", WORKER, path]
+    program = [sys.executable, "-P", "-c", WORKER, path]
     workers = [subprocess.Popen([*program, str(rank)]) for rank in range(WORKERS)]
 
     parameters, gradients = as_arrays(region)

@@ -56,7 +56,7 @@ def weights(version: int) -> dict[str, np.ndarray]:
 with temporary() as path, gdrpy.connect(path) as broker, broker.watch(timeout=20.0) as events:
     broker.put_tensors("weights", weights(1)).close()
     one_version = broker.status()["used"]["0"]
-    program = [sys.executable, "-c", WORKER, path]
+    program = [sys.executable, "-P", "-c", WORKER, path]
     workers = [
         subprocess.Popen([*program, str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(1, WORKERS + 1)

@@ -15,17 +15,28 @@ from gdrpy.errors import BrokerUnavailable
 def temporary(*options: str) -> Iterator[str]:
     """Run ``gdrpy serve`` with these options during the block, which gets the socket's path.
 
-    The broker and all of its regions end with the block. Raises BrokerUnavailable if it does not
-    start; its stderr has the reason.
+    The broker and all of its regions end with the block, and ``sys.stderr`` gets what the broker
+    logged. Raises BrokerUnavailable with the reason if it does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="gdrpy-broker-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="gdrpy-broker-") as folder,
+        tempfile.TemporaryFile("w+") as log,
+    ):
         path = f"{folder}/broker.sock"
-        command = [sys.executable, "-m", "gdrpy", "serve", "--json", "--socket", path, *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        command = [sys.executable, "-P", "-m", "gdrpy", "serve", "--json", "--socket", path]
+        with subprocess.Popen(
+            [*command, *options], stdout=subprocess.PIPE, stderr=log, text=True
+        ) as server:
             try:
                 assert server.stdout is not None
                 if '"socket"' not in server.stdout.readline():  # nothing, or the error's beginning
-                    raise BrokerUnavailable(f"gdrpy serve did not start: status {server.wait()}")
+                    status = server.wait()
+                    log.seek(0)
+                    reason = log.read().strip().rpartition("\n")[2]
+                    raise BrokerUnavailable(f"gdrpy serve ended with status {status}: {reason}")
                 yield path
             finally:
                 server.terminate()
+                server.wait()
+                log.seek(0)
+                sys.stderr.write(log.read())

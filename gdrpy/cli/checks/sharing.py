@@ -78,7 +78,7 @@ def _ask_peer(rig: Rig, region: gdrpy.Region) -> dict[str, Any]:
     words = [str(number) for number in (fd, region.nbytes, *rig.seeds)]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", peer.__name__, *words],
+            [sys.executable, "-P", "-m", peer.__name__, *words],
             pass_fds=[fd],
             env=peer.environment(),
             capture_output=True,

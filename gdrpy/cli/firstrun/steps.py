@@ -314,7 +314,7 @@ def _peer(
 ) -> Iterator[subprocess.Popen[str]]:
     """Another process that is ready; it is killed at the end. Raises Mismatch."""
     with subprocess.Popen(
-        [sys.executable, "-m", peer.__name__, role, *map(str, numbers)],
+        [sys.executable, "-P", "-m", peer.__name__, role, *map(str, numbers)],
         pass_fds=pass_fds,
         env=checks_peer.environment(),
         stdin=subprocess.PIPE,

@@ -38,7 +38,11 @@ WITH_A_KERNEL = {"channel_to_kernel.py", "control_loop.py", "resident_kernel.py"
 
 
 def run(name: str, folder: Path, *arguments: str) -> str:
-    """What an example prints, run in a folder. It must end well, and say nothing on stderr."""
+    """What an example prints, run in a folder. It must end well, and say nothing on stderr.
+
+    The folder has a ``gdrpy`` that no process of the example may import.
+    """
+    (folder / "gdrpy.py").write_text("raise AssertionError('imported from the current folder')\n")
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         capture_output=True,

@@ -136,9 +136,12 @@ def _create(undo: Undo, size: int, device: int, fabric: bool = False) -> Any:
     except OutOfMemory as error:
         if reclaim.reclaim(device, wait=True):
             return _create(undo, size, device, fabric)
+        total = cuda.call("cuDeviceTotalMem", cuda.device(device))
+        remedy = "close regions, or allocate less"
+        if size > total:
+            remedy = f"it has {told_size(total)} in all: allocate less"
         raise OutOfMemory(
-            f"cuMemCreate: GPU {device} has no {told_size(size)} left: close regions, or allocate "
-            f"less"
+            f"cuMemCreate: GPU {device} has no {told_size(size)} left: {remedy}"
         ) from error
     except CudaError as error:
         if not fabric:

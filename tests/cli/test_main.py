@@ -240,7 +240,7 @@ class TestErrors:
     def test_of_too_large_a_size_end_with_2(self, capsys):
         assert main(["validate", "--size", "1T"]) == 2
         assert capsys.readouterr().err == (
-            "error: cuMemCreate: GPU 0 has no 1 TiB left: close regions, or allocate less\n"
+            "error: cuMemCreate: GPU 0 has no 1 TiB left: it has 16 GiB in all: allocate less\n"
         )
 
     def test_are_an_object_on_stdout_where_json_is_wanted(self, json_of):

@@ -30,7 +30,10 @@ class Watched:
 
 
 def open_descriptors() -> dict[str, str]:
-    """What this process has open, by number, without the folder that the answer is read from."""
+    """What this process has open, by number, without what garbage has and without the folder that
+    the answer is read from.
+    """
+    gc.collect()
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -45,7 +48,6 @@ def settled_descriptors() -> int:
     only after they have arrived.
     """
     resource_sharer.stop()
-    gc.collect()
     return len(open_descriptors())
 
 

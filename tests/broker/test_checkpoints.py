@@ -161,7 +161,6 @@ class TestLoadAgain:
             connected.load_checkpoint(folder, "m", "cpu", progress=Steps(files, stop))
         assert names(connected) == [f"m/ID/{file}" for file in list(SHARDS)[:files]]
         kept, steps = numbers(connected), Steps()
-        gc.collect()
         assert open_descriptors() == before
         assert connected.status()["regions"] == files
         assert_whole(connected.load_checkpoint(folder, "m", "cpu", progress=steps))

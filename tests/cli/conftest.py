@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pty
@@ -71,10 +70,8 @@ def json_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict
 @pytest.fixture
 def no_descriptors_leak() -> Iterator[None]:
     """As many descriptors are open after the test as before."""
-    gc.collect()
     before = open_descriptors()
     yield
-    gc.collect()
     assert open_descriptors() == before
 
 

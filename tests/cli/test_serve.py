@@ -18,7 +18,7 @@ import pytest
 import gdrpy
 from gdrpy.broker import place
 from gdrpy.cli import main
-from serving import CHECKOUT, MARK, BrokerProcess, StartServing, marked, wait_for_ends
+from serving import CHECKOUT, GPU, MARK, BrokerProcess, StartServing, marked, wait_for_ends
 
 
 class TestReadyBroker:
@@ -29,10 +29,7 @@ class TestReadyBroker:
         assert ready["simulated"] is True
         assert ready["recovered"] == 0
         named = [[one[key] for key in ("device", "uuid", "gpu")] for one in ready["devices"]]
-        assert named == [
-            [0, "GPU-67647270-7920-7369-6d75-6c6174656400", "gdrpy simulated GPU"],
-            ["cpu", None, None],
-        ]
+        assert named == [GPU, ["cpu", None, None]]
 
     def test_has_a_private_socket(self, broker_process: BrokerProcess):
         found = Path(broker_process.socket).stat()

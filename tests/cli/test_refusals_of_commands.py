@@ -89,11 +89,11 @@ class TestImpossibleName:
         with pytest.raises(SystemExit) as caught:
             main([words[0], name, *words[1:]])
         assert caught.value.code == 2
-        assert "argument NAME: the command line: name must " in capsys.readouterr().err
+        assert "argument NAME: name must " in capsys.readouterr().err
 
     @pytest.mark.parametrize("command", ["ls", "watch"])
     def test_is_no_prefix_either(self, capsys, command):
         with pytest.raises(SystemExit) as caught:
             main([command, "\udcff"])
         assert caught.value.code == 2
-        assert "argument PREFIX: the command line: prefix must be " in capsys.readouterr().err
+        assert "argument PREFIX: prefix must be " in capsys.readouterr().err

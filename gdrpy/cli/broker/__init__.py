@@ -37,8 +37,8 @@ CHUNK = 8 << 20
 
 #: A call of the API, as its errors begin.
 _CALL = (
-    r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|seal|stat|"
-    r"status|tensors|watch): "
+    r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|"
+    r"safetensors\.shards|seal|stat|status|tensors|watch): "
 )
 #: What errors tell a program to pass, and what a command line has for it.
 _PASSED = {"socket=": "--socket", 'device="cpu"': "--device cpu"}
@@ -59,7 +59,8 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     Where it may, also ``--seal``, and what is not given is None: see :func:`mode_and_seal`.
     """
     about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
-    parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
+    device = functools.partial(options.device_name, or_cpu=True)
+    parser.option("--device", device, "N|UUID|PCI|cpu", about, "0")
     about = "who may read and write it, like a file's mode"
     if replaces:
         about += " (default: that of your own region it replaces, else 0600)"
@@ -146,10 +147,6 @@ def user_words(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _device(text: str) -> int | str:
-    return "cpu" if text == "cpu" else options.device_name(text)
 
 
 def published(region: RegionInfo, what: str = "") -> str:

@@ -141,6 +141,8 @@ class TestWrongUsage:
             (["juggle"], "there is no command 'juggle': 'gdrpy --help' lists them"),
             (["lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["list"], "there is no command 'list': did you mean 'ls'? "),
+            (["LS"], "there is no command 'LS': did you mean 'ls'? "),
+            (["ls", "--JSON"], "unrecognized arguments: --JSON: did you mean '--json'?\n"),
             (["delet", "x"], "there is no command 'delet': did you mean 'rm'? "),
             (["help", "lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["copy-bw"], "there is no command 'copy-bw': did you mean 'copybw'? "),

@@ -64,10 +64,11 @@ class TestRefusedCommand:
             )
 
     @pytest.mark.parametrize("command", ["get", "rm", "seal", "stat"])
-    def test_suggests_a_name_that_the_user_may_read(self, put, capsys, command):
-        put("weights")
-        assert main([command, "wieghts", *["/dev/null"] * (command == "get")]) == 1
-        said = "there is no region of the name 'wieghts': did you mean 'weights'?"
+    @pytest.mark.parametrize("typed", ["wieghts", "WEIGHTS"])
+    def test_suggests_a_name_that_the_user_may_read(self, put, capsys, command, typed):
+        put("Weights")
+        assert main([command, typed, *["/dev/null"] * (command == "get")]) == 1
+        said = f"there is no region of the name {typed!r}: did you mean 'Weights'?"
         assert capsys.readouterr().err == f"error: {command}: {said}\n"
 
     def test_to_connect_says_why_in_words_alone(self, capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import shlex
 import sys
 import warnings
@@ -142,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     name, rest = _named(parser(), words)
-    args = command_parser(name).parse_intermixed_args(rest)
+    command = command_parser(name)
+    command.as_json = "--json" in itertools.takewhile("--".__ne__, rest)
+    args = command.parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)
     with warnings.catch_warnings():
@@ -178,5 +181,5 @@ def _status(error: Error, refusal: int) -> int:
 
 def _give_up(output: Output, error: Exception, status: int, words: str) -> int:
     output.error(words)
-    output.finish({"error": {"type": type(error).__name__, "message": words}})
+    output.failed(type(error).__name__, words)
     return status

@@ -154,10 +154,15 @@ class Output:
             with self._writing():
                 self._out.out(json.dumps(record, allow_nan=False), highlight=False)
 
+    def failed(self, kind: str, message: str) -> None:
+        """Print an error where JSON is wanted: as one line, which readers of lines take as well."""
+        if self._writable:
+            self.record({"error": {"type": kind, "message": message}})
+
     def interrupted(self) -> None:
         """Print that Ctrl-C ended the command, where JSON is wanted and none was printed."""
         if not self._told:
-            self.record({"error": {"type": "KeyboardInterrupt", "message": "ended by Ctrl-C"}})
+            self.failed("KeyboardInterrupt", "ended by Ctrl-C")
 
     def raw(self, data: bytes) -> None:
         """Write bytes to stdout unchanged, for a command whose result is not text."""

@@ -252,6 +252,34 @@ class TestErrors:
         assert result["error"]["type"] == "NotFound"
         assert result["error"]["message"].startswith("--device: there is no CUDA device 7")
 
+    @pytest.mark.parametrize("words", [["ls"], ["watch"], ["top"], ["serve"]], ids=" ".join)
+    def test_are_one_line_of_json_beside_that_on_stderr(self, tmp_path, capsys, words):
+        (tmp_path / "b.sock").touch()
+        assert main([*words, "--json", "--socket", str(tmp_path / "b.sock")]) == 2
+        told = capsys.readouterr()
+        (line,) = told.out.splitlines()
+        error = json.loads(line)["error"]
+        assert (error["type"], told.err) == ("CommandError", f"error: {error['message']}\n")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["ls", "--json", "--device", "9"], "unrecognized arguments: --device"),
+            (["stat", "--json"], "the following arguments are required: NAME"),
+            (["copybw", "--size", "x", "--json"], "argument --size: 'x' is not a size: "),
+            (["validate", "--module", "--seed", "1", "--size", "2M", "--json"], "--module goes "),
+        ],
+    )
+    def test_of_usage_are_json_too(self, capsys, words, message):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        told = capsys.readouterr()
+        error = json.loads(told.out)["error"]
+        assert error["type"] == "CommandError"
+        assert error["message"].startswith(message)
+        assert told.err.endswith(f"gdrpy {words[0]}: error: {error['message']}\n")
+
     def test_of_a_cuda_without_devices_end_with_2_and_no_traceback(self, gdrpy_command):
         done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)
         assert done.returncode == 2

@@ -149,12 +149,18 @@ class Terminal:
         _, stderr = self._process.communicate(timeout=30)
         return self._process.returncode, stderr
 
+    def hang_up(self) -> None:
+        """Close the terminal, as one closes its window."""
+        os.close(self.theirs)
+        os.close(self._ours)
+        self._ours = self.theirs = -1
+
     def close(self) -> None:
         """End the command."""
         self._process.kill()
         self._process.communicate()
-        os.close(self._ours)
-        os.close(self.theirs)
+        if self._ours >= 0:
+            self.hang_up()
 
 
 @pytest.fixture

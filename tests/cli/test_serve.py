@@ -89,7 +89,7 @@ class TestRootsBroker:
 
 
 class TestEnd:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_by_a_signal_leaves_neither_socket_nor_keeper(
         self, broker_process: BrokerProcess, number
     ):
@@ -98,7 +98,7 @@ class TestEnd:
         assert not Path(broker_process.socket).exists()
         assert wait_for_ends(family) == []
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     @pytest.mark.parametrize(
         ("sizes", "held", "said"),
         [
@@ -134,6 +134,31 @@ class TestEnd:
                 assert client.status()["leases"] == held  # the broker knows of the closed ones
                 process.send_signal(number)
                 assert process.stdout.read() == said
+        assert process.returncode == 0
+
+    def test_comes_by_a_lost_terminal(self, tmp_path: Path, terminal):
+        path = str(tmp_path / "b.sock")
+        serving = terminal("serve", "--socket", path)
+        serving.wait_for("serving at ")
+        with gdrpy.connect(path) as client:
+            client.allocate("kv", 4096, "cpu").close()
+        serving.hang_up()
+        assert serving.ending() == (0, "")
+        assert not Path(path).exists()
+        assert not Path(f"{path}.keeper").exists()
+
+    def test_does_not_come_by_a_lost_terminal_below_nohup(self, tmp_path: Path):
+        path = str(tmp_path / "b.sock")
+        command = ["nohup", sys.executable, "-m", "gdrpy", "serve", "--json", "--keeper", "none"]
+        with subprocess.Popen(
+            [*command, "--socket", path], cwd=CHECKOUT, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            with gdrpy.connect(path) as client:
+                assert client.list() == []
+            process.terminate()
         assert process.returncode == 0
 
     def test_by_ctrl_c_on_a_terminal_is_asked_for_while_regions_are_held(

@@ -1,17 +1,19 @@
 """Runs the broker: it owns regions of GPU and host memory, and hands them by name to the
 processes that may have them. A region outlives its makers, and it survives a crash of
 the broker: a small keeper process holds the memory until the next broker starts.
-SIGTERM and Ctrl-C end the broker for good and give the memory back; on a terminal
-Ctrl-C must be pressed twice while processes hold regions.
+SIGTERM, Ctrl-C and a closed terminal end the broker for good and give the memory back.
+On a terminal Ctrl-C must be pressed twice while processes hold regions. A broker that is
+to outlive its terminal is started below nohup, or by systemd.
 
 examples:
   gdrpy serve                                        for yourself
+  nohup gdrpy serve > broker.log 2>&1 &              also after the terminal is closed
   gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
   gdrpy serve --print-unit service                   for systemd
   gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
 
 exit status:
-  0  ended by SIGTERM or Ctrl-C
+  0  ended by SIGTERM, by Ctrl-C, or by its terminal
   2  wrong usage, no GPU driver, or another broker has the socket
 """
 

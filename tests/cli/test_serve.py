@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.broker import place
 from gdrpy.cli import main
 from serving import CHECKOUT, GPU, MARK, BrokerProcess, StartServing, marked, wait_for_ends
 
@@ -56,36 +55,6 @@ class TestReadyBroker:
     def test_has_none_where_none_is_wanted(self, start_serving: StartServing):
         broker = start_serving("--keeper", "none")
         assert broker.family() == [broker.pid]
-
-
-#: ``gdrpy serve`` as root does, at another path.
-AS_ROOT = """
-import os, sys
-from gdrpy.broker import place
-from gdrpy.cli import main
-os.geteuid = lambda: 0
-place.SYSTEM = sys.argv.pop(1)
-sys.exit(main(["serve", "--keeper", "none", *sys.argv[1:]]))
-"""
-
-
-class TestRootsBroker:
-    @pytest.mark.parametrize(("words", "told"), [([], True), (["--mode", "0666"], False)])
-    def test_says_that_it_is_the_machines_and_admits_only_root(self, tmp_path, words, told):
-        path = str(tmp_path / "gdrpy" / "broker.sock")
-        environment = {key: value for key, value in os.environ.items() if key != place.VARIABLE}
-        with subprocess.Popen(
-            [sys.executable, "-c", AS_ROOT, path, *words],
-            cwd=CHECKOUT,
-            env=environment | {"GDRPY_SIM": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            lines = list(iter(process.stdout.readline, f"serving at {path}\n"))
-            process.terminate()
-        said = "root's broker is the machine's, but only root may connect: --group admits others\n"
-        assert (said in lines) is told
 
 
 class TestEnd:

@@ -9,10 +9,10 @@ examples:
   gdrpy watch --json | jq -r 'select(.name).name'
 
 exit status:
-  0    --count events came
+  0    --count events were printed
   1    the broker went away
   2    wrong usage, or no broker: start one with 'gdrpy serve'
-  130  ended by Ctrl-C
+  130  ended by Ctrl-C: without --count it always ends so, unless the broker goes away
 """
 
 from __future__ import annotations

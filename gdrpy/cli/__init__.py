@@ -78,11 +78,12 @@ def parser() -> argparse.ArgumentParser:
         lines += [f"  {module.rpartition('.')[2]:12}{line}" for module, line in group.items()]
     whole = helptext.Parser(
         prog="gdrpy",
-        usage="gdrpy [-h] [--version] COMMAND ...",
+        usage="gdrpy [-h] [-V] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
         epilog="\n".join([*lines[1:], "", "For help on a command: gdrpy COMMAND --help"]),
     )
-    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    about = "print the version and exit"
+    whole.add_argument("-V", "--version", action=_Version, nargs=0, help=about)
     whole.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return whole
 
@@ -103,7 +104,7 @@ def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[
 
 def _place_of_command(words: list[str]) -> int | None:
     """Where in the words the first command is, if the first word is an option of a command's."""
-    if words[0] in ("-h", "--help", "--version", "--"):
+    if words[0] in ("-h", "--help", "-V", "--version", "--"):
         return None
     return next((at for at, word in enumerate(words) if word in COMMANDS), None)
 

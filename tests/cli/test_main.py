@@ -126,9 +126,10 @@ exit status:
 
 
 class TestVersion:
-    def test_is_printed(self, capsys):
+    @pytest.mark.parametrize("word", ["-V", "--version"])
+    def test_is_printed(self, capsys, word):
         with pytest.raises(SystemExit) as ended:
-            main(["--version"])
+            main([word])
         assert ended.value.code == 0
         assert capsys.readouterr().out == f"gdrpy {gdrpy_version()}\n"
 

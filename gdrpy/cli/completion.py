@@ -106,7 +106,7 @@ def _command(name: str) -> _Command:
     return _Command(
         name,
         {one.option_strings[-1]: re.split(r" \(|: |; ", one.help or "")[0] for one in options},
-        {one.option_strings[-1]: _choices(one) for one in options if one.nargs != 0},
+        {name: _choices(one) for one in options if one.nargs != 0 for name in one.option_strings},
         any(one.metavar == "NAME" for one in arguments),
         tuple(word for one in arguments for word in _choices(one)),
     )

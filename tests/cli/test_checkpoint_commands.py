@@ -240,7 +240,7 @@ class TestDigest:
         assert status == 1
         assert re.fullmatch(
             r"load: region '(llama/[0-9a-f]{8}/model-2-of-3.safetensors)' has the SHA-256 \w{64}, "
-            rf"and {re.escape(str(path))} the SHA-256 \w{{64}}: delete it by 'gdrpy rm \1' and "
+            rf"and {re.escape(str(path))} the SHA-256 \w{{64}}: delete it by 'gdrpy rm -r \1' and "
             r"load again",
             said["error"]["message"],
         )
@@ -440,6 +440,28 @@ class TestRm:
             },
         )
         assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4
+
+    def test_of_a_file_of_a_checkpoint_wants_to_be_recursive(self, broker, folder, json_of, capsys):
+        file = json_of("load", str(folder), "--device", "cpu")[1]["files"][0]["name"]
+        why = (
+            f"{file!r} is a file of checkpoint 'llama', which cannot be opened without it: delete "
+            f"all of it by `gdrpy rm -r llama`, or this file alone by `gdrpy rm -r {file}`"
+        )
+        assert json_of("rm", file) == (1, {"deleted": [], "errors": {file: f"rm: {why}"}})
+        capsys.readouterr()
+        assert main(["put", file, str(folder / FIRST)]) == 1
+        assert capsys.readouterr().err == f"error: put: {why}\n"
+        assert json_of("rm", "-r", file) == (0, {"deleted": [file], "errors": {}})
+
+    def test_of_a_file_that_no_checkpoint_lists_deletes_it(
+        self, broker, folder, interrupting, json_of
+    ):
+        interrupting(FILE_BYTES)
+        assert main(["load", str(folder), "--device", "cpu"]) == 130
+        with gdrpy.connect() as client:
+            (left,) = client.list()
+            client.put("llama", b"[]", "cpu", metadata={"format": "checkpoint"}).close()
+        assert json_of("rm", str(left.name))[1] == {"deleted": [left.name], "errors": {}}
 
 
 class TestGet:

@@ -98,6 +98,17 @@ class TestPutAndGet:
             assert old.stale
         assert said == "table: version 2, 3 bytes on GPU 0, takes 2 MiB, sealed\n"
 
+    def test_put_of_another_size_says_what_it_replaced(self, put, file, capsys):
+        put("table")
+        assert main(["put", "table", str(file)]) == 0
+        assert capsys.readouterr().err == ""
+        file.write_bytes(b"new")
+        assert main(["put", "table", str(file)]) == 0
+        assert capsys.readouterr().err == (
+            "warning: table had 10 KiB and now has 3 bytes; processes that hold the old region "
+            "keep it until they open the name again\n"
+        )
+
     def test_put_keeps_the_mode_of_what_it_replaces_unless_told_otherwise(self, put, json_of):
         def mode(*words: str) -> object:
             put("table", *words)

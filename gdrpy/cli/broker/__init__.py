@@ -73,16 +73,21 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
         seals.add_argument("--no-seal", action="store_false", dest="seal", help=about)
 
 
-def mode_and_seal(client: Broker, args: argparse.Namespace) -> tuple[int, bool]:
+def readable(client: Broker, name: str) -> RegionInfo | None:
+    """The region of this name, if there is one that this user may read."""
+    with contextlib.suppress(NotFound, PermissionDenied):
+        return client.stat(name)
+    return None
+
+
+def mode_and_seal(replaced: RegionInfo | None, args: argparse.Namespace) -> tuple[int, bool]:
     """``--mode`` and ``--seal``, else as of the caller's own region to replace, else 0600 and no.
 
     Another user's mode could let that user read what replaces the region.
     """
     mode, seal = 0o600, False
-    with contextlib.suppress(NotFound, PermissionDenied):
-        replaced = client.stat(args.name)
-        if (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
-            mode, seal = replaced.mode, replaced.sealed
+    if replaced and (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
+        mode, seal = replaced.mode, replaced.sealed
     return mode if args.mode is None else args.mode, seal if args.seal is None else args.seal
 
 

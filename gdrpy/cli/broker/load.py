@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         args.name = path.name if path.is_dir() else path.stem
     copied = _Copied()
     with broker.connect(args) as client:
-        args.mode, args.seal = broker.mode_and_seal(client, args)
+        args.mode, args.seal = broker.mode_and_seal(broker.readable(client, args.name), args)
         if args.digest and not args.seal:
             raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)
         try:
@@ -160,7 +160,8 @@ def _compared(regions: list[BrokerRegion], path: Path, output: Output) -> list[s
             if found != expected.hexdigest():
                 raise CommandError(
                     f"load: region {region.name!r} has the SHA-256 {found}, and {file} the SHA-256 "
-                    f"{expected.hexdigest()}: delete it by 'gdrpy rm {region.name}' and load again"
+                    f"{expected.hexdigest()}: delete it by "
+                    f"'gdrpy rm {'-r ' * path.is_dir()}{region.name}' and load again"
                 )
             digests.append(found)
     return digests

@@ -158,7 +158,7 @@ class TestWrongUsage:
             (["validate", "--device", "one"], "torch's name ('cuda:0'), not 'one'"),
             (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
             (["validate", "--seed", "x"], "'x' is not a whole number"),
-            (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
+            (["tune", "--show", "--reset"], "not allowed with argument"),
             (["copybw", "--seconds", "0"], "'0' is not a number of seconds above 0"),
             (["copybw", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
             (["copybw", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
@@ -267,7 +267,7 @@ class TestErrors:
         [
             (["ls", "--json", "--device", "9"], "unrecognized arguments: --device"),
             (["stat", "--json"], "the following arguments are required: NAME"),
-            (["copybw", "--size", "x", "--json"], "argument --size: 'x' is not a size: "),
+            (["copybw", "--sizes", "x", "--json"], "argument --sizes: 'x' is not a size: "),
             (["validate", "--module", "--seed", "1", "--size", "2M", "--json"], "--module goes "),
         ],
     )

@@ -19,7 +19,7 @@ from gdrpy.cli.measure import apiperf, copybw, copylat, pplat, tune
 
 #: Every such command, at its quickest, and a word of its plot.
 QUICK = {
-    "copybw": (["copybw", "--sweep", "4K,64K", "--seconds", "0.001"], "mapping write"),
+    "copybw": (["copybw", "--sizes", "4K,64K", "--seconds", "0.001"], "mapping write"),
     "copylat": (["copylat", "--sizes", "4,64", "--seconds", "0.001"], "Mapping.readinto, cold"),
     "pplat": (["pplat", "--count", "20"], "GPU -&gt; pinned"),
     "apiperf": (["apiperf", "--count", "3"], "import CPU"),

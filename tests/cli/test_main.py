@@ -477,6 +477,14 @@ class TestInfo:
     def test_begins_with_whether_the_gpu_is_real(self, gdrpy_command, environment, line):
         assert gdrpy_command("info", **environment).stdout.splitlines()[0] == line
 
+    def test_says_how_to_find_out_why_the_gpu_is_simulated(self, monkeypatch):
+        device = cuda.device_info(0)
+        monkeypatch.delenv("GDRPY_SIM", raising=False)
+        assert info._kind([device]) == (
+            "1 simulated GPU, not real: no NVIDIA driver was found ('GDRPY_SIM=0 gdrpy info' shows "
+            "what is missing)"
+        )
+
     def test_begins_with_the_names_of_real_gpus(self, monkeypatch, capsys):
         real = cuda.device_info
 

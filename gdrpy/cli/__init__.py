@@ -66,7 +66,7 @@ GROUPS = {
 COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
 
 
-#: Commands have the shell's words. Whoever types the API's is told the command.
+#: Calls of the API that users type as commands, and the commands to suggest.
 WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm"}
 
 
@@ -89,7 +89,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[str]]:
-    """The command of the words, and the words after it; ends the program if they have none."""
+    """The command, and the words after it; ends the program if there is no command."""
     if words and words[0].startswith("-") and (at := _place_of_command(words)):
         right = shlex.join(["gdrpy", *words[at:], *words[:at]])
         whole.error(f"{words[0]} belongs after the command: {right}")
@@ -103,21 +103,21 @@ def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[
 
 
 def _place_of_command(words: list[str]) -> int | None:
-    """Where in the words the first command is, if the first word is an option of a command's."""
+    """The index of the first command, if the words begin with an option of that command."""
     if words[0] in ("-h", "--help", "-V", "--version", "--"):
         return None
     return next((at for at, word in enumerate(words) if word in COMMANDS), None)
 
 
 def missing(name: str) -> str:
-    """What to say of a word that is not a command."""
+    """The message for a word that is not a command."""
     near = spelling.nearest(name, [*COMMANDS, *WORDS_OF_THE_API])
     meant = f"did you mean '{WORDS_OF_THE_API.get(near, near)}'? " if near else ""
     return f"there is no command {name!r}: {meant}'gdrpy --help' lists them"
 
 
 class _Version(argparse.Action):
-    """Looks for the version when it is asked for."""
+    """Look the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         Output().text(f"gdrpy {importlib.import_module('gdrpy.cli.header').gdrpy_version()}")

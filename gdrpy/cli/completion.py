@@ -23,7 +23,7 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-#: Prints the names of regions, one a line. They are never expanded: they are other people's words.
+#: Prints the names of regions, one a line. They are never expanded: any user may choose them.
 _NAMES = r"""gdrpy ls --json 2>/dev/null | sed -n 's/.*"name": "\([^"]*\)".*/\1/p'"""
 
 _BASH = r"""# bash completion of gdrpy, made by: gdrpy completion bash

@@ -62,11 +62,11 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def items(text: str) -> list[tuple[str, int, str]]:
-    """Paragraphs and entries: what the first line begins with, how far the others are indented, and
-    the words.
+    """Paragraphs and entries: the beginning of the first line, the indentation of the other lines,
+    and the words.
     """
     items: list[tuple[str, int, str]] = []
-    joins = -1  # lines indented so far go on with the last item
+    joins = -1  # lines with this indentation continue the last item
     for line in text.splitlines():
         found = _LINE.fullmatch(line)
         assert found

@@ -1,4 +1,4 @@
-"""What the broker's commands share: their options, the connection, and regions in words."""
+"""Shared by the broker's commands: options, the connection, and how regions are printed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from gdrpy.errors import (
 CHUNK = 8 << 20
 
 
-#: A call of the API, as its errors begin.
+#: The beginning of an error: the call of the API.
 _CALL = (
     r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|"
     r"safetensors\.shards|seal|stat|status|tensors|watch): "
 )
-#: What errors tell a program to pass, and what a command line has for it.
+#: Arguments of the API that errors name, and the options of commands for them.
 _PASSED = {"socket=": "--socket", 'device="cpu"': "--device cpu"}
 
 
@@ -63,11 +63,11 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     parser.option("--device", device, "N|UUID|PCI|cpu", about, "0")
     about = "who may read and write it, like a file's mode"
     if replaces:
-        about += " (default: that of your own region it replaces, else 0600)"
+        about += " (default: that of your own region that it replaces, else 0600)"
     parser.option("--mode", options.octal_mode, "OCTAL", about, None if replaces else "0600")
     if replaces:
         seals = parser.add_mutually_exclusive_group()
-        about = "make it immutable (default: if your own region it replaces is)"
+        about = "make it immutable (default: if your own region that it replaces is)"
         seals.add_argument("--seal", action="store_true", default=None, help=about)
         about = "leave it writable"
         seals.add_argument("--no-seal", action="store_false", dest="seal", help=about)
@@ -119,7 +119,7 @@ def connect(args: argparse.Namespace) -> Broker:
 
 
 def typed(command: str, words: str) -> str:
-    """What an error of the API says, of the command that was typed."""
+    """An error of the API in words of the command that was typed."""
     words = re.sub(f"^{_CALL}", f"{command}: ", words)
     words = re.sub(f"(?<=: ){_CALL}", "", words)
     for passed, option in _PASSED.items():
@@ -128,7 +128,7 @@ def typed(command: str, words: str) -> str:
 
 
 def swapped(command: str, file: str, name: str) -> str:
-    """The end of a message about a file that is missing, if the name is that of a file instead."""
+    """The end of a message about a missing file, if the region's name is that of a file."""
     if os.path.lexists(file) or not os.path.lexists(name):
         return ""
     meant = [file, name] if command == "put" else [name, file]
@@ -155,7 +155,7 @@ def user_words(uid: int) -> str:
 
 
 def published(region: RegionInfo, what: str = "") -> str:
-    """A region that was just made or replaced, in one line; or ``what`` it stands for."""
+    """A line on a region that was just made or replaced; ``what`` is shown in place of its size."""
     state = ", sealed" if region.sealed else ""
     takes = "" if what else f", takes {format_size(region.size)}"
     return (

@@ -54,7 +54,7 @@ class Checkpoints:
 
 
 def told(region: RegionInfo, whole: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
-    """A region in a list, for JSON: a checkpoint's bytes and holders are beside its list's own."""
+    """A region in a list, for JSON, with the sums of a checkpoint's files beside its own bytes."""
     sums = None
     if whole is not region:
         sums = {name: getattr(whole, name) for name in ("nbytes", "size", "readers", "writers")}

@@ -131,7 +131,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 class _Interrupt:
-    """What Ctrl-C does: it ends the broker, and on a terminal asks before if regions are in use."""
+    """Ctrl-C ends the broker; on a terminal it must be pressed twice while regions are in use."""
 
     def __init__(self, server: Server, state: State) -> None:
         self._server = server
@@ -155,7 +155,7 @@ class _Interrupt:
 
 
 def _ending(served: list[State], restarts: bool) -> str:
-    """What became of the regions when the broker ended."""
+    """The last line of output: what became of the regions."""
     regions = [region for state in served for region in state.table.regions.values()]
     held = [region for region in regions if region.leases]
     free = [region for region in regions if not region.leases]

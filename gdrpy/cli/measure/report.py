@@ -80,7 +80,7 @@ class Report:
         self.header.announce(output)
         self._plot = args.plot if "plot" in args else None
         self._output = output
-        #: Whether Ctrl-C ended the measurement, so that it is of a part.
+        #: Whether Ctrl-C ended the measurement early.
         self.interrupted = False
 
     @contextmanager
@@ -119,7 +119,7 @@ class Report:
     def finish(self, method: str, shown: Plot, copies: Sequence[Copies] = (), **fields: Any) -> int:
         """Print the method and wrong copies, draw the plot, print the JSON; the exit status.
 
-        There is no plot of a part.
+        An interrupted measurement is not plotted.
         """
         self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
@@ -174,8 +174,7 @@ def show_by_size(
 ) -> None:
     """Show a row for each size, and a column for each of the ways, which have titles.
 
-    A spread has its own line where it has no room beside the figure, and is left out where it has
-    none there either; all are treated alike.
+    All spreads are beside their figures; or, where that is too wide, below them; or left out.
     """
     cells = {id(one): cell(one) for one in results}
     sizes = table_width({"size": [format_size(one.nbytes) for one in results]})

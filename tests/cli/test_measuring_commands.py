@@ -184,9 +184,12 @@ class TestWithoutMatplotlib:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: None if name == "matplotlib" else name
         )
-        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 2
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--plot", str(tmp_path / "plot.png")])
+        assert ended.value.code == 2
         captured = capsys.readouterr()
-        assert captured.err == "error: --plot needs matplotlib: pip install matplotlib\n"
+        said = "error: argument --plot: it needs matplotlib: pip install matplotlib\n"
+        assert captured.err.endswith(said)
         assert captured.out == ""
 
     def test_everything_else_runs(self, checkout, words):

@@ -95,7 +95,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
     rounds = Rounds(args.size, args.device, args.backend)
     try:
         rounds.region_round()

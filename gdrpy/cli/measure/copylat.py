@@ -113,7 +113,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
     most = max(args.sizes)
     ways, absent = ways_here(WAYS, args.device)
     with measured_region(args, output, most, host_bytes(most)) as (region, report):

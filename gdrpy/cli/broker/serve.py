@@ -68,7 +68,9 @@ def add_arguments(parser: CommandParser) -> None:
     parser.option("--socket", _socket_path, "PATH", about)
     about = "the socket's mode: who may connect (default: 0600, with --group 0660)"
     parser.option("--mode", options.octal_mode, "OCTAL", about)
-    parser.option("--group", _group, "NAME", "the socket's group (default: your own)")
+    parser.option(
+        "--group", _group, "NAME", "the group whose users may connect (default: only you may)"
+    )
     about = "the limit of all regions on each device (default: all of a GPU, half of the host)"
     parser.option("--max-bytes", parse_size, "SIZE", about)
     about = "the limit of one user's regions on each device (default: none)"
@@ -95,6 +97,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
+    if args.mode is None:
+        args.mode = 0o600 if args.group is None else 0o660
     if args.print_unit:
         text = units.text(args.print_unit, args)
         output.line(text.rstrip())
@@ -189,7 +193,7 @@ def _settings(args: argparse.Namespace) -> daemon.Options:
         quotas=Quotas(args.max_bytes, args.max_bytes_per_user, args.max_regions),
         store=_store(args, path, notifier, passed.kept),
         listener=passed.listener,
-        mode=args.mode if args.mode is not None else 0o600 if args.group is None else 0o660,
+        mode=args.mode,
         group=args.group,
         strict=args.strict,
         notifier=notifier,

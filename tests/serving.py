@@ -20,6 +20,10 @@ CHECKOUT = Path(__file__).parent.parent
 _PATIENCE = 30.0
 #: What a broker and its keeper are known by: they inherit it.
 MARK = "GDRPY_TEST_BROKER"
+#: What tests put into a region.
+DATA = bytes(range(256)) * 40
+#: What JSON calls the first simulated GPU: ordinal, UUID and product name.
+GPU = [0, "GPU-67647270-7920-7369-6d75-6c6174656400", "gdrpy simulated GPU"]
 SERVE = (sys.executable, "-m", "gdrpy", "serve")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import shlex
 import sys
 import warnings
@@ -65,7 +66,7 @@ GROUPS = {
 COMMANDS = {module.rpartition(".")[2]: module for group in GROUPS.values() for module in group}
 
 
-#: Commands have the shell's words. Whoever types the API's is told the command.
+#: Calls of the API that users type as commands, and the commands to suggest.
 WORDS_OF_THE_API = {"list": "ls", "allocate": "alloc", "delete": "rm"}
 
 
@@ -77,17 +78,18 @@ def parser() -> argparse.ArgumentParser:
         lines += [f"  {module.rpartition('.')[2]:12}{line}" for module, line in group.items()]
     whole = helptext.Parser(
         prog="gdrpy",
-        usage="gdrpy [-h] [--version] COMMAND ...",
+        usage="gdrpy [-h] [-V] COMMAND ...",
         description="CPU and GPU views of one region of NVIDIA GPU memory.",
         epilog="\n".join([*lines[1:], "", "For help on a command: gdrpy COMMAND --help"]),
     )
-    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    about = "print the version and exit"
+    whole.add_argument("-V", "--version", action=_Version, nargs=0, help=about)
     whole.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help=argparse.SUPPRESS)
     return whole
 
 
 def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[str]]:
-    """The command of the words, and the words after it; ends the program if they have none."""
+    """The command, and the words after it; ends the program if there is no command."""
     if words and words[0].startswith("-") and (at := _place_of_command(words)):
         right = shlex.join(["gdrpy", *words[at:], *words[:at]])
         whole.error(f"{words[0]} belongs after the command: {right}")
@@ -101,21 +103,21 @@ def _named(whole: argparse.ArgumentParser, words: list[str]) -> tuple[str, list[
 
 
 def _place_of_command(words: list[str]) -> int | None:
-    """Where in the words the first command is, if the first word is an option of a command's."""
-    if words[0] in ("-h", "--help", "--version", "--"):
+    """The index of the first command, if the words begin with an option of that command."""
+    if words[0] in ("-h", "--help", "-V", "--version", "--"):
         return None
     return next((at for at, word in enumerate(words) if word in COMMANDS), None)
 
 
 def missing(name: str) -> str:
-    """What to say of a word that is not a command."""
+    """The message for a word that is not a command."""
     near = spelling.nearest(name, [*COMMANDS, *WORDS_OF_THE_API])
     meant = f"did you mean '{WORDS_OF_THE_API.get(near, near)}'? " if near else ""
     return f"there is no command {name!r}: {meant}'gdrpy --help' lists them"
 
 
 class _Version(argparse.Action):
-    """Looks for the version when it is asked for."""
+    """Look the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         Output().text(f"gdrpy {importlib.import_module('gdrpy.cli.header').gdrpy_version()}")
@@ -142,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     name, rest = _named(parser(), words)
-    args = command_parser(name).parse_intermixed_args(rest)
+    command = command_parser(name)
+    command.as_json = "--json" in itertools.takewhile("--".__ne__, rest)
+    args = command.parse_intermixed_args(rest)
     args.command_line = shlex.join(["gdrpy", *words])
     output = Output(args.json)
     with warnings.catch_warnings():
@@ -178,5 +182,5 @@ def _status(error: Error, refusal: int) -> int:
 
 def _give_up(output: Output, error: Exception, status: int, words: str) -> int:
     output.error(words)
-    output.finish({"error": {"type": type(error).__name__, "message": words}})
+    output.failed(type(error).__name__, words)
     return status

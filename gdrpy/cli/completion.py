@@ -23,7 +23,7 @@ from gdrpy.cli.exits import OK
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 
-#: Prints the names of regions, one a line. They are never expanded: they are other people's words.
+#: Prints the names of regions, one a line. They are never expanded: any user may choose them.
 _NAMES = r"""gdrpy ls --json 2>/dev/null | sed -n 's/.*"name": "\([^"]*\)".*/\1/p'"""
 
 _BASH = r"""# bash completion of gdrpy, made by: gdrpy completion bash
@@ -106,7 +106,7 @@ def _command(name: str) -> _Command:
     return _Command(
         name,
         {one.option_strings[-1]: re.split(r" \(|: |; ", one.help or "")[0] for one in options},
-        {one.option_strings[-1]: _choices(one) for one in options if one.nargs != 0},
+        {name: _choices(one) for one in options if one.nargs != 0 for name in one.option_strings},
         any(one.metavar == "NAME" for one in arguments),
         tuple(word for one in arguments for word in _choices(one)),
     )

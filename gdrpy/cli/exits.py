@@ -28,7 +28,7 @@ class CommandError(Exception):
 
 
 class ReaderGone(CommandError):
-    """The reader of stdout, such as ``head``, has ended: so does the command, without a word."""
+    """The reader of stdout, such as ``head``, has ended: the command ends without a message."""
 
     def __init__(self) -> None:
         super().__init__("the reader of stdout has ended", UNREAD)

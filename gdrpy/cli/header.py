@@ -65,7 +65,7 @@ def gpu_header(command: str, device: int, backend: str) -> Header:
 
 
 def gpu_fields(device: int) -> dict[str, Any]:
-    """What a header tells of a device of this process. Raises NotFound, CudaError."""
+    """The fields of a header about a device of this process. Raises NotFound, CudaError."""
     info = cuda.device_info(device)
     return {
         "cuda_driver": cuda_version(),

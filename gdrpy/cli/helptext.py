@@ -22,6 +22,9 @@ _NARROWEST = 60
 class Parser(argparse.ArgumentParser):
     """A parser whose help has the terminal's width. Printing it raises CommandError."""
 
+    #: Whether an error goes to stdout as well, as JSON.
+    as_json = False
+
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_Formatter, allow_abbrev=False, **options)
 
@@ -33,6 +36,7 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("--"):
                 message += spelling.suggested(word.partition("=")[0], options)
                 break
+        Output(self.as_json).failed("CommandError", message)
         super().error(message)
 
     def print_help(self, file: Any = None) -> None:
@@ -58,11 +62,11 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def items(text: str) -> list[tuple[str, int, str]]:
-    """Paragraphs and entries: what the first line begins with, how far the others are indented, and
-    the words.
+    """Paragraphs and entries: the beginning of the first line, the indentation of the other lines,
+    and the words.
     """
     items: list[tuple[str, int, str]] = []
-    joins = -1  # lines indented so far go on with the last item
+    joins = -1  # lines with this indentation continue the last item
     for line in text.splitlines():
         found = _LINE.fullmatch(line)
         assert found

@@ -2,7 +2,7 @@
 mapping of GPU memory): whether it can be used here, and if not, why and what would
 change that. Also shows the CPU's copy routines, whether the GPU's copy engine can be
 used without CUDA, and whether memory can have fabric handles for other nodes of an
-NVLink network. It allocates nothing on the GPU but what the copy engine needs.
+NVLink network. The only GPU memory that it allocates is for the copy engine.
 
 examples:
   gdrpy info
@@ -109,7 +109,9 @@ def _kind(devices: list[cuda.DeviceInfo]) -> str:
         return "no GPU: see CUDA driver"
     number = len(devices)
     if devices[0].simulated:
-        why = "GDRPY_SIM=1" if os.environ.get("GDRPY_SIM") == "1" else "no NVIDIA driver was found"
+        why = "no NVIDIA driver was found ('GDRPY_SIM=0 gdrpy info' shows what is missing)"
+        if os.environ.get("GDRPY_SIM") == "1":
+            why = "GDRPY_SIM=1"
         return f"{counted(number, 'simulated GPU')}, not real: {why}"
     return f"{counted(number, 'real GPU')}: {', '.join(sorted({one.name for one in devices}))}"
 
@@ -130,7 +132,7 @@ def _without_cuda(name: str) -> dict[str, Any]:
 
 
 def _named(device: cuda.DeviceInfo | None) -> dict[str, Any]:
-    """What names a device in JSON."""
+    """The fields that name a device in JSON."""
     if device is None:
         return {"device": None, "uuid": None, "gpu": None}
     return {"device": device.ordinal, "uuid": device.uuid, "gpu": device.name}

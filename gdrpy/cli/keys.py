@@ -19,7 +19,7 @@ def in_front() -> bool:
     """Whether stdin is a terminal whose keys are for this job, not one in the background."""
     try:
         return sys.stdin is not None and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except OSError:  # it is none, or controls another session
+    except OSError:  # not a terminal, or that of another session
         return False
 
 
@@ -27,7 +27,7 @@ def in_front() -> bool:
 def pressed(wanted: bool) -> Iterator[Keys]:
     """The keys of stdin one by one, not shown and without Enter, if it is this job's terminal.
 
-    None come if they are not ``wanted``: they are another program's then, a pager's say.
+    Without ``wanted`` no key is read: another program, such as a pager, may need them.
     """
     if not wanted or not in_front():
         yield Keys(None)
@@ -47,9 +47,9 @@ class Keys:
         self._terminal = terminal
 
     def within(self, seconds: float) -> str:
-        """The characters of keys pressed within so many seconds; empty if there are none.
+        """The characters of keys pressed within so many seconds; empty if none was pressed.
 
-        Keys that send a sequence, as arrows do, count for nothing.
+        Keys that send a sequence, such as arrows, are ignored.
         """
         if self._terminal is None:
             time.sleep(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -112,16 +113,18 @@ def checked(check: Callable[[str, str], T]) -> Callable[[str], T]:
 
     def kind(text: str) -> T:
         try:
-            return check("the command line", text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            return check("", text)
+        except ValueError as error:  # argparse says of which argument, in place of the call
+            raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
 
     return kind
 
 
-def device_name(text: str) -> int | str:
-    """A GPU's ordinal, UUID or PCI address."""
-    return int(text) if text.isascii() and text.isdigit() else checked(as_device)(text)
+def device_name(text: str, *, or_cpu: bool = False) -> int | str:
+    """A GPU's ordinal, UUID or PCI address; with ``or_cpu`` also ``cpu``."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return checked(functools.partial(as_device, or_cpu=or_cpu))(text)
 
 
 def socket_path(text: str) -> Path:

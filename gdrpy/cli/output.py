@@ -1,4 +1,4 @@
-"""Where a command's words go: tables and lines for people, or one JSON object for programs."""
+"""The output of commands: tables and lines for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: The width of tables, in columns, where stdout is not a terminal.
 _PLAIN_WIDTH = 140
-#: How often a long copy tells of itself where stderr is not a terminal.
+#: Seconds between two lines on the progress of a copy where stderr is not a terminal.
 _SECONDS_BETWEEN_LINES = 10.0
 #: Lists with more entries print one entry per line of JSON.
 _LONG = 100
@@ -27,7 +27,7 @@ _LONG = 100
 #: Columns of a terminal that a cell of a table takes besides its text: two spaces and a line.
 CELL_EDGES = 3
 
-#: A table or another object of rich's. rich is imported when output begins: help needs none of it.
+#: A table or another object of rich's. rich is imported when output begins: help does not need it.
 Renderable = Any
 
 
@@ -81,8 +81,8 @@ class Output:
 
     With ``as_json`` stdout carries only what :meth:`finish` and :meth:`record` get. Progress and
     errors go to stderr either way. A failed write to stdout raises CommandError, ReaderGone if its
-    reader has ended, and nothing more is written there. rich, which takes longer to import than
-    many a command to run, is imported by what first needs it.
+    reader has ended, and nothing more is written there. rich is imported on first use: its import
+    takes longer than many commands.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -133,7 +133,7 @@ class Output:
             print(text, flush=True)
 
     def draws(self) -> bool:
-        """Whether stdout can show the lines of tables."""
+        """Whether stdout can encode the lines of tables."""
         return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
     def width(self) -> int:
@@ -144,7 +144,7 @@ class Output:
         return int(told) if told.isdecimal() else os.get_terminal_size(1).columns or 80
 
     def height(self) -> int | None:
-        """The lines of the terminal that :meth:`live` fills, if it does."""
+        """The height of the terminal in lines, if :meth:`live` fills it."""
         return self._out.height if self.is_live() else None
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -154,10 +154,15 @@ class Output:
             with self._writing():
                 self._out.out(json.dumps(record, allow_nan=False), highlight=False)
 
+    def failed(self, kind: str, message: str) -> None:
+        """Print an error where JSON is wanted: as one line, which readers of lines take as well."""
+        if self._writable:
+            self.record({"error": {"type": kind, "message": message}})
+
     def interrupted(self) -> None:
         """Print that Ctrl-C ended the command, where JSON is wanted and none was printed."""
         if not self._told:
-            self.record({"error": {"type": "KeyboardInterrupt", "message": "ended by Ctrl-C"}})
+            self.failed("KeyboardInterrupt", "ended by Ctrl-C")
 
     def raw(self, data: bytes) -> None:
         """Write bytes to stdout unchanged, for a command whose result is not text."""
@@ -220,8 +225,9 @@ class Output:
 
     @contextmanager
     def copying(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on stderr if stderr is a terminal, else a line now and then; yields a function of
-        bytes done and in all.
+        """A bar on stderr if stderr is a terminal, else a line now and then.
+
+        Yields a function to call with the bytes done and the bytes in all.
         """
         from rich import progress
         from rich.table import Column
@@ -241,7 +247,7 @@ class Output:
             yield lambda done, total: bar.update(task, completed=done, total=total)
 
     def _lines_of(self, what: str) -> Callable[[int, int], None]:
-        """A function of bytes done and in all, which prints a line if it has not for some time."""
+        """A function of bytes done and in all, which prints a line every few seconds."""
         begun = told = time.monotonic()
 
         def tell(done: int, total: int) -> None:

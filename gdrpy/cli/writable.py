@@ -1,4 +1,4 @@
-"""Can a file be written? Commands ask before the work whose result goes there."""
+"""Whether a file can be written, which commands check before they begin the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def why_not_writable(file: Path, *, replaced: bool = False) -> str | None:
     """Why ``file`` cannot be written, after making the folders above it; None if it can.
 
-    With ``replaced`` another file takes its place.
+    With ``replaced`` a new file takes its place.
     """
     there = os.access(file, os.F_OK)
     if there and file.is_dir():

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The word that was probably meant; None if none is near."""
+    """The word that was probably meant, in either case; None if none is near."""
     import difflib  # which only errors need
 
-    return next(iter(difflib.get_close_matches(word, list(words), 1)), None)
+    known = {one.casefold(): one for one in words}
+    near = difflib.get_close_matches(word.casefold(), [*known], 1)
+    return known[near[0]] if near else None
 
 
 def suggested(word: str, words: Iterable[str]) -> str:

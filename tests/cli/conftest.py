@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gdrpy.cli import main
-from serving import CHECKOUT, BrokerProcess, broker_process, start_serving
+from serving import CHECKOUT, DATA, BrokerProcess, broker_process, start_serving
 from support import open_descriptors
 
 __all__ = ["broker_process", "start_serving"]
@@ -36,6 +36,26 @@ def broker(broker_process: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> Br
     """One that the commands find by themselves."""
     monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
     return broker_process
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data.bin"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def put(
+    broker: BrokerProcess, file: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Puts the file into a region of a name, with more words; what the command said."""
+
+    def run(name: str, *words: str) -> str:
+        assert main(["put", name, str(file), *words]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture
@@ -126,12 +146,18 @@ class Terminal:
         _, stderr = self._process.communicate(timeout=30)
         return self._process.returncode, stderr
 
+    def hang_up(self) -> None:
+        """Close the terminal, as one closes its window."""
+        os.close(self.theirs)
+        os.close(self._ours)
+        self._ours = self.theirs = -1
+
     def close(self) -> None:
         """End the command."""
         self._process.kill()
         self._process.communicate()
-        os.close(self._ours)
-        os.close(self.theirs)
+        if self._ours >= 0:
+            self.hang_up()
 
 
 @pytest.fixture

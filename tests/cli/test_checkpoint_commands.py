@@ -179,7 +179,9 @@ class TestLoadOfAFolder:
     def test_without_a_checkpoint_ends_with_1(self, broker, tmp_path, capsys):
         (tmp_path / "empty").mkdir()
         assert main(["load", str(tmp_path / "empty")]) == 1
-        assert f"{tmp_path}/empty holds no checkpoint" in capsys.readouterr().err
+        assert capsys.readouterr().err.startswith(
+            f"error: load: {tmp_path}/empty holds no checkpoint: "
+        )
 
     def test_without_room_ends_with_1_and_goes_on(self, start_serving, folder, json_of):
         small = start_serving("--max-bytes", "5M").socket
@@ -238,7 +240,7 @@ class TestDigest:
         assert status == 1
         assert re.fullmatch(
             r"load: region '(llama/[0-9a-f]{8}/model-2-of-3.safetensors)' has the SHA-256 \w{64}, "
-            rf"and {re.escape(str(path))} the SHA-256 \w{{64}}: delete it by 'gdrpy rm \1' and "
+            rf"and {re.escape(str(path))} the SHA-256 \w{{64}}: delete it by 'gdrpy rm -r \1' and "
             r"load again",
             said["error"]["message"],
         )
@@ -439,6 +441,28 @@ class TestRm:
         )
         assert len(json_of("rm", "-r", "llama")[1]["deleted"]) == 4
 
+    def test_of_a_file_of_a_checkpoint_wants_to_be_recursive(self, broker, folder, json_of, capsys):
+        file = json_of("load", str(folder), "--device", "cpu")[1]["files"][0]["name"]
+        why = (
+            f"{file!r} is a file of checkpoint 'llama', which cannot be opened without it: delete "
+            f"all of it by `gdrpy rm -r llama`, or this file alone by `gdrpy rm -r {file}`"
+        )
+        assert json_of("rm", file) == (1, {"deleted": [], "errors": {file: f"rm: {why}"}})
+        capsys.readouterr()
+        assert main(["put", file, str(folder / FIRST)]) == 1
+        assert capsys.readouterr().err == f"error: put: {why}\n"
+        assert json_of("rm", "-r", file) == (0, {"deleted": [file], "errors": {}})
+
+    def test_of_a_file_that_no_checkpoint_lists_deletes_it(
+        self, broker, folder, interrupting, json_of
+    ):
+        interrupting(FILE_BYTES)
+        assert main(["load", str(folder), "--device", "cpu"]) == 130
+        with gdrpy.connect() as client:
+            (left,) = client.list()
+            client.put("llama", b"[]", "cpu", metadata={"format": "checkpoint"}).close()
+        assert json_of("rm", str(left.name))[1] == {"deleted": [left.name], "errors": {}}
+
 
 class TestGet:
     def test_of_a_checkpoint_copies_its_files_and_not_their_list(
@@ -446,11 +470,11 @@ class TestGet:
     ):
         files = json_of("load", str(folder), "llama", "--device", "cpu")[1]["files"]
         copy = tmp_path / "copy"
-        assert main(["get", "llama", str(copy)]) == 1
+        assert main(["get", "llama", "-o", str(copy)]) == 1
         assert capsys.readouterr().err == (
             "error: get: 'llama' is a checkpoint, whose files are regions 'llama/'*: 'gdrpy ls "
             "llama/' lists them, and 'gdrpy get' copies each\n"
         )
         assert not copy.exists()
-        assert main(["get", files[0]["name"], str(copy)]) == 0
+        assert main(["get", files[0]["name"], "-o", str(copy)]) == 0
         assert copy.stat().st_size == FILE_BYTES

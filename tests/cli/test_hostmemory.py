@@ -45,7 +45,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "needed"),
         [
-            (["copybw", "--size", "12G"], "96.0 GiB"),
+            (["copybw", "--sizes", "12G"], "96.0 GiB"),
             (["validate", "--size", "12G"], "12.0 GiB"),
             (["producer", "--count", "3221225472"], "72.0 GiB"),
         ],

@@ -126,9 +126,10 @@ exit status:
 
 
 class TestVersion:
-    def test_is_printed(self, capsys):
+    @pytest.mark.parametrize("word", ["-V", "--version"])
+    def test_is_printed(self, capsys, word):
         with pytest.raises(SystemExit) as ended:
-            main(["--version"])
+            main([word])
         assert ended.value.code == 0
         assert capsys.readouterr().out == f"gdrpy {gdrpy_version()}\n"
 
@@ -141,6 +142,8 @@ class TestWrongUsage:
             (["juggle"], "there is no command 'juggle': 'gdrpy --help' lists them"),
             (["lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["list"], "there is no command 'list': did you mean 'ls'? "),
+            (["LS"], "there is no command 'LS': did you mean 'ls'? "),
+            (["ls", "--JSON"], "unrecognized arguments: --JSON: did you mean '--json'?\n"),
             (["delet", "x"], "there is no command 'delet': did you mean 'rm'? "),
             (["help", "lst"], "there is no command 'lst': did you mean 'ls'? "),
             (["copy-bw"], "there is no command 'copy-bw': did you mean 'copybw'? "),
@@ -155,7 +158,7 @@ class TestWrongUsage:
             (["validate", "--device", "one"], "torch's name ('cuda:0'), not 'one'"),
             (["validate", "--check", "nothing"], "invalid choice: 'nothing'"),
             (["validate", "--seed", "x"], "'x' is not a whole number"),
-            (["copybw", "--size", "1M", "--sweep", "2M"], "not allowed with argument"),
+            (["tune", "--show", "--reset"], "not allowed with argument"),
             (["copybw", "--seconds", "0"], "'0' is not a number of seconds above 0"),
             (["copybw", "--seconds", "nan"], "'nan' is not a number of seconds above 0"),
             (["copybw", "--plot", "x.pdf"], "'x.pdf' must end in .png or .svg"),
@@ -178,7 +181,8 @@ class TestWrongUsage:
             (["serve", "--max-regions", "0"], "must be 1 or more"),
             (["serve", "--socket", "/nowhere/x"], "there is no folder '/nowhere': make it"),
             (["serve", "--socket", "x" * 101], "is too long: a socket's path has 107 bytes"),
-            (["alloc", "x", "1M", "--device", "gpu"], "torch's name ('cuda:0'), not 'gpu'"),
+            (["alloc", "x", "1M", "--device", "gpu"], "('cuda:0') or 'cpu', not 'gpu'\n"),
+            (["alloc", "x", "1M", "--device", "gpu"], "argument --device: device must be a CUDA"),
             (["rm"], "the following arguments are required: NAME"),
             (["copybw", "extra"], "usage: gdrpy copybw"),
             (["copybw", "extra"], "unrecognized arguments: extra"),
@@ -248,6 +252,34 @@ class TestErrors:
         assert status == 2
         assert result["error"]["type"] == "NotFound"
         assert result["error"]["message"].startswith("--device: there is no CUDA device 7")
+
+    @pytest.mark.parametrize("words", [["ls"], ["watch"], ["top"], ["serve"]], ids=" ".join)
+    def test_are_one_line_of_json_beside_that_on_stderr(self, tmp_path, capsys, words):
+        (tmp_path / "b.sock").touch()
+        assert main([*words, "--json", "--socket", str(tmp_path / "b.sock")]) == 2
+        told = capsys.readouterr()
+        (line,) = told.out.splitlines()
+        error = json.loads(line)["error"]
+        assert (error["type"], told.err) == ("CommandError", f"error: {error['message']}\n")
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["ls", "--json", "--device", "9"], "unrecognized arguments: --device"),
+            (["stat", "--json"], "the following arguments are required: NAME"),
+            (["copybw", "--sizes", "x", "--json"], "argument --sizes: 'x' is not a size: "),
+            (["validate", "--module", "--seed", "1", "--size", "2M", "--json"], "--module goes "),
+        ],
+    )
+    def test_of_usage_are_json_too(self, capsys, words, message):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        told = capsys.readouterr()
+        error = json.loads(told.out)["error"]
+        assert error["type"] == "CommandError"
+        assert error["message"].startswith(message)
+        assert told.err.endswith(f"gdrpy {words[0]}: error: {error['message']}\n")
 
     def test_of_a_cuda_without_devices_end_with_2_and_no_traceback(self, gdrpy_command):
         done = gdrpy_command("copybw", GDRPY_SIM_FAULT=NO_DEVICE)
@@ -444,6 +476,14 @@ class TestInfo:
     )
     def test_begins_with_whether_the_gpu_is_real(self, gdrpy_command, environment, line):
         assert gdrpy_command("info", **environment).stdout.splitlines()[0] == line
+
+    def test_says_how_to_find_out_why_the_gpu_is_simulated(self, monkeypatch):
+        device = cuda.device_info(0)
+        monkeypatch.delenv("GDRPY_SIM", raising=False)
+        assert info._kind([device]) == (
+            "1 simulated GPU, not real: no NVIDIA driver was found ('GDRPY_SIM=0 gdrpy info' shows "
+            "what is missing)"
+        )
 
     def test_begins_with_the_names_of_real_gpus(self, monkeypatch, capsys):
         real = cuda.device_info

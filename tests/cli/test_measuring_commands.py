@@ -19,7 +19,7 @@ from gdrpy.cli.measure import apiperf, copybw, copylat, pplat, tune
 
 #: Every such command, at its quickest, and a word of its plot.
 QUICK = {
-    "copybw": (["copybw", "--sweep", "4K,64K", "--seconds", "0.001"], "mapping write"),
+    "copybw": (["copybw", "--sizes", "4K,64K", "--seconds", "0.001"], "mapping write"),
     "copylat": (["copylat", "--sizes", "4,64", "--seconds", "0.001"], "Mapping.readinto, cold"),
     "pplat": (["pplat", "--count", "20"], "GPU -&gt; pinned"),
     "apiperf": (["apiperf", "--count", "3"], "import CPU"),
@@ -184,9 +184,12 @@ class TestWithoutMatplotlib:
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: None if name == "matplotlib" else name
         )
-        assert main([*words, "--plot", str(tmp_path / "plot.png")]) == 2
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--plot", str(tmp_path / "plot.png")])
+        assert ended.value.code == 2
         captured = capsys.readouterr()
-        assert captured.err == "error: --plot needs matplotlib: pip install matplotlib\n"
+        said = "error: argument --plot: it needs matplotlib: pip install matplotlib\n"
+        assert captured.err.endswith(said)
         assert captured.out == ""
 
     def test_everything_else_runs(self, checkout, words):

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 import gdrpy
-from gdrpy.broker import place
 from gdrpy.cli import main
-from serving import CHECKOUT, MARK, BrokerProcess, StartServing, marked, wait_for_ends
+from serving import CHECKOUT, GPU, MARK, BrokerProcess, StartServing, marked, wait_for_ends
 
 
 class TestReadyBroker:
@@ -29,10 +28,7 @@ class TestReadyBroker:
         assert ready["simulated"] is True
         assert ready["recovered"] == 0
         named = [[one[key] for key in ("device", "uuid", "gpu")] for one in ready["devices"]]
-        assert named == [
-            [0, "GPU-67647270-7920-7369-6d75-6c6174656400", "gdrpy simulated GPU"],
-            ["cpu", None, None],
-        ]
+        assert named == [GPU, ["cpu", None, None]]
 
     def test_has_a_private_socket(self, broker_process: BrokerProcess):
         found = Path(broker_process.socket).stat()
@@ -61,38 +57,8 @@ class TestReadyBroker:
         assert broker.family() == [broker.pid]
 
 
-#: ``gdrpy serve`` as root does, at another path.
-AS_ROOT = """
-import os, sys
-from gdrpy.broker import place
-from gdrpy.cli import main
-os.geteuid = lambda: 0
-place.SYSTEM = sys.argv.pop(1)
-sys.exit(main(["serve", "--keeper", "none", *sys.argv[1:]]))
-"""
-
-
-class TestRootsBroker:
-    @pytest.mark.parametrize(("words", "told"), [([], True), (["--mode", "0666"], False)])
-    def test_says_that_it_is_the_machines_and_admits_only_root(self, tmp_path, words, told):
-        path = str(tmp_path / "gdrpy" / "broker.sock")
-        environment = {key: value for key, value in os.environ.items() if key != place.VARIABLE}
-        with subprocess.Popen(
-            [sys.executable, "-c", AS_ROOT, path, *words],
-            cwd=CHECKOUT,
-            env=environment | {"GDRPY_SIM": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            lines = list(iter(process.stdout.readline, f"serving at {path}\n"))
-            process.terminate()
-        said = "root's broker is the machine's, but only root may connect: --group admits others\n"
-        assert (said in lines) is told
-
-
 class TestEnd:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_by_a_signal_leaves_neither_socket_nor_keeper(
         self, broker_process: BrokerProcess, number
     ):
@@ -101,7 +67,7 @@ class TestEnd:
         assert not Path(broker_process.socket).exists()
         assert wait_for_ends(family) == []
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     @pytest.mark.parametrize(
         ("sizes", "held", "said"),
         [
@@ -137,6 +103,31 @@ class TestEnd:
                 assert client.status()["leases"] == held  # the broker knows of the closed ones
                 process.send_signal(number)
                 assert process.stdout.read() == said
+        assert process.returncode == 0
+
+    def test_comes_by_a_lost_terminal(self, tmp_path: Path, terminal):
+        path = str(tmp_path / "b.sock")
+        serving = terminal("serve", "--socket", path)
+        serving.wait_for("serving at ")
+        with gdrpy.connect(path) as client:
+            client.allocate("kv", 4096, "cpu").close()
+        serving.hang_up()
+        assert serving.ending() == (0, "")
+        assert not Path(path).exists()
+        assert not Path(f"{path}.keeper").exists()
+
+    def test_does_not_come_by_a_lost_terminal_below_nohup(self, tmp_path: Path):
+        path = str(tmp_path / "b.sock")
+        command = ["nohup", sys.executable, "-m", "gdrpy", "serve", "--json", "--keeper", "none"]
+        with subprocess.Popen(
+            [*command, "--socket", path], cwd=CHECKOUT, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGHUP)
+            with gdrpy.connect(path) as client:
+                assert client.list() == []
+            process.terminate()
         assert process.returncode == 0
 
     def test_by_ctrl_c_on_a_terminal_is_asked_for_while_regions_are_held(

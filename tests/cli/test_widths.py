@@ -24,7 +24,7 @@ from serving import BrokerProcess
 
 COMMANDS = [
     ["info"],
-    ["copybw", "--sweep", "64K,1M", "--seconds", "0.001"],
+    ["copybw", "--sizes", "64K,1M", "--seconds", "0.001"],
     ["copylat", "--sizes", "4,64K", "--seconds", "0.001"],
     ["pplat", "--count", "20"],
     ["apiperf", "--count", "3"],
@@ -48,7 +48,7 @@ COMMANDS = [
     ["libgdrapi"],
     ["completion", "bash"],
     ["alloc", "models/tensors/of/the/host", "123K", "--device", "cpu"],
-    ["get", "models/weights/layer", os.devnull],
+    ["get", "models/weights/layer", "-o", os.devnull],
 ]
 #: Commands whose words are lines, which are never folded or cut.
 IN_LINES = ("producer", "consumer", "serve", "watch", "put", "load", "seal", "rm", "help")
@@ -148,7 +148,7 @@ def test_tables_fit_every_width_and_show_every_figure_whole(capsys, monkeypatch,
 )
 def test_spreads_are_beside_all_figures_or_below_all_or_left_out(monkeypatch, capsys, width, cells):
     monkeypatch.setattr(output, "_PLAIN_WIDTH", width)
-    results = [Copies(way, size, Samples([1]), None, None) for size in (4, 65536) for way in "ab"]
+    results = [Copies(way, size, Samples([1]), None) for size in (4, 65536) for way in "ab"]
     shown = {"a": ("1", "(1-2)"), "b": ("10.5", "(9.25-12)")}
     ways = {"a": "write", "b": "read"}
     show_by_size(Output(), "GB/s", ways, results, lambda one: shown[one.way])

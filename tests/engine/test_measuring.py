@@ -18,7 +18,7 @@ from gdrpy.cli.measure import apiperf, copybw, copylat
 
 pytestmark = pytest.mark.preloaded(GDRPY_SIM="1", GDRPY_BACKEND="nvrm")
 
-COPYBW = ["copybw", "--sweep", "4K,1M", "--seconds", "0.001"]
+COPYBW = ["copybw", "--sizes", "4K,1M", "--seconds", "0.001"]
 COPYLAT = ["copylat", "--sizes", "4,64K", "--seconds", "0.001"]
 APIPERF = ["apiperf", "--size", "100K", "--count", "3"]
 COMMANDS = {"copybw": COPYBW, "copylat": COPYLAT, "apiperf": APIPERF}

@@ -14,7 +14,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from gdrpy.broker.server.systemd import Notifier
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
-_ENDS = (signal.SIGTERM, signal.SIGINT)
+_ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Seconds between two checks that the broker's files still exist.
 _CARE = 1.0
 #: Seconds to wait at the end for CUDA's initialization: a thread cut off in it may hold locks.
@@ -59,13 +59,15 @@ class Options:
 
 
 def serve(options: Options, server: str, ready: Callable[[Server, State], None]) -> None:
-    """Serve until SIGTERM or SIGINT; ``ready`` is called when clients can connect.
+    """Serve until SIGTERM, SIGINT or SIGHUP; ``ready`` is called when clients can connect.
+
+    A SIGHUP that is ignored, as below nohup, stays so.
 
     Raises OSError if the socket cannot be made, FileExistsError if another broker has it, and
     KeyboardInterrupt for a signal before the broker is ready.
     """
     _raise_descriptor_limit()
-    with _own_signals(), Place(options) as place, _state(options) as state:
+    with _own_signals() as ends, Place(options) as place, _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
         if not state.recovered:  # no client waits for recovered regions: fail now if CUDA fails
@@ -76,7 +78,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
             loop = Server(listener, service, options.resume_within)
             if state.recovered:
                 threading.Thread(target=_recognize, args=[begin, loop], daemon=True).start()
-            for number in _ENDS:
+            for number in ends:
                 signal.signal(number, loop.stop)
             # Otherwise a signal just before the loop waits would be handled only after the wait.
             signal.set_wakeup_fd(loop.waker, warn_on_full_buffer=False)
@@ -90,14 +92,20 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGINT interrupt the broker until it serves, and restore their handlers."""
-    before = [(number, signal.signal(number, signal.default_int_handler)) for number in _ENDS]
+def _own_signals() -> Iterator[Iterable[signal.Signals]]:
+    """The signals that end the broker. Until it serves they interrupt it; at last their handlers
+    are restored.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
     try:
-        yield
+        yield before
     finally:
         signal.set_wakeup_fd(-1)
-        for number, handler in before:
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

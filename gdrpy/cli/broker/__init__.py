@@ -1,4 +1,4 @@
-"""What the broker's commands share: their options, the connection, and regions in words."""
+"""Shared by the broker's commands: options, the connection, and how regions are printed."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from gdrpy.errors import (
 CHUNK = 8 << 20
 
 
-#: A call of the API, as its errors begin.
+#: The beginning of an error: the call of the API.
 _CALL = (
-    r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|seal|stat|"
-    r"status|tensors|watch): "
+    r"(?:allocate|change|create|delete|digest|get|get_many|list|load_checkpoint|publish|"
+    r"safetensors\.shards|seal|stat|status|tensors|watch): "
 )
-#: What errors tell a program to pass, and what a command line has for it.
+#: Arguments of the API that errors name, and the options of commands for them.
 _PASSED = {"socket=": "--socket", 'device="cpu"': "--device cpu"}
 
 
@@ -59,29 +59,35 @@ def add_new_region(parser: CommandParser, *, replaces: bool = False) -> None:
     Where it may, also ``--seal``, and what is not given is None: see :func:`mode_and_seal`.
     """
     about = "the GPU's UUID, PCI address or CUDA ordinal in the broker; or cpu for host memory"
-    parser.option("--device", _device, "N|UUID|PCI|cpu", about, "0")
+    device = functools.partial(options.device_name, or_cpu=True)
+    parser.option("--device", device, "N|UUID|PCI|cpu", about, "0")
     about = "who may read and write it, like a file's mode"
     if replaces:
-        about += " (default: that of your own region it replaces, else 0600)"
+        about += " (default: that of your own region that it replaces, else 0600)"
     parser.option("--mode", options.octal_mode, "OCTAL", about, None if replaces else "0600")
     if replaces:
         seals = parser.add_mutually_exclusive_group()
-        about = "make it immutable (default: if your own region it replaces is)"
+        about = "make it immutable (default: if your own region that it replaces is)"
         seals.add_argument("--seal", action="store_true", default=None, help=about)
         about = "leave it writable"
         seals.add_argument("--no-seal", action="store_false", dest="seal", help=about)
 
 
-def mode_and_seal(client: Broker, args: argparse.Namespace) -> tuple[int, bool]:
+def readable(client: Broker, name: str) -> RegionInfo | None:
+    """The region of this name, if there is one that this user may read."""
+    with contextlib.suppress(NotFound, PermissionDenied):
+        return client.stat(name)
+    return None
+
+
+def mode_and_seal(replaced: RegionInfo | None, args: argparse.Namespace) -> tuple[int, bool]:
     """``--mode`` and ``--seal``, else as of the caller's own region to replace, else 0600 and no.
 
     Another user's mode could let that user read what replaces the region.
     """
     mode, seal = 0o600, False
-    with contextlib.suppress(NotFound, PermissionDenied):
-        replaced = client.stat(args.name)
-        if (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
-            mode, seal = replaced.mode, replaced.sealed
+    if replaced and (replaced.uid, replaced.gid) == (os.geteuid(), os.getegid()):
+        mode, seal = replaced.mode, replaced.sealed
     return mode if args.mode is None else args.mode, seal if args.seal is None else args.seal
 
 
@@ -113,7 +119,7 @@ def connect(args: argparse.Namespace) -> Broker:
 
 
 def typed(command: str, words: str) -> str:
-    """What an error of the API says, of the command that was typed."""
+    """An error of the API in words of the command that was typed."""
     words = re.sub(f"^{_CALL}", f"{command}: ", words)
     words = re.sub(f"(?<=: ){_CALL}", "", words)
     for passed, option in _PASSED.items():
@@ -122,7 +128,7 @@ def typed(command: str, words: str) -> str:
 
 
 def swapped(command: str, file: str, name: str) -> str:
-    """The end of a message about a file that is missing, if the name is that of a file instead."""
+    """The end of a message about a missing file, if the region's name is that of a file."""
     if os.path.lexists(file) or not os.path.lexists(name):
         return ""
     meant = [file, name] if command == "put" else [name, file]
@@ -148,12 +154,8 @@ def user_words(uid: int) -> str:
         return str(uid)
 
 
-def _device(text: str) -> int | str:
-    return "cpu" if text == "cpu" else options.device_name(text)
-
-
 def published(region: RegionInfo, what: str = "") -> str:
-    """A region that was just made or replaced, in one line; or ``what`` it stands for."""
+    """A line on a region that was just made or replaced; ``what`` is shown in place of its size."""
     state = ", sealed" if region.sealed else ""
     takes = "" if what else f", takes {format_size(region.size)}"
     return (

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from gdrpy import cuda
-from gdrpy.broker import place
 from gdrpy.broker.protocol import CPU_DEVICE
 from gdrpy.broker.server.daemon import Options
 from gdrpy.broker.server.memory import host_bytes
@@ -38,10 +37,6 @@ def say(output: Output, settings: Options, recovered: int, metrics: Metrics | No
         output.line(f"took over {counted(recovered, 'region')} of an earlier broker")
     if metrics:
         output.line(f"metrics at http://{metrics.host}:{metrics.port}/metrics")
-    if settings.path == place.SYSTEM and settings.listener is None and not settings.mode & 0o066:
-        output.line(
-            "root's broker is the machine's, but only root may connect: --group admits others"
-        )
     output.line(f"serving at {settings.path}")
     output.record(
         {

@@ -14,7 +14,7 @@ from gdrpy.broker.client.checkpoints import CHECKPOINT, listed
 from gdrpy.broker.replies import Holder, RegionInfo
 from gdrpy.cli import broker
 from gdrpy.cli.exits import CommandError
-from gdrpy.errors import Error, NotFound, PermissionDenied
+from gdrpy.errors import Error
 
 #: Bytes that a list of files has at most: any user can publish a region that says it is one.
 _LIST_MOST = 16 << 20
@@ -54,7 +54,7 @@ class Checkpoints:
 
 
 def told(region: RegionInfo, whole: RegionInfo, gpus: dict[str, str]) -> dict[str, Any]:
-    """A region in a list, for JSON: a checkpoint's bytes and holders are beside its list's own."""
+    """A region in a list, for JSON, with the sums of a checkpoint's files beside its own bytes."""
     sums = None
     if whole is not region:
         sums = {name: getattr(whole, name) for name in ("nbytes", "size", "readers", "writers")}
@@ -93,13 +93,23 @@ def _merged(regions: list[RegionInfo]) -> tuple[Holder, ...]:
     return tuple(found.values())
 
 
-def check_alone(client: Broker, command: str, name: str) -> None:
-    """Raise CommandError for a checkpoint's name, without which its files would stay in vain."""
-    metadata = None
-    with contextlib.suppress(NotFound, PermissionDenied):  # as the command itself will say
-        metadata = client.stat(name).metadata
-    if metadata == CHECKPOINT:
+def check_alone(client: Broker, command: str, region: RegionInfo | None) -> None:
+    """Raise CommandError for a checkpoint, whose files would stay in vain, and for a file of one,
+    which could not be opened any more.
+    """
+    if region is None:
+        return
+    name = str(region.name)
+    if region.metadata == CHECKPOINT:
         raise CommandError(
             f"{command}: {name!r} is a checkpoint, whose files are regions {name + '/'!r}*: delete "
             f"all of it by `gdrpy rm -r`"
+        )
+    found = _FILE.fullmatch(name)
+    whole = found and broker.readable(client, found[1])
+    if whole and name in Checkpoints(client).files(whole):
+        raise CommandError(
+            f"{command}: {name!r} is a file of checkpoint {whole.name!r}, which cannot be opened "
+            f"without it: delete all of it by `gdrpy rm -r {whole.name}`, or this file alone by "
+            f"`gdrpy rm -r {name}`"
         )

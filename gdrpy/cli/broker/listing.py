@@ -1,14 +1,14 @@
-"""Tables with a line for each of many things, by name.
+"""Tables of thousands of named things.
 
-rich would take seconds to lay thousands out, and tenths of one to be imported.
+rich takes seconds to lay them out, and tenths of a second to be imported.
 """
 
 from __future__ import annotations
 
 from gdrpy.cli.output import Output
 
-#: Cells that a name has at least, where it loses its middle, which leaves room for what tells the
-#: files of a checkpoint apart (``llama…00001-of-00002.safetensors``), and where it is folded.
+#: The fewest cells of a name: of one that loses its middle, so that the files of a checkpoint still
+#: differ (``llama…00001-of-00002.safetensors``), and of one that is folded.
 _NAME_CELLS, _FOLDED_CELLS = 32, 12
 #: Rules from left to right and bars: the top, of the titles, below them, of the rows, the bottom;
 #: and what stands for the middle of a name.

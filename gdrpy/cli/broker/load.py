@@ -3,11 +3,11 @@ folder of a checkpoint with its index and all of the files that it names. Any nu
 processes can then attach to that one copy: broker.tensors(NAME) returns the tensors where
 they lie in GPU memory, and gdrpy.torch.attach(broker, NAME) returns them as torch's.
 
-Each file of a folder becomes a region NAME/ID/FILE. If the command is broken off, the same
-command goes on: files that were loaded are known by size and modification time, and are
-not read again. When all are there, they replace what had the name before, and have its
-mode and its seal. 'gdrpy stat NAME' lists the tensors, 'gdrpy rm -r NAME' deletes them,
-also of a broken-off load.
+Each file of a folder becomes a region NAME/ID/FILE. If the command is interrupted, run it
+again: it recognizes files that were loaded by size and modification time, and reads only
+the others. Once all are loaded, they replace the region that had the name, with its mode
+and its seal. 'gdrpy stat NAME' lists the tensors; 'gdrpy rm -r NAME' deletes them, also
+after an interrupted load.
 
 examples:
   gdrpy load ~/models/llama llama --seal
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         args.name = path.name if path.is_dir() else path.stem
     copied = _Copied()
     with broker.connect(args) as client:
-        args.mode, args.seal = broker.mode_and_seal(client, args)
+        args.mode, args.seal = broker.mode_and_seal(broker.readable(client, args.name), args)
         if args.digest and not args.seal:
             raise CommandError("--digest needs --seal: only sealed regions have digests", UNUSABLE)
         try:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 class _Copied:
-    """What a load read, and in which time."""
+    """The bytes that a load read, and the seconds that it took."""
 
     nbytes = 0
     seconds = 0.0
@@ -160,7 +160,8 @@ def _compared(regions: list[BrokerRegion], path: Path, output: Output) -> list[s
             if found != expected.hexdigest():
                 raise CommandError(
                     f"load: region {region.name!r} has the SHA-256 {found}, and {file} the SHA-256 "
-                    f"{expected.hexdigest()}: delete it by 'gdrpy rm {region.name}' and load again"
+                    f"{expected.hexdigest()}: delete it by "
+                    f"'gdrpy rm {'-r ' * path.is_dir()}{region.name}' and load again"
                 )
             digests.append(found)
     return digests

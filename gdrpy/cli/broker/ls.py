@@ -1,8 +1,8 @@
 """Lists the broker's regions by name, with size, how many clients hold them for reading
 (r) and for writing (w), place, permissions, version, and owner. A narrow terminal
-shows fewer columns. Regions that you may not read are not listed. A checkpoint has the
-bytes and holders of all of its files, which are listed below it too; with --json they
-are its "checkpoint", and every region has its own bytes, which add up to what is used.
+shows fewer columns. Regions that you may not read are not listed. A checkpoint is shown
+with the bytes and holders of all of its files, which are listed as well. With --json these
+sums are its "checkpoint", and the bytes of all regions add up to the memory in use.
 
 examples:
   gdrpy ls

@@ -1,7 +1,7 @@
 """Copies a file, or stdin, into a new region and publishes it under a name. If a region
 has the name already, it is replaced in one step: other processes find the old region
 or the new one, and holders of the old one keep it. The new one has the mode of the old
-one, its group if you belong to that, and its seal.
+one, its group if you belong to that, and its seal; a warning says when its size is another.
 
 examples:
   gdrpy put table table.bin
@@ -31,6 +31,7 @@ from gdrpy.cli.broker.checkpoints import check_alone
 from gdrpy.cli.exits import OK, UNUSABLE, CommandError
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
+from gdrpy.cli.sizes import format_size
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
         if not nbytes:
             raise CommandError("there is nothing to put: a region has at least one byte", UNUSABLE)
         client = undo.enter_context(broker.connect(args))
-        check_alone(client, "put", args.name)
-        mode, seal = broker.mode_and_seal(client, args)
+        replaced = broker.readable(client, args.name)
+        check_alone(client, "put", replaced)
+        mode, seal = broker.mode_and_seal(replaced, args)
         draft = undo.enter_context(
             client.create(args.name, nbytes, args.device, mode=mode, gpu=False)
         )
@@ -66,6 +68,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         draft.publish()
         region = client.stat(args.name)
         told = broker.shown(client, region)
+    if replaced and replaced.nbytes != nbytes:
+        output.warn(
+            f"{args.name} had {format_size(replaced.nbytes)} and now has {format_size(nbytes)}; "
+            f"processes that hold the old region keep it until they open the name again"
+        )
     output.line(broker.published(region))
     output.finish(told)
     return OK

@@ -1,5 +1,6 @@
 """Deletes the names of regions. Processes that hold such a region keep it; its memory
-returns to the GPU when the last of them closes it.
+returns to the GPU when the last of them closes it. A checkpoint, and a file of one, is
+only deleted with -r.
 
 examples:
   gdrpy rm table
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         for name in _wanted(client, args):
             try:
                 if not args.recursive:
-                    check_alone(client, "rm", name)
+                    check_alone(client, "rm", broker.readable(client, name))
                 client.delete(name)
             except (CommandError, NotFound, PermissionDenied) as error:
                 errors[name] = broker.typed("rm", words_of(error))

@@ -1,6 +1,6 @@
 """Seals a region: the broker never again grants write access to it. Processes that
-already have write access keep it until they close the region. Of a checkpoint all
-files are sealed. With --digest the broker computes the SHA-256 of each region's bytes
+already have write access keep it until they close the region. All files of a checkpoint
+are sealed. With --digest the broker computes the SHA-256 of each region's bytes
 once, which takes as long as reading them.
 
 examples:

@@ -1,17 +1,19 @@
 """Runs the broker: it owns regions of GPU and host memory, and hands them by name to the
 processes that may have them. A region outlives its makers, and it survives a crash of
 the broker: a small keeper process holds the memory until the next broker starts.
-SIGTERM and Ctrl-C end the broker for good and give the memory back; on a terminal
-Ctrl-C must be pressed twice while processes hold regions.
+SIGTERM, Ctrl-C and a closed terminal end the broker for good and give the memory back.
+On a terminal Ctrl-C must be pressed twice while processes hold regions. A broker that is
+to outlive its terminal is started below nohup, or by systemd.
 
 examples:
   gdrpy serve                                        for yourself
+  nohup gdrpy serve > broker.log 2>&1 &              also after the terminal is closed
   gdrpy serve --group gpu --max-bytes-per-user 20G   for the processes of a group
   gdrpy serve --print-unit service                   for systemd
   gdrpy serve --json --socket /tmp/my.sock           for a script: one line when ready
 
 exit status:
-  0  ended by SIGTERM or Ctrl-C
+  0  ended by SIGTERM, by Ctrl-C, or by its terminal
   2  wrong usage, no GPU driver, or another broker has the socket
 """
 
@@ -66,7 +68,9 @@ def add_arguments(parser: CommandParser) -> None:
     parser.option("--socket", _socket_path, "PATH", about)
     about = "the socket's mode: who may connect (default: 0600, with --group 0660)"
     parser.option("--mode", options.octal_mode, "OCTAL", about)
-    parser.option("--group", _group, "NAME", "the socket's group (default: your own)")
+    parser.option(
+        "--group", _group, "NAME", "the group whose users may connect (default: only you may)"
+    )
     about = "the limit of all regions on each device (default: all of a GPU, half of the host)"
     parser.option("--max-bytes", parse_size, "SIZE", about)
     about = "the limit of one user's regions on each device (default: none)"
@@ -93,6 +97,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
+    if args.mode is None:
+        args.mode = 0o600 if args.group is None else 0o660
     if args.print_unit:
         text = units.text(args.print_unit, args)
         output.line(text.rstrip())
@@ -129,7 +135,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 class _Interrupt:
-    """What Ctrl-C does: it ends the broker, and on a terminal asks before if regions are in use."""
+    """Ctrl-C ends the broker; on a terminal it must be pressed twice while regions are in use."""
 
     def __init__(self, server: Server, state: State) -> None:
         self._server = server
@@ -153,7 +159,7 @@ class _Interrupt:
 
 
 def _ending(served: list[State], restarts: bool) -> str:
-    """What became of the regions when the broker ended."""
+    """The last line of output: what became of the regions."""
     regions = [region for state in served for region in state.table.regions.values()]
     held = [region for region in regions if region.leases]
     free = [region for region in regions if not region.leases]
@@ -187,7 +193,7 @@ def _settings(args: argparse.Namespace) -> daemon.Options:
         quotas=Quotas(args.max_bytes, args.max_bytes_per_user, args.max_regions),
         store=_store(args, path, notifier, passed.kept),
         listener=passed.listener,
-        mode=args.mode if args.mode is not None else 0o600 if args.group is None else 0o660,
+        mode=args.mode,
         group=args.group,
         strict=args.strict,
         notifier=notifier,

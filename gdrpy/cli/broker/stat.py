@@ -69,7 +69,7 @@ def _files(client: Broker, region: RegionInfo) -> list[RegionInfo]:
 
 
 def _tensors(client: Broker, region: RegionInfo, output: Output) -> list[dict[str, Any]] | None:
-    """The tensors of a region that says that it has some; None where they cannot be read."""
+    """The tensors of a region whose metadata names them; None if they cannot be read."""
     if (region.metadata or {}).get("format") not in ("safetensors", "checkpoint"):
         return []
     try:

@@ -44,11 +44,11 @@ from gdrpy.errors import NotFound, PermissionDenied
 
 #: How many regions are shown where stdout is not a terminal.
 _SHOWN = 20
-#: How many users and how many processes are shown, so that so many regions have room.
+#: The users and the processes to show: as many as leave room for the fewest regions.
 _FEW, _FEWEST = (5, 2, 0), 4
-#: Of how many regions it is asked which processes hold them: the largest that are held.
+#: The largest regions in use whose holders are asked for.
 _ASKED = 32
-#: Lines around the regions: the frame and titles of their table, and below it what is not shown.
+#: Lines around the regions: the frame and titles of their table, and the note below it.
 _FRAME = 5
 _BAR = 40
 #: Columns that the path of the broker's socket has at least.
@@ -105,14 +105,14 @@ def _show_always(client: Broker, interval: float, output: Output) -> None:
 
 @dataclass
 class View:
-    """What the user chose to see."""
+    """The order and the names that the user chose."""
 
     order: str = "size"
     part: str = ""
     typing: bool = False
 
     def press(self, key: str) -> bool:
-        """Do what a key says; whether to go on."""
+        """Handle a key; returns whether to go on."""
         if self.typing:
             self._type(key)
         elif key in "qQ":

@@ -99,13 +99,12 @@ def _service(args: argparse.Namespace) -> str:
 
 
 def _socket(args: argparse.Namespace) -> str:
-    mode = args.mode if args.mode is not None else 0o600 if args.group is None else 0o660
     return _SOCKET.format(
         folder=_folder(os.geteuid() == 0),
         path="%t/gdrpy/broker.sock" if args.socket is None else args.socket.replace("%", "%%"),
-        mode=mode,
+        mode=args.mode,
         group="" if args.group is None else f"SocketGroup={grp.getgrgid(args.group).gr_name}\n",
-        directory_mode=0o755 if mode & 0o077 else 0o700,
+        directory_mode=0o755 if args.mode & 0o077 else 0o700,
     )
 
 

@@ -1,7 +1,7 @@
 """Prints a line when a region that you may read is allocated, published, sealed or
-deleted, when the memory of a deleted one is free again (which one is not told), and
-when events were lost, because the broker restarted or this command was too slow.
-With PREFIX only events of such names, and lost ones, are printed and counted.
+deleted, when the memory of a deleted region is free again (without its name), and when
+events were lost, because the broker restarted or this command was too slow. With PREFIX
+only events of names that begin with it, and lost events, are printed and counted.
 
 examples:
   gdrpy watch
@@ -9,10 +9,10 @@ examples:
   gdrpy watch --json | jq -r 'select(.name).name'
 
 exit status:
-  0    --count events came
+  0    --count events were printed
   1    the broker went away
   2    wrong usage, or no broker: start one with 'gdrpy serve'
-  130  ended by Ctrl-C
+  130  ended by Ctrl-C: without --count it always ends so, unless the broker goes away
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
 from gdrpy.cli.sizes import counted
 
-#: What events without a name mean.
+#: The meaning of events without a name.
 _NAMELESS = {
     "freed": "the memory of a region that has neither a name nor a holder any more",
     "lost": "some events before this one: look at 'gdrpy ls'",
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _watched(args: argparse.Namespace) -> str:
-    """What is watched, and how that ends."""
+    """What is watched, and what ends the command."""
     what = f"regions whose names begin with {args.prefix!r}" if args.prefix else "all regions"
     after = "" if args.count is None else f"after {counted(args.count, 'event')} or "
     return f"{what} that you may read: ends {after}by Ctrl-C"

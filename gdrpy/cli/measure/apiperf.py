@@ -1,12 +1,11 @@
 """Makes rounds of calls, and times each: a region is allocated, exported, imported with and
 without its GPU view, mapped in part, and closed; then memory of cuMemAlloc is pinned,
 mapped, and released, if a backend can pin; then host memory is registered and copied by
-the GPU's copy engine without CUDA, if that can be used. The first round is shown apart, as 'first':
-it includes what a process makes once (contexts, checks).
+the GPU's copy engine without CUDA, if that can be used. The first round is shown
+separately, as 'first': it includes the one-time work of a process (contexts, checks).
 
 At most two regions of the size, and one such allocation or one buffer in host memory,
-exist at a time. Bytes stored
-through each new view are looked for through another, which is not timed.
+exist at a time. Bytes stored through each new view are read through another one, untimed.
 
 examples:
   gdrpy apiperf
@@ -96,7 +95,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
     rounds = Rounds(args.size, args.device, args.backend)
     try:
         rounds.region_round()

@@ -6,10 +6,10 @@ spread, and the data is compared after each measurement. GB/s are 1e9 bytes/s.
 Reads through the mapping of a real GPU are slow (about 1 GB/s): the bus limits them.
 
 examples:
-  gdrpy copybw                          sweep 4K to 64M
-  gdrpy copybw --size 1M
-  gdrpy copybw --sweep 64,4K,1M --plot bandwidth.png
-  gdrpy copybw --size 16M --json > copybw.json
+  gdrpy copybw                          4 KiB to 64 MiB
+  gdrpy copybw --sizes 1M
+  gdrpy copybw --sizes 64,4K,1M --plot bandwidth.png
+  gdrpy copybw --sizes 16M --json > copybw.json
 
 exit status:
   0    measured, and the data arrived
@@ -29,7 +29,6 @@ import numpy as np
 
 import gdrpy
 from gdrpy import Region
-from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Noise, arrived, prepare
 from gdrpy.cli.measure import plot, plotstyle
 from gdrpy.cli.measure.plot import Plot
@@ -37,15 +36,15 @@ from gdrpy.cli.measure.report import (
     ENGINE,
     Cell,
     Copies,
+    CopyTable,
+    add_options,
     measured_region,
-    show_absent,
-    show_by_size,
     ways_here,
 )
 from gdrpy.cli.measure.timing import Calls, sample
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import format_size, parse_size, parse_sizes
+from gdrpy.cli.sizes import format_size
 
 #: The paths, in the order in which they are measured; the last two where the device has them.
 WAYS = (
@@ -57,7 +56,7 @@ WAYS = (
     f"{ENGINE} read",
 )
 #: 4 KiB to 64 MiB, by powers of 4.
-DEFAULT_SWEEP = [4096 << 2 * step for step in range(8)]
+DEFAULT_SIZES = [4096 << 2 * step for step in range(8)]
 
 #: Host memory for the buffers and their comparison, in multiples of the size.
 _HOST_COPIES = 7
@@ -72,54 +71,37 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    options.add_gpu(parser)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--size", type=parse_size, help="measure this size only")
-    which.add_argument(
-        "--sweep",
-        type=parse_sizes,
-        metavar="SIZE,...",
-        default=DEFAULT_SWEEP,
-        nargs="?",
-        const=DEFAULT_SWEEP,
-        help="sizes to measure (default: 4K to 64M by powers of 4)",
-    )
-    about = "seconds for each figure, at least three samples"
-    parser.option("--seconds", options.seconds, "S", about, "0.2")
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the data")
+    add_options(parser, DEFAULT_SIZES, "4K to 64M by powers of 4", "0.2")
     plot.add_option(parser, "bandwidth against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
-    sizes = [args.size] if args.size else args.sweep
-    most = max(sizes)
+    most = max(args.sizes)
     ways, absent = ways_here(WAYS, args.device)
     with measured_region(args, output, most, most * _HOST_COPIES) as (region, report):
         bench = BandwidthBench(region, secrets.randbits(32))
         results: list[Copies] = []
-        steps = len(sizes) * len(ways)
+        steps = len(args.sizes) * len(ways)
         with report.measuring(), output.progress("copybw", steps) as begin:
-            for nbytes in sizes:
+            for nbytes in args.sizes:
                 for way in ways:
                     begin(f"{way}, {format_size(nbytes)}")
-                    verify = not args.no_verify
-                    results.append(bench.measure(way, nbytes, args.seconds, verify=verify))
+                    results.append(bench.measure(way, nbytes, args.seconds))
 
-    if not results:
-        return report.broken_off(results=[])
-    for direction in ("write", "read"):
-        titles = {way: way.partition(" ")[0] for way in ways if way.endswith(direction)}
-        shown = [one for one in results if one.way in titles]
-        if shown:
-            show_by_size(output, f"GB/s, {direction}s", titles, shown, _cell)
-    show_absent(output, absent)
-    return report.finish(
+    return report.finish_copies(
         METHOD,
         Plot(TITLE, lambda axes: _paint(axes, results)),
         results,
+        [
+            CopyTable(
+                f"GB/s, {direction}s",
+                {way: way.partition(" ")[0] for way in ways if way.endswith(direction)},
+            )
+            for direction in ("write", "read")
+        ],
+        _cell,
+        absent,
         seconds_a_figure=args.seconds,
-        engine_not_measured=absent,
         results=[_json(result) for result in results],
     )
 
@@ -135,7 +117,7 @@ class BandwidthBench:
         self._registered: Bytes = np.zeros(region.nbytes, np.uint8)
         self._registration = gdrpy.register(self._registered)
 
-    def measure(self, way: str, nbytes: int, seconds: float, *, verify: bool) -> Copies:
+    def measure(self, way: str, nbytes: int, seconds: float) -> Copies:
         """Measure one of WAYS for ``nbytes`` bytes."""
         path, _, direction = way.partition(" ")
         region = self._region
@@ -153,8 +135,7 @@ class BandwidthBench:
         data = self._data[:nbytes] ^ np.uint8(0x11 * (1 + WAYS.index(way)))
         prepare(region, host, data, writes=writes)
         samples = sample(copy, seconds)
-        found = arrived(region, host, data, writes=writes) if verify else None
-        return Copies(way, nbytes, samples, found is None if verify else None, found)
+        return Copies(way, nbytes, samples, arrived(region, host, data, writes=writes))
 
 
 def rates(result: Copies) -> dict[str, float]:
@@ -171,12 +152,10 @@ def _cell(result: Copies) -> Cell:
 
 def _json(result: Copies) -> dict[str, Any]:
     return {
-        "way": result.way,
-        "size": result.nbytes,
+        **result.json(),
         "gigabytes_per_second": rates(result),
         "copies_a_sample": result.samples.calls,
         "seconds_a_copy": [time / 1e9 for time in result.samples.values],
-        **result.json(),
     }
 
 

@@ -42,7 +42,6 @@ from numpy.typing import NDArray
 
 import gdrpy
 from gdrpy import Region, cuda
-from gdrpy.cli import options
 from gdrpy.cli.data import Bytes, Difference, Noise, difference, gpu_get, gpu_put
 from gdrpy.cli.measure import plot, plotstyle
 from gdrpy.cli.measure.distribution import format_us
@@ -53,15 +52,15 @@ from gdrpy.cli.measure.report import (
     WARM,
     Cell,
     Copies,
+    CopyTable,
+    add_options,
     measured_region,
-    show_absent,
-    show_by_size,
     ways_here,
 )
 from gdrpy.cli.measure.timing import Calls, Samples, calls_for, clock, undisturbed
 from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import Output
-from gdrpy.cli.sizes import approximate_size, format_size, parse_sizes
+from gdrpy.cli.sizes import approximate_size, format_size
 
 #: The calls, in the order in which they are measured, and whether they write to the GPU; the last
 #: two where the device has them.
@@ -109,21 +108,11 @@ METHOD = (
 
 
 def add_arguments(parser: CommandParser) -> None:
-    options.add_gpu(parser)
-    parser.add_argument(
-        "--sizes",
-        type=parse_sizes,
-        metavar="SIZE,...",
-        default=DEFAULT_SIZES,
-        help="sizes to measure (default: 4 bytes to 64K by powers of 2)",
-    )
-    about = "seconds for each figure, at least 20 samples"
-    parser.option("--seconds", options.seconds, "S", about, "0.05")
+    add_options(parser, DEFAULT_SIZES, "4 bytes to 64K by powers of 2", "0.05")
     plot.add_option(parser, "latency against size")
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
     most = max(args.sizes)
     ways, absent = ways_here(WAYS, args.device)
     with measured_region(args, output, most, host_bytes(most)) as (region, report):
@@ -136,23 +125,24 @@ def run(args: argparse.Namespace, output: Output) -> int:
         with report.measuring():
             results.extend(_measure(bench, ways, args, output))
 
-    if not results:
-        return report.broken_off(results=[])
-    for cache in (WARM, COLD):
-        for writes, name in ((True, "write"), (False, "read")):
-            titles = {way: TITLES[way] for way in ways if WAYS[way] == writes}
-            shown = [one for one in results if one.cache == cache and one.way in titles]
-            if shown:
-                show_by_size(output, f"us a {name}, host memory {cache}", titles, shown, _cell)
-    show_absent(output, absent)
-    return report.finish(
+    return report.finish_copies(
         METHOD,
         Plot(TITLE, lambda axes: _paint(axes, results)),
         results,
+        [
+            CopyTable(
+                f"us a {name}, host memory {cache}",
+                {way: TITLES[way] for way in ways if WAYS[way] == writes},
+                cache,
+            )
+            for cache in (WARM, COLD)
+            for writes, name in ((True, "write"), (False, "read"))
+        ],
+        _cell,
+        absent,
         seconds_a_figure=args.seconds,
         empty_sample_nanoseconds=bench.empty_sample,
         evictor_bytes=evictor_bytes(),
-        engine_not_measured=absent,
         results=[_json(one) for one in results],
     )
 
@@ -173,12 +163,10 @@ def _cell(one: Copies) -> Cell:
 
 def _json(one: Copies) -> dict[str, Any]:
     return {
-        "way": one.way,
+        **one.json(),
         "cache": one.cache,
-        "size": one.nbytes,
         "calls_a_sample": one.samples.calls,
         "nanoseconds": one.samples.json(),
-        **one.json(),
     }
 
 
@@ -272,7 +260,7 @@ class LatencyBench:
                 taken = [copies.batch(calls) for _ in range(len(lap) // calls)]
                 times += [(one - self.empty_sample) / calls for one in taken]
                 found = self._difference(way, pieces, lap, expected)
-        return Copies(way, nbytes, Samples(times, calls), found is None, found, cache)
+        return Copies(way, nbytes, Samples(times, calls), found, cache)
 
     def _calls(self, way: str, pieces: Pieces, lap: NDArray[Any]) -> Calls:
         """The calls of a lap."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdrpy.cli.exits import UNUSABLE, CommandError
 from gdrpy.cli.header import Header
 from gdrpy.cli.measure import plotstyle
 from gdrpy.cli.measure.distribution import Scale
@@ -33,7 +32,7 @@ def add_option(parser: CommandParser, what: str) -> None:
 
 
 def plot_path(text: str) -> Path:
-    """The file of a plot, which can be written."""
+    """The file of a plot, which can be drawn and written."""
     path = Path(text)
     if path.suffix.lower() not in (".png", ".svg"):
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png or .svg")
@@ -41,13 +40,9 @@ def plot_path(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
     if why := why_not_writable(path):
         raise argparse.ArgumentTypeError(why)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("it needs matplotlib: pip install matplotlib")
     return path
-
-
-def require_matplotlib(path: Path | None) -> None:
-    """Raise CommandError, before anything is measured, if a plot is wanted and cannot be drawn."""
-    if path and importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs matplotlib: pip install matplotlib", UNUSABLE)
 
 
 def draw(path: Path | None, plot: Plot, header: Header, output: Output) -> bool:

@@ -74,7 +74,6 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
-    plot.require_matplotlib(args.plot)
     with (
         measured_region(args, output, _PLACE_BYTES) as (region, report),
         gdrpy.page_locked(_PLACE_BYTES, args.device) as host,

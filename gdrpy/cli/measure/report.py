@@ -7,49 +7,69 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 import gdrpy
 from gdrpy import Region
-from gdrpy.cli import hostmemory
+from gdrpy.cli import hostmemory, options
 from gdrpy.cli.data import Difference
 from gdrpy.cli.exits import FAILED, INTERRUPTED, OK
 from gdrpy.cli.header import gpu_header
 from gdrpy.cli.measure.plot import Plot, draw
 from gdrpy.cli.measure.timing import Samples
+from gdrpy.cli.options import CommandParser
 from gdrpy.cli.output import CELL_EDGES, Output, table, table_width
-from gdrpy.cli.sizes import format_size
+from gdrpy.cli.sizes import format_size, parse_sizes
 from gdrpy.memory import engine
 
 WARM, COLD = "warm", "cold"
 #: What the names of the ways by the copy engine begin with.
 ENGINE = "engine"
 
+#: What a table shows of copies: the figure, and its spread.
+Cell = tuple[str, str]
+
 
 @dataclass(frozen=True)
 class Copies:
     """Copies of one size on one path, in nanoseconds a copy.
 
-    ``cache`` says whether the host memory was in the CPU's caches, if that matters. ``difference``
-    describes wrong bytes that arrived; ``verified`` is None if the data was not compared.
+    ``difference`` describes wrong bytes that arrived. ``cache`` says whether the host memory was in
+    the CPU's caches, if that matters.
     """
 
     way: str
     nbytes: int
     samples: Samples
-    verified: bool | None
     difference: Difference | None
     cache: str = ""
 
     def json(self) -> dict[str, Any]:
-        """The outcome of the comparison as plain values."""
+        """The copies and the outcome of the comparison as plain values."""
         found = self.difference
-        return {"verified": self.verified, "difference": asdict(found) if found else None}
+        checked = {"verified": not found, "difference": asdict(found) if found else None}
+        return {"way": self.way, "size": self.nbytes, **checked}
 
     def __str__(self) -> str:
         return f"{self.way} of {format_size(self.nbytes)}, {self.cache}".removesuffix(", ")
+
+
+def add_options(parser: CommandParser, sizes: list[int], about: str, seconds: str) -> None:
+    """The options of a command that measures copies of several sizes, but ``--plot``."""
+    options.add_gpu(parser)
+    about = f"sizes to measure (default: {about})"
+    parser.add_argument("--sizes", type=parse_sizes, metavar="SIZE,...", default=sizes, help=about)
+    parser.option("--seconds", options.seconds, "S", "seconds for each figure", seconds)
+
+
+class CopyTable(NamedTuple):
+    """A table of copies: its title, the titles of its ways, and the state of the caches."""
+
+    title: str
+    ways: Mapping[str, str]
+    cache: str = ""
 
 
 class Report:
@@ -60,7 +80,7 @@ class Report:
         self.header.announce(output)
         self._plot = args.plot if "plot" in args else None
         self._output = output
-        #: Whether Ctrl-C ended the measurement, so that it is of a part.
+        #: Whether Ctrl-C ended the measurement early.
         self.interrupted = False
 
     @contextmanager
@@ -76,10 +96,30 @@ class Report:
         self._output.finish({"header": self.header.json(), "interrupted": True, **fields})
         return INTERRUPTED
 
+    def finish_copies(
+        self,
+        method: str,
+        shown: Plot,
+        copies: Sequence[Copies],
+        tables: Iterable[CopyTable],
+        cell: Callable[[Copies], Cell],
+        absent: str | None,
+        **fields: Any,
+    ) -> int:
+        """Show copies in tables, and why the copy engine is absent; then as :meth:`finish`."""
+        if not copies:
+            return self.broken_off(results=[])
+        for title, ways, cache in tables:
+            found = [one for one in copies if one.way in ways and one.cache == cache]
+            if found:
+                show_by_size(self._output, title, ways, found, cell)
+        show_absent(self._output, absent)
+        return self.finish(method, shown, copies, engine_not_measured=absent, **fields)
+
     def finish(self, method: str, shown: Plot, copies: Sequence[Copies] = (), **fields: Any) -> int:
         """Print the method and wrong copies, draw the plot, print the JSON; the exit status.
 
-        There is no plot of a part.
+        An interrupted measurement is not plotted.
         """
         self._output.prose(method)
         wrong = [f"{one}: {one.difference}" for one in copies if one.difference]
@@ -125,10 +165,6 @@ def show_absent(output: Output, reason: str | None) -> None:
         output.prose(f"engine: not measured: {reason}")
 
 
-#: What a table shows of copies: the figure, and its spread.
-Cell = tuple[str, str]
-
-
 def show_by_size(
     output: Output,
     title: str,
@@ -138,8 +174,7 @@ def show_by_size(
 ) -> None:
     """Show a row for each size, and a column for each of the ways, which have titles.
 
-    A spread has its own line where it has no room beside the figure, and is left out where it has
-    none there either; all are treated alike.
+    All spreads are beside their figures; or, where that is too wide, below them; or left out.
     """
     cells = {id(one): cell(one) for one in results}
     sizes = table_width({"size": [format_size(one.nbytes) for one in results]})

@@ -42,7 +42,7 @@ class TestCommandLine:
         assert result["counts"] == {"passed": len(checks.ALL), "failed": 0, "skipped": 0}
 
     def test_copybw_finds_the_right_data_through_the_module(self, run: Run) -> None:
-        result = run("copybw", "--sweep", "4K,1M", "--seconds", "0.01")
+        result = run("copybw", "--sizes", "4K,1M", "--seconds", "0.01")
         assert result["header"]["backend"] == "gdrdrv"
         assert {one["size"] for one in result["results"]} == {4096, 1 << 20}
 

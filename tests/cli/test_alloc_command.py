@@ -1,0 +1,40 @@
+"""``gdrpy alloc``."""
+
+from __future__ import annotations
+
+import pytest
+
+from gdrpy.cli import main
+from serving import GPU
+
+
+class TestAlloc:
+    def test_makes_a_region(self, broker, json_of):
+        status, made = json_of("alloc", "kv", "3M", "--mode", "0640")
+        assert status == 0
+        assert (made["name"], made["nbytes"], made["size"]) == ("kv", 3 << 20, 4 << 20)
+        assert [made[key] for key in ("device", "uuid", "gpu")] == GPU
+        assert (made["device"], made["mode"], made["version"]) == (0, "0640", 1)
+        assert made["holders"] == []
+
+    def test_finds_it_again(self, broker, capsys):
+        assert main(["alloc", "kv", "3M"]) == 0
+        assert main(["alloc", "kv", "3M"]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first == second == "kv: version 1, 3 MiB on GPU 0, takes 4 MiB"
+
+    def test_of_another_size_ends_with_1(self, broker, capsys):
+        assert main(["alloc", "kv", "3M"]) == 0
+        assert main(["alloc", "kv", "4M"]) == 1
+        assert "error: alloc: region 'kv' exists with 3145728 bytes" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("words", "complaint"),
+        [
+            (["--device", "7"], "no GPU 7: name another one, or take host memory by --device cpu"),
+            (["--device", "cpu"], "there in all: ask for less"),
+        ],
+    )
+    def test_that_the_machine_lacks_ends_with_1(self, broker, capsys, words, complaint):
+        assert main(["alloc", "kv", "1T", *words]) == 1
+        assert complaint in capsys.readouterr().err

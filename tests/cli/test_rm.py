@@ -1,0 +1,28 @@
+"""``gdrpy rm``."""
+
+from __future__ import annotations
+
+
+class TestRm:
+    def test_deletes_what_it_can(self, put, json_of):
+        put("a")
+        put("c")
+        status, said = json_of("rm", "a", "b", "c")
+        assert status == 1
+        assert said["deleted"] == ["a", "c"]
+        assert list(said["errors"]) == ["b"]
+        assert said["errors"]["b"] == "rm: there is no region of the name 'b'"
+        assert json_of("ls")[1]["regions"] == []
+
+    def test_recursive_deletes_what_is_below_the_name_too(self, put, json_of):
+        for name in ("a", "a/b", "a/b/c", "ab", "b/c"):
+            put(name)
+        assert json_of("rm", "-r", "a", "b", "a/b")[1] == {
+            "deleted": ["a", "a/b", "a/b/c", "b/c"],
+            "errors": {},
+        }
+        assert [region["name"] for region in json_of("ls")[1]["regions"]] == ["ab"]
+
+    def test_recursive_of_nothing_ends_with_1(self, broker, json_of):
+        status, said = json_of("rm", "-r", "a")
+        assert (status, said["errors"]) == (1, {"a": "rm: there is no region of the name 'a'"})

@@ -1,0 +1,32 @@
+"""``gdrpy stat`` of regions; that of checkpoints is tested with ``gdrpy load``."""
+
+from __future__ import annotations
+
+import os
+
+import gdrpy
+from gdrpy.cli import main
+from serving import GPU
+
+
+class TestStat:
+    def test_tells_who_holds_it(self, put, json_of):
+        put("table")
+        with gdrpy.connect() as client, client.get("table", gpu=False, readonly=True):
+            status, found = json_of("stat", "table")
+        assert status == 0
+        assert [found[key] for key in ("device", "uuid", "gpu")] == GPU
+        assert found["holders"] == [
+            {"pid": os.getpid(), "uid": os.getuid(), "writable": False, "gpu": False, "count": 1}
+        ]
+        assert (found["readers"], found["writers"]) == (1, 0)
+
+    def test_prints_metadata_that_json_lacks(self, broker, capsys):
+        with gdrpy.connect() as client:
+            client.allocate("x", 1, "cpu", metadata={"key": b"bytes"})
+        assert main(["stat", "x"]) == 0
+        assert 'metadata  {"key": "b\'bytes\'"}' in capsys.readouterr().out
+
+    def test_of_a_missing_region_ends_with_1(self, broker, capsys):
+        assert main(["stat", "nothing"]) == 1
+        assert capsys.readouterr().err == "error: stat: there is no region of the name 'nothing'\n"

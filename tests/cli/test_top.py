@@ -1,0 +1,121 @@
+"""``gdrpy top``."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import termios
+
+import pytest
+
+import gdrpy
+from gdrpy.cli import keys, main
+
+
+class TestTop:
+    def test_shows_devices_users_processes_and_regions(self, broker, put, capsys):
+        put("table")
+        with gdrpy.connect() as client, client.get("table", gpu=False):
+            assert main(["top", "--count", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert f"{broker.socket}: 1 region, 1 lease, 2 sessions\n" in printed
+        lines = [" ".join(line.strip("│ ").split()) for line in printed.splitlines()]
+        bar = "─" * 40
+        assert f"GPU 0 {bar} 2.0 MiB of 16.0 GiB 0%" in lines
+        assert f"{getpass.getuser()} 2.0 MiB on GPU 0" in lines
+        assert f"{os.getpid()} 2.0 MiB in 1 region, writes, by {getpass.getuser()}" in lines
+        assert [line for line in lines if line.startswith("table │ 10.0 KiB │ 0 r, 1 w │ GPU 0")]
+
+    def test_notes_the_regions_that_it_leaves_out(self, broker, capsys):
+        with gdrpy.connect() as client:
+            for number in range(23):
+                client.allocate(f"{number:02}", 1, "cpu").close()
+        assert main(["top", "--count", "1"]) == 0
+        printed = capsys.readouterr().out
+        assert "│ 19 " in printed
+        assert "│ 20 " not in printed
+        assert printed.endswith("  and 3 more: 'gdrpy ls' lists all\n")
+
+    def test_prints_json_lines(self, put, capsys):
+        put("table")
+        assert main(["top", "--count", "2", "--interval", "0.01", "--json"]) == 0
+        first, second = map(json.loads, capsys.readouterr().out.splitlines())
+        assert first["requests_a_second"] is None
+        assert second["requests_a_second"] > 0
+        gpu, host = second["devices"]
+        uuid = second["largest"][0]["uuid"]
+        assert uuid.startswith("GPU-")
+        assert (gpu["device"], gpu["uuid"], gpu["used"]) == (0, uuid, 2 << 20)
+        assert (host["device"], host["uuid"], host["used"]) == ("cpu", None, 0)
+        name = "gdrpy simulated GPU"
+        assert (gpu["gpu"], host["gpu"], second["largest"][0]["gpu"]) == (name, None, name)
+        user = {"uid": os.getuid(), "user": getpass.getuser()}
+        user |= {"device": 0, "uuid": uuid, "gpu": name}
+        assert second["users"] == [user | {"used": 2 << 20}]
+        assert [region["name"] for region in second["largest"]] == ["table"]
+        assert second["largest"][0]["mode"] == "0600"
+
+
+class TestTopOnATerminal:
+    @pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
+    def test_ends_in_peace(self, put, terminal, key):
+        put("table")
+        top = terminal("top", lines=24)
+        top.wait_for("│ table ")
+        top.press(key)
+        assert top.ending() == (0, "")
+
+    def test_leaves_the_terminal_as_it_was(self, put, terminal):
+        top = terminal("top", lines=24)
+        before = termios.tcgetattr(top.theirs)
+        top.wait_for("q quit")
+        assert termios.tcgetattr(top.theirs) != before
+        top.press("q")
+        top.ending()
+        assert termios.tcgetattr(top.theirs) == before
+
+    def test_leaves_the_keys_to_others_where_json_is_wanted(self, broker, terminal):
+        top = terminal("top", "--json")
+        before = termios.tcgetattr(top.theirs)
+        top.wait_for('"requests_a_second": null')
+        assert termios.tcgetattr(top.theirs) == before
+
+    def test_sorts_and_filters_by_keys(self, put, terminal):
+        put("b/small")
+        put("a/small")
+        top = terminal("top", lines=24)
+        top.wait_for("s sort: size   / show: all")
+        top.press("s")
+        assert re.findall("./small", top.wait_for("s sort: name   / show: all")) == [
+            "a/small",
+            "b/small",
+        ]
+        top.press("/b/")
+        assert re.findall("./small", top.wait_for("/ show: b/_")) == ["b/small"]
+        top.press("\r")
+        top.wait_for("/ show: b/ ")
+        top.press("/\x1b")
+        assert len(re.findall("./small", top.wait_for("/ show: all"))) == 2
+
+    def test_fills_no_more_lines_than_there_are(self, broker, terminal):
+        with gdrpy.connect() as client:
+            for number in range(9):
+                client.allocate(f"{number}", 1, "cpu").close()
+        seen = terminal("top", lines=14).wait_for("q quit")
+        shown = re.findall(r"^│ (\d) ", seen, re.MULTILINE)
+        assert shown == ["0", "1", "2", "3", "4"]
+        assert "and 4 more: 'gdrpy ls' lists all" in seen
+
+
+class TestKeys:
+    def test_that_send_sequences_count_for_nothing(self):
+        reader, writer = os.pipe()
+        with os.fdopen(reader), os.fdopen(writer, "wb", buffering=0) as keyboard:
+            terminal = keys.Keys(reader)
+            keyboard.write(b"\x1b[A")
+            assert terminal.within(10) == ""
+            keyboard.write(b"s")
+            assert terminal.within(10) == "s"
+            assert terminal.within(0) == ""

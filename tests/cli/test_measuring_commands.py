@@ -89,11 +89,12 @@ class TestCtrlC:
         assert told.err == "warning: Ctrl-C came before all was measured\n"
 
     @pytest.mark.parametrize(("name", "at"), [(name, 1 + (name == "apiperf")) for name in QUICK])
-    def test_before_the_first_figure_ends_without_a_word(self, capsys, interrupt, name, at):
+    def test_before_the_first_figure_says_so(self, capsys, interrupt, name, at):
         interrupt(name, at)
         assert main(QUICK[name][0]) == 130
         told = capsys.readouterr()
-        assert ("└─" in told.out, told.err) == (False, "")
+        assert "└─" not in told.out
+        assert told.err == "warning: Ctrl-C came before there was anything to show\n"
 
     @pytest.mark.parametrize(("name", "at"), [(name, 1 + (name == "apiperf")) for name in QUICK])
     def test_before_the_first_figure_is_valid_json(self, json_of, interrupt, name, at):
@@ -101,6 +102,12 @@ class TestCtrlC:
         status, told = json_of(*QUICK[name][0])
         assert (status, told.keys()) == (130, {"header", "interrupted", "results"})
         assert (told["interrupted"], told["results"]) == (True, [])
+
+    def test_of_pplat_shows_the_rounds_of_a_way_until_then(self, json_of, interrupt):
+        interrupt("pplat", 3)
+        status, told = json_of("pplat", "--count", "5000")
+        assert status == 130
+        assert [one["nanoseconds"]["count"] for one in told["results"]] == [4000]
 
     def test_of_tune_tells_the_figures_until_then(self, json_of, monkeypatch):
         measure, calls = tune.Meter.time, itertools.count(1)

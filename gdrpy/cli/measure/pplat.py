@@ -90,7 +90,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return report.broken_off(results=[])
     output.prose(f"answered by {kind}; reading the clock costs {clock_ns:.0f} ns")
     scale = Scale(results.values())
-    title = f"us a round trip, {count} rounds"
+    title = f"us a round trip, {'up to ' * report.interrupted}{count} rounds"
     output.show(bars_table(title, "flag -> reply", results, scale, output.width()))
     return report.finish(
         METHOD,
@@ -120,12 +120,15 @@ def _measure(
         for flag, reply in WAYS:
             label = f"{_SHORT[flag]} -> {_SHORT[reply]}"
             samples: list[int] = []
-            while len(samples) < count:
-                begin(label)
-                rounds = _FIRST_ROUNDS + min(count - len(samples), _ROUNDS_A_RUN)
-                taken, kind = _play(places[flag], places[reply], rounds, device)
-                samples += taken[_FIRST_ROUNDS:]
-            results[label] = Samples(samples)
+            try:
+                while len(samples) < count:
+                    begin(label)
+                    rounds = _FIRST_ROUNDS + min(count - len(samples), _ROUNDS_A_RUN)
+                    taken, kind = _play(places[flag], places[reply], rounds, device)
+                    samples += taken[_FIRST_ROUNDS:]
+            finally:
+                if samples:
+                    results[label] = Samples(samples)
     return results, kind
 
 

@@ -92,7 +92,8 @@ class Report:
             self.interrupted = True
 
     def broken_off(self, **fields: Any) -> int:
-        """Print the JSON of a measurement that Ctrl-C ended too early; the exit status."""
+        """Say that Ctrl-C ended the measurement too early, also as JSON; the exit status."""
+        self._output.warn("Ctrl-C came before there was anything to show")
         self._output.finish({"header": self.header.json(), "interrupted": True, **fields})
         return INTERRUPTED
 

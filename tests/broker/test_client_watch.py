@@ -221,7 +221,6 @@ class TestWaiting:
             peer.hello()
             refuse(peer, "get", "NotFound")
             refuse(peer, "get", "NotFound")
-            peer.reply(peer.take("list"), regions=[], next=None)
             peer.until_closed()
 
         def events(peer):

@@ -93,8 +93,6 @@ async def _patiently(
             except refusal as error:
                 now = time.monotonic()
                 if now >= deadline:
-                    if isinstance(error, NotFound):
-                        error = await missing(client, prefix, error)
                     reason = str(error).removeprefix(f"{call}: ")
                     raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
@@ -103,7 +101,7 @@ async def _patiently(
 async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
     """The error to raise for a missing region. It suggests a similar name that this user may read.
 
-    It looks at the first page of names only: programs that wait for a name ask often.
+    It looks at the first page of names only, since a program may ask often.
     """
     with suppress(Error):
         page, _ = await client._ask(requests.List("", "", id=0), replies.Page)

@@ -855,7 +855,7 @@ class TestGivingBack:
         with connect(fake(lambda peer: (peer.hello(), answer_get(peer)))) as broker:
             region = broker.get("a", gpu=False)
         region.write(b"usable")
-        with pytest.raises(gdrpy.Closed, match="seal: the Broker is closed"):
+        with pytest.raises(gdrpy.Closed, match=r"seal: the Broker is closed: connect\(\) again"):
             region.seal()
         region.close()
 

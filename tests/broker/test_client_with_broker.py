@@ -638,7 +638,7 @@ class TestBlockWithViews:
             connected.allocate("a", 4096, **options) as region,
         ):
             views = [self.VIEWS[view](region) for _ in range(2)]
-        with pytest.raises(gdrpy.Closed, match="the BrokerRegion is closed"):
+        with pytest.raises(gdrpy.Closed, match="is closed: get it again by its name"):
             region.info()
         assert connected.status()["leases"] == 1
         views.pop()

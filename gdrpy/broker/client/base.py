@@ -22,6 +22,7 @@ TransportMaker = Callable[[float | None], Transport]
 class BrokerBase(Resource):
     """A running broker, as this process is connected to it."""
 
+    _anew = "connect() again"
     _again = "connect to the broker again"
     _elsewhere = "connect to the broker there"
 

@@ -112,7 +112,7 @@ class Connection:
     async def open(self) -> None:
         """Connect, once. Raises Lost, Silent, PermissionDenied, ProtocolError, Closed."""
         if self._closed:
-            raise Closed(f"the connection to the broker at {self.path} is closed")
+            raise Closed(f"the connection to the broker at {self.path} is closed: connect() again")
         self._break_off()
         self._greeted = False
         await self.transport.connect(self.path)

@@ -37,6 +37,7 @@ class LeasedRegion(Region):
     #: descriptor it could map the memory once more, and write.
     enforced: bool
 
+    _anew = "get it again by its name"
     _again = "connect to the broker, and get it again"
 
     _broker: BrokerBase

@@ -21,6 +21,7 @@ class Watching(Resource):
     ``connection`` is its own, and waits for replies, not for events.
     """
 
+    _anew = "watch() again"
     _again = "connect to the broker again and watch there"
     _elsewhere = "watch there"
 

@@ -172,6 +172,16 @@ def name_of(kind: type[Packet]) -> str:
     return str(kind.__struct_config__.tag)
 
 
+def call_of(request: Packet) -> str:
+    """The name of the call that makes a request."""
+    match request:
+        case Change():
+            return "chmod" if request.metadata is UNSET else "set_metadata"
+        case Stat(name=None):
+            return "info"
+    return name_of(type(request))
+
+
 def encode(request: Packet) -> bytes:
     """A request's packet. Raises InvalidRequest if it is longer than PACKET_LIMIT."""
     packet = _encode(request)

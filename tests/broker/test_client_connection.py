@@ -120,7 +120,7 @@ class TestConnect:
             peer.take("hello")
             peer.until_closed()
 
-        with pytest.raises(gdrpy.Timeout, match=r"connect: .* did not answer within 0.05 s"):
+        with pytest.raises(gdrpy.Timeout, match=r"did not answer within 0.05 s: .* by timeout="):
             connect(fake(silent), timeout=0.05)
 
     @pytest.mark.parametrize(

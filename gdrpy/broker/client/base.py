@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 
 from gdrpy.broker.client.arguments import as_seconds
-from gdrpy.broker.client.connection import Connection, Lease, Parcels, R, call_of
+from gdrpy.broker.client.connection import Connection, Lease, Parcels, R
 from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
@@ -77,14 +77,16 @@ async def reach(
     path = connect_path() if socket is None else os.fspath(socket)
     if len(os.fsencode(path)) >= PATH_ROOM:
         raise ValueError(
-            f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
+            f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more: "
+            f"choose a shorter one"
         )
     connection = Connection(make_transport(timeout), path, reconnect)
     try:
         await connection.open()
     except Silent:
         raise Timeout(
-            f"connect: the broker at {path} did not answer within {timeout:g} s"
+            f"connect: the broker at {path} did not answer within {timeout:g} s: give it more by "
+            f"timeout="
         ) from None
     except Lost as lost:
         raise BrokerUnavailable(

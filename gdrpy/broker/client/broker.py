@@ -8,12 +8,12 @@ from typing import Any
 from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.connection import Lease, Parcels, R, call_of
+from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import NotFound
 
 

@@ -22,13 +22,13 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     as_seconds,
 )
-from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
+from gdrpy.broker.client.connection import Connection, Lease, Parcels
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.common import spelling
 from gdrpy.errors import (
     Error,

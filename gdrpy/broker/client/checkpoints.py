@@ -253,5 +253,6 @@ def listed(name: str, data: bytes) -> list[str]:
         return msgspec.json.decode(data, type=list[str])
     except UNDECODABLE:
         raise ValueError(
-            f"tensors: region {name!r} says that it is a checkpoint and lists no regions"
+            f"tensors: region {name!r} says that it is a checkpoint and lists no regions: load it "
+            f"again"
         ) from None

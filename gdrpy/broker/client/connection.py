@@ -22,7 +22,7 @@ from gdrpy.broker.client.transport import (
 )
 from gdrpy.broker.protocol import BATCH_LIMIT, VERSION
 from gdrpy.broker.replies import Grant, Grants, Refusal, Reply
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
@@ -392,11 +392,6 @@ def accepted(answer: tuple[R | Refusal, Parcels]) -> tuple[R, Parcels]:
         parcels.clear()
         raise replies.error_of(reply)
     return reply, parcels
-
-
-def call_of(request: Request) -> str:
-    """The name of the call that makes a request."""
-    return requests.name_of(type(request))
 
 
 def _was_done_before(request: Request, answer: tuple[object, Parcels]) -> bool:

@@ -6,11 +6,11 @@ from typing import Any
 
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
-from gdrpy.broker.client.connection import R, call_of
+from gdrpy.broker.client.connection import R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import Description, Published, RegionInfo, Reply, Sha256, described
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:

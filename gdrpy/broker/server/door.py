@@ -32,7 +32,7 @@ _SLICE = 4
 _REFUSED = 8
 #: Connections checked a second time before they are refused, since others may have ended.
 _LATE = 64
-_USED_UP = "the broker's descriptors are used up, except those reserved for other users"
+_USED_UP = "the broker's descriptors are used up, except those reserved for other users: close some"
 
 
 class Door:

@@ -185,7 +185,9 @@ class Server:
             except errors.Error as error:
                 self._fail(connection, error)
             except OSError as error:
-                out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
+                out = errors.OutOfMemory(
+                    f"the broker has no room left ({error.strerror}): close or delete regions"
+                )
                 self._fail(connection, out)
             if connection.user.owed > USER_BYTES:
                 self._relieve(connection.user)

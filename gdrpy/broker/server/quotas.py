@@ -106,7 +106,8 @@ class Quotas:
         count = table.counted.get(who.uid, 0)
         if count >= self.regions:
             raise QuotaExceeded(
-                f"{call}: user {who.uid} has {count} regions, and may have {self.regions}"
+                f"{call}: user {who.uid} has {count} regions, and may have {self.regions}: delete "
+                f"some"
             )
 
     def require_lease(self, call: str, table: Table, who: Identity) -> None:
@@ -156,5 +157,5 @@ class DescriptorReserve:
             os.close(fd)
             raise OutOfMemory(
                 f"{call}: the broker's descriptors are used up, except those reserved for other "
-                f"users"
+                f"users: close regions or connections"
             )

@@ -84,7 +84,9 @@ def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
         raise PermissionDenied(
-            errno.EACCES, f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}"
+            errno.EACCES,
+            f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}; ask its "
+            f"owner to do it",
         )
 
 

@@ -79,8 +79,7 @@ class Service:
         if request.version != protocol.VERSION:
             raise other_version(request.version)
         number = self.table.number()
-        groups = sorted(who.groups)
-        self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
+        self.table.commit(Session(number, who).began())
         welcome = replies.Welcome(
             id=request.id,
             version=protocol.VERSION,

@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from gdrpy.broker.unix import MAX_FDS
+
 #: The version of the protocol; a hello with another version is refused.
 VERSION = 1
 #: Bytes of one packet, in either direction.
 PACKET_LIMIT = 64 * 1024
 #: Descriptors beside one packet: the kernel's limit.
-FDS_LIMIT = 253
+FDS_LIMIT = MAX_FDS
 #: Bytes of a region's name in UTF-8.
 NAME_LIMIT = 255
 #: Bytes of a region's metadata.

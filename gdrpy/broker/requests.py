@@ -68,18 +68,13 @@ class Allocate(Request, tag="allocate"):
     gpu: bool
 
 
+class Create(Allocate, tag="create"):
+    name: Name
+
+
 class RoundedSize(Request, tag="rounded_size"):
     nbytes: Bytes
     device: Device
-
-
-class Create(Request, tag="create"):
-    name: Name
-    nbytes: Bytes
-    device: Device
-    mode: Mode
-    metadata: Metadata
-    gpu: bool
 
 
 class Publish(Request, tag="publish"):

@@ -23,7 +23,7 @@ _TIMEVAL = struct.Struct("ll")
 #: Bytes of a memory file that is freed within some 10 us.
 SMALL = 256 << 10
 #: As numbers: flags of the enum are slow.
-_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class BadPacket(ValueError):
@@ -31,7 +31,7 @@ class BadPacket(ValueError):
 
 
 def packet_socket() -> socket.socket:
-    """A new socket, closed on exec, not connected."""
+    """A new packet socket, closed on exec, not connected."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
@@ -59,7 +59,7 @@ def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[
     the descriptors, and OSError.
     """
     data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
-    if flags & _TRUNCATED:
+    if flags & TRUNCATED:
         close_all(fds)
         raise BadPacket(
             f"a packet has more than {limit} bytes"
@@ -112,7 +112,7 @@ def listen(path: str, mode: int, backlog: int, group: int | None = None) -> sock
 
     Raises FileExistsError, also if another file replaces it meanwhile, and OSError.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = packet_socket()
     try:
         os.fchmod(listener.fileno(), 0)  # the file inherits this mode: no access at first
         listener.bind(path)

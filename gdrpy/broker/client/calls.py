@@ -197,7 +197,7 @@ def _of_new_region(
 
 async def _granted(
     client: Client[R],
-    request: requests.Allocate | requests.Create | requests.Get,
+    request: requests.Allocate | requests.Get,
     cpu: bool,
     wait: float | None = None,
     refusal: type[Error] = OutOfMemory,

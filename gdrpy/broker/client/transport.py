@@ -23,7 +23,7 @@ from weakref import ref
 
 from gdrpy._core._mapping import Descriptor, alone, exchange, receive, run, try_alone
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
-from gdrpy.broker.unix import packet_socket, set_timeout
+from gdrpy.broker.unix import TRUNCATED, packet_socket, set_timeout
 from gdrpy.errors import PermissionDenied, ProtocolError
 from gdrpy.memory.descriptors import fork_lock
 
@@ -37,9 +37,7 @@ Descriptors = list[Descriptor | None]
 Packet = tuple[bytes, Descriptors | None]
 
 
-#: As numbers: flags of the enum are slow.
-_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-_DONT_WAIT = int(socket.MSG_DONTWAIT)
+_DONT_WAIT = int(socket.MSG_DONTWAIT)  # flags of the enum are slow
 _UNREAD = (errno.ECONNRESET, errno.EPIPE)
 
 
@@ -66,7 +64,7 @@ def receive_packet(sock: socket.socket) -> Packet:
 
 def _checked(data: bytes, fds: Descriptors, flags: int) -> Packet:
     """A packet. Raises Lost for what stands for the peer's end, ProtocolError."""
-    if flags & _TRUNCATED:
+    if flags & TRUNCATED:
         fds.clear()
         if flags & socket.MSG_TRUNC:
             raise ProtocolError(f"a packet has more than {PACKET_LIMIT} bytes")

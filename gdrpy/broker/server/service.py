@@ -227,9 +227,7 @@ class Service:
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
-    def _make(
-        self, call: str, session: Session, request: requests.Allocate | requests.Create
-    ) -> RegionEntry:
+    def _make(self, call: str, session: Session, request: requests.Allocate) -> RegionEntry:
         """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)

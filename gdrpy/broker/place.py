@@ -46,7 +46,7 @@ def _fixed() -> str | None:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a path exists; True if this user may not look."""
+    """Whether a path exists; True if this user may not look there."""
     try:
         os.stat(path)
     except PermissionError:

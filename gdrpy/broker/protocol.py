@@ -40,7 +40,7 @@ CPU_DEVICE = -1
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 #: The bytes of a region that a client asks for.
 Bytes = Annotated[int, Meta(gt=0, le=REGION_LIMIT)]
-#: What :func:`pack_metadata` gives.
+#: The result of :func:`pack_metadata`.
 Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
 
 #: The errors of decoding a malformed packet; the latter two are for invalid UTF-8 and nesting.
@@ -66,7 +66,7 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
 
 
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
-    """The reverse of :func:`pack_metadata`. Other content is returned as ``bytes``."""
+    """The reverse of :func:`pack_metadata`. Other content is the value of a key "bytes"."""
     try:
         return _unpack(packed) if packed else {}
     except UNDECODABLE:

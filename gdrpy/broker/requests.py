@@ -42,7 +42,7 @@ class Packet(
 
 
 class Request(Packet, kw_only=True):
-    """A packet with a number that the reply repeats: a connection's next, set when it is sent."""
+    """A packet with a number, which the reply repeats. Sending sets the connection's next one."""
 
     id: Number
 

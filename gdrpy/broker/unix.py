@@ -70,9 +70,10 @@ def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[
 
 
 def close_small(fd: int) -> bool:
-    """Close a descriptor of a small memory file, which takes less time than asking a thread to.
+    """Close a descriptor if it is a small memory file's; returns whether it is.
 
-    Returns whether it was one. Closing the last descriptor of much memory may take seconds.
+    Closing the last descriptor of much memory may take seconds, so a thread should do that. For a
+    small file, asking a thread takes longer than closing.
     """
     small = 0 < os.fstat(fd).st_size <= SMALL
     if small:

@@ -1,4 +1,4 @@
-"""What the blocking and the asyncio client have in common."""
+"""The common base of the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
-#: Makes a transport that is not connected, for answers within so many seconds.
+#: Makes an unconnected transport that waits so many seconds for a reply; None is no limit.
 TransportMaker = Callable[[float | None], Transport]
 
 
 class BrokerBase(Resource):
-    """A running broker, as this process is connected to it."""
+    """A connection of this process to a running broker."""
 
     _anew = "connect() again"
     _again = "connect to the broker again"
@@ -38,7 +38,7 @@ class BrokerBase(Resource):
 
     @property
     def life(self) -> str:
-        """What stands for the broker's state, 32 hexadecimal digits: regions are of one life."""
+        """The identity of the broker's state, 32 hexadecimal digits: regions are of one life."""
         return self._connection.life
 
     async def _ask(
@@ -46,7 +46,7 @@ class BrokerBase(Resource):
     ) -> tuple[R, Parcels]:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
-        if not connection.transport.connected:  # that of a parent process is not, nor a closed one
+        if not connection.transport.connected:  # never after close(), or in a forked child
             self._check(call_of(request))
         try:
             return await connection.transport.alone(connection.ask, request, kind, lease)
@@ -55,7 +55,7 @@ class BrokerBase(Resource):
                 connection.flush()
 
     def _separate(self, *, endless: bool = False) -> Connection:
-        """A connection of its own, not connected yet; ``endless`` for an answer that takes long."""
+        """A separate connection, not open yet; ``endless`` waits for a reply without limit."""
         connection = self._connection
         timeout = None if endless else connection.transport.timeout
         return Connection(self._make_transport(timeout), connection.path, connection.reconnect)

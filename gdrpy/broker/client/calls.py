@@ -1,7 +1,7 @@
-"""Every call of a broker, said once: what is asked, and what becomes of the answer.
+"""The calls of both clients, as coroutine functions: the request, and the use of its reply.
 
-They are coroutine functions, so that the asyncio client has them as they are; the blocking one runs
-them to their end (:func:`~gdrpy.broker.client.transport.blocking`).
+They are methods of the asyncio client. The blocking client runs them to their end
+(:func:`~gdrpy.broker.client.transport.blocking`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ R = TypeVar("R", bound=LeasedRegion)
 
 
 class Client(Protocol[R_co]):
-    """A connected broker, whichever way it waits, whose regions are of class ``R``."""
+    """A connected client, blocking or not, whose regions are of class ``R``."""
 
     async def _ask(
         self, request: Request, kind: type[M], lease: Lease | None = None
@@ -53,27 +53,26 @@ class Client(Protocol[R_co]):
         """The reply to a request; see :meth:`Connection.ask`."""
 
     def _separate(self) -> Connection:
-        """A connection of its own, not connected yet."""
+        """A separate connection, not open yet."""
 
     def _region(
         self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
     ) -> R_co:
-        """The region of a grant, which takes the last of ``parcels`` out."""
+        """The region of a grant, made from the last of ``parcels``, which it removes."""
 
 
-#: Seconds after which memory is asked for again though the broker told of none that came back:
-#: other programs free some too.
+#: Seconds after which a waiting call asks again without an event: other programs free memory too.
 _ASK_AGAIN = 1.0
-#: Bytes that msgpack puts before a name, at most.
+#: Bytes that msgpack puts before a name at most.
 _NAME_HEAD = 3
 
 
 async def _patiently(
     client: Client[R], request: Request, wait: float, refusal: type[Error], prefix: str
 ) -> tuple[Grant, Parcels]:
-    """Ask until it is not refused so any more: at every event of names with this prefix.
+    """Ask after every event about this prefix, until the reply is not this refusal.
 
-    What is too large for the broker's limits is not waited for.
+    TooLarge is raised at once: waiting does not change the broker's limits.
     """
     call = call_of(request)
     deadline = time.monotonic() + as_seconds(call, "wait", wait)
@@ -132,26 +131,27 @@ async def allocate(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """The region of this name, made if there is none; with a name of None one that only you hold.
+    """The region of this name, made if it does not exist; a name of None makes an anonymous one.
 
     Args:
         name: The name, or None.
-        nbytes: The size in bytes; in memory it is rounded up.
+        nbytes: The size in bytes, which the allocation rounds up.
         device: A GPU's UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA ordinal in
-            the broker, which may differ from the one here; a torch.device or torch's name
+            the broker, which may differ from this process's; a torch.device or torch's name
             ("cuda:1"), which are of this process; or "cpu" for host memory.
-        mode: Permission bits, as a file's.
+        mode: Permission bits, like a file's.
         metadata: A dict of msgpack's types, of up to 4096 bytes.
-        gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
-            none.
+        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA. Host
+            memory has no GPU view.
         cpu: Whether this process gets the CPU view.
-        wait: For how many seconds to wait for memory; None does not wait, nor does a region that
-            is larger than the broker's limits.
+        wait: How many seconds to wait for memory. None does not wait. A region that is larger than
+            the broker's limits is refused at once.
 
-    A region that is found keeps its mode and metadata.
+    An existing region keeps its mode and metadata.
 
-    Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded, TooLarge
-    (larger than a limit), PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
+    Raises SizeMismatch if the region exists with another size or on another device, OutOfMemory,
+    QuotaExceeded, TooLarge (larger than a limit), PermissionDenied, NotFound (no such device),
+    Timeout, BrokerUnavailable.
     """
     if name is not None:
         as_name("allocate", name)
@@ -171,15 +171,15 @@ async def create(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """A new region that nobody else finds until its ``publish()`` puts it under the name.
+    """A draft: a new region that other processes cannot find until its ``publish()``.
 
     Args:
-        name: The name that ``publish()`` puts it under.
-        nbytes: The size in bytes; in memory it is rounded up.
-        device: Where it lies: as for :meth:`allocate`, as are the parameters that follow.
+        name: The name that ``publish()`` gives it.
+        nbytes: The size in bytes, which the allocation rounds up.
+        device: The region's device: as for :meth:`allocate`, as are the parameters that follow.
 
-    A region that has the name then is replaced, and stays with those who hold it. A draft that is
-    closed unpublished is gone. Raises as :meth:`allocate`.
+    ``publish()`` replaces the region that has the name, which lives on until its last holder closes
+    it. Closing an unpublished draft frees it. Raises as :meth:`allocate`.
     """
     as_name("create", name)
     fields = _of_new_region("create", nbytes, device, mode, metadata, gpu)
@@ -189,7 +189,7 @@ async def create(
 def _of_new_region(
     call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool
 ) -> tuple[Any, ...]:
-    """The fields, after the name, of a request that makes a region."""
+    """The fields after the name in a request for a new region."""
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
     return as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
@@ -204,7 +204,7 @@ async def _granted(
     prefix: str = "",
     viewer: int | None = None,
 ) -> R:
-    """The region that a request asks for; with ``wait``, see :func:`_patiently`."""
+    """The region that a request asks for. With ``wait``, see :func:`_patiently`."""
     if wait is None:
         grant, parcels = await client._ask(request, Grant)
     else:
@@ -222,20 +222,20 @@ async def get(
     wait: float | None = None,
     device: Any = None,
 ) -> R:
-    """The region of this name, with the views asked for.
+    """The region of this name, with the requested views.
 
     Args:
         name: The region's name.
-        gpu: Whether this process gets the GPU view. Without it no CUDA is needed.
+        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA.
         cpu: Whether this process gets the CPU view.
         readonly: Whether to get read-only views.
-        wait: For how many seconds to wait for the name to appear; None does not wait.
-        device: The GPU of the GPU view, if it is not the one that the memory lies on: as for
+        wait: How many seconds to wait for the name to appear; None does not wait.
+        device: The GPU of the GPU view, if it is not the memory's own GPU: as for
             :meth:`gdrpy.Region.from_fd`.
 
-    It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
-    user may only read it: neither of its views can be written then. ``region.enforced`` says
-    whether the process is also kept from mapping it once more to write.
+    The region is read-only (``region.readonly``) if ``readonly`` is true, if it is sealed, or if
+    this user may only read it. Neither of its views can be written then. ``region.enforced`` says
+    whether the kernel also keeps the process from mapping the memory again for writing.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
@@ -249,14 +249,14 @@ async def get(
 
 
 def request_to_get(name: Any, gpu: Any, readonly: Any) -> requests.Get:
-    """What :func:`get` asks. Raises TypeError, ValueError."""
+    """The request of :func:`get`. Raises TypeError, ValueError."""
     return requests.Get(name=as_name("get", name), readonly=bool(readonly), gpu=bool(gpu), id=0)
 
 
 async def attach(
     client: Client[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
 ) -> R:
-    """The region of this identity. Raises Gone when it is no more, and as :meth:`get`."""
+    """The region of this identity. Raises Gone if it no longer exists, and as :meth:`get`."""
     request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
     return await _granted(client, request, cpu)
 
@@ -270,15 +270,14 @@ async def get_many(
     readonly: bool = False,
     device: Any = None,
 ) -> list[R]:
-    """The regions of these names, in their order, asked for at once.
+    """The regions of these names, in their order, by one request.
 
     Args:
         names: The regions' names.
         gpu: Whether this process gets GPU views: as for :meth:`get`, as are the parameters that
             follow.
 
-    All or none: one that is refused raises its error, and the others are closed. Raises as
-    :meth:`get`.
+    A refusal of one region closes the others and raises its error. Raises as :meth:`get`.
     """
     if isinstance(names, str):
         raise TypeError(f"get_many: names must be several names, not {names!r}: use get")
@@ -300,7 +299,7 @@ async def get_many(
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:
-    """Names in portions that fit a packet."""
+    """The names in batches that fit a packet."""
     batch: list[str] = []
     room = PAGE_BYTES
     for name in names:
@@ -314,7 +313,7 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
 
 
 async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
-    """The named regions that this user may read whose names begin with ``prefix``, by name."""
+    """The regions that this user may read and whose names begin with ``prefix``, in order."""
     wanted = as_prefix("list", prefix)
     found: list[RegionInfo] = []
     after = ""
@@ -329,7 +328,7 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
 
 
 async def stat(client: Client[R], name: str) -> RegionInfo:
-    """All about the region of this name, with its metadata and holders.
+    """The description of the region of this name, with its metadata and holders.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
@@ -338,7 +337,7 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
 
 
 async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
-    """As :func:`stat`, whose errors name another call."""
+    """As :func:`stat`, but its errors name the call ``call``."""
     as_name(call, name)
     try:
         return await stat(client, name)
@@ -348,7 +347,7 @@ async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
 
 
 async def delete(client: Client[R], name: str) -> None:
-    """Take a region's name away; its memory is freed when the last holder is gone.
+    """Delete a region's name. The memory is freed when the last holder closes the region.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
@@ -357,9 +356,9 @@ async def delete(client: Client[R], name: str) -> None:
 
 
 async def seal(client: Client[R], name: str) -> None:
-    """Make the region of this name immutable: nobody is given a writable view of it any more.
+    """Make the region of this name immutable: the broker grants no writable view of it any more.
 
-    Views that somebody has stay as they are. Raises NotFound, PermissionDenied.
+    Existing views stay writable. Raises NotFound, PermissionDenied.
     """
     info = await _named(client, "seal", name)
     await client._ask(requests.Seal(info.region, id=0), Reply)
@@ -373,13 +372,13 @@ async def chmod(client: Client[R], name: str, mode: int) -> None:
 
 
 async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
-    """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
+    """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound (no such device)."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)
     return reply.size
 
 
 async def status(client: Client[R]) -> dict[str, Any]:
-    """The broker's counters: bytes per device and user, connections, requests."""
+    """The broker's counters: bytes by device and user, connections, requests."""
     counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
     return counters.as_dict()

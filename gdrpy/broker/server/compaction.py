@@ -13,8 +13,8 @@ from gdrpy.broker.server.table import RegionEntry, Table
 class Compaction:
     """Gives ``append`` the records that make a table, some at a time.
 
-    Changes of copied sessions and regions are appended too. The others are copied later, in their
-    state at that time.
+    Changes of copied sessions and regions are appended too. Sessions and regions that are not
+    copied yet are copied later, in their state at that time.
     """
 
     def __init__(self, table: Table, append: Callable[[records.Record], object]) -> None:

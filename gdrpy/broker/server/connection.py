@@ -107,7 +107,7 @@ class ServerConnection:
         self.number, self.uid = self.sock.fileno(), self.identity.uid
 
     def send(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.
+        """Send, or keep for later; returns whether it was sent. Raises OSError for a lost client.
 
         The descriptors stay open until they are sent: the session has leases on their regions, and
         can return none while its requests are not read.

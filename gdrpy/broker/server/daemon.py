@@ -68,7 +68,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     with _own_signals(), Place(options) as place, _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
-        if not state.recovered:  # no client waits for recovered regions: fail now if CUDA fails
+        if not state.recovered:  # no client waits for its regions: fail now if CUDA fails
             begin.join()
             options.quotas.devices  # noqa: B018
         with place.listening() as listener:

@@ -246,7 +246,7 @@ class Server:
             self._state.mend_store("it ended")
 
     def _tend(self) -> float | None:
-        """Do what no event reports is due; returns for how many seconds to wait for events."""
+        """Do the work that is due without an event; returns how many seconds to wait for events."""
         if self._state.store_lost:
             self._state.mend_store("there was no room for one")
         if self._orphans.sessions and self._orphans.patience() < 0:
@@ -259,7 +259,7 @@ class Server:
         return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
 
     def _look_at_waiting(self) -> None:
-        """Send to waiting connections that have read meanwhile: epoll does not report that."""
+        """Send to waiting connections that have read meanwhile, which epoll does not report."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -516,7 +516,8 @@ class Server:
             self._waiting[connection] = None
             self._listen(connection, 0)
             return
-        log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
+        pid, count = connection.identity.pid, connection.nonsense
+        log.warning("closed a connection of process %d: %d malformed packets in a row", pid, count)
         with contextlib.suppress(OSError):  # unread data would reset it before the client reads
             connection.sock.shutdown(socket.SHUT_RD)
             while connection.sock.recv_into(self._buffer):

@@ -76,7 +76,7 @@ class Quotas:
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits.
 
-        That is TooLarge if it would not fit without any other region.
+        Raises TooLarge if it would not fit even without other regions.
         """
         limit, used = self.devices[device], table.used[device]
         if size > limit:
@@ -152,7 +152,7 @@ class DescriptorReserve:
         return fd < (self._root if has < _FIRST else self._first)
 
     def require(self, call: str, fd: int, uid: int, has: int) -> None:
-        """Close a descriptor and raise OutOfMemory if it is reserved for others than the user."""
+        """Close a descriptor and raise OutOfMemory if it is reserved for other users."""
         if not self.admits(fd, uid, has):
             os.close(fd)
             raise OutOfMemory(

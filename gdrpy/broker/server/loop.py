@@ -86,7 +86,9 @@ class Server:
         self._buffer = bytearray(PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
-        self._door = Door(listener, self._epoll, self._turns, service.descriptors, self._let_in)
+        self._door = Door(
+            listener, self._epoll, self._turns, service.descriptors, self._users, self._let_in
+        )
         self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -322,10 +324,10 @@ class Server:
         while self._ended:
             session = self._ended.pop()
             uid, work = session.identity.uid, self.service.end(session)
+            turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
             if first:
-                self._go_on_in_turns(uid, work, self._turns.add)
+                turn()
             else:
-                turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
                 self._turns.add(uid, turn)
             first = False
 

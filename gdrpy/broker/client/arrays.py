@@ -10,7 +10,7 @@ from gdrpy import safetensors
 from gdrpy.arrays.elements import elements_of
 from gdrpy.broker.client import calls, region_calls
 from gdrpy.broker.client.arguments import as_name
-from gdrpy.broker.client.calls import Client
+from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, layout_of
 from gdrpy.broker.client.region import LeasedRegion
 
@@ -21,7 +21,7 @@ SAFETENSORS = {"format": "safetensors"}
 
 
 async def put(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     array: Any,
     device: Any = 0,
@@ -55,7 +55,7 @@ async def put(
 
 
 async def put_tensors(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     tensors: Mapping[str, Any],
     device: Any = 0,
@@ -96,7 +96,7 @@ async def put_tensors(
 
 
 async def load(
-    client: Client[R],
+    client: BrokerBase[R],
     path: str | os.PathLike[str],
     name: str,
     device: Any = 0,

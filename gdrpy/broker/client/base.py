@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gdrpy.broker.client.arguments import as_seconds
 from gdrpy.broker.client.connection import Connection, Lease, Parcels, R
@@ -15,13 +16,16 @@ from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
+Region_co = TypeVar("Region_co", covariant=True)
+
 #: Makes an unconnected transport that waits so many seconds for a reply; None is no limit.
 TransportMaker = Callable[[float | None], Transport]
 
 
-class BrokerBase(Resource):
-    """A connection of this process to a running broker."""
+class BrokerBase(Resource, Generic[Region_co]):
+    """A connection of this process to a running broker, whose regions are ``_region_type``."""
 
+    _region_type: type[Region_co]
     _anew = "connect() again"
     _again = "connect to the broker again"
     _elsewhere = "connect to the broker there"

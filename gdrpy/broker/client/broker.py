@@ -51,7 +51,7 @@ class BrokerRegion(LeasedRegion):
     stale = property(blocking(region_calls.stale))
 
 
-class Broker(BrokerBase):
+class Broker(BrokerBase[BrokerRegion]):
     """A running broker: named regions for every process of the machine. Made by :func:`connect`.
 
     Threads may share it; calls run one at a time. When the broker is restarted, a call waits for
@@ -75,6 +75,7 @@ class Broker(BrokerBase):
     rounded_size = blocking(calls.rounded_size)
     status = blocking(calls.status)
     _attach = blocking(calls.attach)
+    _region_type = BrokerRegion
 
     def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
         """Events from now on about regions whose names begin with ``prefix``."""
@@ -128,11 +129,6 @@ class Broker(BrokerBase):
         self, request: Request, kind: type[R], lease: Lease | None = None
     ) -> tuple[R, Parcels]:
         return self._ask_now(request, kind, lease)
-
-    def _region(
-        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
-    ) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         run(self._connection.transport.alone, self._disconnect)

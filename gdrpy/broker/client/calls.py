@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -22,7 +22,8 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     as_seconds,
 )
-from gdrpy.broker.client.connection import Connection, Lease, Parcels
+from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
@@ -40,25 +41,7 @@ from gdrpy.errors import (
     TooLarge,
 )
 
-R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
 R = TypeVar("R", bound=LeasedRegion)
-
-
-class Client(Protocol[R_co]):
-    """A connected client, blocking or not, whose regions are of class ``R``."""
-
-    async def _ask(
-        self, request: Request, kind: type[M], lease: Lease | None = None
-    ) -> tuple[M, Parcels]:
-        """The reply to a request; see :meth:`Connection.ask`."""
-
-    def _separate(self) -> Connection:
-        """A separate connection, not open yet."""
-
-    def _region(
-        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
-    ) -> R_co:
-        """The region of a grant, made from the last of ``parcels``, which it removes."""
 
 
 #: Seconds after which a waiting call asks again without an event: other programs free memory too.
@@ -68,7 +51,7 @@ _NAME_HEAD = 3
 
 
 async def _patiently(
-    client: Client[R], request: Request, wait: float, refusal: type[Error], prefix: str
+    client: BrokerBase[R], request: Request, wait: float, refusal: type[Error], prefix: str
 ) -> tuple[Grant, Parcels]:
     """Ask after every event about this prefix, until the reply is not this refusal.
 
@@ -97,7 +80,7 @@ async def _patiently(
             await watching.next(min(deadline, now + _ASK_AGAIN))
 
 
-async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
+async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound:
     """The error to raise for a missing region. It suggests a similar name that this user may read.
 
     It looks at the first page of names only, since a program may ask often.
@@ -110,7 +93,7 @@ async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
     return error
 
 
-async def _asked_by_name(client: Client[R], name: str, request: Request, kind: type[M]) -> M:
+async def _asked_by_name(client: BrokerBase[R], name: str, request: Request, kind: type[M]) -> M:
     """The reply to a request for the region of a name."""
     try:
         reply, _ = await client._ask(request, kind)
@@ -120,7 +103,7 @@ async def _asked_by_name(client: Client[R], name: str, request: Request, kind: t
 
 
 async def allocate(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str | None,
     nbytes: int,
     device: Any = 0,
@@ -160,7 +143,7 @@ async def allocate(
 
 
 async def create(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     nbytes: int,
     device: Any = 0,
@@ -196,7 +179,7 @@ def _of_new_region(
 
 
 async def _granted(
-    client: Client[R],
+    client: BrokerBase[R],
     request: requests.Allocate | requests.Get,
     cpu: bool,
     wait: float | None = None,
@@ -209,11 +192,11 @@ async def _granted(
         grant, parcels = await client._ask(request, Grant)
     else:
         grant, parcels = await _patiently(client, request, wait, refusal, prefix)
-    return client._region(grant, parcels, request.gpu, cpu, viewer)
+    return client._region_type._granted(client, grant, parcels, request.gpu, cpu, viewer)
 
 
 async def get(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     *,
     gpu: bool = True,
@@ -254,7 +237,7 @@ def request_to_get(name: Any, gpu: Any, readonly: Any) -> requests.Get:
 
 
 async def attach(
-    client: Client[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
+    client: BrokerBase[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
 ) -> R:
     """The region of this identity. Raises Gone if it no longer exists, and as :meth:`get`."""
     request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
@@ -262,7 +245,7 @@ async def attach(
 
 
 async def get_many(
-    client: Client[R],
+    client: BrokerBase[R],
     names: Iterable[str],
     *,
     gpu: bool = True,
@@ -291,7 +274,8 @@ async def get_many(
             undo.callback(parcels.clear)
             parcels.reverse()  # each grant takes the last
             for grant in reply.grants:
-                regions.append(undo.keep(client._region(grant, parcels, gpu, cpu, viewer)))
+                region = client._region_type._granted(client, grant, parcels, gpu, cpu, viewer)
+                regions.append(undo.keep(region))
         if len(regions) != len(wanted):
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.forget()
@@ -312,7 +296,7 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield batch
 
 
-async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
+async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:
     """The regions that this user may read and whose names begin with ``prefix``, in order."""
     wanted = as_prefix("list", prefix)
     found: list[RegionInfo] = []
@@ -327,7 +311,7 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
         after = page.next
 
 
-async def stat(client: Client[R], name: str) -> RegionInfo:
+async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
     """The description of the region of this name, with its metadata and holders.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
@@ -336,7 +320,7 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
     return replies.described(await _asked_by_name(client, name, request, replies.Description))
 
 
-async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
+async def _named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
     """As :func:`stat`, but its errors name the call ``call``."""
     as_name(call, name)
     try:
@@ -346,7 +330,7 @@ async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
         raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
 
 
-async def delete(client: Client[R], name: str) -> None:
+async def delete(client: BrokerBase[R], name: str) -> None:
     """Delete a region's name. The memory is freed when the last holder closes the region.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
@@ -355,7 +339,7 @@ async def delete(client: Client[R], name: str) -> None:
     await _asked_by_name(client, name, request, Reply)
 
 
-async def seal(client: Client[R], name: str) -> None:
+async def seal(client: BrokerBase[R], name: str) -> None:
     """Make the region of this name immutable: the broker grants no writable view of it any more.
 
     Existing views stay writable. Raises NotFound, PermissionDenied.
@@ -364,21 +348,21 @@ async def seal(client: Client[R], name: str) -> None:
     await client._ask(requests.Seal(info.region, id=0), Reply)
 
 
-async def chmod(client: Client[R], name: str, mode: int) -> None:
+async def chmod(client: BrokerBase[R], name: str, mode: int) -> None:
     """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
     bits = as_mode("chmod", mode)
     info = await _named(client, "chmod", name)
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
-async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
+async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> int:
     """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound (no such device)."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)
     return reply.size
 
 
-async def status(client: Client[R]) -> dict[str, Any]:
+async def status(client: BrokerBase[R]) -> dict[str, Any]:
     """The broker's counters: bytes by device and user, connections, requests."""
     counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
     return counters.as_dict()

@@ -16,7 +16,7 @@ from gdrpy.arrays.array import Array
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import SAFETENSORS
-from gdrpy.broker.client.calls import Client
+from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
@@ -33,7 +33,7 @@ _SHARD = r"/[0-9a-f]{8}/[^/]+"
 
 
 async def load_checkpoint(
-    client: Client[R],
+    client: BrokerBase[R],
     folder: str | os.PathLike[str],
     name: str,
     device: Any = 0,
@@ -117,7 +117,7 @@ async def load_checkpoint(
 
 
 async def tensors(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     *,
     gpu: bool = True,
@@ -159,7 +159,7 @@ async def tensors(
         return {key: array for shard in shards for key, array in shard.tensors().items()}
 
 
-async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
+async def shards_of(client: BrokerBase[R], name: str) -> list[RegionInfo]:
     """The regions of this checkpoint's files, also of interrupted loads."""
     found: list[RegionInfo] = []
     for info in await calls.list_regions(client, f"{name}/"):
@@ -204,7 +204,7 @@ def _identity(files: list[_Source], device: str) -> str:
 
 
 async def _published(
-    client: Client[R], place: str, files: list[_Source], mode: int, seal: bool
+    client: BrokerBase[R], place: str, files: list[_Source], mode: int, seal: bool
 ) -> set[str]:
     """The files that an earlier load published at a place, given this load's permissions."""
     names = {str(info.name) for info in await calls.list_regions(client, place)}
@@ -233,7 +233,7 @@ async def _published(
 
 
 async def _listing(
-    client: Client[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
+    client: BrokerBase[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
 ) -> tuple[list[str], bool]:
     """The regions that a checkpoint lists, and whether it has the mode and seal of this load.
 

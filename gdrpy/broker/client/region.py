@@ -39,14 +39,14 @@ class LeasedRegion(Region):
     _anew = "get it again by its name"
     _again = "connect to the broker, and get it again"
 
-    _broker: BrokerBase
+    _broker: BrokerBase[Self]
     _packed: bytes
     _metadata: dict[str, Any] | None = None
 
     @classmethod
     def _granted(
         cls,
-        broker: BrokerBase,
+        broker: BrokerBase[Self],
         grant: Grant,
         parcels: Parcels,
         gpu: bool,

@@ -38,7 +38,7 @@ Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)
 class Packet(
     msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """What a client sends."""
+    """A packet of a client."""
 
 
 class Request(Packet, kw_only=True):

@@ -83,11 +83,12 @@ async def put_tensors(
     as_name("put_tensors", name)
     aliases = aliases or {}
     for alias, kept in aliases.items():
-        if alias in tensors or kept not in tensors:
-            what = (
-                "is a tensor's name" if alias in tensors else f"stands for {kept!r}, which is none"
+        if alias in tensors:
+            raise ValueError(f"put_tensors: alias {alias!r} is a tensor's name: choose another")
+        if kept not in tensors:
+            raise ValueError(
+                f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
-            raise ValueError(f"put_tensors: alias {alias!r} {what} of the tensors")
     about = {**(metadata or {}), **SAFETENSORS}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = safetensors.plan(tensors, aliases).nbytes

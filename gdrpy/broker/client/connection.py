@@ -121,7 +121,8 @@ class Connection:
             if welcome.version != VERSION:
                 raise ProtocolError(
                     f"the broker at {self.path} speaks version {welcome.version} of the "
-                    f"protocol, this client version {VERSION}: use one gdrpy on both ends"
+                    f"protocol, and this client version {VERSION}: install the same gdrpy on both "
+                    f"sides"
                 )
             if welcome.life is UNSET or welcome.session is UNSET:
                 raise ProtocolError("hello: the broker's reply has no life or no session")

@@ -102,8 +102,7 @@ def _room(source: Source, description: Description) -> BrokerRegion:
         except BrokerUnavailable as error:
             reason = error
     raise BrokerUnavailable(
-        f"{source} is another machine's, and there is no broker on this one to hold a copy: "
-        f"{reason}"
+        f"{source} is another machine's, and a copy needs a broker on this one: {reason}"
     ) from None
 
 

@@ -18,7 +18,7 @@ from gdrpy._core import _packet
 from gdrpy.broker import replies
 from gdrpy.broker.protocol import PACKET_LIMIT
 from gdrpy.broker.server.connection import User
-from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, USED_UP, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
 from gdrpy.broker.server.table import count
 from gdrpy.broker.server.throttle import Throttle
@@ -31,10 +31,9 @@ log.addFilter(Throttle())
 _SLICE = 4
 #: Refused connections that are kept until their hello.
 _REFUSED = 8
-#: Connections checked a second time before they are refused, since others may have ended.
+#: Connections checked a second time before they are refused, because some may have ended.
 _LATE = 64
 _LIMIT = "connections to the broker, which is the limit: close some"
-_USED_UP = "the broker's descriptors are used up, except those reserved for other users: close some"
 
 
 class Door:
@@ -129,7 +128,7 @@ class Door:
         with contextlib.suppress(OSError):
             sock, _ = self._listener.accept()
             sock.setblocking(False)
-            self._refuse(sock, _USED_UP)
+            self._refuse(sock, USED_UP)
         with contextlib.suppress(OSError):
             self._spare = _spare()
 
@@ -156,7 +155,7 @@ class Door:
             return f"process {who.pid} has {process} {_LIMIT}"
         if has >= self._descriptors.of_user:
             return f"user {who.uid} has {has} {_LIMIT}"
-        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
+        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else USED_UP
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         """Refuse a connection, and close it after its hello.

@@ -73,7 +73,7 @@ class Server:
         service.announce = self._watchers.announce
         self._calls = service.calls()
         self._flight = Flight()
-        #: Connections that get no more descriptors until they or others of their user read.
+        #: Connections that get no more descriptors until a client of their user reads.
         self._waiting: dict[ServerConnection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
@@ -193,7 +193,7 @@ class Server:
                 self._fail(connection, out)
             if connection.user.owed > USER_BYTES:
                 self._relieve(connection.user)
-        except Exception:  # only this client fails: the others go on
+        except Exception:  # only this client fails; the broker serves the others
             log.exception("a request failed inside the broker: %r", connection.request)
             self._close(connection)
         if self._ended:

@@ -20,6 +20,11 @@ PROCESS_CONNECTIONS = 256
 USER_CONNECTIONS = 4096
 #: Each user's connections, and regions, with reserved descriptors.
 _FIRST = 8
+#: Why a user gets no more descriptors.
+USED_UP = (
+    "the broker's descriptors are used up, except those reserved for other users: close regions or "
+    "connections"
+)
 #: Leases of all sessions of a user.
 USER_LEASES = 128 * 1024
 
@@ -149,7 +154,4 @@ class DescriptorReserve:
         """Close a descriptor and raise OutOfMemory if it is reserved for other users."""
         if not self.admits(fd, uid, has):
             os.close(fd)
-            raise OutOfMemory(
-                f"{call}: the broker's descriptors are used up, except those reserved for other "
-                f"users: close regions or connections"
-            )
+            raise OutOfMemory(f"{call}: {USED_UP}")

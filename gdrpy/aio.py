@@ -24,7 +24,6 @@ from typing import Any, Self, TypeVar
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
 from gdrpy.broker.client.broker import reduce_region
-from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import (
     Lost,
@@ -36,7 +35,7 @@ from gdrpy.broker.client.transport import (
     refused,
 )
 from gdrpy.broker.client.watch import Watching, deadline_of
-from gdrpy.broker.replies import Event, Grant
+from gdrpy.broker.replies import Event
 
 T = TypeVar("T")
 
@@ -205,7 +204,7 @@ class Watch(Watching):
         self.close()
 
 
-class Broker(BrokerBase):
+class Broker(BrokerBase[BrokerRegion]):
     """A running broker: like :class:`gdrpy.Broker`, with coroutines. Made by :func:`connect`.
 
     Tasks may share it; calls run one at a time. A call that is cancelled while it waits for the
@@ -228,16 +227,12 @@ class Broker(BrokerBase):
     chmod = calls.chmod
     rounded_size = calls.rounded_size
     status = calls.status
+    _region_type = BrokerRegion
 
     def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
         """Events about regions whose names begin with ``prefix``."""
         self._check("Broker.watch")
         return Watch(self._separate(), prefix, timeout)
-
-    def _region(
-        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
-    ) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
 
     def _release(self) -> None:
         self._connection.close()

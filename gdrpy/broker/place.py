@@ -18,24 +18,17 @@ def serve_path() -> str:
 
     Raises PermissionError if another user made that folder first.
     """
-    path = os.environ.get(VARIABLE)
-    if path:
-        return path
-    if os.geteuid() == 0:
-        return SYSTEM
-    return _own()
+    return _fixed() or _own()
 
 
 def connect_path() -> str:
     """The path for a client: as :func:`serve_path`, but root's if the user has no socket.
 
-    Raises PermissionDenied if there is neither, since another user made this user's folder.
+    Raises PermissionDenied if root has none either and another user made this user's folder.
     """
-    path = os.environ.get(VARIABLE)
-    if path:
-        return path
-    if os.geteuid() == 0:
-        return SYSTEM
+    fixed = _fixed()
+    if fixed:
+        return fixed
     try:
         own = _own()
     except OSError as error:
@@ -47,8 +40,13 @@ def connect_path() -> str:
     return own if os.path.exists(own) or not _is_there(SYSTEM) else SYSTEM
 
 
+def _fixed() -> str | None:
+    """The path that the environment or root has."""
+    return os.environ.get(VARIABLE) or (SYSTEM if os.geteuid() == 0 else None)
+
+
 def _is_there(path: str) -> bool:
-    """Whether a path exists; True if this user may not look."""
+    """Whether a path exists; True if this user may not look there."""
     try:
         os.stat(path)
     except PermissionError:

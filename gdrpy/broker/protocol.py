@@ -11,12 +11,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from gdrpy.broker.unix import MAX_FDS
+
 #: The version of the protocol; a hello with another version is refused.
 VERSION = 1
 #: Bytes of one packet, in either direction.
 PACKET_LIMIT = 64 * 1024
 #: Descriptors beside one packet: the kernel's limit.
-FDS_LIMIT = 253
+FDS_LIMIT = MAX_FDS
 #: Bytes of a region's name in UTF-8.
 NAME_LIMIT = 255
 #: Bytes of a region's metadata.
@@ -38,7 +40,7 @@ CPU_DEVICE = -1
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 #: The bytes of a region that a client asks for.
 Bytes = Annotated[int, Meta(gt=0, le=REGION_LIMIT)]
-#: What :func:`pack_metadata` gives.
+#: The result of :func:`pack_metadata`.
 Metadata = Annotated[bytes, Meta(max_length=METADATA_LIMIT)]
 
 #: The errors of decoding a malformed packet; the latter two are for invalid UTF-8 and nesting.
@@ -64,7 +66,7 @@ def pack_metadata(call: str, metadata: dict[str, Any] | None) -> bytes:
 
 
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
-    """The reverse of :func:`pack_metadata`. Other content is returned as ``bytes``."""
+    """The reverse of :func:`pack_metadata`. Other content is the value of a key "bytes"."""
     try:
         return _unpack(packed) if packed else {}
     except UNDECODABLE:

@@ -115,13 +115,13 @@ LOST = Event("lost")
 class Reply(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """A reply to the request with the number ``id``, with ``fds`` descriptors beside it.
 
-    One without fields of its own says that the request was carried out. A grant in a
-    :class:`Grants` has neither.
+    A reply without other fields says that the request was carried out. A grant in a
+    :class:`Grants` has neither ``id`` nor ``fds``.
     """
 
     id: Number | UnsetType = UNSET
     fds: _Count = 0
-    #: So that no :class:`Refusal` passes for one.
+    #: Keeps a :class:`Refusal` from decoding as a reply.
     error: None = None
 
 
@@ -252,7 +252,7 @@ _BY_NAME = {kind.__name__: kind for kind in ERRORS}
 def refusal(error: errors.Error, number: int = 0) -> Refusal:
     """The reply for an error of request ``number``."""
     kinds = (kind for kind in type(error).__mro__ if kind in ERRORS)
-    kind = next(kinds, errors.BackendUnavailable)  # with the driver's message
+    kind = next(kinds, errors.BackendUnavailable)  # an error of the driver
     message = error.strerror if isinstance(error, OSError) else str(error)
     return Refusal(number, kind.__name__, message or "")
 

@@ -38,11 +38,11 @@ Leases = Annotated[list[tuple[Number, bool, bool]], Meta(max_length=BATCH_LIMIT)
 class Packet(
     msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
-    """What a client sends."""
+    """A packet of a client."""
 
 
 class Request(Packet, kw_only=True):
-    """A packet with a number that the reply repeats: a connection's next, set when it is sent."""
+    """A packet with a number, which the reply repeats. Sending sets the connection's next one."""
 
     id: Number
 
@@ -68,18 +68,13 @@ class Allocate(Request, tag="allocate"):
     gpu: bool
 
 
+class Create(Allocate, tag="create"):
+    name: Name
+
+
 class RoundedSize(Request, tag="rounded_size"):
     nbytes: Bytes
     device: Device
-
-
-class Create(Request, tag="create"):
-    name: Name
-    nbytes: Bytes
-    device: Device
-    mode: Mode
-    metadata: Metadata
-    gpu: bool
 
 
 class Publish(Request, tag="publish"):
@@ -170,6 +165,16 @@ def count_of(request: AnyRequest) -> int:
 def name_of(kind: type[Packet]) -> str:
     """A request's name in its packet."""
     return str(kind.__struct_config__.tag)
+
+
+def call_of(request: Packet) -> str:
+    """The name of the call that makes a request."""
+    match request:
+        case Change():
+            return "chmod" if request.metadata is UNSET else "set_metadata"
+        case Stat(name=None):
+            return "info"
+    return name_of(type(request))
 
 
 def encode(request: Packet) -> bytes:

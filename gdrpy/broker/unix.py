@@ -23,7 +23,7 @@ _TIMEVAL = struct.Struct("ll")
 #: Bytes of a memory file that is freed within some 10 us.
 SMALL = 256 << 10
 #: As numbers: flags of the enum are slow.
-_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class BadPacket(ValueError):
@@ -31,7 +31,7 @@ class BadPacket(ValueError):
 
 
 def packet_socket() -> socket.socket:
-    """A new socket, closed on exec, not connected."""
+    """A new packet socket, closed on exec, not connected."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
@@ -59,7 +59,7 @@ def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[
     the descriptors, and OSError.
     """
     data, fds, flags = _packet.receive(sock.fileno(), limit, max_fds)
-    if flags & _TRUNCATED:
+    if flags & TRUNCATED:
         close_all(fds)
         raise BadPacket(
             f"a packet has more than {limit} bytes"
@@ -70,9 +70,10 @@ def receive(sock: socket.socket, limit: int, max_fds: int) -> tuple[bytes, list[
 
 
 def close_small(fd: int) -> bool:
-    """Close a descriptor of a small memory file, which takes less time than asking a thread to.
+    """Close a descriptor if it is a small memory file's; returns whether it is.
 
-    Returns whether it was one. Closing the last descriptor of much memory may take seconds.
+    Closing the last descriptor of much memory may take seconds, so a thread should do that. For a
+    small file, asking a thread takes longer than closing.
     """
     small = 0 < os.fstat(fd).st_size <= SMALL
     if small:
@@ -112,7 +113,7 @@ def listen(path: str, mode: int, backlog: int, group: int | None = None) -> sock
 
     Raises FileExistsError, also if another file replaces it meanwhile, and OSError.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = packet_socket()
     try:
         os.fchmod(listener.fileno(), 0)  # the file inherits this mode: no access at first
         listener.bind(path)

@@ -74,7 +74,8 @@ class Resource(Closing, _mapping.Resource):
     would release.
     """
 
-    #: The remedies for use in a forked child, and for pickling.
+    #: The remedies for use after close(), which may be empty, in a forked child, and for pickling.
+    _anew = ""
     _again = "open it again from its file descriptor, or start processes by spawn or forkserver"
     _elsewhere = HOW_TO_SEND
     _closed = True  # until it is made

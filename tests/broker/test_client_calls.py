@@ -25,8 +25,10 @@ class Recorder:
         self.asked.append(request)
         return replies.decode(type(request), kind, msgpack.packb(self._answers.pop(0))), [3]
 
-    def _region(self, grant, parcels, gpu, cpu, viewer=None):
-        return grant
+    class _region_type:
+        @staticmethod
+        def _granted(broker, grant, *_):
+            return grant
 
 
 def asked(call, answer, *args, **kwargs):
@@ -134,12 +136,13 @@ class TestManyNames:
                 self.asked.append(encode(request))
                 return kind(grants=[None for _ in request.names], more=False), []
 
-            def _region(self, grant, parcels, gpu, cpu, viewer=None):
-                return ClosedAlready()
+            class _region_type(Recorder._region_type):
+                def close(self):
+                    pass
 
-        class ClosedAlready:
-            def close(self):
-                pass
+                @classmethod
+                def _granted(cls, *_):
+                    return cls()
 
         client = Counter()
         names = [f"{number:0255}" for number in range(300)] + ["x"] * 9000

@@ -84,9 +84,6 @@ class TestRegions:
             with pytest.raises(gdrpy.NotFound) as caught:
                 getattr(connected, call)("wieghts")
             assert str(caught.value) == f"{'get' if call == 'tensors' else call}: {why}"
-        with pytest.raises(gdrpy.Timeout) as late:
-            connected.get("wieghts", wait=0)
-        assert str(late.value) == f"get: waited 0 s: {why}"
         with pytest.raises(gdrpy.NotFound) as caught:
             connected.get("of another kind")
         assert str(caught.value) == "get: there is no region of the name 'of another kind'"
@@ -234,7 +231,7 @@ class TestMetadata:
     def test_of_a_sealed_region_stays(self, connected):
         with connected.allocate("a", 3, "cpu", metadata={"step": 1}) as region:
             region.seal()
-            with pytest.raises(gdrpy.Sealed, match="and so is its metadata"):
+            with pytest.raises(gdrpy.Sealed, match="set_metadata: .* publish a new version"):
                 region.set_metadata({"step": 2})
             assert region.metadata == {"step": 1}
 
@@ -405,9 +402,11 @@ class TestWaiting:
         with gdrpy.connect(path) as connected, pytest.raises(gdrpy.TooLarge, match=why):
             getattr(connected, call)("a", 8192, "cpu", wait=3600)
 
-    def test_in_vain_is_a_timeout(self, connected):
-        with pytest.raises(gdrpy.Timeout, match="waited 0.01 s: .* no region of the name 'a'"):
-            connected.get("a", wait=0.01)
+    def test_in_vain_is_a_timeout_which_names_no_near_one(self, connected):
+        connected.allocate("weights", 1, "cpu").close()
+        with pytest.raises(gdrpy.Timeout) as late:
+            connected.get("wieghts", wait=0.01)
+        assert str(late.value) == "get: waited 0.01 s: there is no region of the name 'wieghts'"
 
 
 @contextmanager
@@ -639,7 +638,7 @@ class TestBlockWithViews:
             connected.allocate("a", 4096, **options) as region,
         ):
             views = [self.VIEWS[view](region) for _ in range(2)]
-        with pytest.raises(gdrpy.Closed, match="the BrokerRegion is closed"):
+        with pytest.raises(gdrpy.Closed, match="is closed: get it again by its name"):
             region.info()
         assert connected.status()["leases"] == 1
         views.pop()

@@ -244,7 +244,6 @@ class TestBrokersKeeper:
                 assert broker.keeper != first
                 assert client.get("host").bytes(4) == b"host"
                 assert client.get("gpu").bytes(3) == b"gpu"
-        await_descriptors(broker.pid, descriptors(broker.pid))
 
     def test_that_is_killed_between_two_requests_costs_none_of_them(self, broker: Broker) -> None:
         with broker.client() as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -104,7 +105,32 @@ class TestRemovedPlace:
             Place(Options(broker.path, Quotas())).__enter__()
 
 
+class TestPlace:
+    def test_leaves_no_file_behind(self, tmp_path: Path) -> None:
+        with Place(Options(str(tmp_path / "broker.sock"), Quotas())) as made, made.listening():
+            assert sorted(tmp_path.iterdir()) == [
+                tmp_path / "broker.sock",
+                tmp_path / "broker.sock.lock",
+            ]
+        assert list(tmp_path.iterdir()) == []
+
+
 class TestSuccessor:
+    def test_holds_the_lock_that_others_find_when_the_broker_before_it_removes_its_own(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        options = Options(str(tmp_path / "broker.sock"), Quotas())
+        first, flock = Place(options).__enter__(), fcntl.flock
+
+        def flock_after_the_end(fd: int, how: int) -> None:
+            monkeypatch.undo()
+            first.__exit__()
+            flock(fd, how)
+
+        monkeypatch.setattr(fcntl, "flock", flock_after_the_end)
+        with Place(options), pytest.raises(FileExistsError, match="another broker runs there"):
+            Place(options).__enter__()
+
     def test_keeps_its_socket_when_the_broker_before_it_ends(self, tmp_path: Path) -> None:
         path = str(tmp_path / "broker.sock")
         first, second = Place(Options(path, Quotas())), Place(Options(path, Quotas()))

@@ -364,13 +364,17 @@ class TestRefusal:
                 asked = {"readonly": True, "gpu": False}
                 secret = client.call("get", name="refusal/secret", **asked)
                 known = client.call("delete", name="refusal/known")
-                return [str(secret["message"]), str(known["message"])]
+                number = client.ok("stat", name="refusal/known")["region"]
+                owned = client.call("change", region=number, mode=0o666)
+                return [str(reply["message"]) for reply in (secret, known, owned)]
 
         as_user("owner", owner)
         assert as_user("other", other) == [
             "get: user 40004 may not read region 'refusal/secret'; ask its owner to chmod it",
             "delete: user 40004 may not write region 'refusal/known': it belongs to user 40001, "
             "group 40100, mode 0644; ask its owner to chmod it",
+            "chmod: region 'refusal/known' does not belong to user 40004: it belongs to user "
+            "40001, group 40100, mode 0644; ask its owner to do it",
         ]
 
 

@@ -49,5 +49,5 @@ class TestFlood:
                     assert refused.receive()["error"] == "QuotaExceeded"
         with broker.client() as client:
             client.ok("status")
-        word = {"nonsense": "nonsense", "refused connections": "refused a connection"}[kind]
-        assert broker.log.read_text().count(word) == LIMIT
+        words = {"nonsense": "malformed packets", "refused connections": "refused a connection"}
+        assert broker.log.read_text().count(words[kind]) == LIMIT

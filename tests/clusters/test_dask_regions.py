@@ -65,8 +65,8 @@ class TestTaskOnAnotherMachine:
     def test_without_a_broker_is_told_to_start_one(self, dask_cluster, bare_worker):
         with pytest.raises(
             gdrpy.BrokerUnavailable,
-            match=r"region \d+ of the broker at .* on .* is another machine's, and there is no "
-            r"broker on this one to hold a copy: .*: start one by `gdrpy serve`",
+            match=r"region \d+ of the broker at .* on .* is another machine's, and a copy needs a "
+            r"broker on this one: .*: start one by `gdrpy serve`",
         ):
             dask_cluster(programs.use_on, bare_worker)
 

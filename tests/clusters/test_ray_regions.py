@@ -67,8 +67,8 @@ class TestActorOnAnotherMachine:
         try:
             with pytest.raises(
                 gdrpy.BrokerUnavailable,
-                match=r"region \d+ of the broker at .* on .* is another machine's, and there is no "
-                r"broker on this one to hold a copy: .*: start one by `gdrpy serve`",
+                match=r"region \d+ of the broker at .* on .* is another machine's, and a copy "
+                r"needs a broker on this one: .*: start one by `gdrpy serve`",
             ):
                 ray_cluster(programs.use_there)
         finally:

@@ -76,7 +76,7 @@ class TestSite:
         entry = entry[: entry.index("</dd></dl>")]
         assert "nbytes" in entry
         assert 'title="gdrpy.BrokerRegion"' in entry
-        assert "The region of this name, made if there is none" in entry
+        assert "The region of this name, made if it does not exist" in entry
 
     def test_shows_types_of_what_is_written_in_c(self, site):
         page = (site / "docs" / "reference" / "mappings.html").read_text()

@@ -240,8 +240,8 @@ class TestTiedWeights:
     @pytest.mark.parametrize(
         ("aliases", "reason"),
         [
-            ({"a": "a"}, "alias 'a' is a tensor's name"),
-            ({"b": "c"}, "alias 'b' stands for 'c', which is none of the tensors"),
+            ({"a": "a"}, "alias 'a' is a tensor's name: choose another"),
+            ({"b": "c"}, "alias 'b' stands for 'c', which is not a tensor's name"),
         ],
     )
     def test_have_aliases_of_tensors_alone(self, broker, aliases, reason):

@@ -77,6 +77,7 @@ bool core_as_timeout(const char *method, PyObject *object, int64_t *timeout);
 	X(acquire, "acquire")                                                                      \
 	X(add_note, "add_note")                                                                    \
 	X(again, "_again")                                                                         \
+	X(anew, "_anew")                                                                           \
 	X(close, "close")                                                                          \
 	X(close_once, "_close_once")                                                               \
 	X(closed, "_closed")                                                                       \

@@ -61,15 +61,17 @@ static PyObject *resource_forked(PyObject *self, PyObject *Py_UNUSED(unused))
 static void refuse(PyObject *self, PyObject *call, bool forked)
 {
 	PyObject *name = PyObject_GetAttr((PyObject *)Py_TYPE(self), core_names.name);
-	PyObject *again = name ? PyObject_GetAttr(self, core_names.again) : NULL;
+	PyObject *attribute = forked ? core_names.again : core_names.anew;
+	PyObject *remedy = name ? PyObject_GetAttr(self, attribute) : NULL;
 
-	if (again && forked)
+	if (remedy && forked)
 		PyErr_Format(core_error_forked,
 			     "%S: this %S belongs to the parent process; in a forked child %S",
-			     call, name, again);
-	else if (again)
-		PyErr_Format(core_error_closed, "%S: the %S is closed", call, name);
-	Py_XDECREF(again);
+			     call, name, remedy);
+	else if (remedy)
+		PyErr_Format(core_error_closed, "%S: the %S is closed%s%S", call, name,
+			     PyUnicode_GetLength(remedy) ? ": " : "", remedy);
+	Py_XDECREF(remedy);
 	Py_XDECREF(name);
 }
 

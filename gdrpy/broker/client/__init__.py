@@ -1,1 +1,1 @@
-"""The broker as its clients see it."""
+"""Clients of the broker."""

@@ -1,4 +1,4 @@
-"""Checks of what callers pass to the broker's calls, made before anything is asked."""
+"""Checks of the arguments of the broker's calls, made before any request."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def as_prefix(call: str, prefix: Any) -> str:
 
 
 def as_device(call: str, device: Any) -> int | str:
-    """A device as it travels. Raises TypeError, ValueError, NotFound.
+    """A device as a request names it. Raises TypeError, ValueError, NotFound.
 
-    An ordinal is the broker's; torch's names are this process's, and travel as a UUID.
+    An ordinal is the broker's. torch's names are this process's, and a request has the UUID.
     """
     if device == "cpu":
         return CPU_DEVICE
@@ -52,7 +52,7 @@ def as_device(call: str, device: Any) -> int | str:
 
 
 def as_nbytes(call: str, value: Any) -> int:
-    """A number of bytes that a region may have. Raises TypeError, ValueError."""
+    """The size of a region in bytes. Raises TypeError, ValueError."""
     nbytes = _arguments.as_size(call, value)
     if nbytes > REGION_LIMIT:
         raise ValueError(f"{call}: nbytes must be at most 2**61, not {nbytes}")

@@ -10,18 +10,18 @@ from gdrpy import safetensors
 from gdrpy.arrays.elements import elements_of
 from gdrpy.broker.client import calls, region_calls
 from gdrpy.broker.client.arguments import as_name
-from gdrpy.broker.client.calls import Client
+from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.layouts import ARRAY, layout_of
 from gdrpy.broker.client.region import LeasedRegion
 
 R = TypeVar("R", bound=LeasedRegion)
 
-#: What the metadata of a region says that holds an image of the safetensors format.
+#: In the metadata of a region that holds an image of the safetensors format.
 SAFETENSORS = {"format": "safetensors"}
 
 
 async def put(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     array: Any,
     device: Any = 0,
@@ -33,19 +33,19 @@ async def put(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """Publish a copy of an array under the name; ``region.numpy()`` gives it back, as it was.
+    """Publish a copy of an array under the name; ``region.numpy()`` returns it.
 
     Args:
         name: The name.
         array: An array of any library, in host or GPU memory, as for :meth:`gdrpy.Array.write`.
-        device: Where the copy lies: as for :meth:`allocate`, as are ``mode``, ``metadata``,
+        device: The device of the copy: as for :meth:`allocate`, as are ``mode``, ``metadata``,
             ``gpu``, ``cpu`` and ``wait``.
         seal: Whether to make the region immutable.
 
-    Other processes find the array or what was there before, never a part of it. Raises as
+    Other processes find the whole array or the region that had the name before. Raises as
     :meth:`create`, and TypeError for arrays of objects and of structures.
     """
-    as_name("put", name)  # first, so that swapped arguments are told as such
+    as_name("put", name)  # first, so that the error names swapped arguments
     source = elements_of("put", array)
     about = {**(metadata or {}), ARRAY: layout_of(source)}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
@@ -55,7 +55,7 @@ async def put(
 
 
 async def put_tensors(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     tensors: Mapping[str, Any],
     device: Any = 0,
@@ -68,25 +68,27 @@ async def put_tensors(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """Publish copies of arrays by their names, in one region, for its ``tensors()``.
+    """Publish copies of named arrays in one region, whose ``tensors()`` returns them.
 
     Args:
         name: The region's name.
         tensors: Arrays of any library by their names.
-        aliases: More names, each with the name of the tensor that it stands for too.
-        device: Where the copies lie: as for :meth:`put`, as are the parameters that follow.
+        aliases: More names of tensors, each with the tensor's first name.
+        device: The device of the copies: as for :meth:`put`, as are the parameters that follow.
 
-    They are laid out as in a safetensors file, which has no complex numbers, strings or dates.
-    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or of no tensor.
+    The layout is that of a safetensors file, which cannot hold complex numbers, strings or dates.
+    Raises as :meth:`put`, and ValueError for an alias that is a tensor's name, or whose tensor
+    does not exist.
     """
     as_name("put_tensors", name)
     aliases = aliases or {}
     for alias, kept in aliases.items():
-        if alias in tensors or kept not in tensors:
-            what = (
-                "is a tensor's name" if alias in tensors else f"stands for {kept!r}, which is none"
+        if alias in tensors:
+            raise ValueError(f"put_tensors: alias {alias!r} is a tensor's name: choose another")
+        if kept not in tensors:
+            raise ValueError(
+                f"put_tensors: alias {alias!r} stands for {kept!r}, which is not a tensor's name"
             )
-            raise ValueError(f"put_tensors: alias {alias!r} {what} of the tensors")
     about = {**(metadata or {}), **SAFETENSORS}
     options: dict[str, Any] = {"mode": mode, "gpu": gpu, "cpu": cpu, "wait": wait}
     nbytes = safetensors.plan(tensors, aliases).nbytes
@@ -95,7 +97,7 @@ async def put_tensors(
 
 
 async def load(
-    client: Client[R],
+    client: BrokerBase[R],
     path: str | os.PathLike[str],
     name: str,
     device: Any = 0,
@@ -108,13 +110,13 @@ async def load(
     wait: float | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> R:
-    """Publish a safetensors file's content, for its ``tensors()``.
+    """Publish a safetensors file's tensors in one region, whose ``tensors()`` returns them.
 
     Args:
         path: The file.
         name: The region's name.
-        device: Where it lies: as for :meth:`put`, as are the parameters that follow.
-        progress: Called after each piece with the bytes done and to do.
+        device: The region's device: as for :meth:`put`, as are the parameters that follow.
+        progress: Called after each piece with the bytes read so far and the total.
 
     Raises as :meth:`put`, ValueError for an invalid file, OSError.
     """
@@ -127,7 +129,7 @@ async def load(
 
 
 async def published(draft: R, fill: Callable[[], object], seal: bool) -> R:
-    """The draft, filled and published; it is closed if that fails."""
+    """Fill a draft and publish it; a failure closes it."""
     try:
         fill()
         if seal:

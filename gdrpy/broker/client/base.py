@@ -1,27 +1,32 @@
-"""What the blocking and the asyncio client have in common."""
+"""The common base of the blocking and the asyncio client."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from gdrpy.broker.client.arguments import as_seconds
-from gdrpy.broker.client.connection import Connection, Lease, Parcels, R, call_of
+from gdrpy.broker.client.connection import Connection, Lease, Parcels, R
 from gdrpy.broker.client.transport import Lost, Silent, Transport
 from gdrpy.broker.place import VARIABLE, connect_path
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.broker.unix import PATH_ROOM
 from gdrpy.common.resource import Resource
 from gdrpy.errors import BrokerUnavailable, Timeout
 
-#: Makes a transport that is not connected, for answers within so many seconds.
+Region_co = TypeVar("Region_co", covariant=True)
+
+#: Makes an unconnected transport that waits so many seconds for a reply; None is no limit.
 TransportMaker = Callable[[float | None], Transport]
 
 
-class BrokerBase(Resource):
-    """A running broker, as this process is connected to it."""
+class BrokerBase(Resource, Generic[Region_co]):
+    """A connection of this process to a running broker, whose regions are ``_region_type``."""
 
+    _region_type: type[Region_co]
+    _anew = "connect() again"
     _again = "connect to the broker again"
     _elsewhere = "connect to the broker there"
 
@@ -37,7 +42,7 @@ class BrokerBase(Resource):
 
     @property
     def life(self) -> str:
-        """What stands for the broker's state, 32 hexadecimal digits: regions are of one life."""
+        """The identity of the broker's state, 32 hexadecimal digits: regions are of one life."""
         return self._connection.life
 
     async def _ask(
@@ -45,7 +50,7 @@ class BrokerBase(Resource):
     ) -> tuple[R, Parcels]:
         """The reply to a request: see :meth:`Connection.ask`."""
         connection = self._connection
-        if not connection.transport.connected:  # that of a parent process is not, nor a closed one
+        if not connection.transport.connected:  # never after close(), or in a forked child
             self._check(call_of(request))
         try:
             return await connection.transport.alone(connection.ask, request, kind, lease)
@@ -54,7 +59,7 @@ class BrokerBase(Resource):
                 connection.flush()
 
     def _separate(self, *, endless: bool = False) -> Connection:
-        """A connection of its own, not connected yet; ``endless`` for an answer that takes long."""
+        """A separate connection, not open yet; ``endless`` waits for a reply without limit."""
         connection = self._connection
         timeout = None if endless else connection.transport.timeout
         return Connection(self._make_transport(timeout), connection.path, connection.reconnect)
@@ -76,14 +81,16 @@ async def reach(
     path = connect_path() if socket is None else os.fspath(socket)
     if len(os.fsencode(path)) >= PATH_ROOM:
         raise ValueError(
-            f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more"
+            f"connect: a socket's path has at most {PATH_ROOM - 1} bytes, and {path!r} has more: "
+            f"choose a shorter one"
         )
     connection = Connection(make_transport(timeout), path, reconnect)
     try:
         await connection.open()
     except Silent:
         raise Timeout(
-            f"connect: the broker at {path} did not answer within {timeout:g} s"
+            f"connect: the broker at {path} did not answer within {timeout:g} s: give it more by "
+            f"timeout="
         ) from None
     except Lost as lost:
         raise BrokerUnavailable(

@@ -1,4 +1,4 @@
-"""The blocking client: connect, the broker, and its regions, which pickle."""
+"""The blocking client: connect(), the broker, and its regions, which pickle."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from gdrpy._core._mapping import alone, run
 from gdrpy.broker.client import arrays, calls, checkpoints, region_calls
 from gdrpy.broker.client.base import BrokerBase, reach
-from gdrpy.broker.client.connection import Lease, Parcels, R, call_of
+from gdrpy.broker.client.connection import Lease, Parcels, R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.transport import BlockingTransport, blocking
 from gdrpy.broker.client.watch import Watch
 from gdrpy.broker.replies import Grant
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import NotFound
 
 
@@ -23,8 +23,8 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
     Args:
         socket: The path of its socket. None is $GDRPY_SOCKET, else this user's broker, else the
             machine's (/run/gdrpy/broker.sock).
-        timeout: For how many seconds to wait for an answer.
-        reconnect: For how many seconds to look for a broker that went away.
+        timeout: How many seconds to wait for a reply.
+        reconnect: How many seconds to look for a broker that went away.
 
     Raises BrokerUnavailable, PermissionDenied, Timeout, ProtocolError (another version).
     """
@@ -32,12 +32,13 @@ def connect(socket: str | None = None, timeout: float = 10.0, reconnect: float =
 
 
 class BrokerRegion(LeasedRegion):
-    """A region of the broker: a :class:`gdrpy.Region` with a name, a version and rights.
+    """A region of the broker: a :class:`gdrpy.Region` with a name, a version and permissions.
 
-    It is held by a lease until it is closed, or this process has nothing of it any more; arrays
-    made from it outlive the broker and its restarts. Another process of the machine may unpickle
-    it, and attaches it so: an anonymous region, or an old version of a name, only while a process
-    holds it. Ray and Dask carry a :class:`gdrpy.broker.Reference`.
+    A lease holds it until it is closed, or until this process has no array of it any more. Arrays
+    made from it outlive the broker and its restarts. A pickled region attaches to the same memory
+    where another process of the machine unpickles it. An anonymous region, or an old version of a
+    name, exists only while a process holds it. Ray and Dask carry a
+    :class:`gdrpy.broker.Reference`.
     """
 
     publish = blocking(region_calls.publish)
@@ -50,12 +51,12 @@ class BrokerRegion(LeasedRegion):
     stale = property(blocking(region_calls.stale))
 
 
-class Broker(BrokerBase):
+class Broker(BrokerBase[BrokerRegion]):
     """A running broker: named regions for every process of the machine. Made by :func:`connect`.
 
-    Threads may share it: one call is made at a time. When the broker is restarted, a call waits for
-    it to come back, and the regions held here are held on. Closing ends the leases of this
-    connection's regions; the regions stay usable.
+    Threads may share it; calls run one at a time. When the broker is restarted, a call waits for
+    the new one, which takes over the leases. Closing ends the leases of this connection's regions;
+    the regions stay usable.
     """
 
     allocate = blocking(calls.allocate)
@@ -74,9 +75,10 @@ class Broker(BrokerBase):
     rounded_size = blocking(calls.rounded_size)
     status = blocking(calls.status)
     _attach = blocking(calls.attach)
+    _region_type = BrokerRegion
 
     def watch(self, prefix: str = "", timeout: float | None = None) -> Watch:
-        """Events about regions whose names begin with ``prefix``, from now on."""
+        """Events from now on about regions whose names begin with ``prefix``."""
         self._check("Broker.watch")
         watch = Watch(self._separate(), prefix, timeout)
         try:
@@ -115,7 +117,7 @@ class Broker(BrokerBase):
         connection = self._connection
         transport = connection.transport
         assert isinstance(transport, BlockingTransport)
-        if not transport.connected:  # that of a parent process is not, nor a closed one
+        if not transport.connected:  # never after close(), or in a forked child
             self._check(call_of(request))
         try:
             return alone(transport.lock, connection.ask_now, request, kind, lease, transport)
@@ -128,11 +130,6 @@ class Broker(BrokerBase):
     ) -> tuple[R, Parcels]:
         return self._ask_now(request, kind, lease)
 
-    def _region(
-        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
-    ) -> BrokerRegion:
-        return BrokerRegion._granted(self, grant, parcels, gpu, cpu, viewer)
-
     def _release(self) -> None:
         run(self._connection.transport.alone, self._disconnect)
 
@@ -144,11 +141,11 @@ _shared: dict[str, Broker] = {}
 
 
 def shared_broker(socket: str) -> Broker:
-    """This process's connection for regions that were unpickled; made when it is first needed."""
+    """This process's connection for unpickled regions, made when it is first needed."""
     found = _shared.get(socket)
     if found is not None and not found.closed and not found._forked():
         return found
-    # No lock, which a fork could leave locked for ever: who comes second closes what it made.
+    # No lock: a fork could leave it locked for ever. A second thread closes its connection.
     made = connect(socket)
     if found is not None:
         _shared.pop(socket, None)
@@ -166,14 +163,14 @@ def attach(
 
 
 def reduce_region(region: LeasedRegion) -> tuple[Any, ...]:
-    """How a region is pickled: to be attached where it is unpickled."""
+    """Pickle a region, so that unpickling attaches it."""
     region._check("pickling a BrokerRegion")
     lease, views = region._lease, (region._ptr is not None, region._cpu is not None)
     return attach, (lease.socket, lease.life, lease.region, *views, region.readonly)
 
 
 def _reduce_lease(lease: Lease) -> tuple[Any, ...]:
-    """Memory that outlives its region is pickled by its lease, and arrives as a region."""
+    """Pickle the memory of a closed region by its lease; unpickling attaches a region."""
     gpu = lease._entry is not None and lease._entry[2]
     return attach, (lease.socket, lease.life, lease.region, gpu, True, not lease.writable)
 

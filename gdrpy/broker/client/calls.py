@@ -1,7 +1,7 @@
-"""Every call of a broker, said once: what is asked, and what becomes of the answer.
+"""The calls of both clients, as coroutine functions: the request, and the use of its reply.
 
-They are coroutine functions, so that the asyncio client has them as they are; the blocking one runs
-them to their end (:func:`~gdrpy.broker.client.transport.blocking`).
+They are methods of the asyncio client. The blocking client runs them to their end
+(:func:`~gdrpy.broker.client.transport.blocking`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gdrpy import cuda
 from gdrpy._core._mapping import Undo
@@ -22,13 +22,14 @@ from gdrpy.broker.client.arguments import (
     as_prefix,
     as_seconds,
 )
-from gdrpy.broker.client.connection import Connection, Lease, Parcels, call_of
+from gdrpy.broker.client.base import BrokerBase
+from gdrpy.broker.client.connection import Parcels
 from gdrpy.broker.client.connection import R as M
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.client.watch import Watching
 from gdrpy.broker.protocol import BATCH_LIMIT, CPU_DEVICE, PAGE_BYTES, pack_metadata
 from gdrpy.broker.replies import Grant, RegionInfo, Reply
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.common import spelling
 from gdrpy.errors import (
     Error,
@@ -40,40 +41,21 @@ from gdrpy.errors import (
     TooLarge,
 )
 
-R_co = TypeVar("R_co", bound=LeasedRegion, covariant=True)
 R = TypeVar("R", bound=LeasedRegion)
 
 
-class Client(Protocol[R_co]):
-    """A connected broker, whichever way it waits, whose regions are of class ``R``."""
-
-    async def _ask(
-        self, request: Request, kind: type[M], lease: Lease | None = None
-    ) -> tuple[M, Parcels]:
-        """The reply to a request; see :meth:`Connection.ask`."""
-
-    def _separate(self) -> Connection:
-        """A connection of its own, not connected yet."""
-
-    def _region(
-        self, grant: Grant, parcels: Parcels, gpu: bool, cpu: bool, viewer: int | None = None
-    ) -> R_co:
-        """The region of a grant, which takes the last of ``parcels`` out."""
-
-
-#: Seconds after which memory is asked for again though the broker told of none that came back:
-#: other programs free some too.
+#: Seconds after which a waiting call asks again without an event: other programs free memory too.
 _ASK_AGAIN = 1.0
-#: Bytes that msgpack puts before a name, at most.
+#: Bytes that msgpack puts before a name at most.
 _NAME_HEAD = 3
 
 
 async def _patiently(
-    client: Client[R], request: Request, wait: float, refusal: type[Error], prefix: str
+    client: BrokerBase[R], request: Request, wait: float, refusal: type[Error], prefix: str
 ) -> tuple[Grant, Parcels]:
-    """Ask until it is not refused so any more: at every event of names with this prefix.
+    """Ask after every event about this prefix, until the reply is not this refusal.
 
-    What is too large for the broker's limits is not waited for.
+    TooLarge is raised at once: waiting does not change the broker's limits.
     """
     call = call_of(request)
     deadline = time.monotonic() + as_seconds(call, "wait", wait)
@@ -93,17 +75,15 @@ async def _patiently(
             except refusal as error:
                 now = time.monotonic()
                 if now >= deadline:
-                    if isinstance(error, NotFound):
-                        error = await missing(client, prefix, error)
                     reason = str(error).removeprefix(f"{call}: ")
                     raise Timeout(f"{call}: waited {wait:g} s: {reason}") from error
             await watching.next(min(deadline, now + _ASK_AGAIN))
 
 
-async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
+async def missing(client: BrokerBase[R], name: str, error: NotFound) -> NotFound:
     """The error to raise for a missing region. It suggests a similar name that this user may read.
 
-    It looks at the first page of names only: programs that wait for a name ask often.
+    It looks at the first page of names only, since a program may ask often.
     """
     with suppress(Error):
         page, _ = await client._ask(requests.List("", "", id=0), replies.Page)
@@ -113,7 +93,7 @@ async def missing(client: Client[R], name: str, error: NotFound) -> NotFound:
     return error
 
 
-async def _asked_by_name(client: Client[R], name: str, request: Request, kind: type[M]) -> M:
+async def _asked_by_name(client: BrokerBase[R], name: str, request: Request, kind: type[M]) -> M:
     """The reply to a request for the region of a name."""
     try:
         reply, _ = await client._ask(request, kind)
@@ -123,7 +103,7 @@ async def _asked_by_name(client: Client[R], name: str, request: Request, kind: t
 
 
 async def allocate(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str | None,
     nbytes: int,
     device: Any = 0,
@@ -134,26 +114,27 @@ async def allocate(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """The region of this name, made if there is none; with a name of None one that only you hold.
+    """The region of this name, made if it does not exist; a name of None makes an anonymous one.
 
     Args:
         name: The name, or None.
-        nbytes: The size in bytes; in memory it is rounded up.
+        nbytes: The size in bytes, which the allocation rounds up.
         device: A GPU's UUID ("GPU-..."), its PCI address ("0000:3b:00.0") or its CUDA ordinal in
-            the broker, which may differ from the one here; a torch.device or torch's name
+            the broker, which may differ from this process's; a torch.device or torch's name
             ("cuda:1"), which are of this process; or "cpu" for host memory.
-        mode: Permission bits, as a file's.
+        mode: Permission bits, like a file's.
         metadata: A dict of msgpack's types, of up to 4096 bytes.
-        gpu: Whether this process gets the GPU view. Without it no CUDA is needed. Host memory has
-            none.
+        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA. Host
+            memory has no GPU view.
         cpu: Whether this process gets the CPU view.
-        wait: For how many seconds to wait for memory; None does not wait, nor does a region that
-            is larger than the broker's limits.
+        wait: How many seconds to wait for memory. None does not wait. A region that is larger than
+            the broker's limits is refused at once.
 
-    A region that is found keeps its mode and metadata.
+    An existing region keeps its mode and metadata.
 
-    Raises SizeMismatch when it is found with another size, OutOfMemory, QuotaExceeded, TooLarge
-    (larger than a limit), PermissionDenied, NotFound (no such device), Timeout, BrokerUnavailable.
+    Raises SizeMismatch if the region exists with another size or on another device, OutOfMemory,
+    QuotaExceeded, TooLarge (larger than a limit), PermissionDenied, NotFound (no such device),
+    Timeout, BrokerUnavailable.
     """
     if name is not None:
         as_name("allocate", name)
@@ -162,7 +143,7 @@ async def allocate(
 
 
 async def create(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     nbytes: int,
     device: Any = 0,
@@ -173,15 +154,15 @@ async def create(
     cpu: bool = True,
     wait: float | None = None,
 ) -> R:
-    """A new region that nobody else finds until its ``publish()`` puts it under the name.
+    """A draft: a new region that other processes cannot find until its ``publish()``.
 
     Args:
-        name: The name that ``publish()`` puts it under.
-        nbytes: The size in bytes; in memory it is rounded up.
-        device: Where it lies: as for :meth:`allocate`, as are the parameters that follow.
+        name: The name that ``publish()`` gives it.
+        nbytes: The size in bytes, which the allocation rounds up.
+        device: The region's device: as for :meth:`allocate`, as are the parameters that follow.
 
-    A region that has the name then is replaced, and stays with those who hold it. A draft that is
-    closed unpublished is gone. Raises as :meth:`allocate`.
+    ``publish()`` replaces the region that has the name, which lives on until its last holder closes
+    it. Closing an unpublished draft frees it. Raises as :meth:`allocate`.
     """
     as_name("create", name)
     fields = _of_new_region("create", nbytes, device, mode, metadata, gpu)
@@ -191,31 +172,31 @@ async def create(
 def _of_new_region(
     call: str, nbytes: int, device: Any, mode: int, metadata: Any, gpu: bool
 ) -> tuple[Any, ...]:
-    """The fields, after the name, of a request that makes a region."""
+    """The fields after the name in a request for a new region."""
     ordinal = as_device(call, device)
     gpu = bool(gpu) and ordinal != CPU_DEVICE
     return as_nbytes(call, nbytes), ordinal, as_mode(call, mode), pack_metadata(call, metadata), gpu
 
 
 async def _granted(
-    client: Client[R],
-    request: requests.Allocate | requests.Create | requests.Get,
+    client: BrokerBase[R],
+    request: requests.Allocate | requests.Get,
     cpu: bool,
     wait: float | None = None,
     refusal: type[Error] = OutOfMemory,
     prefix: str = "",
     viewer: int | None = None,
 ) -> R:
-    """The region that a request asks for; with ``wait``, see :func:`_patiently`."""
+    """The region that a request asks for. With ``wait``, see :func:`_patiently`."""
     if wait is None:
         grant, parcels = await client._ask(request, Grant)
     else:
         grant, parcels = await _patiently(client, request, wait, refusal, prefix)
-    return client._region(grant, parcels, request.gpu, cpu, viewer)
+    return client._region_type._granted(client, grant, parcels, request.gpu, cpu, viewer)
 
 
 async def get(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     *,
     gpu: bool = True,
@@ -224,20 +205,20 @@ async def get(
     wait: float | None = None,
     device: Any = None,
 ) -> R:
-    """The region of this name, with the views asked for.
+    """The region of this name, with the requested views.
 
     Args:
         name: The region's name.
-        gpu: Whether this process gets the GPU view. Without it no CUDA is needed.
+        gpu: Whether this process gets the GPU view. Without it the process needs no CUDA.
         cpu: Whether this process gets the CPU view.
         readonly: Whether to get read-only views.
-        wait: For how many seconds to wait for the name to appear; None does not wait.
-        device: The GPU of the GPU view, if it is not the one that the memory lies on: as for
+        wait: How many seconds to wait for the name to appear; None does not wait.
+        device: The GPU of the GPU view, if it is not the memory's own GPU: as for
             :meth:`gdrpy.Region.from_fd`.
 
-    It is read-only (``region.readonly``) if ``readonly`` asks for that, if it is sealed, or if this
-    user may only read it: neither of its views can be written then. ``region.enforced`` says
-    whether the process is also kept from mapping it once more to write.
+    The region is read-only (``region.readonly``) if ``readonly`` is true, if it is sealed, or if
+    this user may only read it. Neither of its views can be written then. ``region.enforced`` says
+    whether the kernel also keeps the process from mapping the memory again for writing.
 
     Raises NotFound, PermissionDenied, Timeout, BrokerUnavailable, BackendUnavailable (``device``
     cannot reach the memory).
@@ -251,20 +232,20 @@ async def get(
 
 
 def request_to_get(name: Any, gpu: Any, readonly: Any) -> requests.Get:
-    """What :func:`get` asks. Raises TypeError, ValueError."""
+    """The request of :func:`get`. Raises TypeError, ValueError."""
     return requests.Get(name=as_name("get", name), readonly=bool(readonly), gpu=bool(gpu), id=0)
 
 
 async def attach(
-    client: Client[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
+    client: BrokerBase[R], life: str, region: int, *, gpu: bool, cpu: bool, readonly: bool
 ) -> R:
-    """The region of this identity. Raises Gone when it is no more, and as :meth:`get`."""
+    """The region of this identity. Raises Gone if it no longer exists, and as :meth:`get`."""
     request = requests.Get(region=region, life=life, readonly=readonly, gpu=gpu, id=0)
     return await _granted(client, request, cpu)
 
 
 async def get_many(
-    client: Client[R],
+    client: BrokerBase[R],
     names: Iterable[str],
     *,
     gpu: bool = True,
@@ -272,15 +253,14 @@ async def get_many(
     readonly: bool = False,
     device: Any = None,
 ) -> list[R]:
-    """The regions of these names, in their order, asked for at once.
+    """The regions of these names, in their order, by one request.
 
     Args:
         names: The regions' names.
         gpu: Whether this process gets GPU views: as for :meth:`get`, as are the parameters that
             follow.
 
-    All or none: one that is refused raises its error, and the others are closed. Raises as
-    :meth:`get`.
+    A refusal of one region closes the others and raises its error. Raises as :meth:`get`.
     """
     if isinstance(names, str):
         raise TypeError(f"get_many: names must be several names, not {names!r}: use get")
@@ -294,7 +274,8 @@ async def get_many(
             undo.callback(parcels.clear)
             parcels.reverse()  # each grant takes the last
             for grant in reply.grants:
-                regions.append(undo.keep(client._region(grant, parcels, gpu, cpu, viewer)))
+                region = client._region_type._granted(client, grant, parcels, gpu, cpu, viewer)
+                regions.append(undo.keep(region))
         if len(regions) != len(wanted):
             raise ProtocolError(f"get_many: {len(regions)} grants came for {len(wanted)} names")
         undo.forget()
@@ -302,7 +283,7 @@ async def get_many(
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:
-    """Names in portions that fit a packet."""
+    """The names in batches that fit a packet."""
     batch: list[str] = []
     room = PAGE_BYTES
     for name in names:
@@ -315,8 +296,8 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield batch
 
 
-async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
-    """The named regions that this user may read whose names begin with ``prefix``, by name."""
+async def list_regions(client: BrokerBase[R], prefix: str = "") -> list[RegionInfo]:
+    """The regions that this user may read and whose names begin with ``prefix``, in order."""
     wanted = as_prefix("list", prefix)
     found: list[RegionInfo] = []
     after = ""
@@ -330,8 +311,8 @@ async def list_regions(client: Client[R], prefix: str = "") -> list[RegionInfo]:
         after = page.next
 
 
-async def stat(client: Client[R], name: str) -> RegionInfo:
-    """All about the region of this name, with its metadata and holders.
+async def stat(client: BrokerBase[R], name: str) -> RegionInfo:
+    """The description of the region of this name, with its metadata and holders.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
@@ -339,8 +320,8 @@ async def stat(client: Client[R], name: str) -> RegionInfo:
     return replies.described(await _asked_by_name(client, name, request, replies.Description))
 
 
-async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
-    """As :func:`stat`, whose errors name another call."""
+async def _named(client: BrokerBase[R], call: str, name: str) -> RegionInfo:
+    """As :func:`stat`, but its errors name the call ``call``."""
     as_name(call, name)
     try:
         return await stat(client, name)
@@ -349,8 +330,8 @@ async def _named(client: Client[R], call: str, name: str) -> RegionInfo:
         raise type(error)(*number, words.replace("stat: ", f"{call}: ", 1)) from None
 
 
-async def delete(client: Client[R], name: str) -> None:
-    """Take a region's name away; its memory is freed when the last holder is gone.
+async def delete(client: BrokerBase[R], name: str) -> None:
+    """Delete a region's name. The memory is freed when the last holder closes the region.
 
     Raises NotFound, PermissionDenied, BrokerUnavailable.
     """
@@ -358,30 +339,30 @@ async def delete(client: Client[R], name: str) -> None:
     await _asked_by_name(client, name, request, Reply)
 
 
-async def seal(client: Client[R], name: str) -> None:
-    """Make the region of this name immutable: nobody is given a writable view of it any more.
+async def seal(client: BrokerBase[R], name: str) -> None:
+    """Make the region of this name immutable: the broker grants no writable view of it any more.
 
-    Views that somebody has stay as they are. Raises NotFound, PermissionDenied.
+    Existing views stay writable. Raises NotFound, PermissionDenied.
     """
     info = await _named(client, "seal", name)
     await client._ask(requests.Seal(info.region, id=0), Reply)
 
 
-async def chmod(client: Client[R], name: str, mode: int) -> None:
+async def chmod(client: BrokerBase[R], name: str, mode: int) -> None:
     """Change the permission bits of the region of this name. Raises NotFound, PermissionDenied."""
     bits = as_mode("chmod", mode)
     info = await _named(client, "chmod", name)
     await client._ask(requests.Change(info.region, bits, id=0), Reply)
 
 
-async def rounded_size(client: Client[R], nbytes: int, device: Any = 0) -> int:
-    """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound for no device."""
+async def rounded_size(client: BrokerBase[R], nbytes: int, device: Any = 0) -> int:
+    """The bytes that a region of ``nbytes`` takes on a device. Raises NotFound (no such device)."""
     bytes_, ordinal = as_nbytes("rounded_size", nbytes), as_device("rounded_size", device)
     reply, _ = await client._ask(requests.RoundedSize(bytes_, ordinal, id=0), replies.Size)
     return reply.size
 
 
-async def status(client: Client[R]) -> dict[str, Any]:
-    """The broker's counters: bytes per device and user, connections, requests."""
+async def status(client: BrokerBase[R]) -> dict[str, Any]:
+    """The broker's counters: bytes by device and user, connections, requests."""
     counters, _ = await client._ask(requests.Status(id=0), replies.Counters)
     return counters.as_dict()

@@ -1,4 +1,4 @@
-"""Calls that load a checkpoint of many files, a region for each, and open all of its tensors."""
+"""Calls that load a checkpoint's files, each into a region, and open all of its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdrpy.arrays.array import Array
 from gdrpy.broker.client import arrays, calls, region_calls
 from gdrpy.broker.client.arguments import as_device, as_name
 from gdrpy.broker.client.arrays import SAFETENSORS
-from gdrpy.broker.client.calls import Client
+from gdrpy.broker.client.base import BrokerBase
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import CPU_DEVICE, UNDECODABLE
 from gdrpy.errors import NotFound, OutOfMemory, PermissionDenied
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=LeasedRegion)
 
-#: What the metadata of a region says whose bytes list the names of other regions, as JSON.
+#: The metadata of a region whose bytes list the names of other regions, as JSON.
 CHECKPOINT = {"format": "checkpoint"}
-#: What the names of a checkpoint's regions have after its own name.
+#: The part after the checkpoint's name in the names of its files' regions.
 _SHARD = r"/[0-9a-f]{8}/[^/]+"
 
 
 async def load_checkpoint(
-    client: Client[R],
+    client: BrokerBase[R],
     folder: str | os.PathLike[str],
     name: str,
     device: Any = 0,
@@ -45,24 +45,24 @@ async def load_checkpoint(
     wait: float | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[str, Array]:
-    """Publish the tensors of a folder's safetensors files, and return them as :meth:`tensors` does.
+    """Publish the tensors of a folder's safetensors files; returns them as :meth:`tensors` does.
 
     Args:
         folder: The checkpoint's folder.
         name: The name of the checkpoint.
-        device: Where the tensors lie: as for :meth:`load`, as are ``mode`` to ``wait``.
-        progress: Called with the bytes done and to do, of the files that are read.
+        device: The device of the tensors: as for :meth:`load`, as are ``mode`` to ``wait``.
+        progress: Called with the bytes read so far and the total, of the files that must be read.
 
     The folder holds an index (``model.safetensors.index.json``) and the files that it names, or one
-    file. Each becomes a region ``NAME/ID/FILE``, where ID stands for the device and for the names,
-    sizes and modification times of all of them. The region of the name itself lists them. It is
-    published last, and the regions that it listed before are deleted then: others find the
-    checkpoint as it was, or all of the new one.
+    file. Each file becomes a region ``NAME/ID/FILE``. ID is a checksum of the device and of the
+    names, sizes and modification times of all files. The region of the name itself lists these
+    regions. It is published last, and then the regions that it listed before are deleted: other
+    processes find either the old checkpoint or the whole new one.
 
-    A load that was broken off goes on when it is called again: files that are published already are
-    not read. What it left stays otherwise, until ``gdrpy rm -r`` deletes it.
+    An interrupted load continues when it is called again: it does not read files that it has
+    published. Otherwise their regions stay until ``gdrpy rm -r`` deletes them.
 
-    Raises ValueError if the folder holds no checkpoint or an incomplete or invalid one, before
+    Raises ValueError if the folder holds no checkpoint, or an incomplete or invalid one, before
     anything is published, or if a file changes meanwhile; OSError, and the errors of :meth:`load`.
     """
     as_name("load_checkpoint", name)
@@ -117,7 +117,7 @@ async def load_checkpoint(
 
 
 async def tensors(
-    client: Client[R],
+    client: BrokerBase[R],
     name: str,
     *,
     gpu: bool = True,
@@ -126,19 +126,19 @@ async def tensors(
     wait: float | None = None,
     device: int | str | None = None,
 ) -> dict[str, Array]:
-    """The tensors by name that ``put_tensors``, ``load`` or ``load_checkpoint`` published.
+    """The tensors that ``put_tensors``, ``load`` or ``load_checkpoint`` published, by name.
 
     Args:
         name: The name of the region or checkpoint.
         gpu: Whether to open the GPU view.
         cpu: Whether to open the CPU view.
         readonly: Whether to open them read-only.
-        wait: For how many seconds to wait for the name to appear.
+        wait: How many seconds to wait for the name to appear; None does not wait.
         device: The GPU of the GPU view, as for :meth:`get`.
 
-    No byte is copied: ``array.numpy()`` and ``torch.from_dlpack(array)`` show each where it lies,
-    and an Array keeps its region. Raises as :meth:`get`, ValueError for a region without tensors,
-    NotFound where a region of the checkpoint was deleted.
+    Nothing is copied: ``array.numpy()`` and ``torch.from_dlpack(array)`` are views of the region,
+    which the Array keeps. Raises as :meth:`get`, ValueError for a region without tensors, NotFound
+    if a region of the checkpoint was deleted.
     """
     views: dict[str, Any] = {"gpu": gpu, "cpu": cpu, "readonly": readonly, "device": device}
     while True:
@@ -149,7 +149,7 @@ async def tensors(
         try:
             shards = await calls.get_many(client, names, **views)
         except NotFound as error:
-            if await region_calls.stale(region):  # and what it lists was deleted
+            if await region_calls.stale(region):  # a newer checkpoint replaced it
                 continue
             raise NotFound(
                 f"tensors: checkpoint {name!r} is incomplete: {error}; load it again"
@@ -159,8 +159,8 @@ async def tensors(
         return {key: array for shard in shards for key, array in shard.tensors().items()}
 
 
-async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
-    """The regions of this checkpoint, also of loads that were broken off."""
+async def shards_of(client: BrokerBase[R], name: str) -> list[RegionInfo]:
+    """The regions of this checkpoint's files, also of interrupted loads."""
     found: list[RegionInfo] = []
     for info in await calls.list_regions(client, f"{name}/"):
         if re.fullmatch(_SHARD, str(info.name)[len(name) :]):
@@ -172,7 +172,7 @@ async def shards_of(client: Client[R], name: str) -> list[RegionInfo]:
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A file, the bytes that its region needs, and the metadata by which it is known again."""
+    """A file, the size of its region, and the metadata that identifies it in a later load."""
 
     folder: str
     name: str
@@ -196,7 +196,7 @@ def _source(folder: str, name: str, checkpoint: str) -> _Source:
 
 
 def _identity(files: list[_Source], device: str) -> str:
-    """What stands for a device and files in the names of regions, which are then compared."""
+    """The checksum of a device and files in regions' names; the metadata is compared too."""
     import json
 
     states = [device, *((file.name, file.metadata) for file in files)]
@@ -204,14 +204,16 @@ def _identity(files: list[_Source], device: str) -> str:
 
 
 async def _published(
-    client: Client[R], place: str, files: list[_Source], mode: int, seal: bool
+    client: BrokerBase[R], place: str, files: list[_Source], mode: int, seal: bool
 ) -> set[str]:
-    """The files that an earlier load published at a place, with permissions as of this one."""
+    """The files that an earlier load published at a place, given this load's permissions."""
     names = {str(info.name) for info in await calls.list_regions(client, place)}
     if not names:
         return set()
     own = await calls.allocate(client, None, 1, "cpu")
-    uid = (await region_calls.info(own)).uid  # as the broker sees it, from a container too
+    uid = (
+        await region_calls.info(own)
+    ).uid  # the broker's view of this user, also from a container
     own.close()
     there = set()
     for file in files:
@@ -231,11 +233,11 @@ async def _published(
 
 
 async def _listing(
-    client: Client[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
+    client: BrokerBase[R], name: str, mode: int, seal: bool, gpu: bool, cpu: bool
 ) -> tuple[list[str], bool]:
-    """The files that a checkpoint lists, and whether it has the mode and seal of this load.
+    """The regions that a checkpoint lists, and whether it has the mode and seal of this load.
 
-    A region that is no checkpoint lists no files.
+    Any other region lists none.
     """
     try:
         info = await calls.stat(client, name)
@@ -248,10 +250,11 @@ async def _listing(
 
 
 def listed(name: str, data: bytes) -> list[str]:
-    """The names that the region of a checkpoint lists; whoever wrote them."""
+    """The names that a checkpoint's region lists. Raises ValueError for other bytes."""
     try:
         return msgspec.json.decode(data, type=list[str])
     except UNDECODABLE:
         raise ValueError(
-            f"tensors: region {name!r} says that it is a checkpoint and lists no regions"
+            f"tensors: region {name!r} says that it is a checkpoint and lists no regions: load it "
+            f"again"
         ) from None

@@ -1,4 +1,4 @@
-"""One connection to a broker: hello, exchanges, and going on after the broker was restarted."""
+"""One connection to a broker: hello, requests, and recovery when the broker is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gdrpy.broker.client.transport import (
 )
 from gdrpy.broker.protocol import BATCH_LIMIT, VERSION
 from gdrpy.broker.replies import Grant, Grants, Refusal, Reply
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 from gdrpy.errors import (
     BrokerUnavailable,
     Closed,
@@ -37,12 +37,12 @@ R = TypeVar("R", bound=Reply | replies.Description)
 
 #: Seconds between attempts to reach a broker that went away: doubled from the first to the last.
 _FIRST_PAUSE, _LAST_PAUSE = 0.005, 0.25
-#: What a repeated request is refused with after the first one was carried out.
+#: The refusal of a repeated request whose first copy was carried out.
 _DONE_BEFORE: dict[type[Request], str] = {requests.Delete: "NotFound"}
 
 
 class Lease(_mapping.Lease):
-    """A grant that this process holds; given back when it is closed, or nobody refers to it."""
+    """A grant that this process holds; returned when it is closed or no longer referenced."""
 
     __slots__ = ()
 
@@ -54,65 +54,64 @@ class Lease(_mapping.Lease):
 
     @property
     def writable(self) -> bool:
-        """Whether the memory may be written; not when it was given back."""
+        """Whether the memory may be written; False after the lease was returned."""
         entry = self._entry
         return entry is not None and entry[1]
 
     @property
     def lost(self) -> bool:
-        """Whether the broker knows it no more, or it was given back."""
+        """Whether the broker no longer knows it, or it was returned."""
         return self._entry is None
 
 
-#: A grant's descriptor, None if it did not arrive, and its lease: both end when they are dropped.
+#: A grant's descriptor, None if it did not arrive, and its lease. Dropping them closes both.
 Parcel = tuple[Descriptor | None, Lease]
 Parcels = list[Parcel]
 
 
 class Connection:
-    """Requests to the broker at ``path``, one at a time: who asks holds the transport's lock.
+    """Requests to the broker at ``path``, one at a time: the caller holds the transport's lock.
 
-    When the broker goes away it is sought for up to ``reconnect`` seconds, the leases are resumed,
-    and the request is repeated.
+    If the broker goes away, the connection looks for one for up to ``reconnect`` seconds, resumes
+    the leases, and repeats the request.
 
-    An exception may end a call at any point, as Ctrl-C does. So nothing that must happen is left to
-    exception handlers. What was granted belongs to leases and descriptors, C objects that give it
-    back. From before something is sent until what came of it is known the connection is not
-    settled; whoever finds it so connects anew and resumes the leases that there are, and the broker
-    gives back what was granted to nobody.
+    An exception, as by Ctrl-C, may end a call at any point. So nothing that must happen is left to
+    exception handlers. Leases and descriptors, which are C objects, own every grant and return it.
+    From before a packet is sent until its outcome is known, the connection is not settled. The next
+    call on an unsettled connection connects again and resumes the existing leases; the broker then
+    releases the grants that no lease received.
     """
 
     def __init__(self, transport: Transport, path: str, reconnect: float) -> None:
         self.transport = transport
         self.path = path
-        #: 32 hexadecimal digits that stand for the broker's state.
+        #: The identity of the broker's state: 32 hexadecimal digits.
         self.life = ""
-        #: Region, writable, gpu of each lease, by a number of its object's.
+        #: Region, writable and gpu of each lease, by the key of its object.
         self.leases: dict[int, tuple[int, bool, bool]] = {}
-        #: Regions given back that the broker has not been told of, by those numbers.
+        #: Returned regions that the broker has not been told of, by the same keys.
         self.returned: dict[int, int] = {}
         self.reconnect = reconnect
         self._closed = False
-        #: Whether the transport, when it is connected, is past hello and resume, and nothing is
-        #: under way.
+        #: Whether a connected transport has done hello and resume, and no request is under way.
         self._settled = False
-        #: The sessions that may hold our leases, the transport's the last if it is ``_greeted``:
-        #: more than one while a resume was not answered.
+        #: The sessions that may hold our leases. The last is the transport's if it is ``_greeted``.
+        #: There are several while a resume has no reply.
         self._sessions: list[int] = []
         self._greeted = False
-        #: Whether those may hold anything for us.
+        #: Whether these sessions may hold leases.
         self._granting = False
         self._last_id = 0
 
     @property
     def ready(self) -> bool:
-        """Whether it is connected, and no call was broken off half-way."""
+        """Whether it is connected, and no call was interrupted."""
         return self.transport.connected and self._settled
 
     async def open(self) -> None:
         """Connect, once. Raises Lost, Silent, PermissionDenied, ProtocolError, Closed."""
         if self._closed:
-            raise Closed(f"the connection to the broker at {self.path} is closed")
+            raise Closed(f"the connection to the broker at {self.path} is closed: connect() again")
         self._break_off()
         self._greeted = False
         await self.transport.connect(self.path)
@@ -122,7 +121,8 @@ class Connection:
             if welcome.version != VERSION:
                 raise ProtocolError(
                     f"the broker at {self.path} speaks version {welcome.version} of the "
-                    f"protocol, this client version {VERSION}: use one gdrpy on both ends"
+                    f"protocol, and this client version {VERSION}: install the same gdrpy on both "
+                    f"sides"
                 )
             if welcome.life is UNSET or welcome.session is UNSET:
                 raise ProtocolError("hello: the broker's reply has no life or no session")
@@ -134,7 +134,7 @@ class Connection:
         self._settled = True
 
     async def _resume(self, life: str, session: int) -> None:
-        """Get back the leases that live, from the sessions that may hold them, and end those."""
+        """Resume the leases of this life from the sessions that may hold them, and end these."""
         if life != self.life:
             self.leases.clear()
             self._sessions = []
@@ -144,7 +144,7 @@ class Connection:
         self._greeted = True
         missing = self.leases.copy()
         for key in list(self.returned):
-            if key not in missing:  # else it was given back just now, and will have been resumed
+            if key not in missing:  # a lease returned just now is resumed first
                 self.returned.pop(key, None)
         for number in before:
             missing = await self._resume_from(number, missing)
@@ -156,7 +156,7 @@ class Connection:
     async def _resume_from(
         self, session: int, leases: dict[int, tuple[int, bool, bool]]
     ) -> dict[int, tuple[int, bool, bool]]:
-        """Resume these leases of a session, which ends; those that were not found there."""
+        """Resume these leases of a session, which ends; returns those that it did not have."""
         lost: set[int] = set()
         wanted = list(leases.values())
         for first in range(0, len(wanted) or 1, BATCH_LIMIT):
@@ -171,7 +171,7 @@ class Connection:
         return {key: lease for key, lease in leases.items() if lease[0] in lost}
 
     def close(self) -> None:
-        """Disconnect for good, which gives back every lease."""
+        """Disconnect for good, which ends every lease."""
         self._closed = True
         self.leases.clear()
         self.transport.close()
@@ -183,10 +183,10 @@ class Connection:
         lease: Lease | None = None,
         perhaps_done: bool = False,
     ) -> tuple[R, Parcels]:
-        """The reply to a request, of this kind; one about a lost lease's region is not sent.
+        """The reply to a request, of this kind. A request about a lost lease's region is not sent.
 
-        Raises what the broker answers, Gone, Timeout, BrokerUnavailable, ProtocolError. After a
-        timeout the connection is dropped: the reply may still come.
+        Raises the broker's refusal, Gone, Timeout, BrokerUnavailable, ProtocolError. A timeout
+        drops the connection, because the reply may still come.
         """
         deadline: float | None = None
         pause = 0.0
@@ -225,7 +225,7 @@ class Connection:
     def ask_now(
         self, request: Request, kind: type[R], lease: Lease | None, transport: BlockingTransport
     ) -> tuple[R, Parcels]:
-        """As :meth:`ask`, without a coroutine while nothing is in the way.
+        """As :meth:`ask`, without a coroutine in the common case.
 
         The transport's lock is held.
         """
@@ -268,7 +268,7 @@ class Connection:
         )
 
     def _break_off(self) -> None:
-        """Wait for no reply any more. The broker is not to notice before our leases are resumed."""
+        """Stop waiting for a reply. The broker notices only after the leases were resumed."""
         self._settled = False
         if self._greeted and self.leases:
             self.transport.leave()
@@ -283,7 +283,7 @@ class Connection:
         )
 
     async def _exchange(self, request: Request, kind: type[R]) -> tuple[R | Refusal, Parcels]:
-        """The reply to a request, or its refusal, put together if it comes in several packets."""
+        """The reply to a request or its refusal, joined if it comes in several packets."""
         request.id = self._last_id = self._last_id + 1
         packet = requests.encode(request)
         parcels: Parcels = []
@@ -292,7 +292,7 @@ class Connection:
             while isinstance(reply, Grants) and reply.more:
                 part, its = self._accept(await self.transport.receive(), request, Grants)
                 parcels += its
-                its.clear()  # an error's traceback must keep none of them
+                its.clear()  # an error's traceback must not keep them
                 if isinstance(part, Refusal):
                     return part, parcels
                 reply.grants += part.grants
@@ -312,13 +312,13 @@ class Connection:
     def _accept(
         self, packet: Packet, request: Request, kind: type[R]
     ) -> tuple[R | Refusal, Parcels]:
-        """The reply of a packet that must be one to this request. Raises ProtocolError."""
+        """The reply in a packet, which must belong to this request. Raises ProtocolError."""
         data, fds = packet
         try:
             reply = replies.decode(type(request), kind, data)
             told = 0 if type(reply) is Refusal else reply.fds
             if reply.id != request.id:
-                if type(reply) is Refusal and not reply.id:  # of no request: the connection
+                if type(reply) is Refusal and not reply.id:  # the connection is refused
                     raise replies.error_of(reply)
                 raise ProtocolError(
                     f"{call_of(request)}: a reply to request {reply.id} came to request "
@@ -340,7 +340,7 @@ class Connection:
             raise
 
     def _parcels(self, reply: Any, request: Any, fds: Descriptors) -> Parcels:
-        """A lease for each grant, with its descriptor: there must be as many."""
+        """A lease for each grant, with its descriptor. Raises ProtocolError if one is missing."""
         if type(reply) is Grant and len(fds) == 1:
             return [(fds[0], Lease(self, reply.region, not reply.readonly, request.gpu))]
         single = [reply] if type(reply) is Grant else []
@@ -355,10 +355,10 @@ class Connection:
         ]
 
     def flush(self) -> None:
-        """Tell which regions were given back, if that can be done without waiting.
+        """Tell the broker which regions were returned, if that takes no waiting.
 
-        Called in any thread, by the garbage collector too: even by one that asks just now. Who
-        holds the lock calls it again when it has let go.
+        Any thread may call this, also from the garbage collector in the middle of a request. A
+        thread that held the lock calls it again after releasing it.
         """
         if sys.is_finalizing():
             return
@@ -366,9 +366,9 @@ class Connection:
             pass
 
     def _send_returned(self) -> bool:
-        """With the lock held; whether there was room for all of it."""
+        """Send all returned regions, with the lock held; returns whether the socket took them."""
         while self.returned:
-            if not self._settled:  # a call was broken off, and what it was granted is not known
+            if not self._settled:  # an interrupted call: its grants are not known
                 self._break_off()
                 return False
             keys = list(self.returned)[:BATCH_LIMIT]
@@ -386,7 +386,7 @@ class Connection:
 
 
 def accepted(answer: tuple[R | Refusal, Parcels]) -> tuple[R, Parcels]:
-    """A reply. Raises the error of a refusal."""
+    """The reply. Raises the error of a refusal."""
     reply, parcels = answer
     if type(reply) is Refusal:
         parcels.clear()
@@ -394,12 +394,7 @@ def accepted(answer: tuple[R | Refusal, Parcels]) -> tuple[R, Parcels]:
     return reply, parcels
 
 
-def call_of(request: Request) -> str:
-    """The name of the call that makes a request."""
-    return requests.name_of(type(request))
-
-
 def _was_done_before(request: Request, answer: tuple[object, Parcels]) -> bool:
-    """Whether a request that was sent twice is refused since the first one was carried out."""
+    """Whether a repeated request is refused because its first copy was carried out."""
     reply, _ = answer
     return isinstance(reply, Refusal) and reply.error == _DONE_BEFORE.get(type(request))

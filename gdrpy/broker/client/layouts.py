@@ -1,4 +1,4 @@
-"""How a region's metadata tells of the array that it holds."""
+"""The description of an array in its region's metadata."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ARRAY = "array"
 
 
 def layout_of(array: Elements) -> list[Any]:
-    """The element type and shape of an array, as msgpack takes them. Raises TypeError."""
+    """The element type and shape of an array, for msgpack. Raises TypeError."""
     return [_type_name(array.dtype), list(array.shape)]
 
 
 def _type_name(dtype: DType | np.dtype[Any]) -> str:
-    """What stands for an element type: numpy's letters, safetensors' name where it has none."""
+    """The name of an element type: numpy's letters, or safetensors' name if it has none."""
     if isinstance(dtype, DType):
         return dtype.numpy("put").str if dtype.native else dtype.name
     if dtype.kind != "V":
@@ -33,9 +33,10 @@ def _type_name(dtype: DType | np.dtype[Any]) -> str:
 
 
 def stored_array(call: str, layout: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The element type and shape of an array that :func:`put` stored, by its metadata.
+    """The element type and shape of an array that :func:`put` stored, from its metadata.
 
-    Raises ValueError for what put() does not store, TypeError where ml_dtypes is missing for it.
+    Raises ValueError for metadata that put() does not write, TypeError if the type needs ml_dtypes,
+    which is missing.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a process on a region's machine does to send its bytes to another machine."""
+"""Reading a region on its machine, to send its bytes to another machine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gdrpy.errors import CudaError, Error
 if TYPE_CHECKING:
     import numpy as np
 
-#: Bytes that travel at a time.
+#: Bytes of a piece.
 PIECE_BYTES = 16 << 20
-#: Seconds without a piece after which a copy is given up.
+#: Seconds without a piece after which a copy fails.
 PATIENCE = 60.0
 
 
 class Source(NamedTuple):
-    """Which region of which broker to read, and by which views; ``host`` names its machine."""
+    """The region to read, its broker, and its views; ``host`` names the machine."""
 
     socket: str
     life: str
@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a copy has in common with its original; ``device`` is a CUDA ordinal or "cpu"."""
+    """The properties of a region that a copy gets; ``device`` is a CUDA ordinal or "cpu"."""
 
     nbytes: int
     device: int | str
@@ -50,7 +50,7 @@ def reaches(source: Source) -> bool:
 
 
 def describe(source: Source) -> Description:
-    """What the region is."""
+    """The region's description."""
     with _opened(source) as region:
         return _described(region)
 
@@ -62,7 +62,7 @@ def piece(source: Source, offset: int) -> np.ndarray[Any, Any]:
 
 
 def read(source: Source) -> Generator[Any, None, None]:
-    """What the region is, then all of its bytes in pieces."""
+    """The region's description, then all of its bytes in pieces."""
     with _opened(source) as region:
         yield _described(region)
         for offset in range(0, region.nbytes, PIECE_BYTES):
@@ -70,7 +70,7 @@ def read(source: Source) -> Generator[Any, None, None]:
 
 
 def _opened(source: Source) -> BrokerRegion:
-    """The region, to read it: by the copy engine, else by CUDA if it was open with its GPU view."""
+    """The region, for reading by the copy engine, else by CUDA if it had a GPU view."""
     socket, life, region, gpu, cpu, _ = source
     if gpu:
         found = attach(socket, life, region, False, cpu, True)
@@ -78,7 +78,7 @@ def _opened(source: Source) -> BrokerRegion:
             found._prepare_engine("reading a region")
             return found
         found.close()
-        with suppress(CudaError):  # as in a process that was given no GPU
+        with suppress(CudaError):  # a process without a GPU
             return attach(socket, life, region, True, cpu, True)
     return attach(socket, life, region, False, True, True)
 

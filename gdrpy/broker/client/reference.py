@@ -1,4 +1,4 @@
-"""References to regions: what Ray and Dask carry to the processes that open them."""
+"""References to regions, which Ray and Dask carry to the processes that open them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.place import connect_path
 from gdrpy.errors import BrokerUnavailable, Gone, NotFound, SizeMismatch
 
-#: What moves Python objects between machines. A ``place()`` is where this process is in the engine,
-#: None if it takes no part; ``pieces(place, source)`` brings a region from there: a Description,
-#: then its bytes in order.
+#: The engines that move Python objects between machines. ``place()`` is this process's place in the
+#: engine, None if it takes no part. ``pieces(place, source)`` fetches a region from a place: its
+#: Description, then its bytes in order.
 _ENGINES = {"ray": ray, "dask": dask}
 
 
 class Reference:
-    """A reference to a region of a broker, which pickles and is opened wherever it arrives.
+    """A reference to a region of a broker. It pickles, and any process that receives it opens it.
 
     It holds no lease: keep the region, or its name, until the receiver has opened the reference.
     """
@@ -38,13 +38,13 @@ class Reference:
         self._places = _places()
 
     def open(self) -> BrokerRegion:
-        """The region, with the views and rights that it had; on another machine a copy of it.
+        """The region, with its views and permissions; on another machine a copy of it.
 
-        The copy is an anonymous region of this machine's broker. While a process of this user holds
-        the copy of a sealed region, this gives all of the user's processes on the machine that one.
+        The copy is an anonymous region of this machine's broker. All of the user's processes on the
+        machine share one copy of a sealed region, while one of them holds it.
 
-        Raises Gone when the region no longer exists, what ``get`` raises, and for a copy Timeout,
-        OutOfMemory, QuotaExceeded; BrokerUnavailable on a machine without a broker.
+        Raises Gone if the region no longer exists, and as ``get``; for a copy also Timeout,
+        OutOfMemory, QuotaExceeded, and BrokerUnavailable on a machine without a broker.
         """
         source = self._source
         try:
@@ -58,9 +58,9 @@ class Reference:
         return attach(socket, life, region, self._source.gpu, self._source.cpu, self._readonly)
 
     def _copy(self, reason: Exception) -> BrokerRegion:
-        """A copy of the region; raises ``reason`` where no engine can bring one."""
+        """A copy of the region. Raises ``reason`` if no engine can fetch it."""
         here, source = _places(), self._source
-        # Another place of an engine that this process takes part in.
+        # Engines that this process takes part in, at another place.
         ways = [name for name in self._places.keys() & here if self._places[name] != here[name]]
         if not ways:
             raise reason
@@ -87,14 +87,14 @@ class Reference:
 
 
 def _places() -> dict[str, str]:
-    """Where this process is in each engine that it takes part in."""
+    """The place of this process in each engine that it takes part in."""
     places = {name: engine.place() for name, engine in _ENGINES.items()}
     return {name: place for name, place in places.items() if place is not None}
 
 
 def _room(source: Source, description: Description) -> BrokerRegion:
-    """An anonymous region for the copy, of this machine's broker: the one at the same path as
-    there, else where ``connect()`` finds one.
+    """An anonymous region for the copy. Its broker is this machine's at the original's path, else
+    the one that ``connect()`` finds.
     """
     for path in dict.fromkeys((source.socket, connect_path())):
         try:
@@ -102,13 +102,12 @@ def _room(source: Source, description: Description) -> BrokerRegion:
         except BrokerUnavailable as error:
             reason = error
     raise BrokerUnavailable(
-        f"{source} is another machine's, and there is no broker on this one to hold a copy: "
-        f"{reason}"
+        f"{source} is another machine's, and a copy needs a broker on this one: {reason}"
     ) from None
 
 
 def _allocated(broker: Broker, gpu: bool, description: Description) -> BrokerRegion:
-    """On the device of the same number, else on the first."""
+    """A region on the device of the same number, else on the first."""
     size, device, metadata, _ = description
     try:
         return broker.allocate(None, size, device, metadata=metadata, gpu=gpu)

@@ -1,4 +1,4 @@
-"""A region of a broker, as a process holds it."""
+"""A region of a broker in a process that holds it."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ if TYPE_CHECKING:
 class LeasedRegion(Region):
     """A region that a broker granted. Made by the broker's calls: a BrokerRegion."""
 
-    #: The broker's number of it, of this broker's life.
+    #: The broker's number of the region, valid in this life of the broker.
     id: int
     #: None for an anonymous region.
     name: str | None
-    #: Which region of its name it is, from 1 on; 0 for a draft.
+    #: The version of its name, from 1 on; 0 for a draft.
     version: int
-    #: Whether it was sealed when it was opened, or by this object.
+    #: Whether it was sealed before it was opened, or by this object.
     sealed: bool
-    #: Whether the kernel keeps this process from writing, whatever it does: its descriptor is open
-    #: for reading only. Where it is not so, the views of a read-only region are read-only in the
-    #: page tables of the CPU and of the GPU, which keeps the process from mistakes; by the
-    #: descriptor it could map the memory once more, and write.
+    #: Whether the kernel keeps this process from writing in any way: its descriptor is read-only.
+    #: Otherwise the views of a read-only region are read-only in the page tables of the CPU and of
+    #: the GPU. That prevents mistakes, but the process could map the descriptor again and write.
     enforced: bool
 
+    _anew = "get it again by its name"
     _again = "connect to the broker, and get it again"
 
-    _broker: BrokerBase
+    _broker: BrokerBase[Self]
     _packed: bytes
     _metadata: dict[str, Any] | None = None
 
     @classmethod
     def _granted(
         cls,
-        broker: BrokerBase,
+        broker: BrokerBase[Self],
         grant: Grant,
         parcels: Parcels,
         gpu: bool,
         cpu: bool,
         viewer: int | None = None,
     ) -> Self:
-        """The region of a grant, with the last of ``parcels``, which it takes out.
+        """The region of a grant, made from the last of ``parcels``, which it removes.
 
-        ``viewer`` is the ordinal of the GPU that is to view it, None for the memory's own.
+        ``viewer`` is the ordinal of the GPU for its GPU view, None for the memory's own.
         """
         lease = parcels[-1][1]
         try:
@@ -97,12 +97,12 @@ class LeasedRegion(Region):
 
     @property
     def _lease(self) -> Lease:
-        """The grant, which the memory keeps: arrays outlive the region."""
+        """The lease. The memory keeps it, since arrays outlive the region."""
         return cast(Lease, self._memory.source)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was stored beside it when it was made."""
+        """The metadata that was stored with the region."""
         if self._metadata is None:
             self._metadata = unpack_metadata(self._packed)
         return self._metadata
@@ -110,23 +110,23 @@ class LeasedRegion(Region):
     def numpy(
         self, dtype: Any = None, shape: int | tuple[int, ...] | None = None, offset: int = 0
     ) -> np.ndarray[Any, Any]:
-        """The array that was put there; with any argument, or if none was, as of a Mapping.
+        """The array that put() stored. Else, or with any argument, as of a Mapping.
 
         Args:
-            dtype: The elements' type; None is that of the array, or "uint8".
-            shape: The shape; None is that of the array, or one dimension with all that fits.
+            dtype: The elements' type; None is the stored array's, or "uint8".
+            shape: The shape; None is the stored array's, or one dimension with all that fits.
             offset: The byte at which the first element begins.
 
-        Raises ValueError where the metadata tells of an array that no put() stored.
+        Raises ValueError if the metadata describes an array that put() cannot have stored.
         """
         if dtype is None and shape is None and not offset and ARRAY in self.metadata:
             dtype, shape = stored_array("BrokerRegion.numpy", self.metadata[ARRAY])
         return super().numpy("uint8" if dtype is None else dtype, shape, offset)
 
     def tensors(self) -> dict[str, Array]:
-        """The tensors by name of a region that ``put_tensors`` or ``load`` made, without a copy.
+        """The tensors of a region that ``put_tensors`` or ``load`` made, by name, without a copy.
 
-        Raises ValueError if it holds no valid image of the safetensors format.
+        Raises ValueError unless it holds a valid image of the safetensors format.
         """
         return self._tensors("BrokerRegion.tensors")
 
@@ -138,7 +138,7 @@ class LeasedRegion(Region):
             raise ValueError(f"{call}: region {self.name!r} {self._instead(error)}") from error
 
     def _instead(self, error: ValueError) -> str:
-        """What a region without tensors holds, and what to do with it, for an error message."""
+        """The end of an error message for a region without tensors: its content, and the remedy."""
         if self.metadata.get("format") == "safetensors":
             return f"holds no valid tensors ({error}): publish them again"
         if self.metadata.get("format") == "checkpoint":
@@ -160,7 +160,7 @@ class LeasedRegion(Region):
             )
 
     def _seal_here(self, view: Mapping | None) -> None:
-        """Refuse writes from now on; ``view`` is a read-only one to have instead of the CPU's."""
+        """Refuse writes from now on; ``view`` is a read-only CPU view in place of the old one."""
         self._disarm()
         if view is not None:
             assert self._cpu is not None

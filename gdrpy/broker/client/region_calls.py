@@ -1,4 +1,4 @@
-"""The calls about a region that one holds: as :mod:`gdrpy.broker.client.calls` for a broker's."""
+"""The methods of a region that call its broker: like :mod:`gdrpy.broker.client.calls`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from gdrpy._core._mapping import Undo
 from gdrpy.broker import requests
-from gdrpy.broker.client.connection import R, call_of
+from gdrpy.broker.client.connection import R
 from gdrpy.broker.client.region import LeasedRegion
 from gdrpy.broker.protocol import pack_metadata
 from gdrpy.broker.replies import Description, Published, RegionInfo, Reply, Sha256, described
-from gdrpy.broker.requests import Request
+from gdrpy.broker.requests import Request, call_of
 
 
 async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
@@ -20,11 +20,11 @@ async def _ask(region: LeasedRegion, request: Request, kind: type[R]) -> R:
 
 
 async def publish(region: LeasedRegion) -> int:
-    """Put a draft under its name, in one step; returns its version, from 1 on.
+    """Publish a draft under its name, in one step; returns its version, from 1 on.
 
-    The region that had the name stays with those who hold it. Of a region that its name means
-    already it gives the version. Raises InvalidRequest for one without a name, or whose name means
-    it no longer, PermissionDenied where the name is another user's.
+    The region that had the name lives on until its last holder closes it. For a region that has its
+    name already, this only returns the version. Raises InvalidRequest for an anonymous region and
+    for one that has lost its name, PermissionDenied if the name is another user's.
     """
     published = await _ask(region, requests.Publish(region.id, id=0), Published)
     region.version = published.version
@@ -32,10 +32,10 @@ async def publish(region: LeasedRegion) -> int:
 
 
 async def seal(region: LeasedRegion) -> None:
-    """Make it immutable: nobody is given a writable view of it any more.
+    """Make the region immutable: the broker grants no writable view of it any more.
 
-    This object refuses writes from now on, and its CPU view is a read-only one. Arrays and mappings
-    made before stay writable, here and in other processes: seal when the writers are done.
+    This object refuses writes from now on, and its CPU view becomes read-only. Existing arrays and
+    mappings stay writable, here and in other processes: seal when the writers are done.
 
     Raises PermissionDenied, Gone.
     """
@@ -43,7 +43,7 @@ async def seal(region: LeasedRegion) -> None:
 
 
 async def seal_copy(region: LeasedRegion, life: str, number: int) -> None:
-    """As :func:`seal`, and have this user find it by the identity of what it is a copy of."""
+    """As :func:`seal`. This user then finds the region by the identity of its original."""
     await _seal(region, (life, number))
 
 
@@ -59,7 +59,7 @@ async def _seal(region: LeasedRegion, copy_of: tuple[str, int] | None = None) ->
 
 
 async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) -> None:
-    """Store other metadata beside it, up to 4096 bytes as msgpack; who gets it from now on sees it.
+    """Replace the metadata, of up to 4096 bytes as msgpack; later ``get`` calls return the new one.
 
     Raises TypeError, ValueError, Sealed, PermissionDenied, Gone.
     """
@@ -69,9 +69,11 @@ async def set_metadata(region: LeasedRegion, metadata: dict[str, Any] | None) ->
 
 
 async def digest(region: LeasedRegion) -> str:
-    """The SHA-256 of a sealed region's bytes, in hexadecimal digits; takes time by its size.
+    """The SHA-256 of a sealed region's bytes, in hexadecimal digits.
 
-    Raises InvalidRequest for one that is not sealed, Gone.
+    It reads the whole region.
+
+    Raises InvalidRequest for a region that is not sealed, Gone.
     """
     region._check("BrokerRegion.digest")
     connection = region._broker._separate(endless=True)
@@ -84,7 +86,7 @@ async def digest(region: LeasedRegion) -> str:
 
 
 async def delete(region: LeasedRegion) -> None:
-    """Take its name away if that still means this region; the memory stays while it is held.
+    """Delete its name, if that still refers to this region. The memory stays while it is held.
 
     Raises NotFound, PermissionDenied, ValueError for an anonymous region.
     """
@@ -94,12 +96,12 @@ async def delete(region: LeasedRegion) -> None:
 
 
 async def info(region: LeasedRegion) -> RegionInfo:
-    """All that the broker tells of it, with metadata and holders. Raises Gone."""
+    """The broker's description of it, with metadata and holders. Raises Gone."""
     return described(await _ask(region, requests.Stat(region=region.id, id=0), Description))
 
 
 async def stale(region: LeasedRegion) -> bool:
-    """Whether its name means another region by now, or none. Asks the broker."""
+    """Whether its name no longer refers to it. Asks the broker."""
     if region.name is None or region.version == 0:
         return False
     return not (await info(region)).linked

@@ -1,10 +1,10 @@
-"""How a connection waits: a transport carries packets, and either blocks or suspends its caller.
+"""Transports carry a connection's packets, and either block or suspend their caller.
 
-Everything above it is written once, as coroutines. Those of a :class:`BlockingTransport` never
-suspend, so that ``run`` runs them to their end without an event loop.
+The code above them is written once, as coroutines. The coroutines of a :class:`BlockingTransport`
+never suspend, so ``run`` runs them to their end without an event loop.
 
-A signal's handler may raise between any two bytecodes. So descriptors are objects from the first,
-and locks are taken and given back within one call, ``alone``.
+A signal handler may raise between any two bytecodes. So every descriptor is an object from birth,
+and ``alone`` acquires and releases a lock in one call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weakref import ref
 
 from gdrpy._core._mapping import Descriptor, alone, exchange, receive, run, try_alone
 from gdrpy.broker.protocol import FDS_LIMIT, PACKET_LIMIT
-from gdrpy.broker.unix import packet_socket, set_timeout
+from gdrpy.broker.unix import TRUNCATED, packet_socket, set_timeout
 from gdrpy.errors import PermissionDenied, ProtocolError
 from gdrpy.memory.descriptors import fork_lock
 
@@ -31,32 +31,30 @@ S = TypeVar("S")
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: None stands for one that did not arrive.
+#: None stands for a descriptor that did not arrive.
 Descriptors = list[Descriptor | None]
 #: A packet and its descriptors, None if they did not all arrive.
 Packet = tuple[bytes, Descriptors | None]
 
 
-#: As numbers: flags of the enum are slow.
-_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-_DONT_WAIT = int(socket.MSG_DONTWAIT)
+_DONT_WAIT = int(socket.MSG_DONTWAIT)  # flags of the enum are slow
 _UNREAD = (errno.ECONNRESET, errno.EPIPE)
 
 
 class Lost(Exception):
-    """There is nobody at the other end, or no more."""
+    """The peer is gone, or never answered."""
 
 
 class Unread(Lost):
-    """And what was sent last has not been read there."""
+    """The peer is gone and has not read the last packet."""
 
 
 class Silent(Exception):
-    """The other end did not answer in time."""
+    """The peer did not answer in time."""
 
 
 def receive_packet(sock: socket.socket) -> Packet:
-    """One packet. Raises Lost at the peer's end, Silent when its time is over, ProtocolError."""
+    """One packet. Raises Lost if the peer is gone, Silent after the timeout, ProtocolError."""
     try:
         packet = receive(sock.fileno(), PACKET_LIMIT, FDS_LIMIT)
     except OSError as error:
@@ -65,8 +63,8 @@ def receive_packet(sock: socket.socket) -> Packet:
 
 
 def _checked(data: bytes, fds: Descriptors, flags: int) -> Packet:
-    """A packet. Raises Lost for what stands for the peer's end, ProtocolError."""
-    if flags & _TRUNCATED:
+    """A packet. Raises Lost for the empty one, which means that the peer is gone, ProtocolError."""
+    if flags & TRUNCATED:
         fds.clear()
         if flags & socket.MSG_TRUNC:
             raise ProtocolError(f"a packet has more than {PACKET_LIMIT} bytes")
@@ -77,14 +75,14 @@ def _checked(data: bytes, fds: Descriptors, flags: int) -> Packet:
 
 
 def failure(error: OSError) -> Lost | Silent:
-    """What a socket's error means: that its peer closes before it has read all is ECONNRESET."""
+    """The exception for a socket's error. ECONNRESET: the peer closed with unread packets."""
     if error.errno == errno.EAGAIN:
         return Silent()
     return (Unread if error.errno in _UNREAD else Lost)(error.strerror)
 
 
 def refused(error: OSError, path: str) -> Exception:
-    """What it means that a socket cannot be connected to."""
+    """The exception for a socket that cannot be connected."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
             error.errno,
@@ -95,10 +93,10 @@ def refused(error: OSError, path: str) -> Exception:
 
 
 class Transport(ABC):
-    """A packet socket, a way to wait for it, and the sockets that were left.
+    """A packet socket, a way to wait for it, and earlier sockets that are still open.
 
-    Raises Lost when the peer is not there or gone, Silent after ``timeout`` seconds (None: it
-    waits as long as it takes), ProtocolError for one that is too long, PermissionDenied.
+    Raises Lost if the peer is gone, Silent after ``timeout`` seconds (None is no limit),
+    ProtocolError for a packet that is too long, PermissionDenied.
     """
 
     def __init__(self, timeout: float | None) -> None:
@@ -109,7 +107,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def connect(self, path: str) -> None:
-        """Connect, from not connected."""
+        """Connect; the transport is not connected before."""
 
     @abstractmethod
     async def exchange(self, packet: bytes) -> Packet:
@@ -117,23 +115,23 @@ class Transport(ABC):
 
     @abstractmethod
     async def receive(self) -> Packet:
-        """Receive one more."""
+        """Receive another packet."""
 
     @abstractmethod
     async def wait(self, deadline: float | None) -> bool:
-        """Until something can be received; False if that is not so by ``time.monotonic()``."""
+        """Wait until a packet has come; False if ``time.monotonic()`` reaches the deadline."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for some seconds."""
 
     @abstractmethod
     def send_now(self, packet: bytes) -> bool:
-        """Send without waiting; whether it was possible."""
+        """Send without waiting; returns whether the packet was sent."""
 
     @abstractmethod
     async def alone(self, do: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Await it while no other caller does."""
+        """Await ``do(*args)`` while no other caller has the turn."""
 
     @abstractmethod
     def try_alone(self, do: Callable[[], bool]) -> bool:
@@ -144,9 +142,8 @@ class Transport(ABC):
         return -1 if self._sock is None else self._sock.fileno()
 
     def begin(self) -> socket.socket:
-        """A new socket, to be connected, which forked children close.
-
-        Else the broker could not tell that this process has ended.
+        """A new socket to connect. Forked children close it, so that the broker sees the end of
+        this process.
         """
         return alone(fork_lock, self._begin)
 
@@ -156,32 +153,32 @@ class Transport(ABC):
         return self._sock
 
     def hang_up(self) -> None:
-        """To not connected, but to what was left."""
+        """Disconnect; sockets that :meth:`leave` left stay open."""
         self.connected = False
         if self._sock is not None:
             self._sock.close()
             self._sock = None
 
     def leave(self) -> None:
-        """To not connected, which the peer does not notice before :meth:`forget`."""
+        """Disconnect, which the peer notices only after :meth:`forget`."""
         self.connected = False
         if self._sock is not None:
             self._left.append(self._sock)
             self._sock = None
 
     def forget(self) -> None:
-        """Disconnect from all that was left."""
+        """Close the sockets that were left."""
         while self._left:
             self._left[-1].close()
             self._left.pop()
 
     def abandon(self) -> None:
-        """Close the sockets alone: after a fork they are the parent process's."""
+        """Only close all sockets: after a fork they belong to the parent process."""
         self.hang_up()
         self.forget()
 
     def close(self) -> None:
-        """To not connected."""
+        """Disconnect, and close all sockets."""
         self.abandon()
 
 
@@ -231,7 +228,7 @@ class BlockingTransport(Transport):
         poll.register(self.fileno(), select.POLLIN)
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            # A C int of milliseconds: more than that is waited for in parts.
+            # The limit is a C int of milliseconds, so longer waits are made of several.
             if poll.poll(None if left is None else min(left * 1000, 1 << 30)):
                 return True
             if not left:
@@ -266,7 +263,7 @@ os.register_at_fork(after_in_child=_abandon_all)
 def blocking(
     call: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], T]:
-    """The method that runs a coroutine function to its end."""
+    """A method that runs a coroutine function to its end."""
 
     @functools.wraps(call)
     def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Watching what happens to regions: a connection of its own, from which events come."""
+"""Watching regions: a separate connection on which events arrive."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from gdrpy.errors import ProtocolError, Timeout
 class Watching(Resource):
     """Events about names that begin with ``prefix``, from :meth:`begin` on.
 
-    ``connection`` is its own, and waits for replies, not for events.
+    Only this object uses ``connection``, whose timeout is for replies, not for events.
     """
 
+    _anew = "watch() again"
     _again = "connect to the broker again and watch there"
     _elsewhere = "watch there"
 
@@ -29,19 +30,19 @@ class Watching(Resource):
         self._connection = connection
         self._prefix = as_prefix("watch", prefix)
         self.timeout = timeout
-        #: Whether an event may have been received that :meth:`next` has not given.
+        #: Whether an event may have been received that :meth:`next` has not returned.
         self._hearing = False
 
     async def begin(self) -> None:
-        """Have the broker send events, if it does not yet. Raises as any call does."""
+        """Have the broker send events, if it does not already. Raises as any call does."""
         self._check("watch")
         if not self._connection.ready:
             await self._connection.ask(WatchRequest(self._prefix, id=0), Reply)
 
     async def next(self, deadline: float | None) -> Event | None:
-        """The next event; None if there is none by ``deadline``, of ``time.monotonic()``.
+        """The next event; None if ``time.monotonic()`` reaches ``deadline`` before one comes.
 
-        An event "lost" stands for one that came when an exception, as Ctrl-C, ended this call.
+        An event "lost" stands for one that came while an exception, as by Ctrl-C, ended this call.
         """
         self._check("watch")
         transport = self._connection.transport
@@ -69,13 +70,13 @@ class Watching(Resource):
         return event
 
     def _heard(self, event: Event | None) -> Event:
-        """The event, if there was one in time. Raises Timeout."""
+        """The event. Raises Timeout if it is None."""
         if event is None:
             raise Timeout(f"watch: nothing happened within {self.timeout:g} s")
         return event
 
     def fileno(self) -> int:
-        """Readable when there is something to iterate to; another one after an event "lost"."""
+        """A descriptor that is readable when an event has come. An event "lost" may change it."""
         self._check("watch")
         return self._connection.transport.fileno()
 
@@ -84,16 +85,15 @@ class Watching(Resource):
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """When so many seconds will be over."""
+    """The time of ``time.monotonic()`` after so many seconds; None for None."""
     return None if timeout is None else time.monotonic() + timeout
 
 
 class Watch(Watching):
     """Events as they happen: iterate, in one thread. Close it, or use it in a ``with`` block.
 
-    With a ``timeout``, in seconds, the iteration raises Timeout when there is no event for so long,
-    and may go on. When the broker is restarted the watch goes on with the new one, and says so by
-    an event "lost".
+    The iteration raises Timeout after ``timeout`` seconds without an event, and may continue. When
+    the broker is restarted, the watch continues with the new one and reports an event "lost".
     """
 
     def __iter__(self) -> Self:

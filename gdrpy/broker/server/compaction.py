@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from gdrpy.broker.server import records
-from gdrpy.broker.server.table import RegionEntry, Session, Table
+from gdrpy.broker.server.table import RegionEntry, Table
 
 
 class Compaction:
     """Gives ``append`` the records that make a table, some at a time.
 
-    Changes of copied sessions and regions are appended too. The others are copied later, in their
-    state at that time.
+    Changes of copied sessions and regions are appended too. Sessions and regions that are not
+    copied yet are copied later, in their state at that time.
     """
 
     def __init__(self, table: Table, append: Callable[[records.Record], object]) -> None:
@@ -32,7 +32,7 @@ class Compaction:
         """
         while count > 0 and self._sessions:
             _, session = self._sessions.popitem()
-            self._append(_record_of(session))
+            self._append(session.began())
             count -= 1
         while count > 0 and self._regions:
             _, region = self._regions.popitem()
@@ -64,7 +64,7 @@ class Compaction:
     def _copy_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)
         if session is not None:
-            self._append(_record_of(session))
+            self._append(session.began())
 
     def _copy(self, region: RegionEntry) -> int:
         """Copy a region, unless it is gone; returns the number of records."""
@@ -77,12 +77,6 @@ class Compaction:
             self._append(record)
             count += 1
         return count
-
-
-def _record_of(session: Session) -> records.Began:
-    who = session.identity
-    groups = sorted(who.groups)
-    return records.Began(session.number, who.pid, who.started, who.uid, who.gid, groups)
 
 
 def _records_of(region: RegionEntry) -> Iterator[records.Record]:

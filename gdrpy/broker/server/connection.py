@@ -75,7 +75,7 @@ class ServerConnection:
     uid: int = -1
     #: Descriptors sent since the client had last read everything.
     in_flight: int = 0
-    #: Whether the outbox must wait until the client, or others of its user, read.
+    #: Whether the outbox must wait until the client, or other clients of its user, read.
     waiting: bool = False
     open: bool = True
     #: Whether the client is gone, so that sending is pointless.
@@ -107,7 +107,7 @@ class ServerConnection:
         self.number, self.uid = self.sock.fileno(), self.identity.uid
 
     def send(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Send, or keep for later; returns whether it was sent. Raises OSError if the peer is gone.
+        """Send, or keep for later; returns whether it was sent. Raises OSError for a lost client.
 
         The descriptors stay open until they are sent: the session has leases on their regions, and
         can return none while its requests are not read.
@@ -142,7 +142,7 @@ class ServerConnection:
         except OSError as error:
             if error.errno != errno.ETOOMANYREFS:
                 raise
-            self.waiting = True  # clients of other users do not read either
+            self.waiting = True  # other users' clients leave descriptors unread too
             return False
         if fds:
             self.flight.note(self, len(fds))

@@ -70,7 +70,7 @@ def serve(options: Options, server: str, ready: Callable[[Server, State], None])
     with _own_signals() as ends, Place(options) as place, _state(options) as state:
         begin = threading.Thread(target=_begin_cuda, args=[options.quotas], daemon=True)
         begin.start()
-        if not state.recovered:  # no client waits for recovered regions: fail now if CUDA fails
+        if not state.recovered:  # no client waits for its regions: fail now if CUDA fails
             begin.join()
             options.quotas.devices  # noqa: B018
         with place.listening() as listener:
@@ -188,7 +188,7 @@ class Place:
         self._take_lock()
         taken = self._options.listener is None and os.path.lexists(self._path)
         if taken and stat.S_ISSOCK(os.lstat(self._path).st_mode) and _unix.is_live(self._path):
-            os.close(self._lock)
+            self.__exit__()
             raise FileExistsError(
                 errno.EADDRINUSE,
                 "another broker runs there, though its lock was removed: end it first",
@@ -196,6 +196,9 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._locked(self._lock):
+            with contextlib.suppress(OSError):  # a stale lock file does no harm
+                Path(f"{self._path}.lock").unlink()
         os.close(self._lock)
 
     def _take_lock(self) -> None:
@@ -203,14 +206,18 @@ class Place:
         if self._options.listener is None:
             _make_folder(Path(self._path), self._options.mode, self._options.group)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(f"{self._path}.lock", flags, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException as error:
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
-                raise FileExistsError(errno.EADDRINUSE, "another broker runs there") from None
-            raise
+        while True:
+            lock = os.open(f"{self._path}.lock", flags, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BaseException as error:
+                os.close(lock)
+                if isinstance(error, BlockingIOError):
+                    raise FileExistsError(errno.EADDRINUSE, "another broker runs there") from None
+                raise
+            if self._locked(lock):
+                break
+            os.close(lock)  # the broker that held it removed the file before it let go
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = lock
@@ -240,12 +247,12 @@ class Place:
 
     def whole(self) -> bool:
         """Whether the files exist and are ours."""
-        return self._locked() and self._file == _unix.identity_of_file(self._path)
+        return self._locked(self._lock) and self._file == _unix.identity_of_file(self._path)
 
-    def _locked(self) -> bool:
-        """Whether the lock file is the one that we hold."""
-        lock = os.fstat(self._lock)
-        return _unix.identity_of_file(f"{self._path}.lock") == (lock.st_dev, lock.st_ino)
+    def _locked(self, lock: int) -> bool:
+        """Whether the descriptor ``lock`` is the lock file's."""
+        held = os.fstat(lock)
+        return _unix.identity_of_file(f"{self._path}.lock") == (held.st_dev, held.st_ino)
 
     def restore(self) -> socket.socket | None:
         """Restore removed files; returns a new listening socket if its file was removed."""
@@ -260,7 +267,7 @@ class Place:
         return listener
 
     def _restore(self) -> socket.socket | None:
-        if not self._locked():
+        if not self._locked(self._lock):
             self._take_lock()
             log.warning("the lock of %s was removed: made it again", self._path)
         if self._file == _unix.identity_of_file(self._path):

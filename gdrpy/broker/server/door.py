@@ -17,7 +17,8 @@ from gdrpy import errors
 from gdrpy._core import _packet
 from gdrpy.broker import replies
 from gdrpy.broker.protocol import PACKET_LIMIT
-from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, DescriptorReserve
+from gdrpy.broker.server.connection import User
+from gdrpy.broker.server.quotas import PROCESS_CONNECTIONS, USED_UP, DescriptorReserve
 from gdrpy.broker.server.rights import Identity, identity_of
 from gdrpy.broker.server.table import count
 from gdrpy.broker.server.throttle import Throttle
@@ -30,9 +31,9 @@ log.addFilter(Throttle())
 _SLICE = 4
 #: Refused connections that are kept until their hello.
 _REFUSED = 8
-#: Connections checked a second time before they are refused, since others may have ended.
+#: Connections checked a second time before they are refused, because some may have ended.
 _LATE = 64
-_USED_UP = "the broker's descriptors are used up, except those reserved for other users"
+_LIMIT = "connections to the broker, which is the limit: close some"
 
 
 class Door:
@@ -46,13 +47,14 @@ class Door:
         poll: select.epoll,
         turns: Turns[Any],
         descriptors: DescriptorReserve,
+        users: dict[int, User],
         let_in: Callable[[socket.socket, Identity], object],
     ) -> None:
         self._poll = poll
         self._turns = turns
         self._descriptors = descriptors
+        self._users = users
         self._let_in = let_in
-        self._of_user: dict[int, int] = {}
         self._of_process: dict[tuple[int, int], int] = {}
         self._accepting = False
         #: Connections that are checked again before they are refused.
@@ -96,7 +98,6 @@ class Door:
 
     def left(self, who: Identity) -> None:
         """Stop counting a connection, which is closed."""
-        count(self._of_user, who.uid, -1)
         count(self._of_process, (who.uid, who.pid), -1)
 
     def _accept(self) -> None:
@@ -127,7 +128,7 @@ class Door:
         with contextlib.suppress(OSError):
             sock, _ = self._listener.accept()
             sock.setblocking(False)
-            self._refuse(sock, _USED_UP)
+            self._refuse(sock, USED_UP)
         with contextlib.suppress(OSError):
             self._spare = _spare()
 
@@ -143,23 +144,18 @@ class Door:
             self._refuse(sock, reason)
         else:
             self._let_in(sock, who)
-            count(self._of_user, who.uid, 1)
             count(self._of_process, (who.uid, who.pid), 1)
 
     def _too_many(self, sock: socket.socket, who: Identity) -> str | None:
         """Why a new connection exceeds a limit of its user or process; None if it does not."""
-        has, process = self._of_user.get(who.uid, 0), self._of_process.get((who.uid, who.pid), 0)
+        user = self._users.get(who.uid)
+        has = 0 if user is None else len(user.connections)
+        process = self._of_process.get((who.uid, who.pid), 0)
         if process >= PROCESS_CONNECTIONS:
-            return (
-                f"process {who.pid} has {process} connections to the broker, which is the limit: "
-                f"close some"
-            )
+            return f"process {who.pid} has {process} {_LIMIT}"
         if has >= self._descriptors.of_user:
-            return (
-                f"user {who.uid} has {has} connections to the broker, which is the limit: close "
-                f"some"
-            )
-        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else _USED_UP
+            return f"user {who.uid} has {has} {_LIMIT}"
+        return None if self._descriptors.admits(sock.fileno(), who.uid, has) else USED_UP
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
         """Refuse a connection, and close it after its hello.

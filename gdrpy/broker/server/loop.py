@@ -73,7 +73,7 @@ class Server:
         service.announce = self._watchers.announce
         self._calls = service.calls()
         self._flight = Flight()
-        #: Connections that get no more descriptors until they or others of their user read.
+        #: Connections that get no more descriptors until a client of their user reads.
         self._waiting: dict[ServerConnection, None] = {}
         self._next_look = 0.0
         #: Sessions of closed connections, which end after the turn that closed them: ending one
@@ -86,7 +86,9 @@ class Server:
         self._buffer = bytearray(PACKET_LIMIT + 1)
         self._view = memoryview(self._buffer)
         self._epoll = select.epoll()
-        self._door = Door(listener, self._epoll, self._turns, service.descriptors, self._let_in)
+        self._door = Door(
+            listener, self._epoll, self._turns, service.descriptors, self._users, self._let_in
+        )
         self._orphans = Orphans(self._epoll, self._ended.append, resume_within)
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -185,11 +187,13 @@ class Server:
             except errors.Error as error:
                 self._fail(connection, error)
             except OSError as error:
-                out = errors.OutOfMemory(f"the broker has no room left: {error.strerror}")
+                out = errors.OutOfMemory(
+                    f"the broker has no room left ({error.strerror}): close or delete regions"
+                )
                 self._fail(connection, out)
             if connection.user.owed > USER_BYTES:
                 self._relieve(connection.user)
-        except Exception:  # only this client fails: the others go on
+        except Exception:  # only this client fails; the broker serves the others
             log.exception("a request failed inside the broker: %r", connection.request)
             self._close(connection)
         if self._ended:
@@ -244,7 +248,7 @@ class Server:
             self._state.mend_store("it ended")
 
     def _tend(self) -> float | None:
-        """Do what no event reports is due; returns for how many seconds to wait for events."""
+        """Do the work that is due without an event; returns how many seconds to wait for events."""
         if self._state.store_lost:
             self._state.mend_store("there was no room for one")
         if self._orphans.sessions and self._orphans.patience() < 0:
@@ -257,7 +261,7 @@ class Server:
         return max(0.0, self._orphans.patience()) if self._orphans.sessions else None
 
     def _look_at_waiting(self) -> None:
-        """Send to waiting connections that have read meanwhile: epoll does not report that."""
+        """Send to waiting connections that have read meanwhile, which epoll does not report."""
         now = time.monotonic()
         if now < self._next_look:
             return
@@ -320,10 +324,10 @@ class Server:
         while self._ended:
             session = self._ended.pop()
             uid, work = session.identity.uid, self.service.end(session)
+            turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
             if first:
-                self._go_on_in_turns(uid, work, self._turns.add)
+                turn()
             else:
-                turn = functools.partial(self._go_on_in_turns, uid, work, self._turns.add)
                 self._turns.add(uid, turn)
             first = False
 
@@ -514,7 +518,8 @@ class Server:
             self._waiting[connection] = None
             self._listen(connection, 0)
             return
-        log.warning("closed a connection of process %d: nonsense", connection.identity.pid)
+        pid, count = connection.identity.pid, connection.nonsense
+        log.warning("closed a connection of process %d: %d malformed packets in a row", pid, count)
         with contextlib.suppress(OSError):  # unread data would reset it before the client reads
             connection.sock.shutdown(socket.SHUT_RD)
             while connection.sock.recv_into(self._buffer):

@@ -18,7 +18,7 @@ from gdrpy.errors import Error
 
 log = logging.getLogger(__name__)
 
-#: Seconds that one scrape may take, since others wait meanwhile.
+#: Seconds that one scrape may take, because other scrapes wait meanwhile.
 PATIENCE = 5.0
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -60,7 +60,7 @@ class Orphans:
         return True
 
     def resumed(self, number: int) -> None:
-        """Handle that the session ``number``, if it is one of these, was resumed."""
+        """End the kept session ``number``, if there is one: its process resumed it."""
         process = self._process_of.get(number)
         if process is not None:
             self.happened(process)
@@ -70,7 +70,10 @@ class Orphans:
         return self._resume_by - time.monotonic()
 
     def give_up(self) -> None:
-        """End all: their clients live, but may have released regions without a broker."""
-        log.info("%d clients of the earlier broker did not resume in time", len(self.sessions))
+        """End all. Their clients live, but may have released regions while no broker ran."""
+        log.info(
+            "ended %d sessions with the earlier broker: their clients did not resume them in time",
+            len(self.sessions),
+        )
         for process in list(self.sessions):
             self.happened(process)

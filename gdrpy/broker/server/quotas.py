@@ -20,6 +20,11 @@ PROCESS_CONNECTIONS = 256
 USER_CONNECTIONS = 4096
 #: Each user's connections, and regions, with reserved descriptors.
 _FIRST = 8
+#: Why a user gets no more descriptors.
+USED_UP = (
+    "the broker's descriptors are used up, except those reserved for other users: close regions or "
+    "connections"
+)
 #: Leases of all sessions of a user.
 USER_LEASES = 128 * 1024
 
@@ -76,37 +81,21 @@ class Quotas:
     def require_room(self, call: str, table: Table, who: Identity, size: int, device: int) -> None:
         """Raise QuotaExceeded unless a new region of ``size`` bytes of ``who`` fits the limits.
 
-        That is TooLarge if it would not fit without any other region.
+        Raises TooLarge if it would not fit even without other regions.
         """
         limit, used = self.devices[device], table.used[device]
-        if size > limit:
-            raise TooLarge(
-                f"{call}: {_wanted(size, device)}: regions may take {told_size(limit)} there in "
-                f"all: ask for less"
-            )
         if used + size > limit:
-            raise QuotaExceeded(
-                f"{call}: {_wanted(size, device)}: regions take {told_size(used)} of the "
-                f"{told_size(limit)} that they may take there; delete some, or wait for room"
-            )
+            raise _too_much(call, size, device, "regions", used, limit)
         if who.privileged:
             return
         share, used = self.user, table.used_by.get((device, who.uid), 0)
-        if share is not None and size > share:
-            raise TooLarge(
-                f"{call}: {_wanted(size, device)}: regions of user {who.uid} may take "
-                f"{told_size(share)} there in all: ask for less"
-            )
         if share is not None and used + size > share:
-            raise QuotaExceeded(
-                f"{call}: {_wanted(size, device)}: regions of user {who.uid} take "
-                f"{told_size(used)} of the {told_size(share)} that a user's may take there; "
-                f"delete some"
-            )
+            raise _too_much(call, size, device, f"regions of user {who.uid}", used, share)
         count = table.counted.get(who.uid, 0)
         if count >= self.regions:
             raise QuotaExceeded(
-                f"{call}: user {who.uid} has {count} regions, and may have {self.regions}"
+                f"{call}: user {who.uid} has {count} regions, and may have {self.regions}: delete "
+                f"some"
             )
 
     def require_lease(self, call: str, table: Table, who: Identity) -> None:
@@ -118,8 +107,19 @@ class Quotas:
             )
 
 
-def _wanted(size: int, device: int) -> str:
-    return f"{told_size(size)} on {device_words(device)}"
+def _too_much(
+    call: str, size: int, device: int, regions: str, used: int, limit: int
+) -> QuotaExceeded:
+    """The refusal of ``size`` more bytes on a device."""
+    wanted = f"{call}: {told_size(size)} on {device_words(device)}"
+    if size > limit:
+        return TooLarge(
+            f"{wanted}: {regions} may take {told_size(limit)} there in all: ask for less"
+        )
+    return QuotaExceeded(
+        f"{wanted}: {regions} take {told_size(used)} of the {told_size(limit)} that they may take "
+        f"there: delete some, or wait for room"
+    )
 
 
 def device_words(device: int) -> str:
@@ -151,10 +151,7 @@ class DescriptorReserve:
         return fd < (self._root if has < _FIRST else self._first)
 
     def require(self, call: str, fd: int, uid: int, has: int) -> None:
-        """Close a descriptor and raise OutOfMemory if it is reserved for others than the user."""
+        """Close a descriptor and raise OutOfMemory if it is reserved for other users."""
         if not self.admits(fd, uid, has):
             os.close(fd)
-            raise OutOfMemory(
-                f"{call}: the broker's descriptors are used up, except those reserved for other "
-                f"users"
-            )
+            raise OutOfMemory(f"{call}: {USED_UP}")

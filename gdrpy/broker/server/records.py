@@ -93,7 +93,7 @@ class Granted(Record, tag=9):
 
 
 class Released(Record, tag=10):
-    """The session's last grant of the region was given back."""
+    """The session returned its last grant of the region."""
 
     session: int
     region: int

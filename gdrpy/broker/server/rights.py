@@ -68,11 +68,8 @@ def allowed(who: Identity, region: Any, wanted: int) -> bool:
 def require(who: Identity, region: Any, wanted: int, call: str) -> None:
     """Raise PermissionDenied unless ``who`` has all of ``wanted``."""
     if not allowed(who, region, wanted):
-        raise PermissionDenied(
-            errno.EACCES,
-            f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}{_whose(who, region)}; ask "
-            f"its owner to chmod it",
-        )
+        reason = f"{call}: user {who.uid} may not {_WORDS[wanted]} {region}"
+        raise _denied(reason, who, region, "chmod it")
 
 
 def owns(who: Identity, region: Any) -> bool:
@@ -83,13 +80,12 @@ def owns(who: Identity, region: Any) -> bool:
 def require_owner(who: Identity, region: Any, call: str) -> None:
     """Raise PermissionDenied unless ``who`` owns the region."""
     if not owns(who, region):
-        raise PermissionDenied(
-            errno.EACCES, f"{call}: {region} does not belong to user {who.uid}{_whose(who, region)}"
-        )
+        reason = f"{call}: {region} does not belong to user {who.uid}"
+        raise _denied(reason, who, region, "do it")
 
 
-def _whose(who: Identity, region: Any) -> str:
-    """A refusal's text about a region; empty if ``who`` may not see the region in a list."""
-    if not (owns(who, region) or allowed(who, region, READ)):
-        return ""
-    return f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"
+def _denied(reason: str, who: Identity, region: Any, remedy: str) -> PermissionDenied:
+    """A refusal, which describes the region only if ``who`` may see it in a list."""
+    if owns(who, region) or allowed(who, region, READ):
+        reason += f": it belongs to user {region.uid}, group {region.gid}, mode {region.mode:04o}"
+    return PermissionDenied(errno.EACCES, f"{reason}; ask its owner to {remedy}")

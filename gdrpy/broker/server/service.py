@@ -79,8 +79,7 @@ class Service:
         if request.version != protocol.VERSION:
             raise other_version(request.version)
         number = self.table.number()
-        groups = sorted(who.groups)
-        self.table.commit(records.Began(number, who.pid, who.started, who.uid, who.gid, groups))
+        self.table.commit(Session(number, who).began())
         welcome = replies.Welcome(
             id=request.id,
             version=protocol.VERSION,
@@ -228,9 +227,7 @@ class Service:
         grant, fd = self._grant(session, region, True, request.gpu, request.id)
         return grant, [fd]
 
-    def _make(
-        self, call: str, session: Session, request: requests.Allocate | requests.Create
-    ) -> RegionEntry:
+    def _make(self, call: str, session: Session, request: requests.Allocate) -> RegionEntry:
         """A new region, for which the caller must commit a lease or a name at once."""
         who, device = session.identity, self._number(call, request.device)
         self.quotas.require_device(call, device)
@@ -272,7 +269,7 @@ class Service:
         if region is None:
             raise errors.Gone(f"publish: this connection does not hold region {request.region}")
         if region.name is None:
-            raise errors.InvalidRequest(f"publish: {region} has no name")
+            raise errors.InvalidRequest(f"publish: {region} has no name: make a draft by create()")
         draft = region.draft
         if not draft and not region.linked:
             raise errors.InvalidRequest(
@@ -455,21 +452,25 @@ class Service:
         return telling.page(self.table, session.identity, request), []
 
     def _stat(self, session: Session, request: requests.Stat) -> Answer:
-        region = self._find("stat", session, request.name, request.region)
+        call = requests.call_of(request)
+        region = self._find(call, session, request.name, request.region)
         if not owns(session.identity, region):  # the owner may chmod even an unreadable region
-            require(session.identity, region, READ, "stat")
+            require(session.identity, region, READ, call)
         return telling.all_about(self.table, region, request.id), []
 
     def _change(self, session: Session, request: requests.Change) -> Answer:
-        region = self._find("change", session, None, request.region)
+        call = requests.call_of(request)
+        region = self._find(call, session, None, request.region)
         mode, metadata = region.mode, region.metadata
         if request.mode is not UNSET:
-            require_owner(session.identity, region, "change")
+            require_owner(session.identity, region, call)
             mode = request.mode
         if request.metadata is not UNSET:
-            require(session.identity, region, WRITE, "change")
+            require(session.identity, region, WRITE, call)
             if region.sealed:
-                raise errors.Sealed(f"change: {region} is sealed, and so is its metadata")
+                raise errors.Sealed(
+                    f"{call}: {region} is sealed, and so is its metadata: publish a new version"
+                )
             metadata = request.metadata
         self.table.commit(records.Changed(region.number, mode, metadata))
         return replies.Reply(id=request.id), []
@@ -511,7 +512,7 @@ class Service:
             raise errors.InvalidRequest(f"{call}: give either a name or a region's number")
         region = self.table.regions.get(number)
         if region is None or not _may_know_of(session, region):
-            raise errors.Gone(f"{call}: region {number} no longer exists")
+            raise errors.Gone(f"{call}: region {number} no longer exists: get it by its name")
         return region
 
 

@@ -34,7 +34,7 @@ class State:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.table = Table(self._remember, self._free)
-        #: What a thread closes, until None.
+        #: Descriptors and journals for the closing thread; None ends it.
         self._closing: queue.SimpleQueue[int | Journal | None] = queue.SimpleQueue()
         self._closer = threading.Thread(target=self._close, daemon=True)
         self._closer.start()
@@ -158,7 +158,7 @@ class State:
             self._next = None
 
     def add(self, made: records.Made, fd: int) -> RegionEntry:
-        """Take a new region's memory over. Raises OSError; the caller keeps ``fd`` then."""
+        """Take over a new region's memory. Raises OSError; the caller keeps ``fd`` then."""
         self._hold(f"r{made.number}", fd)
         self.table.commit(made)
         region = self.table.regions[made.number]
@@ -202,7 +202,7 @@ class State:
                 if region.fd >= 0:
                     self.store.hold(_key(region), region.fd)
         except (OSError, OutOfMemory) as error:
-            log.error("no keeper can be started, all regions would end with the broker: %s", error)
+            log.error("cannot start a keeper, so all regions would end with the broker: %s", error)
             self.store_lost = True
         else:
             self.store_lost = False

@@ -99,7 +99,7 @@ class KeeperStore(Store):
     def _connect(self) -> socket.socket | None:
         """A connection to the running keeper, or None. Raises PermissionError, OSError."""
         self._file = _unix.identity_of_file(self._path)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock = _unix.packet_socket()
         _unix.set_timeout(sock, _PATIENCE)
         try:
             sock.connect(self._path)

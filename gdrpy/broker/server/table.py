@@ -31,24 +31,12 @@ class LeaseEntry(Struct):
     gpu: bool
 
 
-class RegionEntry(Struct, eq=False):
+class RegionEntry(records.Made, eq=False, gc=True):
     """A region in the broker. The server sets and closes ``fd`` and ``readonly_fd``.
 
-    The first fields are those of :class:`records.Made`.
+    ``version`` is the name's; 0 for drafts and regions without a name.
     """
 
-    number: int
-    name: str | None
-    nbytes: int
-    size: int
-    device: int
-    uid: int
-    gid: int
-    mode: int
-    metadata: bytes
-    #: The name's version; 0 for drafts and regions without a name.
-    version: int
-    uuid: str
     #: Whether the name refers to this region.
     linked: bool = False
     sealed: bool = False
@@ -77,6 +65,12 @@ class Session(Struct, eq=False):
     identity: Identity
     #: The regions that it has leases of.
     regions: dict[int, RegionEntry] = field(default_factory=dict)
+
+    def began(self) -> records.Began:
+        """The record of its beginning."""
+        who = self.identity
+        groups = sorted(who.groups)
+        return records.Began(self.number, who.pid, who.started, who.uid, who.gid, groups)
 
 
 class Table:

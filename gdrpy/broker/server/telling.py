@@ -38,7 +38,7 @@ def entry(region: RegionEntry) -> RegionInfo:
 
 
 def page(table: Table, who: Identity, request: requests.List) -> Page:
-    """Named regions that ``who`` may read, in order, after a name; and the name to go on after."""
+    """The next regions that ``who`` may read, in order of names, and where to continue."""
     names, prefix, after = table.sorted_names, request.prefix, request.after
     start = bisect.bisect_left(names, prefix)
     if after:

@@ -1,4 +1,4 @@
-"""Events for watchers, who hear of the regions that they may read."""
+"""Events for watchers, about the regions that they may read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Watchers:
         self._users: dict[int, User] = {}
 
     def add(self, connection: ServerConnection, prefix: str) -> None:
-        """Have a connection hear of names that begin with ``prefix`` from now on."""
+        """From now on send a connection events about names that begin with ``prefix``."""
         connection.watching = prefix
         connection.since = self._event + 1
         connection.user.watchers[connection] = None

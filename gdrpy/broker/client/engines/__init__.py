@@ -1,1 +1,1 @@
-"""What brings regions to other machines: Ray and Dask, where the process has imported them."""
+"""Ray and Dask, which bring regions to other machines if the process has imported them."""

@@ -1,4 +1,4 @@
-"""Dask: a place is a worker's address, and that worker reads the region beside its tasks."""
+"""Dask: a place is the address of a worker, which reads the region beside its tasks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gdrpy.broker.client import reading
 from gdrpy.broker.client.reading import PATIENCE, Source
 from gdrpy.errors import BrokerUnavailable, Error, Gone, Timeout
 
-#: The place of a client, which nobody can ask.
+#: The place of a client, which other processes cannot ask.
 _CLIENT = "client"
 
 
 def place() -> str | None:
-    """The address of this process's worker, or that it has a client alone; None for neither."""
+    """The address of this process's worker, _CLIENT if it has only a client, or None."""
     if "distributed" not in sys.modules:
         return None
     from distributed import Worker
@@ -30,7 +30,7 @@ def place() -> str | None:
 
 
 def pieces(place: str, source: Source) -> Generator[Any, None, None]:
-    """What the region is, then its bytes. Raises what reading it there raises, Gone, Timeout."""
+    """The region's description, then its bytes. Raises the reader's error, Gone, Timeout."""
     node = _node()
     address = _holder(node, place, source)
     description = _ask(node, address, reading.describe, source)
@@ -56,7 +56,7 @@ def _node() -> Any:
 
 
 def _holder(node: Any, place: str, source: Source) -> Any:
-    """The address of a worker that reaches the region's broker: that it came from, else any."""
+    """The address of a worker that reaches the region's broker: the source's, else any."""
 
     async def look(workers: list[str] | None) -> dict[str, Any]:
         message = {"op": "run", **_call(reading.reaches, source)}
@@ -77,7 +77,7 @@ def _holder(node: Any, place: str, source: Source) -> Any:
 
 
 def _ask(node: Any, address: str, function: Callable[..., Any], source: Source, *args: Any) -> Any:
-    """What the function returns on a worker."""
+    """The function's result on a worker."""
     from distributed import Worker
 
     async def run() -> Any:
@@ -91,7 +91,7 @@ def _ask(node: Any, address: str, function: Callable[..., Any], source: Source, 
 
 
 def _call(*call: Any) -> dict[str, bytes]:
-    """A message that has a worker call a function in a thread beside its event loop."""
+    """The message that makes a worker call a function in a thread beside its event loop."""
     return {"function": pickle.dumps(asyncio.to_thread), "args": pickle.dumps(call)}
 
 
@@ -106,7 +106,7 @@ def _result(reply: dict[str, Any]) -> Any:
 
 
 def _wait(node: Any, source: Source, ask: Callable[..., Any], *args: Any) -> Any:
-    """What a coroutine function returns in the node's event loop. Raises Gone, Timeout."""
+    """The result of a coroutine function in the node's event loop. Raises Gone, Timeout."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

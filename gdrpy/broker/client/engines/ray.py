@@ -1,4 +1,4 @@
-"""Ray: a place is a node, and a task there reads the region."""
+"""Ray: a place is a node, where a task reads the region."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from gdrpy.broker.client.reading import PATIENCE, Source, read
 from gdrpy.errors import Gone, Timeout
 
-#: Pieces that the reader is ahead of who takes them: all that lies in Ray's object store.
+#: Pieces in Ray's object store: the reader is so many ahead of this process.
 _AHEAD = 2
 
 
 def place() -> str | None:
-    """The node of this process, None if it takes no part in Ray."""
+    """The node of this process; None if it takes no part in Ray."""
     if "ray" not in sys.modules:
         return None
     import ray
@@ -34,7 +34,7 @@ def _task() -> Any:
 
 
 def pieces(place: str, source: Source) -> Generator[Any, None, None]:
-    """What the region is, then its bytes. Raises what reading it there raises, Gone, Timeout."""
+    """The region's description, then its bytes. Raises the reader's error, Gone, Timeout."""
     import ray
     from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -121,13 +121,11 @@ static CUresult run_batch(struct stream *stream, struct operation *operation)
 static CUresult check_word(const struct context *context, const struct word_operation *word,
 			   unsigned int flags)
 {
-	if (word->address % width(word))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(word->address % width(word) == 0);
 	/* Simulated devices neither need nor support a flush of remote writes. */
 	if (word->wait && flags & CU_STREAM_WAIT_VALUE_FLUSH)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (flags > (word->wait ? CU_STREAM_WAIT_VALUE_NOR : 0))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags <= (word->wait ? CU_STREAM_WAIT_VALUE_NOR : 0));
 	return check_access(context, word);
 }
 
@@ -214,7 +212,6 @@ CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
 {
 	API(cuStreamBatchMemOp_v2, NEEDS_INIT);
 
-	if (count > MAX_BATCH || (count && !operations) || flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(count <= MAX_BATCH && (!count || operations) && !flags);
 	return submit(stream, operations, count);
 }

@@ -83,6 +83,9 @@ void api_leave(CUresult *entered);
 			return tried;                                                              \
 	} while (0)
 
+/* Refuses a call unless a rule for its arguments holds. */
+#define REQUIRE(rule) TRY((rule) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)
+
 /* Set while this thread runs a program's stream callback, which may not call the driver. */
 extern __thread bool sim_in_callback;
 

@@ -95,9 +95,7 @@ PyObject *core_engine_register_buffer(PyObject *module, PyObject *buffer);
 PyObject *core_engine_status(PyObject *module, PyObject *gpu);
 
 /* In transfers_rows.c. */
-PyObject *core_transfers_write_strided(struct transfers *self, PyObject *const *args,
-				       Py_ssize_t nargs, PyObject *kwnames);
-PyObject *core_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
-					  Py_ssize_t nargs, PyObject *kwnames);
+PyObject *core_transfers_write_strided(struct transfers *self, CORE_PARAMETERS);
+PyObject *core_transfers_readinto_strided(struct transfers *self, CORE_PARAMETERS);
 
 #endif

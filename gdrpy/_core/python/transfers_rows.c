@@ -134,7 +134,7 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 
 /* (buffer, pitch, offset=0, via=None). */
 static PyObject *copy_array(struct transfers *self, const char *method, bool to_write,
-			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+			    CORE_PARAMETERS)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", "via", NULL};
 	struct core_strided call = {.method = method};
@@ -143,7 +143,7 @@ static PyObject *copy_array(struct transfers *self, const char *method, bool to_
 	PyObject *arg[4];
 	bool done;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
 	    !core_parse_strided(&call, arg[1], arg[2]) || !core_parse_way(method, arg[3], &way) ||
 	    !core_get_view(method, names[0], arg[0],
 			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
@@ -153,21 +153,10 @@ static PyObject *copy_array(struct transfers *self, const char *method, bool to_
 	       core_check_strided(&call, self->mapping, self->nbytes) &&
 	       copy_rows(self, &call, way, to_write);
 	PyBuffer_Release(&call.view);
-	if (!done)
-		return NULL;
-	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
+	return core_copied(to_write, done ? nbytes : -1);
 }
 
-PyObject *core_transfers_write_strided(struct transfers *self, PyObject *const *args,
-				       Py_ssize_t nargs, PyObject *kwnames)
-{
-	return copy_array(self, CORE_TRANSFERS_METHOD(self, "write_strided"), true, args, nargs,
-			  kwnames);
-}
-
-PyObject *core_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
-					  Py_ssize_t nargs, PyObject *kwnames)
-{
-	return copy_array(self, CORE_TRANSFERS_METHOD(self, "readinto_strided"), false, args, nargs,
-			  kwnames);
-}
+CORE_METHOD(core_transfers_write_strided, transfers, copy_array,
+	    CORE_TRANSFERS_METHOD(self, "write_strided"), true)
+CORE_METHOD(core_transfers_readinto_strided, transfers, copy_array,
+	    CORE_TRANSFERS_METHOD(self, "readinto_strided"), false)

@@ -27,21 +27,21 @@ static int gpu_memory(void)
 	return fd;
 }
 
-static void fill(unsigned char *bytes, size_t nbytes, unsigned int seed)
+static void fill(char *bytes, size_t nbytes, unsigned int seed)
 {
 	for (size_t i = 0; i < nbytes; i++)
-		bytes[i] = (unsigned char)(i * 7 + (i >> 9) + seed);
+		bytes[i] = (char)(i * 7 + (i >> 9) + seed);
 }
 
 static void check_copies(struct core_engine_memory *memory, uint64_t offset, size_t nbytes,
 			 unsigned int seed)
 {
-	unsigned char *from = malloc(nbytes), *to = malloc(nbytes);
+	char *from = malloc(nbytes), *to = malloc(nbytes);
 	struct core_error error;
 
 	fill(from, nbytes, seed);
-	CHECK_EQ(core_engine_write(memory, offset, from, nbytes, &error), 0);
-	CHECK_EQ(core_engine_read(memory, to, offset, nbytes, &error), 0);
+	CHECK_EQ(core_engine_transfer(memory, offset, from, nbytes, true, &error), 0);
+	CHECK_EQ(core_engine_transfer(memory, offset, to, nbytes, false, &error), 0);
 	CHECK_MEM_EQ(to, from, nbytes);
 	free(from);
 	free(to);
@@ -52,15 +52,14 @@ static void copies_are_exact_and_stay_inside(void)
 	static const size_t sizes[] = {1, 3, 4097, 65536, 1048577, 5000000};
 	struct core_error error;
 	int fd = gpu_memory();
-	unsigned char *zeros = calloc(1, BLOCK),
-		      *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
+	char *zeros = calloc(1, BLOCK), *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 
 	CHECK(memory);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		uint64_t offset = 1001 * (i + 1);
 
-		CHECK_EQ(core_engine_write(memory, 0, zeros, BLOCK, &error), 0);
+		CHECK_EQ(core_engine_transfer(memory, 0, zeros, BLOCK, true, &error), 0);
 		check_copies(memory, offset, sizes[i], 9);
 		CHECK_EQ(seen[offset - 1], 0);
 		CHECK_EQ(seen[offset], 9);
@@ -235,7 +234,7 @@ static void a_second_loss_ends_it(void)
 
 	CHECK(memory);
 	CHECK_EQ(set_fault("ENGINE:1:79"), 0);
-	CHECK_EQ(core_engine_read(memory, &byte, 0, 1, &error), -1);
+	CHECK_EQ(core_engine_transfer(memory, 0, &byte, 1, false, &error), -1);
 	CHECK_EQ(error.failure, CORE_FAILED_UNAVAILABLE);
 	CHECK(strstr(error.message, "Xid 79"));
 	CHECK(!core_engine_take_export(fd, BLOCK, &error));

@@ -83,6 +83,17 @@ bool core_raise_cuda(const struct core_error *error);
 bool core_raise_failure(const struct core_error *error);
 
 /* In engine.c. */
+/*
+ * Between these the engine works on the memory, behind the stores in this CPU's buffers, and other
+ * Python threads may run: one may disarm the object.
+ */
+struct core_use {
+	PyObject *capsule;
+	struct core_engine_memory *memory;
+};
+
+struct core_use core_transfers_use_engine(struct transfers *self);
+void core_transfers_end_use(struct transfers *self, const struct core_use *use);
 /* Copy to or from byte `start` of another region or pin, on the GPU; false with an exception set.
  */
 bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,

@@ -38,8 +38,7 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? core_dma_write_rows(dma, device, &call->rows, direct, &error)
-			: core_dma_read_rows(dma, &call->rows, device, direct, &error);
+	done = core_dma_transfer_rows(dma, device, &call->rows, direct, to_write, &error);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end(self);
 	return done || core_raise_cuda(&error);
@@ -48,20 +47,14 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write,
 		      struct core_error *error)
 {
-	struct core_engine_memory *engine = self->engine;
-	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
-	uint64_t offset = (uint64_t)call->offset;
+	struct core_use use = core_transfers_use_engine(self);
 	int ret;
 
-	/* The engine must not overtake stores that are still in this CPU's buffers. */
-	core_store_fence();
-	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	ret = to_write ? core_engine_write_rows(engine, offset, &call->rows, error)
-		       : core_engine_read_rows(engine, offset, &call->rows, error);
+	ret = core_engine_transfer_rows(use.memory, (uint64_t)call->offset, &call->rows, to_write,
+					error);
 	Py_END_ALLOW_THREADS;
-	core_transfers_end(self);
-	Py_DECREF(capsule);
+	core_transfers_end_use(self, &use);
 	return !ret;
 }
 

@@ -9,7 +9,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 
 #include "backends/backends.h"

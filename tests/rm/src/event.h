@@ -14,7 +14,6 @@
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "nodes.h"
 

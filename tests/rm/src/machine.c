@@ -176,6 +176,22 @@ uint32_t fact(enum fact which)
 	return machine()->release->facts[which];
 }
 
+uint32_t get32(const char *structure, enum fact at)
+{
+	uint32_t value;
+
+	memcpy(&value, structure + fact(at), sizeof(value));
+	return value;
+}
+
+uint64_t get64(const char *structure, enum fact at)
+{
+	uint64_t value;
+
+	memcpy(&value, structure + fact(at), sizeof(value));
+	return value;
+}
+
 uint32_t machine_mirror(uint32_t instance_or_minor)
 {
 	return machine()->devices - 1 - instance_or_minor;

@@ -63,7 +63,7 @@ static bool satisfied(const struct word_operation *word)
 		return (found & word->value) != 0;
 	case CU_STREAM_WAIT_VALUE_NOR:
 		return unset != 0;
-	default: /* at or beyond the value, in a circle */
+	default: /* at least the value, cyclically */
 		return word->wide ? (int64_t)(found - word->value) >= 0
 				  : (int32_t)((uint32_t)found - (uint32_t)word->value) >= 0;
 	}

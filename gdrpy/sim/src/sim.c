@@ -7,7 +7,6 @@
 
 #include "block.h"
 #include "context.h"
-#include "fault.h"
 
 #define DEFAULT_MEMORY ((uint64_t)16 << 30)
 

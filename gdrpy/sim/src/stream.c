@@ -3,8 +3,7 @@
 
 #include "queue.h"
 
-#define HANDLE_NULL ((uintptr_t)0)
-#define HANDLE_LEGACY ((uintptr_t)1)
+/* The handles up to this one are special: the NULL stream, the legacy one, the per-thread one. */
 #define HANDLE_PER_THREAD ((uintptr_t)2)
 
 struct stream *streams;

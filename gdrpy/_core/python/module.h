@@ -51,7 +51,7 @@ PyObject *core_alone(PyObject *module, PyObject *args);
 PyObject *core_try_alone(PyObject *module, PyObject *args);
 PyObject *core_run(PyObject *module, PyObject *args, PyObject *kwargs);
 
-/* In dlpack.c and dlpack_import.c: memory handed to other array libraries, and taken from them. */
+/* In dlpack.c. */
 extern const char core_dlpack_doc[], core_take_dlpack_doc[];
 PyObject *core_dlpack(PyObject *module, PyObject *args);
 PyObject *core_take_dlpack(PyObject *module, PyObject *capsule);

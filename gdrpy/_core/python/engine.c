@@ -7,7 +7,7 @@
 PyTypeObject *core_transfers_type_object;
 const char core_engine_capsule[] = "gdrpy.engine";
 
-bool core_raise_failure(const struct core_error *error)
+void *core_raise_failure(const struct core_error *error)
 {
 	PyObject *module = PyImport_ImportModule("gdrpy._core.calls");
 	PyObject *raised;
@@ -20,7 +20,7 @@ bool core_raise_failure(const struct core_error *error)
 		Py_XDECREF(raised);
 		Py_DECREF(module);
 	}
-	return false;
+	return NULL;
 }
 
 struct core_use core_transfers_use_engine(struct transfers *self)
@@ -78,10 +78,8 @@ PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
 			       &error);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end_use(self, &use);
-	if (ret) {
-		core_raise_failure(&error);
-		return NULL;
-	}
+	if (ret)
+		return core_raise_failure(&error);
 	Py_RETURN_NONE;
 }
 
@@ -147,10 +145,8 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 			: core_engine_take_export(fd, nbytes, &error);
 	Py_END_ALLOW_THREADS;
 	free(blocks);
-	if (!memory) {
-		core_raise_failure(&error);
-		return NULL;
-	}
+	if (!memory)
+		return core_raise_failure(&error);
 	capsule = PyCapsule_New(memory, core_engine_capsule, release);
 	if (!capsule)
 		core_engine_release(memory);
@@ -226,8 +222,5 @@ PyObject *core_engine_status(PyObject *Py_UNUSED(module), PyObject *wanted)
 	Py_BEGIN_ALLOW_THREADS;
 	ret = core_engine_describe(wanted == Py_None ? NULL : &gpu, text, &error);
 	Py_END_ALLOW_THREADS;
-	if (!ret)
-		return PyUnicode_FromString(text);
-	core_raise_failure(&error);
-	return NULL;
+	return ret ? core_raise_failure(&error) : PyUnicode_FromString(text);
 }

@@ -60,7 +60,7 @@ static void end(struct queue *self, PyThreadState *thread)
 	__atomic_fetch_sub(&self->busy, 1, __ATOMIC_SEQ_CST);
 }
 
-static bool fail(const char *method, struct core_error *error)
+static void *fail(const char *method, struct core_error *error)
 {
 	core_explain(error, "%s", method);
 	return core_raise_failure(error);
@@ -396,10 +396,7 @@ static PyObject *queue_is_done(struct queue *self, PyObject *number)
 		look(&wait);
 		settle(self);
 	}
-	if (wait.done || !wait.failed)
-		return PyBool_FromLong(wait.done);
-	fail(method, &wait.error);
-	return NULL;
+	return wait.done || !wait.failed ? PyBool_FromLong(wait.done) : fail(method, &wait.error);
 }
 
 static PyObject *queue_open(struct queue *self, PyObject *region)
@@ -418,10 +415,8 @@ static PyObject *queue_open(struct queue *self, PyObject *region)
 	core = core_queue_open(held->memory, &error);
 	Py_END_ALLOW_THREADS;
 	let_go(held);
-	if (!core) {
-		fail(method, &error);
-		return NULL;
-	}
+	if (!core)
+		return fail(method, &error);
 	self->core = core;
 	self->generation = core_fork_generation;
 	Py_RETURN_NONE;

@@ -79,8 +79,8 @@ bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, b
 void core_transfers_end(struct transfers *self);
 /* Raise a failure of DMA as an exception; returns false. */
 bool core_raise_cuda(const struct core_error *error);
-/* Raise any failure of the core as an exception; returns false. */
-bool core_raise_failure(const struct core_error *error);
+/* Raise any failure of the core as an exception; returns NULL. */
+void *core_raise_failure(const struct core_error *error);
 
 /* In engine.c. */
 /*

@@ -208,7 +208,7 @@ static struct {
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
-/* What status() learned about each device; entry 0 is for no device in particular. */
+/* The obstacle that status() found to each device; entry 0 is for no particular device. */
 static struct {
 	bool asked;
 	const struct core_rm_obstacle *obstacle;

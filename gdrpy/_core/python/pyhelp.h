@@ -97,7 +97,7 @@ extern struct core_names {
 #undef CORE_NAME
 } core_names;
 
-/* What a copy returns: None, or the bytes it read; NULL if those are -1. */
+/* The result of a copy: None, or the number of bytes read; NULL if that number is -1. */
 static inline PyObject *core_copied(bool to_write, Py_ssize_t nbytes)
 {
 	if (nbytes < 0)

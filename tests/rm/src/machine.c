@@ -26,8 +26,8 @@ static uint32_t read_devices(void)
 
 	devices = strtoul(text, &end, 10);
 	if (*end || devices < 1 || devices > RM_MAX_DEVICES) {
-		fprintf(stderr, "fakerm: %s is no number of devices from 1 to %d; taking 1\n", text,
-			RM_MAX_DEVICES);
+		fprintf(stderr, "fakerm: %s is not a number of devices from 1 to %d; taking 1\n",
+			text, RM_MAX_DEVICES);
 		return 1;
 	}
 	return devices;

@@ -115,7 +115,7 @@ static inline PyObject *copy_buffer(struct mapping *self, const char *method, bo
 		core_mapping_leave(self);
 	}
 	core_release_bytes(&bytes);
-	return core_copied(to_write, fits ? bytes.nbytes : -1);
+	return core_copied(fits, to_write, bytes.nbytes);
 }
 
 CORE_METHOD(core_mapping_write, mapping, copy_buffer, "Mapping.write", true)

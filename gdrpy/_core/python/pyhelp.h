@@ -97,10 +97,10 @@ extern struct core_names {
 #undef CORE_NAME
 } core_names;
 
-/* The result of a copy: None, or the number of bytes read; NULL if that number is -1. */
-static inline PyObject *core_copied(bool to_write, Py_ssize_t nbytes)
+/* The result of a copy: None, or the number of bytes read; NULL if it failed. */
+static inline PyObject *core_copied(bool done, bool to_write, Py_ssize_t nbytes)
 {
-	if (nbytes < 0)
+	if (!done)
 		return NULL;
 	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
 }

@@ -114,7 +114,7 @@ static PyObject *copy_array(struct mapping *self, const char *method, bool to_wr
 		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
-	return core_copied(to_write, good ? nbytes : -1);
+	return core_copied(good, to_write, nbytes);
 }
 
 CORE_METHOD(core_mapping_write_strided, mapping, copy_array, "Mapping.write_strided", true)

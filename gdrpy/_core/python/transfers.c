@@ -183,7 +183,7 @@ static PyObject *copy_buffer(struct transfers *self, const char *method, bool to
 	    (!PyObject_CheckBuffer(arg[0]) || is_of_gpu(arg[0], copy.way)))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)
-		return core_copied(to_write, copied);
+		return core_copied(copied >= 0, to_write, copied);
 	if (!core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
 		return NULL;
 	copy.host = bytes.data;
@@ -194,7 +194,7 @@ static PyObject *copy_buffer(struct transfers *self, const char *method, bool to
 						     copy.nbytes, copy.host, copy.nbytes)) &&
 	       core_transfers_copy(self, &copy, to_write);
 	core_release_bytes(&bytes);
-	return core_copied(to_write, done ? copy.nbytes : -1);
+	return core_copied(done, to_write, copy.nbytes);
 }
 
 /* A new bytes object, whose content is not filled in yet. */

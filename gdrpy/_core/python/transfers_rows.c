@@ -146,7 +146,7 @@ static PyObject *copy_array(struct transfers *self, const char *method, bool to_
 	       core_check_strided(&call, self->mapping, self->nbytes) &&
 	       copy_rows(self, &call, way, to_write);
 	PyBuffer_Release(&call.view);
-	return core_copied(to_write, done ? nbytes : -1);
+	return core_copied(done, to_write, nbytes);
 }
 
 CORE_METHOD(core_transfers_write_strided, transfers, copy_array,

@@ -10,9 +10,7 @@ import gdrpy
 from gdrpy import cuda, sim
 
 FUNCTIONS = set(
-    re.findall(
-        r"SIM_FUNCTION\(\w+,\s*(\w+)", (Path(sim.__file__).parent / "src/functions.h").read_text()
-    )
+    re.findall(r"(?m)^SIM_\w+\((\w+)", (Path(sim.__file__).parent / "src/functions.h").read_text())
 )
 
 

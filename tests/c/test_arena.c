@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Blocks out of ranges of addresses that nobody has mapped: an arena never touches them. */
+/* Blocks of address ranges that are not mapped: an arena never touches them. */
 #include "arena/arena.h"
 #include "check.h"
 

@@ -217,12 +217,13 @@ static void tear_down(struct rig *rig)
 
 static bool write_rows(struct rig *rig, bool direct, struct core_error *error)
 {
-	return core_dma_write_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, error);
+	return core_dma_transfer_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, true, error);
 }
 
 static bool read_rows(struct rig *rig, bool direct, struct core_error *error)
 {
-	return core_dma_read_rows(dma, &rig->rows, (uintptr_t)rig->device, direct, error);
+	return core_dma_transfer_rows(dma, (uintptr_t)rig->device, &rig->rows, direct, false,
+				      error);
 }
 
 static void rows_of_any_array_arrive(void)
@@ -270,14 +271,14 @@ static void rows_larger_than_the_staging_memory_go_in_parts(void)
 
 	core_describe_rows(&rows, host, 1, 2, shape, strides, LONG_ROW + 9);
 	begin(0);
-	CHECK(core_dma_write_rows(dma, (uintptr_t)device, &rows, false, &error));
+	CHECK(core_dma_transfer_rows(dma, (uintptr_t)device, &rows, false, true, &error));
 	for (size_t n = 0; n < 3 * LONG_ROW; n++)
 		CHECK_EQ(device[n / LONG_ROW * (LONG_ROW + 9) + n % LONG_ROW], host[2 * n]);
 
 	for (size_t n = 0; n < 3 * LONG_ROW; n++)
 		host[2 * n] = 0;
 	begin(0);
-	CHECK(core_dma_read_rows(dma, &rows, (uintptr_t)device, false, &error));
+	CHECK(core_dma_transfer_rows(dma, (uintptr_t)device, &rows, false, false, &error));
 	CHECK_MEM_EQ(host, came_back, 6 * LONG_ROW);
 
 	free(came_back);
@@ -296,7 +297,7 @@ static void rows_that_dma_takes_are_one_copy(void)
 	core_describe_rows(&rows, host, 1, 2, (ptrdiff_t[]){3, 2}, (ptrdiff_t[]){10, 1}, 5);
 	CHECK(core_dma_takes_rows(&rows));
 	begin(0);
-	CHECK(core_dma_write_rows(dma, (uintptr_t)device, &rows, true, &error));
+	CHECK(core_dma_transfer_rows(dma, (uintptr_t)device, &rows, true, true, &error));
 	CHECK_EQ(queued, 1);
 	CHECK_MEM_EQ(device, "hhdddhhdddhhdd", 14);
 }

@@ -69,7 +69,7 @@ static void *write_a_word(void *dma)
 	struct core_error error;
 	int from = 7, to = 0;
 
-	CHECK(core_dma_write(dma, 0, (uintptr_t)&to, &from, sizeof(from), &error));
+	CHECK(core_dma_transfer(dma, 0, (uintptr_t)&to, (char *)&from, sizeof(from), true, &error));
 	CHECK_EQ(to, 7);
 	return NULL;
 }

@@ -1,47 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 /* The copy engine of the C core under sanitizers, on the simulated resource manager (preloaded). */
-#include "../c/check.h"
-
-#include <dlfcn.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "engine/private.h"
+#include "preloaded.h"
 
 #define BLOCK ((size_t)8 << 20)
 
-static int (*count)(const char *what);
-static int (*set_fault)(const char *specification);
-
-static int gpu_memory(void)
-{
-	int fd = memfd_create("gdrpy-sim-dev0", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	CHECK(fd >= 0);
-	CHECK_EQ(ftruncate(fd, BLOCK), 0);
-	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
-	return fd;
-}
-
-static void fill(unsigned char *bytes, size_t nbytes, unsigned int seed)
+static void fill(char *bytes, size_t nbytes, unsigned int seed)
 {
 	for (size_t i = 0; i < nbytes; i++)
-		bytes[i] = (unsigned char)(i * 7 + (i >> 9) + seed);
+		bytes[i] = (char)(i * 7 + (i >> 9) + seed);
 }
 
 static void check_copies(struct core_engine_memory *memory, uint64_t offset, size_t nbytes,
 			 unsigned int seed)
 {
-	unsigned char *from = malloc(nbytes), *to = malloc(nbytes);
+	char *from = malloc(nbytes), *to = malloc(nbytes);
 	struct core_error error;
 
 	fill(from, nbytes, seed);
-	CHECK_EQ(core_engine_write(memory, offset, from, nbytes, &error), 0);
-	CHECK_EQ(core_engine_read(memory, to, offset, nbytes, &error), 0);
+	CHECK_EQ(core_engine_transfer(memory, offset, from, nbytes, true, &error), 0);
+	CHECK_EQ(core_engine_transfer(memory, offset, to, nbytes, false, &error), 0);
 	CHECK_MEM_EQ(to, from, nbytes);
 	free(from);
 	free(to);
@@ -51,16 +34,15 @@ static void copies_are_exact_and_stay_inside(void)
 {
 	static const size_t sizes[] = {1, 3, 4097, 65536, 1048577, 5000000};
 	struct core_error error;
-	int fd = gpu_memory();
-	unsigned char *zeros = calloc(1, BLOCK),
-		      *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
+	int fd = gpu_memory(BLOCK);
+	char *zeros = calloc(1, BLOCK), *seen = mmap(NULL, BLOCK, PROT_READ, MAP_SHARED, fd, 0);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 
 	CHECK(memory);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		uint64_t offset = 1001 * (i + 1);
 
-		CHECK_EQ(core_engine_write(memory, 0, zeros, BLOCK, &error), 0);
+		CHECK_EQ(core_engine_transfer(memory, 0, zeros, BLOCK, true, &error), 0);
 		check_copies(memory, offset, sizes[i], 9);
 		CHECK_EQ(seen[offset - 1], 0);
 		CHECK_EQ(seen[offset], 9);
@@ -104,7 +86,7 @@ static void run_threads(struct core_engine_memory *memory)
 static void threads_share_an_engine(void)
 {
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 
 	CHECK(memory);
@@ -118,7 +100,7 @@ static void large_copies_leave_lanes_to_rows_and_small_ones(void)
 {
 	struct core_staging_lane *lanes[CORE_THREADS_MAX], *rows;
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 
 	CHECK(memory);
@@ -170,7 +152,7 @@ static void a_queue_waits_for_a_word_and_can_be_closed_before(void)
 	const size_t nbytes = 10000;
 	char *host = calloc(1, nbytes);
 	struct core_error error;
-	int fd = gpu_memory(), objects;
+	int fd = gpu_memory(BLOCK), objects;
 	char *seen = mmap(NULL, BLOCK, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 	struct core_registration *own = core_engine_register(host, nbytes, false, &error), *held;
@@ -214,7 +196,7 @@ static void a_queue_waits_for_a_word_and_can_be_closed_before(void)
 static void a_lost_channel_is_made_anew_under_threads(void)
 {
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 
 	CHECK(memory);
@@ -229,13 +211,13 @@ static void a_lost_channel_is_made_anew_under_threads(void)
 static void a_second_loss_ends_it(void)
 {
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 	struct core_engine_memory *memory = core_engine_take_export(fd, BLOCK, &error);
 	char byte;
 
 	CHECK(memory);
 	CHECK_EQ(set_fault("ENGINE:1:79"), 0);
-	CHECK_EQ(core_engine_read(memory, &byte, 0, 1, &error), -1);
+	CHECK_EQ(core_engine_transfer(memory, 0, &byte, 1, false, &error), -1);
 	CHECK_EQ(error.failure, CORE_FAILED_UNAVAILABLE);
 	CHECK(strstr(error.message, "Xid 79"));
 	CHECK(!core_engine_take_export(fd, BLOCK, &error));
@@ -247,19 +229,7 @@ static void a_second_loss_ends_it(void)
 }
 
 /* In this order: the engine is one for the whole process. */
-static struct check_test tests[] = {
-	TEST(copies_are_exact_and_stay_inside),
-	TEST(threads_share_an_engine),
-	TEST(large_copies_leave_lanes_to_rows_and_small_ones),
-	TEST(a_queue_waits_for_a_word_and_can_be_closed_before),
-	TEST(a_lost_channel_is_made_anew_under_threads),
-	TEST(a_second_loss_ends_it),
-};
-
-int main(int argc, char **argv)
-{
-	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
-	set_fault = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
-	CHECK(count && set_fault);
-	return check_run(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-}
+CHECK_MAIN(TEST(copies_are_exact_and_stay_inside), TEST(threads_share_an_engine),
+	   TEST(large_copies_leave_lanes_to_rows_and_small_ones),
+	   TEST(a_queue_waits_for_a_word_and_can_be_closed_before),
+	   TEST(a_lost_channel_is_made_anew_under_threads), TEST(a_second_loss_ends_it))

@@ -1,31 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* The nvrm calls of the C core under sanitizers, on the simulated resource manager (preloaded). */
-#include "../c/check.h"
-
-#include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
-#include <sys/mman.h>
 
+#include "preloaded.h"
 #include "rm/client.h"
 
 #define BLOCK (2u << 20)
 #define IPC_CLIENT 0xC1000000u
-
-static int (*count)(const char *what);
-static int (*set_fault)(const char *specification);
-
-static int gpu_memory(void)
-{
-	int fd = memfd_create("gdrpy-sim-dev0", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	CHECK(fd >= 0);
-	CHECK_EQ(ftruncate(fd, BLOCK), 0);
-	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
-	return fd;
-}
 
 static struct core_rm *open_client(void)
 {
@@ -50,7 +33,7 @@ static void a_mapping_of_an_export_is_its_memory(void)
 	struct core_rm_mapping mapping;
 	struct core_rm_memory memory;
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 	char found[5];
 
 	CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
@@ -77,7 +60,7 @@ static void a_duplicate_is_the_owners_block(void)
 	struct core_error error;
 	struct core_ipc_info info = {.client = IPC_CLIENT | (uint32_t)getpid()};
 	struct core_rm_gpu gpu = {0};
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 
 	CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
 	gpu = memory.gpu;
@@ -131,7 +114,7 @@ static int whole_sequence(int fd)
 static void a_call_refused_at_any_step_leaves_nothing(void)
 {
 	static const char *const calls[] = {"RM_ALLOC", "RM_CONTROL", "RM_MAP_MEMORY"};
-	int fd = gpu_memory(), refused = 0;
+	int fd = gpu_memory(BLOCK), refused = 0;
 	char fault[64];
 
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
@@ -158,7 +141,7 @@ static void *map_again_and_again(void *argument)
 	struct core_rm_mapping mapping;
 	struct core_rm_memory memory;
 	struct core_error error;
-	int fd = gpu_memory();
+	int fd = gpu_memory(BLOCK);
 
 	for (int i = 0; i < 50; i++) {
 		CHECK_EQ(core_rm_import(client, fd, &memory, &error), 0);
@@ -183,18 +166,6 @@ static void threads_share_a_client(void)
 	check_nothing_left();
 }
 
-static struct check_test tests[] = {
-	TEST(a_mapping_of_an_export_is_its_memory),
-	TEST(a_duplicate_is_the_owners_block),
-	TEST(a_gpu_that_is_not_listed_is_no_device),
-	TEST(a_call_refused_at_any_step_leaves_nothing),
-	TEST(threads_share_a_client),
-};
-
-int main(int argc, char **argv)
-{
-	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
-	set_fault = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
-	CHECK(count && set_fault);
-	return check_run(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
-}
+CHECK_MAIN(TEST(a_mapping_of_an_export_is_its_memory), TEST(a_duplicate_is_the_owners_block),
+	   TEST(a_gpu_that_is_not_listed_is_no_device),
+	   TEST(a_call_refused_at_any_step_leaves_nothing), TEST(threads_share_a_client))

@@ -7,20 +7,17 @@
  */
 #include "../c/test_sim.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 
 #include "backends/backends.h"
 #include "cuda/ipc.h"
+#include "preloaded.h"
 
 static struct core_cuda real, doctored;
 static size_t word;	  /* of the handle, that is changed */
 static uint32_t added;	  /* to it */
 static uint64_t only = 0; /* the one pointer whose handle is; 0: all */
-
-static int (*count)(const char *what);
 
 static int change_handle(struct core_cuda_ipc *handle, uint64_t pointer)
 {
@@ -75,6 +72,11 @@ static void check_refused(uint64_t ptr, enum core_failure failure, int number, c
 	check_nothing_left();
 }
 
+static void check_found_out(uint64_t ptr, const char *told)
+{
+	check_refused(ptr, CORE_FAILED_UNAVAILABLE, ENODEV, told);
+}
+
 static void check_released(struct core_memory *memory)
 {
 	struct core_error error;
@@ -110,33 +112,31 @@ static void a_handle_as_it_should_be_is_taken(void)
 static void a_block_offset_that_is_another_is_found_out(void)
 {
 	change(7, 8192);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "self-check read other bytes");
+	check_found_out(allocate(4096), "self-check read other bytes");
 }
 
 static void an_offset_past_the_block_is_found_out(void)
 {
 	change(7, 4 << 20);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "of a block of");
+	check_found_out(allocate(4096), "of a block of");
 }
 
 static void a_handle_of_another_process_is_found_out(void)
 {
 	change(2, 1);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "names process");
+	check_found_out(allocate(4096), "names process");
 }
 
 static void another_size_is_found_out(void)
 {
 	change(4, 4096);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV, "but CUDA 4096");
+	check_found_out(allocate(4096), "but CUDA 4096");
 }
 
 static void a_block_of_another_size_is_found_out(void)
 {
 	change(6, 512);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "a block of 4194304 bytes, but the driver reports 2097152");
+	check_found_out(allocate(4096), "a block of 4194304 bytes, but the driver reports 2097152");
 }
 
 static int change_large(struct core_cuda_ipc *handle, uint64_t pointer)
@@ -152,22 +152,19 @@ static void a_large_block_of_another_size_is_found_out(void)
 {
 	change(6, 1);
 	doctored.cuIpcGetMemHandle = change_large;
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "a block of 2105344 bytes, but the driver reports 4194304");
+	check_found_out(allocate(4096), "a block of 2105344 bytes, but the driver reports 4194304");
 }
 
 static void a_client_that_is_no_client_is_found_out(void)
 {
 	change(12, 1 << 24);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "cannot pin cuMemAlloc pointers");
+	check_found_out(allocate(4096), "cannot pin cuMemAlloc pointers");
 }
 
 static void an_object_that_is_no_object_is_found_out(void)
 {
 	change(13, 1000);
-	check_refused(allocate(4096), CORE_FAILED_UNAVAILABLE, ENODEV,
-		      "cannot pin cuMemAlloc pointers");
+	check_found_out(allocate(4096), "cannot pin cuMemAlloc pointers");
 }
 
 /* Once the layout is trusted, each handle still has to agree with what CUDA says. */
@@ -182,7 +179,7 @@ static void a_single_handle_that_contradicts_cuda_is_found_out(void)
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
-	check_refused(bad, CORE_FAILED_UNAVAILABLE, ENODEV, "but CUDA 8192");
+	check_found_out(bad, "but CUDA 8192");
 	memory = take(good, 100, &error);
 	CHECK(memory);
 	check_released(memory);
@@ -193,16 +190,14 @@ static void what_was_found_out_is_remembered(void)
 	CUdeviceptr pointer = allocate(4096);
 
 	change(7, 8192);
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
+	check_found_out(pointer, "self-check read other bytes");
 	doctored.cuIpcGetMemHandle = real.cuIpcGetMemHandle;
-	check_refused(pointer, CORE_FAILED_UNAVAILABLE, ENODEV, "self-check read other bytes");
+	check_found_out(pointer, "self-check read other bytes");
 }
 
 /* Not by the layout of handles, but for want of something that may be there next time. */
 static void a_check_that_could_not_be_made_is_made_again(void)
 {
-	int (*set_fault)(const char *) =
-		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
 	CUdeviceptr pointer = allocate(4096);
 	struct core_error error;
 
@@ -260,8 +255,6 @@ static void the_check_frees_nothing_and_waits_for_nobody(void)
 
 static void a_check_that_is_made_again_takes_no_more_memory(void)
 {
-	int (*set_fault)(const char *) =
-		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
 	CUdeviceptr pointer = allocate(4096);
 	uint64_t allocations = gdrsim_call_count("cuMemAlloc");
 	struct core_error error;
@@ -276,8 +269,6 @@ static void a_check_that_is_made_again_takes_no_more_memory(void)
 
 static void a_check_whose_memory_went_with_its_context_takes_other(void)
 {
-	int (*set_fault)(const char *) =
-		(int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_set_fault");
 	struct core_error error;
 	CUcontext context;
 	CUdeviceptr memory;
@@ -549,8 +540,6 @@ int main(void)
 {
 	size_t ntests = sizeof(tests) / sizeof(tests[0]);
 
-	count = (int (*)(const char *))dlsym(RTLD_DEFAULT, "fakerm_count");
-	CHECK(count);
 	for (current = tests; current < tests + ntests; current++)
 		in_a_process_of_its_own();
 	printf("%zu tests passed\n", ntests);

@@ -8,7 +8,6 @@
 #ifndef GDRPY_ARENA_H
 #define GDRPY_ARENA_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #define GDRPY_ARENA_SLOTS 64

@@ -55,7 +55,7 @@ static struct core_memory *take_by(const struct core_cuda *cuda, const struct co
 	return NULL;
 }
 
-/* Of an allocation with a descriptor, the caller knows what CUDA would say. */
+/* The caller of an allocation with a descriptor already knows what CUDA would report. */
 static int find(const struct core_cuda *cuda, const struct core_request *request,
 		struct core_found *found, struct core_error *error)
 {

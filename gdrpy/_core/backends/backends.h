@@ -31,7 +31,7 @@ struct core_request {
 	const struct core_node *node; /* the kernel module's, kept open by the caller; NULL: none */
 };
 
-/* What CUDA says about a request's memory. CUDA is asked once per take; later takes ask again. */
+/* CUDA's facts about a request's memory. Each take asks CUDA once. */
 struct core_found {
 	struct core_pointer pointer;
 	struct core_range range; /* in whole GPU pages if the request asks for them */

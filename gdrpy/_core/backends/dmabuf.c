@@ -5,7 +5,6 @@
  * CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "backends/backends.h"
@@ -51,23 +50,21 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 	struct core_memory *memory;
 	struct core_range range, pages;
 
-	if (!request->ptr) {
-		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "the dmabuf backend needs the GPU view: open it with gpu=True");
-		return NULL;
-	}
+	if (!request->ptr)
+		return core_fail_null(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"the dmabuf backend needs the GPU view: open it with gpu=True");
 	range = (struct core_range){request->ptr, request->ptr + request->nbytes};
 	pages.start = range.start / page * page;
 	pages.end = (range.end + page - 1) / page * page;
 	if (request->gpu_pages)
 		range = pages;
-	if (pages.start < pointer.base) {
-		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "the allocation at %#llx does not begin on a page of %llu bytes, which a "
-			  "dma-buf requires",
-			  (unsigned long long)pointer.base, (unsigned long long)page);
-		return NULL;
-	}
+	if (pages.start < pointer.base)
+		return core_fail_null(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"the allocation at %#llx does not begin on a page of %llu bytes, which a "
+			"dma-buf requires",
+			(unsigned long long)pointer.base, (unsigned long long)page);
 	memory = core_memory_new(&core_backend_dmabuf, &core_fd_memory_functions, sizeof(*memory),
 				 error);
 	if (!memory)

@@ -29,17 +29,18 @@ static int fail_revoked(struct core_error *error)
 			 "mapping");
 }
 
-static int map_share(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+static int map_share(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		     enum core_mapping_kind *kind, struct core_error *error)
 {
-	if (!readonly && (fcntl(part->fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+	const int fd = stretch->part->fd;
+
+	if (!readonly && (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
 		return core_fail(error, CORE_FAILED_PERMISSION, EACCES,
 				 "the descriptor was shared read-only: open it with readonly=True");
-	if (!core_fd_map(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
+	if (!core_fd_map(memory, stretch, readonly, kind, error))
 		return 0;
 	/* The module refuses new mappings before it reports the end, when the last one is gone. */
-	if (error->number == EINVAL && core_share_ended(part->fd, END_TAKES_MS))
+	if (error->number == EINVAL && core_share_ended(fd, END_TAKES_MS))
 		return fail_revoked(error);
 	return -1;
 }
@@ -66,13 +67,11 @@ static struct core_memory *take_export(int fd, uint64_t unused_nbytes, int unuse
 
 	(void)unused_nbytes;
 	(void)unused_device;
-	if (nbytes < 0) {
-		core_fail(
+	if (nbytes < 0)
+		return core_fail_null(
 			error, CORE_FAILED_HANDLE, EINVAL,
 			"file descriptor %d is not the share of a pin: pass one from Pin.export()",
 			fd);
-		return NULL;
-	}
 	memory = core_memory_new(&core_backend_gdrdrv, &share_functions, sizeof(*memory), error);
 	if (!memory)
 		return NULL;
@@ -127,19 +126,17 @@ static int find_kind(struct core_memory *memory, enum core_mapping_kind *kind,
 	return *kind == CORE_MAPPING_NONE ? fail_revoked(error) : 0;
 }
 
-static int map_pin(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		   size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+static int map_pin(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		   enum core_mapping_kind *kind, struct core_error *error)
 {
 	struct core_error ignored;
 
-	if (map_share(memory, part, offset, nbytes, readonly, at, stretch, kind, error))
+	if (map_share(memory, stretch, readonly, kind, error))
 		return -1;
-	if (find_kind(memory, kind, error)) {
-		core_fd_unmap(memory, stretch, &ignored);
-		return -1;
-	}
-	return 0;
+	if (!find_kind(memory, kind, error))
+		return 0;
+	core_fd_unmap(memory, stretch, &ignored);
+	return -1;
 }
 
 static int unmap_part_of_whole(struct core_memory *memory, struct core_stretch *stretch,
@@ -174,17 +171,15 @@ static int map_whole(struct pin *pin, uint64_t nbytes, struct core_error *error)
 }
 
 /* Only the caller enforces readonly, because all mappings share these pages. */
-static int map_part_of_whole(struct core_memory *memory, const struct core_part *part,
-			     uint64_t offset, size_t nbytes, bool readonly, void *at,
-			     struct core_stretch *stretch, enum core_mapping_kind *kind,
-			     struct core_error *error)
+static int map_part_of_whole(struct core_memory *memory, struct core_stretch *stretch,
+			     bool readonly, enum core_mapping_kind *kind, struct core_error *error)
 {
+	const struct core_part *part = stretch->part;
 	struct pin *pin = pin_of(memory);
 	struct core_error ignored;
 	int ret = 0;
 
 	(void)readonly;
-	(void)at;
 	pthread_mutex_lock(&pin->lock);
 	if (!pin->users)
 		ret = map_whole(pin, part->offset + part->nbytes, error);
@@ -195,12 +190,13 @@ static int map_part_of_whole(struct core_memory *memory, const struct core_part 
 		return -1;
 
 	stretch->map = (struct core_map){
-		.address = (char *)pin->whole.address + part->offset + offset, .nbytes = nbytes};
-	if (find_kind(memory, kind, error)) {
-		unmap_part_of_whole(memory, stretch, &ignored);
-		return -1;
-	}
-	return 0;
+		.address = (char *)pin->whole.address + part->offset + stretch->offset,
+		.nbytes = stretch->nbytes,
+	};
+	if (!find_kind(memory, kind, error))
+		return 0;
+	unmap_part_of_whole(memory, stretch, &ignored);
+	return -1;
 }
 
 static int want(struct core_memory *memory, enum core_mapping_kind kind, struct core_error *error)
@@ -441,16 +437,13 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 	const struct core_node *node = request->node;
 	struct core_memory *memory;
 
-	if (!request->ptr) {
-		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "the gdrdrv backend needs the GPU view: open it with gpu=True");
-		return NULL;
-	}
-	if (!node) {
-		core_fail(error, CORE_FAILED_UNAVAILABLE, ENODEV,
-			  "no kernel module serves " GDRDRV_NODE ": " LOAD);
-		return NULL;
-	}
+	if (!request->ptr)
+		return core_fail_null(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"the gdrdrv backend needs the GPU view: open it with gpu=True");
+	if (!node)
+		return core_fail_null(error, CORE_FAILED_UNAVAILABLE, ENODEV,
+				      "no kernel module serves " GDRDRV_NODE ": " LOAD);
 	/* A region takes whatever kind of pin NVIDIA's module makes. */
 	if (!core_node_full(node) && request->fd < 0 && check_nvidias(node, request, error))
 		return NULL;

@@ -54,19 +54,19 @@ static struct core_rm_gpu gpu_at(const int pci[3])
 	};
 }
 
-static int map_block(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		     size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+static int map_block(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		     enum core_mapping_kind *kind, struct core_error *error)
 {
+	const struct core_part *part = stretch->part;
 	struct core_rm_mapping mapping;
 	char purpose[80];
 
 	(void)memory;
 	(void)kind;
-	if (core_rm_map(client, &part->block, part->offset + offset, nbytes, readonly, at, &mapping,
-			error)) {
-		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu", nbytes,
-			 (unsigned long long)offset);
+	if (core_rm_map(client, &part->block, part->offset + stretch->offset, stretch->nbytes,
+			readonly, stretch->at, &mapping, error)) {
+		snprintf(purpose, sizeof(purpose), "mapping %zu bytes at offset %llu",
+			 stretch->nbytes, (unsigned long long)stretch->offset);
 		return failed(error, purpose);
 	}
 	stretch->map = mapping.map;
@@ -208,7 +208,7 @@ static struct {
 	char problem[256]; /* found by the check, empty if none */
 } devices[MOST_DEVICES];
 
-/* What status() learned about each device; entry 0 is for no device in particular. */
+/* The obstacle that status() found to each device; entry 0 is for no particular device. */
 static struct {
 	bool asked;
 	const struct core_rm_obstacle *obstacle;
@@ -458,11 +458,10 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 {
 	struct core_memory *memory;
 
-	if (request->force_pcie) {
-		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL,
-			  "nvrm has no flag to force mappings through PCIe: they all go there");
-		return NULL;
-	}
+	if (request->force_pcie)
+		return core_fail_null(
+			error, CORE_FAILED_UNAVAILABLE, EINVAL,
+			"nvrm has no flag to force mappings through PCIe: they all go there");
 	if (request->fd < 0)
 		return take_pointer(cuda, request, found, error);
 	memory = take_export(request->fd, request->nbytes, request->device, error);

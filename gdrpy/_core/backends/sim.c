@@ -85,10 +85,9 @@ static struct core_memory *take(const struct core_cuda *cuda, const struct core_
 			memory->va = request->ptr;
 		return memory;
 	}
-	if (request->force_pcie) {
-		core_fail(error, CORE_FAILED_UNAVAILABLE, EINVAL, "the simulated GPU has no PCIe");
-		return NULL;
-	}
+	if (request->force_pcie)
+		return core_fail_null(error, CORE_FAILED_UNAVAILABLE, EINVAL,
+				      "the simulated GPU has no PCIe");
 	memory = new_memory(range->start, pointer->device, error);
 	if (!memory)
 		return NULL;

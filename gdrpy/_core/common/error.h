@@ -3,6 +3,7 @@
 #ifndef GDRPY_ERROR_H
 #define GDRPY_ERROR_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 enum core_failure {
@@ -37,6 +38,10 @@ int core_fail(struct core_error *error, enum core_failure failure, int number, c
  */
 int core_fail_call(struct core_error *error, int number, uint32_t status, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
+
+/* The same for functions that return a pointer. */
+#define core_fail_null(...) (core_fail(__VA_ARGS__), NULL)
+#define core_fail_call_null(...) (core_fail_call(__VA_ARGS__), NULL)
 
 /* Prefix the message with the purpose of the call. */
 int core_explain(struct core_error *error, const char *format, ...)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What CUDA reports about a device pointer: its allocation, and the handles that export it.
+ * CUDA's facts about a device pointer: its allocation, and the handles that export it.
  */
 #ifndef GDRPY_POINTER_H
 #define GDRPY_POINTER_H

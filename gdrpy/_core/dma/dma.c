@@ -102,6 +102,7 @@ struct job {
 	uint64_t device;
 	char *host;
 	size_t nbytes, chunk;
+	bool to_gpu;
 	size_t taken;		  /* bytes of all chunks taken so far */
 	struct core_error *error; /* of the first lane that failed */
 	bool failed;
@@ -172,30 +173,20 @@ static void read_by_lane(struct job *job, struct core_lane *lane, struct core_er
 	CORE_CUDA_CALL(error, dma, cuStreamSynchronize, lane->stream);
 }
 
-static void run_lane(struct job *job, unsigned int number,
-		     void (*run)(struct job *job, struct core_lane *lane, struct core_error *error))
+static void run_lane(void *context, unsigned int number)
 {
+	struct job *job = context;
 	struct core_lane *lane = &job->dma->lanes[number];
 	struct core_error error;
 
 	error.status = 0;
 	if (core_dma_enter(job->dma, &error)) {
 		if (core_dma_have_lane(job->dma, lane, &error))
-			run(job, lane, &error);
+			(job->to_gpu ? write_by_lane : read_by_lane)(job, lane, &error);
 		core_dma_leave(job->dma);
 	}
 	if (error.status && !__atomic_exchange_n(&job->failed, true, __ATOMIC_RELAXED))
 		*job->error = error;
-}
-
-static void write_lane(void *job, unsigned int number)
-{
-	run_lane(job, number, write_by_lane);
-}
-
-static void read_lane(void *job, unsigned int number)
-{
-	run_lane(job, number, read_by_lane);
 }
 
 size_t core_dma_chunk(size_t nbytes, unsigned int lanes)
@@ -207,52 +198,48 @@ size_t core_dma_chunk(size_t nbytes, unsigned int lanes)
 	return chunk < CORE_STAGING_NBYTES ? chunk : CORE_STAGING_NBYTES;
 }
 
-static bool by_lanes(struct core_dma *dma, unsigned int lanes, core_part_fn lane, struct job *job)
+static bool by_lanes(struct job *job, unsigned int lanes)
 {
+	struct core_dma *dma = job->dma;
+
 	if (lanes > CORE_LANES_MAX)
 		lanes = CORE_LANES_MAX;
 	job->chunk = core_dma_chunk(job->nbytes, lanes);
 	pthread_mutex_lock(&dma->staging);
-	core_parallel(lanes, lane, job);
+	core_parallel(lanes, run_lane, job);
 	pthread_mutex_unlock(&dma->staging);
 	return !job->failed;
 }
 
-bool core_dma_write(struct core_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		    size_t nbytes, struct core_error *error)
+static bool copy_directly(const struct job *job)
+{
+	struct core_dma *dma = job->dma;
+
+	return core_dma_have_stream(dma, &dma->stream, job->error) &&
+	       (job->to_gpu ? CORE_CUDA_CALL(job->error, dma, cuMemcpyHtoDAsync, job->device,
+					     job->host, job->nbytes, dma->stream)
+			    : CORE_CUDA_CALL(job->error, dma, cuMemcpyDtoHAsync, job->host,
+					     job->device, job->nbytes, dma->stream)) &&
+	       CORE_CUDA_CALL(job->error, dma, cuStreamSynchronize, dma->stream);
+}
+
+bool core_dma_transfer(struct core_dma *dma, unsigned int lanes, uint64_t device, char *host,
+		       size_t nbytes, bool to_gpu, struct core_error *error)
 {
 	struct job job = {.dma = dma,
 			  .device = device,
-			  .host = (char *)host,
+			  .host = host,
 			  .nbytes = nbytes,
+			  .to_gpu = to_gpu,
 			  .error = error};
+	bool done;
 
 	error->status = 0;
 	if (lanes)
-		return by_lanes(dma, lanes, write_lane, &job);
+		return by_lanes(&job, lanes);
 	if (!core_dma_enter(dma, error))
 		return false;
-	if (core_dma_have_stream(dma, &dma->stream, error) &&
-	    CORE_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, device, host, nbytes, dma->stream))
-		CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
+	done = copy_directly(&job);
 	core_dma_leave(dma);
-	return !error->status;
-}
-
-bool core_dma_read(struct core_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		   size_t nbytes, struct core_error *error)
-{
-	struct job job = {
-		.dma = dma, .device = device, .host = host, .nbytes = nbytes, .error = error};
-
-	error->status = 0;
-	if (lanes)
-		return by_lanes(dma, lanes, read_lane, &job);
-	if (!core_dma_enter(dma, error))
-		return false;
-	if (core_dma_have_stream(dma, &dma->stream, error) &&
-	    CORE_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, host, device, nbytes, dma->stream))
-		CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
-	core_dma_leave(dma);
-	return !error->status;
+	return done;
 }

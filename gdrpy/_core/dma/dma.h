@@ -29,10 +29,8 @@ struct core_dma *core_dma_open(void *context);
 bool core_dma_reaches(struct core_dma *dma, const void *host, size_t nbytes);
 
 /* Copy by this many lanes, or directly if 0 (page-locked memory only); false with an error. */
-bool core_dma_write(struct core_dma *dma, unsigned int lanes, uint64_t device, const void *host,
-		    size_t nbytes, struct core_error *error);
-bool core_dma_read(struct core_dma *dma, unsigned int lanes, void *host, uint64_t device,
-		   size_t nbytes, struct core_error *error);
+bool core_dma_transfer(struct core_dma *dma, unsigned int lanes, uint64_t device, char *host,
+		       size_t nbytes, bool to_gpu, struct core_error *error);
 
 /* Whether DMA can copy the rows directly, provided that their memory is page-locked. */
 bool core_dma_takes_rows(const struct core_rows *rows);
@@ -41,9 +39,7 @@ bool core_dma_takes_rows(const struct core_rows *rows);
  * Copy an array's rows to or from rows in device memory, the first at `device`. Unless `direct`,
  * the calling thread gathers or spreads them through staging.
  */
-bool core_dma_write_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
-			 bool direct, struct core_error *error);
-bool core_dma_read_rows(struct core_dma *dma, const struct core_rows *rows, uint64_t device,
-			bool direct, struct core_error *error);
+bool core_dma_transfer_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
+			    bool direct, bool to_gpu, struct core_error *error);
 
 #endif

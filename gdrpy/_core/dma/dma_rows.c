@@ -6,13 +6,8 @@
 #define MEMORY_TYPE_HOST 1
 #define MEMORY_TYPE_DEVICE 2
 
-enum direction {
-	TO_DEVICE,
-	TO_HOST
-};
-
-static bool copy_block(struct core_dma *dma, enum direction direction,
-		       const struct core_row_block *block, void *stream, struct core_error *error)
+static bool copy_block(struct core_dma *dma, bool to_gpu, const struct core_row_block *block,
+		       void *stream, struct core_error *error)
 {
 	struct core_cuda_end host = {
 		.memory_type = MEMORY_TYPE_HOST, .host = block->host, .pitch = block->host_pitch};
@@ -22,11 +17,11 @@ static bool copy_block(struct core_dma *dma, enum direction direction,
 	struct core_cuda_rows rows = {.nbytes = block->nbytes, .count = block->count};
 
 	if (block->count > 1) {
-		rows.from = direction == TO_DEVICE ? host : device;
-		rows.to = direction == TO_DEVICE ? device : host;
+		rows.from = to_gpu ? host : device;
+		rows.to = to_gpu ? device : host;
 		return CORE_CUDA_CALL(error, dma, cuMemcpy2DAsync, &rows, stream);
 	}
-	if (direction == TO_DEVICE)
+	if (to_gpu)
 		return CORE_CUDA_CALL(error, dma, cuMemcpyHtoDAsync, block->device, block->host,
 				      block->nbytes, stream);
 	return CORE_CUDA_CALL(error, dma, cuMemcpyDtoHAsync, block->host, block->device,
@@ -41,22 +36,21 @@ bool core_dma_takes_rows(const struct core_rows *rows)
 		 rows->pitch <= CORE_PITCH_MAX));
 }
 
-static bool copy_directly(struct core_dma *dma, enum direction direction, uint64_t device,
+static bool copy_directly(struct core_dma *dma, bool to_gpu, uint64_t device,
 			  const struct core_rows *rows, struct core_error *error)
 {
 	struct core_row_block block = {rows->first, (size_t)rows->stride, device,
 				       rows->pitch, rows->nbytes,	  rows->count};
 
 	return core_dma_have_stream(dma, &dma->stream, error) &&
-	       copy_block(dma, direction, &block, dma->stream, error) &&
+	       copy_block(dma, to_gpu, &block, dma->stream, error) &&
 	       CORE_CUDA_CALL(error, dma, cuStreamSynchronize, dma->stream);
 }
 
-static bool issue(struct core_dma *dma, enum direction direction,
-		  const struct core_row_block *block, struct core_lane *lane,
-		  struct core_staging *staging, struct core_error *error)
+static bool issue(struct core_dma *dma, bool to_gpu, const struct core_row_block *block,
+		  struct core_lane *lane, struct core_staging *staging, struct core_error *error)
 {
-	return copy_block(dma, direction, block, lane->stream, error) &&
+	return copy_block(dma, to_gpu, block, lane->stream, error) &&
 	       CORE_CUDA_CALL(error, dma, cuEventRecord, staging->idle, lane->stream);
 }
 
@@ -73,7 +67,7 @@ static void write_staged(struct core_dma *dma, struct core_row_walk *rest, struc
 			break;
 		block.host = staging->memory;
 		core_pack_rows(&side, &block);
-		if (!issue(dma, TO_DEVICE, &block, lane, staging, error))
+		if (!issue(dma, true, &block, lane, staging, error))
 			break;
 	}
 }
@@ -92,7 +86,7 @@ static void read_staged(struct core_dma *dma, struct core_row_walk *rest, struct
 
 		more = core_take_rows(rest, &coming);
 		coming.host = to->memory;
-		if (more && !issue(dma, TO_HOST, &coming, lane, to, error))
+		if (more && !issue(dma, false, &coming, lane, to, error))
 			break;
 		if (from) {
 			if (!CORE_CUDA_CALL(error, dma, cuEventSynchronize, from->idle))
@@ -104,7 +98,7 @@ static void read_staged(struct core_dma *dma, struct core_row_walk *rest, struct
 	}
 }
 
-static void copy_staged(struct core_dma *dma, enum direction direction, uint64_t device,
+static void copy_staged(struct core_dma *dma, bool to_gpu, uint64_t device,
 			const struct core_rows *rows, struct core_error *error)
 {
 	struct core_row_walk rest = {.rows = rows, .device = device};
@@ -113,7 +107,7 @@ static void copy_staged(struct core_dma *dma, enum direction direction, uint64_t
 	rest.chunk = core_dma_chunk(rows->nbytes * rows->count, 1);
 	pthread_mutex_lock(&dma->staging);
 	if (core_dma_have_lane(dma, lane, error)) {
-		if (direction == TO_DEVICE)
+		if (to_gpu)
 			write_staged(dma, &rest, lane, error);
 		else
 			read_staged(dma, &rest, lane, error);
@@ -122,28 +116,16 @@ static void copy_staged(struct core_dma *dma, enum direction direction, uint64_t
 	pthread_mutex_unlock(&dma->staging);
 }
 
-static bool copy_rows(struct core_dma *dma, enum direction direction, uint64_t device,
-		      const struct core_rows *rows, bool direct, struct core_error *error)
+bool core_dma_transfer_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
+			    bool direct, bool to_gpu, struct core_error *error)
 {
 	error->status = 0;
 	if (!core_dma_enter(dma, error))
 		return false;
 	if (direct)
-		copy_directly(dma, direction, device, rows, error);
+		copy_directly(dma, to_gpu, device, rows, error);
 	else
-		copy_staged(dma, direction, device, rows, error);
+		copy_staged(dma, to_gpu, device, rows, error);
 	core_dma_leave(dma);
 	return !error->status;
-}
-
-bool core_dma_write_rows(struct core_dma *dma, uint64_t device, const struct core_rows *rows,
-			 bool direct, struct core_error *error)
-{
-	return copy_rows(dma, TO_DEVICE, device, rows, direct, error);
-}
-
-bool core_dma_read_rows(struct core_dma *dma, const struct core_rows *rows, uint64_t device,
-			bool direct, struct core_error *error)
-{
-	return copy_rows(dma, TO_HOST, device, rows, direct, error);
 }

@@ -136,15 +136,3 @@ int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t
 
 	return nbytes ? core_engine_run(memory->engine, run_fill, &fill, error) : 0;
 }
-
-int core_engine_write(struct core_engine_memory *memory, uint64_t offset, const void *host,
-		      size_t nbytes, struct core_error *error)
-{
-	return core_engine_stage(memory, offset, (char *)host, nbytes, true, error);
-}
-
-int core_engine_read(struct core_engine_memory *memory, void *host, uint64_t offset, size_t nbytes,
-		     struct core_error *error)
-{
-	return core_engine_stage(memory, offset, host, nbytes, false, error);
-}

@@ -53,10 +53,8 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 {
 	struct core_engine *engine = calloc(1, sizeof(*engine));
 
-	if (!engine) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
-		return NULL;
-	}
+	if (!engine)
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	engine->gpu = *gpu;
 	engine->forks = forks;
 	core_writers_lock(&engine->lock);
@@ -68,7 +66,8 @@ static struct core_engine *new_engine(const struct core_rm_gpu *gpu, struct core
 	return engine;
 }
 
-/* By their PCI addresses: who names a GPU by that knows no minor number. */
+/* Compare PCI addresses: a caller that names a GPU by its address does not know the minor number.
+ */
 static bool is_same_gpu(const struct core_rm_gpu *one, const struct core_rm_gpu *other)
 {
 	return one->pci_domain == other->pci_domain && one->pci_bus == other->pci_bus &&

@@ -45,17 +45,14 @@ struct core_engine_memory *core_engine_take_blocks(const struct core_rm_gpu *gpu
 /* No copy of the memory may be running. In a forked child, only the structure is freed. */
 void core_engine_release(struct core_engine_memory *memory);
 
-/* Copy a range inside the memory. */
-int core_engine_write(struct core_engine_memory *memory, uint64_t offset, const void *host,
-		      size_t nbytes, struct core_error *error);
-int core_engine_read(struct core_engine_memory *memory, void *host, uint64_t offset, size_t nbytes,
-		     struct core_error *error);
-
-/* Copy an array's rows to or from rows in the memory, the first at `offset`. */
-int core_engine_write_rows(struct core_engine_memory *memory, uint64_t offset,
-			   const struct core_rows *rows, struct core_error *error);
-int core_engine_read_rows(struct core_engine_memory *memory, uint64_t offset,
-			  const struct core_rows *rows, struct core_error *error);
+/*
+ * Copy host memory, or an array's rows, to or from the memory: to a range, or to rows a pitch
+ * apart, the first at `offset`. Large copies take several threads.
+ */
+int core_engine_transfer(struct core_engine_memory *memory, uint64_t offset, char *host,
+			 size_t nbytes, bool to_gpu, struct core_error *error);
+int core_engine_transfer_rows(struct core_engine_memory *memory, uint64_t offset,
+			      const struct core_rows *rows, bool to_gpu, struct core_error *error);
 
 /* Set each byte of a range. */
 int core_engine_fill(struct core_engine_memory *memory, uint64_t offset, uint8_t value,

@@ -163,10 +163,8 @@ struct core_link *core_link_open(const struct core_rm_gpu *gpu, struct core_erro
 {
 	struct core_link *link = calloc(1, sizeof(*link));
 
-	if (!link) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
-		return NULL;
-	}
+	if (!link)
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	link->users = 1;
 	pthread_mutex_init(&link->lock, NULL);
 	if (core_rm_open(&link->client, error)) {

@@ -106,10 +106,8 @@ static struct core_engine_memory *new_memory(const struct core_rm_gpu *gpu, unsi
 	if (!engine)
 		return NULL;
 	memory = calloc(1, sizeof(*memory) + count * sizeof(memory->parts[0]));
-	if (!memory) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
-		return NULL;
-	}
+	if (!memory)
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	memory->engine = engine;
 	memory->count = count;
 	return memory;

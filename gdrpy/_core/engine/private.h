@@ -224,10 +224,6 @@ struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbyte
 					struct core_error *error);
 size_t core_stage_chunk(size_t nbytes, unsigned int threads);
 
-/* Copy between GPU memory and any host memory, by as many threads as the size is worth. */
-int core_engine_stage(struct core_engine_memory *memory, uint64_t offset, char *host, size_t nbytes,
-		      bool to_gpu, struct core_error *error);
-
 /* --- copies.c --- */
 
 /* One side of a copy: GPU memory from byte `at` on, or if that is NULL an address. */

@@ -33,10 +33,8 @@ struct core_queue *core_queue_open(struct core_engine_memory *memory, struct cor
 {
 	struct core_queue *queue = calloc(1, sizeof(*queue));
 
-	if (!queue) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
-		return NULL;
-	}
+	if (!queue)
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	queue->engine = memory->engine;
 	pthread_mutex_init(&queue->lock, NULL);
 	if (!core_engine_run(queue->engine, open_channel, queue, error))

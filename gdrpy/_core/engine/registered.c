@@ -3,7 +3,7 @@
  * Host memory that its owner registered: the engine copies to and from it without staging.
  *
  * Each engine pins the pages when it first copies them, for as long as they are registered. Pages
- * that the driver refuses are staged as any others are.
+ * that the driver refuses are staged like any others.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -48,10 +48,8 @@ struct core_registration *core_engine_register(const void *host, size_t nbytes, 
 	const uintptr_t page = core_page_nbytes(), begin = (uintptr_t)host & -page;
 	struct core_registration *registration = calloc(1, sizeof(*registration));
 
-	if (!registration) {
-		core_fail_call(error, ENOMEM, 0, "malloc");
-		return NULL;
-	}
+	if (!registration)
+		return core_fail_call_null(error, ENOMEM, 0, "malloc");
 	registration->users = 1;
 	registration->host = host;
 	registration->host_nbytes = nbytes;

@@ -119,18 +119,10 @@ static int run(struct core_engine *engine, void *context, struct core_error *err
 	return ret;
 }
 
-int core_engine_write_rows(struct core_engine_memory *memory, uint64_t offset,
-			   const struct core_rows *rows, struct core_error *error)
+int core_engine_transfer_rows(struct core_engine_memory *memory, uint64_t offset,
+			      const struct core_rows *rows, bool to_gpu, struct core_error *error)
 {
-	struct rows_job job = {memory, offset, rows, true};
-
-	return core_engine_run(memory->engine, run, &job, error);
-}
-
-int core_engine_read_rows(struct core_engine_memory *memory, uint64_t offset,
-			  const struct core_rows *rows, struct core_error *error)
-{
-	struct rows_job job = {memory, offset, rows, false};
+	struct rows_job job = {memory, offset, rows, to_gpu};
 
 	return core_engine_run(memory->engine, run, &job, error);
 }

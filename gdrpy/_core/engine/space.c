@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Objects in a link's client, and memory in its address space. */
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "common/forks.h"
@@ -17,7 +18,7 @@ int core_link_alloc(struct core_link *link, const char *call, uint32_t parent, u
 	return ret;
 }
 
-/* Whether the driver knows the call only with another structure. */
+/* Whether the driver knows the call only with the older structure, which begins like the newer. */
 static bool is_older(const struct core_error *error)
 {
 	return error->number == EINVAL && !error->status;
@@ -34,14 +35,7 @@ int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint
 		.length = nbytes,
 		.flags = flags,
 	};
-	struct nvrm_map_dma_old old = {
-		.client = map.client,
-		.device = map.device,
-		.virtual_memory = map.virtual_memory,
-		.memory = object,
-		.length = nbytes,
-		.flags = flags,
-	};
+	struct nvrm_map_dma_old old = {0};
 
 	if (!__atomic_load_n(&link->old_map, __ATOMIC_RELAXED)) {
 		if (!core_rm_call(link->client, "RM_MAP_MEMORY_DMA", NVRM_IOCTL_MAP_DMA, &map,
@@ -53,6 +47,7 @@ int core_link_map(struct core_link *link, uint32_t object, uint64_t nbytes, uint
 			return -1;
 		__atomic_store_n(&link->old_map, true, __ATOMIC_RELAXED);
 	}
+	memcpy(&old, &map, offsetof(struct nvrm_map_dma, flags2));
 	if (core_rm_call(link->client, "RM_MAP_MEMORY_DMA", NVRM_IOCTL_MAP_DMA_OLD, &old,
 			 &old.status, error))
 		return -1;
@@ -69,13 +64,7 @@ int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct
 		.memory = object,
 		.va = va,
 	};
-	struct nvrm_unmap_dma_old old = {
-		.client = unmap.client,
-		.device = unmap.device,
-		.virtual_memory = unmap.virtual_memory,
-		.memory = object,
-		.va = va,
-	};
+	struct nvrm_unmap_dma_old old = {0};
 
 	if (!__atomic_load_n(&link->old_unmap, __ATOMIC_RELAXED)) {
 		if (!core_rm_call(link->client, "RM_UNMAP_MEMORY_DMA", NVRM_IOCTL_UNMAP_DMA, &unmap,
@@ -85,6 +74,7 @@ int core_link_unmap(struct core_link *link, uint32_t object, uint64_t va, struct
 			return -1;
 		__atomic_store_n(&link->old_unmap, true, __ATOMIC_RELAXED);
 	}
+	memcpy(&old, &unmap, offsetof(struct nvrm_unmap_dma, size));
 	return core_rm_call(link->client, "RM_UNMAP_MEMORY_DMA", NVRM_IOCTL_UNMAP_DMA_OLD, &old,
 			    &old.status, error);
 }
@@ -138,6 +128,6 @@ char *core_link_host(size_t nbytes, struct core_error *error)
 	core_forks_let_go();
 	if (host != MAP_FAILED)
 		return host;
-	core_fail_call(error, ENOMEM, 0, "mmap (%zu bytes for the copy engine)", nbytes);
-	return NULL;
+	return core_fail_call_null(error, ENOMEM, 0, "mmap (%zu bytes for the copy engine)",
+				   nbytes);
 }

@@ -238,8 +238,8 @@ static int run(struct core_engine *engine, void *job, struct core_error *error)
 	return stage->failed ? -1 : 0;
 }
 
-int core_engine_stage(struct core_engine_memory *memory, uint64_t offset, char *host, size_t nbytes,
-		      bool to_gpu, struct core_error *error)
+int core_engine_transfer(struct core_engine_memory *memory, uint64_t offset, char *host,
+			 size_t nbytes, bool to_gpu, struct core_error *error)
 {
 	struct stage stage = {
 		.engine = memory->engine,

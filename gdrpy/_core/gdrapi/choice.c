@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "choice.h"
+#include "session.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -229,13 +229,12 @@ struct core_memory *core_take_range(struct gdr *session, uint64_t ptr, size_t nb
 	const struct core_cuda *cuda = loaded_cuda();
 	struct core_memory *memory;
 
-	if (!cuda) {
-		core_fail(error, CORE_FAILED_HANDLE, EINVAL,
-			  "%#llx cannot be GPU memory: this process has loaded no libcuda.so.1. "
-			  "Allocate it with CUDA in this process first",
-			  (unsigned long long)ptr);
-		return NULL;
-	}
+	if (!cuda)
+		return core_fail_null(
+			error, CORE_FAILED_HANDLE, EINVAL,
+			"%#llx cannot be GPU memory: this process has loaded no libcuda.so.1. "
+			"Allocate it with CUDA in this process first",
+			(unsigned long long)ptr);
 	memory = take(session, cuda, &request, error);
 	if (!memory)
 		return NULL;

@@ -3,7 +3,6 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "choice.h"
 #include "exports.h"
 #include "log.h"
 #include "pins.h"

@@ -5,7 +5,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "choice.h"
 #include "exports.h"
 #include "log.h"
 #include "pins.h"

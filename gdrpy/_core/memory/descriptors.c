@@ -19,21 +19,20 @@ int core_fd_add(struct core_memory *memory, int fd, const struct core_part *part
 	return -1;
 }
 
-int core_fd_map(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+int core_fd_map(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		enum core_mapping_kind *kind, struct core_error *error)
 {
-	uint64_t start = part->offset + offset;
-	uint64_t page = core_map_pages(&stretch->map, start, nbytes);
-	int ret = core_map_fd(&stretch->map, part->fd, page, start, readonly, at);
+	uint64_t start = stretch->part->offset + stretch->offset;
+	uint64_t page = core_map_pages(&stretch->map, start, stretch->nbytes);
+	int ret = core_map_fd(&stretch->map, stretch->part->fd, page, start, readonly, stretch->at);
 
 	(void)memory;
 	(void)kind;
-	if (ret)
-		core_fail_call(error, -ret, 0, "mmap");
-	return ret ? core_explain(error, "mapping %zu bytes at offset %llu", nbytes,
-				  (unsigned long long)offset)
-		   : 0;
+	if (!ret)
+		return 0;
+	core_fail_call(error, -ret, 0, "mmap");
+	return core_explain(error, "mapping %zu bytes at offset %llu", stretch->nbytes,
+			    (unsigned long long)stretch->offset);
 }
 
 int core_fd_unmap(struct core_memory *memory, struct core_stretch *stretch,

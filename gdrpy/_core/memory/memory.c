@@ -15,10 +15,9 @@ struct core_memory *core_memory_new(const struct core_backend *backend,
 {
 	struct core_memory *memory = calloc(1, size);
 
-	if (!memory) {
-		core_fail(error, CORE_FAILED_MEMORY, ENOMEM, "this process is out of memory");
-		return NULL;
-	}
+	if (!memory)
+		return core_fail_null(error, CORE_FAILED_MEMORY, ENOMEM,
+				      "this process is out of memory");
 	memory->backend = backend;
 	memory->functions = functions;
 	memory->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
@@ -86,23 +85,26 @@ static int map_stretches(struct core_memory *memory, uint64_t offset, size_t nby
 			return core_fail_call(error, ENOMEM, 0, "mapping %zu bytes", nbytes);
 	}
 	while (done < nbytes) {
-		size_t here = nbytes_in(part, offset, nbytes - done);
 		struct core_stretch *stretch = &view->stretches[view->nstretches];
-		void *at = several ? view->map.base : NULL;
+		char *at = several ? (char *)view->map.base : NULL;
 
 		if (done)
 			at = (char *)view->map.address + done;
-		stretch->part = part;
-		if (memory->functions->map(memory, part, offset, here, readonly, at, stretch,
-					   &view->kind, error)) {
+		*stretch = (struct core_stretch){
+			.part = part,
+			.offset = offset,
+			.nbytes = nbytes_in(part, offset, nbytes - done),
+			.at = at,
+		};
+		if (memory->functions->map(memory, stretch, readonly, &view->kind, error)) {
 			/* Release the rest of the reservation. */
 			if (several)
-				munmap(at, (size_t)((char *)view->map.base + view->map.length -
-						    (char *)at));
+				munmap(at,
+				       (size_t)((char *)view->map.base + view->map.length - at));
 			return -1;
 		}
 		view->nstretches++;
-		done += here;
+		done += stretch->nbytes;
 		offset = 0;
 		part++;
 	}

@@ -16,18 +16,17 @@ struct core_part {
 
 /* The stretch of a view that lies in one part. */
 struct core_stretch {
-	struct core_map map;
 	const struct core_part *part;
+	uint64_t offset; /* in the part */
+	size_t nbytes;
+	void *at; /* where it is mapped, replacing these pages; NULL: anywhere */
+	struct core_map map;
 	uint64_t token;
 };
 
 struct core_memory_functions {
-	/*
-	 * Map a range of a part, replacing the pages at `at` if it is not NULL. `kind` holds the
-	 * memory's kind and may be changed.
-	 */
-	int (*map)(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		   size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+	/* Map a stretch. `kind` holds the memory's kind and may be changed. */
+	int (*map)(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		   enum core_mapping_kind *kind, struct core_error *error);
 	int (*unmap)(struct core_memory *memory, struct core_stretch *stretch,
 		     struct core_error *error);
@@ -61,8 +60,7 @@ int core_fd_add(struct core_memory *memory, int fd, const struct core_part *part
 
 /* For memory whose parts are descriptors that it owns. */
 extern const struct core_memory_functions core_fd_memory_functions;
-int core_fd_map(struct core_memory *memory, const struct core_part *part, uint64_t offset,
-		size_t nbytes, bool readonly, void *at, struct core_stretch *stretch,
+int core_fd_map(struct core_memory *memory, struct core_stretch *stretch, bool readonly,
 		enum core_mapping_kind *kind, struct core_error *error);
 int core_fd_unmap(struct core_memory *memory, struct core_stretch *stretch,
 		  struct core_error *error);

@@ -17,13 +17,12 @@ bool core_channel_usable(struct channel *self, const char *method)
 {
 	if (!self->memory)
 		return core_raise(PyExc_TypeError, "%s: the Channel was never initialized", method);
-	if (self->memory->generation != core_fork_generation) {
-		PyErr_Format(core_error_forked,
-			     "%s: this channel belongs to the parent process; a forked child must "
-			     "create one",
-			     method);
-		return false;
-	}
+	if (self->memory->generation != core_fork_generation)
+		return core_raise(
+			core_error_forked,
+			"%s: this channel belongs to the parent process; a forked child must "
+			"create one",
+			method);
 	return true;
 }
 
@@ -119,8 +118,7 @@ static bool push_all(struct channel *self, const char *method, const char *recor
 	return true;
 }
 
-static PyObject *push(struct channel *self, const char *method, bool many, PyObject *const *args,
-		      Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *push(struct channel *self, const char *method, bool many, CORE_PARAMETERS)
 {
 	static const char *const names[][3] = {{"record", "timeout", NULL},
 					       {"records", "timeout", NULL}};
@@ -130,7 +128,7 @@ static PyObject *push(struct channel *self, const char *method, bool many, PyObj
 	int64_t timeout;
 	Py_buffer data;
 
-	if (!core_parse(method, args, nargs, kwnames, names[many], 1, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names[many], 1, arg) ||
 	    !core_as_timeout(method, arg[1], &timeout) || !may_push(self, method) ||
 	    !core_get_view(method, names[many][0], arg[0], 0, &data))
 		return NULL;
@@ -145,18 +143,6 @@ static PyObject *push(struct channel *self, const char *method, bool many, PyObj
 		pushed = push_all(self, method, data.buf, (uint64_t)(data.len / nbytes), timeout);
 	PyBuffer_Release(&data);
 	return pushed ? Py_NewRef(Py_None) : NULL;
-}
-
-static PyObject *channel_push(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
-			      PyObject *kwnames)
-{
-	return push(self, "Channel.push", false, args, nargs, kwnames);
-}
-
-static PyObject *channel_push_many(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
-				   PyObject *kwnames)
-{
-	return push(self, "Channel.push_many", true, args, nargs, kwnames);
 }
 
 /* Counters do not wrap. */
@@ -175,8 +161,7 @@ static bool may_drain(void *context)
 	return core_channel_usable(wait->channel, wait->method);
 }
 
-static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_ssize_t nargs,
-			       PyObject *kwnames)
+static PyObject *channel_drain(struct channel *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "Channel.drain";
@@ -190,7 +175,7 @@ static PyObject *channel_drain(struct channel *self, PyObject *const *args, Py_s
 	uint64_t popped;
 	PyObject *arg[1];
 
-	if (!core_parse(method, args, nargs, kwnames, names, 0, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg) ||
 	    !core_as_timeout(method, arg[0], &spin.timeout) || !core_channel_usable(self, method))
 		return NULL;
 
@@ -242,9 +227,9 @@ static PyObject *channel_closed(struct channel *self, void *Py_UNUSED(unused))
 	return PyBool_FromLong(!self->memory || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
-CORE_ALONE_FASTCALL(channel_push, channel)
-CORE_ALONE_FASTCALL(channel_push_many, channel)
-CORE_ALONE_FASTCALL(channel_drain, channel)
+CORE_METHOD_ALONE(channel_push, channel, push, "Channel.push", false)
+CORE_METHOD_ALONE(channel_push_many, channel, push, "Channel.push_many", true)
+CORE_METHOD_ALONE(channel_drain_alone, channel, channel_drain)
 CORE_ALONE(channel_close, channel)
 CORE_ALONE(channel_room, channel)
 CORE_ALONE(channel_pushed, channel)
@@ -293,14 +278,6 @@ static int channel_init(struct channel *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static int channel_traverse(struct channel *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->memory);
-	Py_VISIT(self->host);
-	return 0;
-}
-
 static void let_go(struct mapping **mapping)
 {
 	if (*mapping)
@@ -315,21 +292,17 @@ static int channel_clear(struct channel *self)
 	return 0;
 }
 
-static void channel_dealloc(struct channel *self)
-{
-	PyObject_GC_UnTrack(self);
-	channel_clear(self);
-	core_free_object(self);
-}
+CORE_TRAVERSE(channel, Py_VISIT(self->memory); Py_VISIT(self->host))
+CORE_DEALLOC(channel)
 
 static PyMethodDef channel_methods[] = {
-	{"push", CORE_FASTCALL(channel_push_alone),
+	{"push", CORE_FASTCALL(channel_push),
 	 "push(record, timeout=None)\n--\n\n"
 	 "Push one record: a contiguous buffer of `record_nbytes` bytes.\n\n"
 	 "It is on its way to the GPU when this returns. While the ring is full, this waits up to\n"
 	 "`timeout` seconds; meanwhile other Python threads run and signals are handled.\n"
 	 "Raises ValueError, Timeout, Closed (also if the consumer has stopped), Forked."},
-	{"push_many", CORE_FASTCALL(channel_push_many_alone),
+	{"push_many", CORE_FASTCALL(channel_push_many),
 	 "push_many(records, timeout=None)\n--\n\n"
 	 "Push the records of a contiguous buffer in order, like push().\n\n"
 	 "They are published in batches. If this raises Timeout, Closed or the exception of a\n"
@@ -338,7 +311,7 @@ static PyMethodDef channel_methods[] = {
 	 "drain(timeout=None)\n--\n\n"
 	 "Wait until the consumer has taken all records pushed before this call.\n\n"
 	 "May be called after close(). Raises Timeout, Closed (the consumer has stopped)."},
-	{"close", (PyCFunction)(void (*)(void))channel_close_alone, METH_NOARGS,
+	{"close", (PyCFunction)channel_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Tell the consumer that no more records follow. May be called again.\n\n"
 	 "Records in the ring can still be taken. Pushes that wait for room raise Closed. The\n"
@@ -368,9 +341,7 @@ static PyType_Slot channel_slots[] = {
 	{Py_tp_doc, "Channel(memory, host, record_nbytes, capacity)\n--\n\n"
 		    "The producer's end of a ring of records."},
 	{Py_tp_init, channel_init},
-	{Py_tp_dealloc, channel_dealloc},
-	{Py_tp_traverse, channel_traverse},
-	{Py_tp_clear, channel_clear},
+	CORE_COLLECTED(channel),
 	{Py_tp_methods, channel_methods},
 	{Py_tp_getset, channel_getset},
 	{Py_tp_members, channel_members},

@@ -98,15 +98,14 @@ static PyObject *take(struct reader *self, int64_t count)
 	return records;
 }
 
-static PyObject *reader_pop(struct reader *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+static PyObject *reader_pop(struct reader *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"timeout", NULL};
 	static const char method[] = "ChannelReader.pop";
 	PyObject *arg[1];
 	int64_t ready;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg))
 		return NULL;
 	ready = wait_for_records(self, method, 1, arg[0]);
 	if (ready < 0)
@@ -114,8 +113,7 @@ static PyObject *reader_pop(struct reader *self, PyObject *const *args, Py_ssize
 	return ready ? take(self, ready) : Py_NewRef(Py_None);
 }
 
-static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_ssize_t nargs,
-				 PyObject *kwnames)
+static PyObject *reader_pop_many(struct reader *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"limit", "timeout", NULL};
 	static const char method[] = "ChannelReader.pop_many";
@@ -123,7 +121,7 @@ static PyObject *reader_pop_many(struct reader *self, PyObject *const *args, Py_
 	PyObject *arg[2];
 	int64_t ready;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg))
 		return NULL;
 	limit = core_as_size(method, "limit", arg[0] == Py_None ? NULL : arg[0], PY_SSIZE_T_MAX);
 	if (limit < 0)
@@ -149,8 +147,8 @@ static PyObject *reader_closed(struct reader *self, void *Py_UNUSED(unused))
 	return PyBool_FromLong(!self->channel || __atomic_load_n(&self->closed, __ATOMIC_RELAXED));
 }
 
-CORE_ALONE_FASTCALL(reader_pop, reader)
-CORE_ALONE_FASTCALL(reader_pop_many, reader)
+CORE_METHOD_ALONE(reader_pop_alone, reader, reader_pop)
+CORE_METHOD_ALONE(reader_pop_many_alone, reader, reader_pop_many)
 CORE_ALONE(reader_close, reader)
 
 static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
@@ -169,25 +167,14 @@ static int reader_init(struct reader *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static int reader_traverse(struct reader *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->channel);
-	return 0;
-}
-
 static int reader_clear(struct reader *self)
 {
 	Py_CLEAR(self->channel);
 	return 0;
 }
 
-static void reader_dealloc(struct reader *self)
-{
-	PyObject_GC_UnTrack(self);
-	reader_clear(self);
-	core_free_object(self);
-}
+CORE_TRAVERSE(reader, Py_VISIT(self->channel))
+CORE_DEALLOC(reader)
 
 static PyMethodDef reader_methods[] = {
 	{"pop", CORE_FASTCALL(reader_pop_alone),
@@ -199,7 +186,7 @@ static PyMethodDef reader_methods[] = {
 	 "pop_many(limit=None, timeout=None)\n--\n\n"
 	 "Wait for a record and take all that are ready, up to `limit`, as concatenated bytes;\n"
 	 "no bytes at the channel's end. Raises as pop() does."},
-	{"close", (PyCFunction)(void (*)(void))reader_close_alone, METH_NOARGS,
+	{"close", (PyCFunction)reader_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Stop taking records: later pushes raise Closed. May be called again."},
 	{NULL, NULL, 0, NULL},
@@ -219,9 +206,7 @@ static PyMemberDef reader_members[] = {
 static PyType_Slot reader_slots[] = {
 	{Py_tp_doc, "ChannelReader(channel)\n--\n\nThe consumer's end of a channel, on the CPU."},
 	{Py_tp_init, reader_init},
-	{Py_tp_dealloc, reader_dealloc},
-	{Py_tp_traverse, reader_traverse},
-	{Py_tp_clear, reader_clear},
+	CORE_COLLECTED(reader),
 	{Py_tp_methods, reader_methods},
 	{Py_tp_getset, reader_getset},
 	{Py_tp_members, reader_members},

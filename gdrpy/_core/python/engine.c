@@ -7,7 +7,7 @@
 PyTypeObject *core_transfers_type_object;
 const char core_engine_capsule[] = "gdrpy.engine";
 
-bool core_raise_failure(const struct core_error *error)
+void *core_raise_failure(const struct core_error *error)
 {
 	PyObject *module = PyImport_ImportModule("gdrpy._core.calls");
 	PyObject *raised;
@@ -20,22 +20,17 @@ bool core_raise_failure(const struct core_error *error)
 		Py_XDECREF(raised);
 		Py_DECREF(module);
 	}
-	return false;
+	return NULL;
 }
 
-/* Between these the engine works on the memory, and other Python threads run. */
-struct use {
-	PyObject *capsule; /* another thread may disarm the object */
-	struct core_engine_memory *memory;
-};
-
-static struct use begin_use(struct transfers *self)
+struct core_use core_transfers_use_engine(struct transfers *self)
 {
+	core_store_fence();
 	self->running++;
-	return (struct use){Py_NewRef(self->engine_capsule), self->engine};
+	return (struct core_use){Py_NewRef(self->engine_capsule), self->engine};
 }
 
-static void end_use(struct transfers *self, const struct use *use)
+void core_transfers_end_use(struct transfers *self, const struct core_use *use)
 {
 	core_transfers_end(self);
 	Py_DECREF(use->capsule);
@@ -47,23 +42,20 @@ bool core_transfers_between(struct transfers *self, struct transfers *other, Py_
 	uint64_t offset = (uint64_t)copy->offset, nbytes = (uint64_t)copy->nbytes;
 	uint64_t there = (uint64_t)start;
 	struct core_error error;
-	struct use own, others;
+	struct core_use own, others;
 	int ret;
 
-	if (self == other) {
-		PyErr_Format(PyExc_ValueError, "%s: the bytes to copy are the region's own",
-			     copy->method);
-		return false;
-	}
-	own = begin_use(self);
-	others = begin_use(other);
-	core_store_fence();
+	if (self == other)
+		return core_raise(PyExc_ValueError, "%s: the bytes to copy are the region's own",
+				  copy->method);
+	own = core_transfers_use_engine(self);
+	others = core_transfers_use_engine(other);
 	Py_BEGIN_ALLOW_THREADS;
 	ret = to_write ? core_engine_copy(own.memory, offset, others.memory, there, nbytes, &error)
 		       : core_engine_copy(others.memory, there, own.memory, offset, nbytes, &error);
 	Py_END_ALLOW_THREADS;
-	end_use(other, &others);
-	end_use(self, &own);
+	core_transfers_end_use(other, &others);
+	core_transfers_end_use(self, &own);
 	return !ret || core_raise_failure(&error);
 }
 
@@ -72,7 +64,7 @@ PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
 	struct core_copy copy = {0};
 	struct core_error error;
 	unsigned char value;
-	struct use use;
+	struct core_use use;
 	int ret;
 
 	if (!PyArg_ParseTuple(args, "sbnn:_fill_by_engine", &copy.method, &value, &copy.offset,
@@ -80,16 +72,14 @@ PyObject *core_transfers_fill(struct transfers *self, PyObject *args)
 	    !core_transfers_ready(self, copy.method, true, CORE_BY_ENGINE) ||
 	    !core_transfers_range(self, &copy))
 		return NULL;
-	use = begin_use(self);
+	use = core_transfers_use_engine(self);
 	Py_BEGIN_ALLOW_THREADS;
 	ret = core_engine_fill(use.memory, (uint64_t)copy.offset, value, (uint64_t)copy.nbytes,
 			       &error);
 	Py_END_ALLOW_THREADS;
-	end_use(self, &use);
-	if (ret) {
-		core_raise_failure(&error);
-		return NULL;
-	}
+	core_transfers_end_use(self, &use);
+	if (ret)
+		return core_raise_failure(&error);
 	Py_RETURN_NONE;
 }
 
@@ -155,10 +145,8 @@ PyObject *core_engine_reach(PyObject *Py_UNUSED(module), PyObject *args)
 			: core_engine_take_export(fd, nbytes, &error);
 	Py_END_ALLOW_THREADS;
 	free(blocks);
-	if (!memory) {
-		core_raise_failure(&error);
-		return NULL;
-	}
+	if (!memory)
+		return core_raise_failure(&error);
 	capsule = PyCapsule_New(memory, core_engine_capsule, release);
 	if (!capsule)
 		core_engine_release(memory);
@@ -234,8 +222,5 @@ PyObject *core_engine_status(PyObject *Py_UNUSED(module), PyObject *wanted)
 	Py_BEGIN_ALLOW_THREADS;
 	ret = core_engine_describe(wanted == Py_None ? NULL : &gpu, text, &error);
 	Py_END_ALLOW_THREADS;
-	if (!ret)
-		return PyUnicode_FromString(text);
-	core_raise_failure(&error);
-	return NULL;
+	return ret ? core_raise_failure(&error) : PyUnicode_FromString(text);
 }

@@ -124,8 +124,7 @@ static bool may_go_on(void *context)
 	return flag_usable(wait->flag, "Flag.wait", false);
 }
 
-static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t nargs,
-			   PyObject *kwnames)
+static PyObject *flag_wait(struct flag *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"value", "timeout", "op", NULL};
 	struct flag_wait wait = {.flag = self};
@@ -133,7 +132,7 @@ static PyObject *flag_wait(struct flag *self, PyObject *const *args, Py_ssize_t 
 	enum core_spin_end end;
 	PyObject *arg[3];
 
-	if (!core_parse("Flag.wait", args, nargs, kwnames, names, 1, arg) ||
+	if (!core_parse("Flag.wait", CORE_ARGUMENTS, names, 1, arg) ||
 	    !flag_usable(self, "Flag.wait", false) ||
 	    !core_as_word("Flag.wait", arg[0], self->width, &wait.value) ||
 	    !core_as_timeout("Flag.wait", arg[1], &spin.timeout) ||
@@ -180,25 +179,14 @@ static int flag_init(struct flag *self, PyObject *args, PyObject *kwargs)
 	return 0;
 }
 
-static int flag_traverse(struct flag *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->mapping);
-	return 0;
-}
-
 static int flag_clear(struct flag *self)
 {
 	Py_CLEAR(self->mapping);
 	return 0;
 }
 
-static void flag_dealloc(struct flag *self)
-{
-	PyObject_GC_UnTrack(self);
-	flag_clear(self);
-	core_free_object(self);
-}
+CORE_TRAVERSE(flag, Py_VISIT(self->mapping))
+CORE_DEALLOC(flag)
 
 static PyMethodDef flag_methods[] = {
 	{"set", (PyCFunction)flag_set, METH_O,
@@ -232,9 +220,7 @@ static PyType_Slot flag_slots[] = {
 	{Py_tp_doc, "Flag(mapping, offset=0, width=4)\n--\n\n"
 		    "One aligned 32- or 64-bit word of a mapping, used for signalling."},
 	{Py_tp_init, flag_init},
-	{Py_tp_dealloc, flag_dealloc},
-	{Py_tp_traverse, flag_traverse},
-	{Py_tp_clear, flag_clear},
+	CORE_COLLECTED(flag),
 	{Py_tp_methods, flag_methods},
 	{Py_tp_members, flag_members},
 	{0, NULL},

@@ -20,13 +20,12 @@ static bool refuse_closed(const char *method)
 
 bool core_mapping_usable(struct mapping *self, const char *method)
 {
-	if (self->generation != core_fork_generation) {
-		PyErr_Format(core_error_forked,
-			     "%s: this mapping belongs to the parent process; a forked child maps "
-			     "the region again, from its file descriptor",
-			     method);
-		return false;
-	}
+	if (self->generation != core_fork_generation)
+		return core_raise(
+			core_error_forked,
+			"%s: this mapping belongs to the parent process; a forked child maps "
+			"the region again, from its file descriptor",
+			method);
 	if (!__atomic_load_n(&self->address, __ATOMIC_RELAXED) || core_users_closed(&self->users))
 		return refuse_closed(method);
 	if (__atomic_load_n(&self->revoked, __ATOMIC_RELAXED))
@@ -42,14 +41,13 @@ bool core_mapping_writable(struct mapping *self, const char *method)
 {
 	if (!core_mapping_usable(self, method))
 		return false;
-	if (self->readonly) {
-		PyErr_Format(core_error_readonly,
-			     "%s: the mapping is read-only; map with readonly=False, from a "
-			     "region that may be written: Region.from_fd(..., readonly=False), or "
-			     "one that a broker lets this user write",
-			     method);
-		return false;
-	}
+	if (self->readonly)
+		return core_raise(
+			core_error_readonly,
+			"%s: the mapping is read-only; map with readonly=False, from a "
+			"region that may be written: Region.from_fd(..., readonly=False), or "
+			"one that a broker lets this user write",
+			method);
 	return true;
 }
 
@@ -154,13 +152,12 @@ static PyObject *mapping_close(struct mapping *self, void *Py_UNUSED(unused))
 	views = core_users_close(&self->users);
 	if (views < 0) /* it is retired, or another thread is closing it and released the GIL */
 		Py_RETURN_NONE;
-	if (views) {
-		PyErr_Format(PyExc_BufferError,
-			     "Mapping.close: views or running copies still use the mapping (%zd in "
-			     "all); delete the numpy arrays and memoryviews made from it first",
-			     (Py_ssize_t)views);
-		return NULL;
-	}
+	if (views)
+		return PyErr_Format(PyExc_BufferError,
+				    "Mapping.close: views or running copies still use the mapping "
+				    "(%zd in all); "
+				    "delete the numpy arrays and memoryviews made from it first",
+				    (Py_ssize_t)views);
 	return release_once(self);
 }
 
@@ -351,10 +348,10 @@ static PyMethodDef mapping_methods[] = {
 	{"flush", (PyCFunction)mapping_flush, METH_NOARGS,
 	 "flush()\n--\n\n"
 	 "All stores made so far leave the CPU before any store that follows."},
-	{"close", (PyCFunction)(void (*)(void))mapping_close_alone, METH_NOARGS,
+	{"close", (PyCFunction)mapping_close_alone, METH_NOARGS,
 	 "close()\n--\n\n"
 	 "Unmap. May be called again. Raises BufferError while views of the mapping are alive."},
-	{"_retire", (PyCFunction)(void (*)(void))mapping_retire_alone, METH_VARARGS,
+	{"_retire", (PyCFunction)mapping_retire_alone, METH_VARARGS,
 	 "_retire(keep, /)\n--\n\n"
 	 "Close it, and unmap when its last view is gone; `keep` is dropped then. Returns whether "
 	 "it\n"

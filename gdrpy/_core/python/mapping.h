@@ -152,26 +152,18 @@ void core_mapping_begin(struct mapping *self, char *address, Py_ssize_t nbytes,
 			enum core_mapping_kind type, bool readonly, PyObject *release);
 
 /* In mapping_copies.c: methods of the same names. */
-PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			     PyObject *kwnames);
-PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames);
-PyObject *core_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				PyObject *kwnames);
-PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			     PyObject *kwnames);
-PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames);
+PyObject *core_mapping_write(struct mapping *self, CORE_PARAMETERS);
+PyObject *core_mapping_read(struct mapping *self, CORE_PARAMETERS);
+PyObject *core_mapping_readinto(struct mapping *self, CORE_PARAMETERS);
+PyObject *core_mapping_store(struct mapping *self, CORE_PARAMETERS);
+PyObject *core_mapping_load(struct mapping *self, CORE_PARAMETERS);
 
 /* In write_many.c and scatter.c: Mapping.write_many() and Mapping.scatter(). */
 PyObject *core_mapping_write_many(struct mapping *self, PyObject *iterable);
-PyObject *core_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			       PyObject *kwnames);
+PyObject *core_mapping_scatter(struct mapping *self, CORE_PARAMETERS);
 
 /* In strided.c: Mapping.write_strided() and Mapping.readinto_strided(). */
-PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				     PyObject *kwnames);
-PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
-					Py_ssize_t nargs, PyObject *kwnames);
+PyObject *core_mapping_write_strided(struct mapping *self, CORE_PARAMETERS);
+PyObject *core_mapping_readinto_strided(struct mapping *self, CORE_PARAMETERS);
 
 #endif

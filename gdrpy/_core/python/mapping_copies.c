@@ -90,7 +90,7 @@ void core_mapping_get(struct mapping *self, unsigned int threads, Py_ssize_t off
 
 /* write() and readinto(): (buffer, offset=0). */
 static inline PyObject *copy_buffer(struct mapping *self, const char *method, bool to_write,
-				    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+				    CORE_PARAMETERS)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", NULL};
 	struct core_bytes bytes;
@@ -98,7 +98,7 @@ static inline PyObject *copy_buffer(struct mapping *self, const char *method, bo
 	PyObject *arg[2];
 	bool fits = false;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg))
 		return NULL;
 	offset = core_as_size(method, "offset", arg[1], 0);
 	if (offset < 0 || (to_write && !core_mapping_writable(self, method)) ||
@@ -115,32 +115,20 @@ static inline PyObject *copy_buffer(struct mapping *self, const char *method, bo
 		core_mapping_leave(self);
 	}
 	core_release_bytes(&bytes);
-	if (!fits)
-		return NULL;
-	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(bytes.nbytes);
+	return core_copied(fits, to_write, bytes.nbytes);
 }
 
-PyObject *core_mapping_write(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			     PyObject *kwnames)
-{
-	return copy_buffer(self, "Mapping.write", true, args, nargs, kwnames);
-}
+CORE_METHOD(core_mapping_write, mapping, copy_buffer, "Mapping.write", true)
+CORE_METHOD(core_mapping_readinto, mapping, copy_buffer, "Mapping.readinto", false)
 
-PyObject *core_mapping_readinto(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				PyObject *kwnames)
-{
-	return copy_buffer(self, "Mapping.readinto", false, args, nargs, kwnames);
-}
-
-PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+PyObject *core_mapping_read(struct mapping *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"nbytes", "offset", NULL};
 	static const char method[] = "Mapping.read";
 	Py_ssize_t offset, nbytes;
 	PyObject *arg[2], *bytes = NULL;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 0, arg))
 		return NULL;
 	offset = core_as_size(method, "offset", arg[1], 0);
 	if (offset < 0 || !core_mapping_usable(self, method))
@@ -160,8 +148,7 @@ PyObject *core_mapping_read(struct mapping *self, PyObject *const *args, Py_ssiz
 	return bytes;
 }
 
-PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			     PyObject *kwnames)
+PyObject *core_mapping_store(struct mapping *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"offset", "value", "width", NULL};
 	static const char method[] = "Mapping.store";
@@ -169,7 +156,7 @@ PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssi
 	PyObject *arg[3];
 	uint64_t value;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
 	    !core_parse_word(method, arg[0], arg[2], &offset, &width))
 		return NULL;
 	if (!core_mapping_writable(self, method) ||
@@ -183,8 +170,7 @@ PyObject *core_mapping_store(struct mapping *self, PyObject *const *args, Py_ssi
 	Py_RETURN_NONE;
 }
 
-PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
+PyObject *core_mapping_load(struct mapping *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"offset", "width", NULL};
 	static const char method[] = "Mapping.load";
@@ -193,7 +179,7 @@ PyObject *core_mapping_load(struct mapping *self, PyObject *const *args, Py_ssiz
 	uint64_t value;
 	bool fits;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 1, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg) ||
 	    !core_parse_word(method, arg[0], arg[1], &offset, &width))
 		return NULL;
 	if (!core_mapping_enter(self, method))

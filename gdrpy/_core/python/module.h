@@ -20,6 +20,26 @@ extern PyTypeObject *core_buffer_type_object, *core_mapping_type_object, *core_c
 		.slots = type##_slots,                                                             \
 	}
 
+/* Define the collector's functions of a struct TYPE, which has TYPE_clear(), and their slots. */
+#define CORE_TRAVERSE(type, visits)                                                                \
+	static int type##_traverse(struct type *self, visitproc visit, void *arg)                  \
+	{                                                                                          \
+		Py_VISIT(Py_TYPE((PyObject *)self));                                               \
+		visits;                                                                            \
+		return 0;                                                                          \
+	}
+#define CORE_DEALLOC(type)                                                                         \
+	static void type##_dealloc(struct type *self)                                              \
+	{                                                                                          \
+		PyObject_GC_UnTrack(self);                                                         \
+		type##_clear(self);                                                                \
+		core_free_object(self);                                                            \
+	}
+/* clang-format off */
+#define CORE_COLLECTED(type)                                                                       \
+	{Py_tp_dealloc, type##_dealloc}, {Py_tp_traverse, type##_traverse}, {Py_tp_clear, type##_clear}
+/* clang-format on */
+
 /* An object that owns a private descriptor. On failure NULL, and the descriptor is closed. */
 PyObject *core_descriptor_own(int fd);
 PyObject *core_exchange(PyObject *module, PyObject *args);
@@ -31,7 +51,7 @@ PyObject *core_alone(PyObject *module, PyObject *args);
 PyObject *core_try_alone(PyObject *module, PyObject *args);
 PyObject *core_run(PyObject *module, PyObject *args, PyObject *kwargs);
 
-/* In dlpack.c and dlpack_import.c: memory handed to other array libraries, and taken from them. */
+/* In dlpack.c. */
 extern const char core_dlpack_doc[], core_take_dlpack_doc[];
 PyObject *core_dlpack(PyObject *module, PyObject *args);
 PyObject *core_take_dlpack(PyObject *module, PyObject *capsule);

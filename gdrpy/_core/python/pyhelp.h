@@ -98,6 +98,14 @@ extern struct core_names {
 #undef CORE_NAME
 } core_names;
 
+/* The result of a copy: None, or the number of bytes read; NULL if it failed. */
+static inline PyObject *core_copied(bool done, bool to_write, Py_ssize_t nbytes)
+{
+	if (!done)
+		return NULL;
+	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
+}
+
 /* The end of a type's dealloc. */
 static inline void core_free_object(void *self)
 {
@@ -132,18 +140,29 @@ static inline PyObject *core_create_module(struct PyModuleDef *definition)
 #define CORE_END_ALONE() }
 #endif
 
-/* Define NAME_alone() for a method with fast-call arguments, or for another method or a getter. */
-#define CORE_ALONE_FASTCALL(function, type)                                                        \
-	static PyObject *function##_alone(struct type *self, PyObject *const *args,                \
-					  Py_ssize_t nargs, PyObject *kwnames)                     \
+/* The arguments of a vectorcall: as parameters, and passed on. */
+#define CORE_PARAMETERS PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames
+#define CORE_ARGUMENTS args, nargs, kwnames
+
+/* Define a method, which returns function(self, ..., CORE_ARGUMENTS): for a table of another file,
+ * or of this one. */
+#define CORE_METHOD(name, type, function, ...)                                                     \
+	PyObject *name(struct type *self, CORE_PARAMETERS)                                         \
+	{                                                                                          \
+		return function(self, ##__VA_ARGS__, CORE_ARGUMENTS);                              \
+	}
+#define CORE_METHOD_ALONE(name, type, function, ...)                                               \
+	static PyObject *name(struct type *self, CORE_PARAMETERS)                                  \
 	{                                                                                          \
 		PyObject *result;                                                                  \
                                                                                                    \
 		CORE_BEGIN_ALONE(self);                                                            \
-		result = function(self, args, nargs, kwnames);                                     \
+		result = function(self, ##__VA_ARGS__, CORE_ARGUMENTS);                            \
 		CORE_END_ALONE();                                                                  \
 		return result;                                                                     \
 	}
+
+/* Define NAME_alone() for a method without keywords, or for a getter. */
 #define CORE_ALONE(function, type)                                                                 \
 	static PyObject *function##_alone(struct type *self, void *argument)                       \
 	{                                                                                          \

@@ -60,7 +60,7 @@ static void end(struct queue *self, PyThreadState *thread)
 	__atomic_fetch_sub(&self->busy, 1, __ATOMIC_SEQ_CST);
 }
 
-static bool fail(const char *method, struct core_error *error)
+static void *fail(const char *method, struct core_error *error)
 {
 	core_explain(error, "%s", method);
 	return core_raise_failure(error);
@@ -202,7 +202,7 @@ static bool add(struct queue *self, const char *method, const struct core_queue_
 }
 
 static PyObject *add_word(struct queue *self, const char *method, enum core_queue_step_kind kind,
-			  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+			  CORE_PARAMETERS)
 {
 	static const char *const names[] = {"region", "offset", "value", NULL};
 	struct core_copy word = {.method = method, .nbytes = sizeof(uint32_t)};
@@ -211,16 +211,14 @@ static PyObject *add_word(struct queue *self, const char *method, enum core_queu
 	PyObject *arg[3];
 	uint64_t value;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 3, arg) || !usable(self, method))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 3, arg) || !usable(self, method))
 		return NULL;
 	word.offset = core_as_size(method, "offset", arg[1], 0);
 	if (word.offset < 0 || !core_as_word(method, arg[2], sizeof(uint32_t), &value))
 		return NULL;
-	if (word.offset % (Py_ssize_t)sizeof(uint32_t)) {
-		PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to 4 bytes", method,
-			     word.offset);
-		return NULL;
-	}
+	if (word.offset % (Py_ssize_t)sizeof(uint32_t))
+		return PyErr_Format(PyExc_ValueError, "%s: offset %zd is not aligned to 4 bytes",
+				    method, word.offset);
 	held = hold_region(method, arg[0], kind == CORE_STEP_SET);
 	if (!held)
 		return NULL;
@@ -231,18 +229,6 @@ static PyObject *add_word(struct queue *self, const char *method, enum core_queu
 		Py_RETURN_NONE;
 	let_go(held);
 	return NULL;
-}
-
-static PyObject *queue_wait(struct queue *self, PyObject *const *args, Py_ssize_t nargs,
-			    PyObject *kwnames)
-{
-	return add_word(self, "CopyQueue.wait", CORE_STEP_WAIT, args, nargs, kwnames);
-}
-
-static PyObject *queue_set(struct queue *self, PyObject *const *args, Py_ssize_t nargs,
-			   PyObject *kwnames)
-{
-	return add_word(self, "CopyQueue.set", CORE_STEP_SET, args, nargs, kwnames);
 }
 
 /* The other side of a copy with a region; NULL with an exception set. */
@@ -258,7 +244,7 @@ static struct held *hold_other(const char *method, const char *name, PyObject *o
 }
 
 static PyObject *add_copy(struct queue *self, const char *method, enum core_queue_step_kind kind,
-			  PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+			  CORE_PARAMETERS)
 {
 	const bool to_write = kind == CORE_STEP_WRITE;
 	const char *const names[] = {to_write ? "data" : "buffer", "region", "offset", NULL};
@@ -267,7 +253,7 @@ static PyObject *add_copy(struct queue *self, const char *method, enum core_queu
 	struct held *region, *other;
 	PyObject *arg[3];
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) || !usable(self, method))
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) || !usable(self, method))
 		return NULL;
 	copy.offset = core_as_size(method, "offset", arg[2], 0);
 	if (copy.offset < 0)
@@ -290,18 +276,6 @@ static PyObject *add_copy(struct queue *self, const char *method, enum core_queu
 let_go_region:
 	let_go(region);
 	return NULL;
-}
-
-static PyObject *queue_write(struct queue *self, PyObject *const *args, Py_ssize_t nargs,
-			     PyObject *kwnames)
-{
-	return add_copy(self, "CopyQueue.write", CORE_STEP_WRITE, args, nargs, kwnames);
-}
-
-static PyObject *queue_readinto(struct queue *self, PyObject *const *args, Py_ssize_t nargs,
-				PyObject *kwnames)
-{
-	return add_copy(self, "CopyQueue.readinto", CORE_STEP_READ, args, nargs, kwnames);
 }
 
 struct wait {
@@ -422,10 +396,7 @@ static PyObject *queue_is_done(struct queue *self, PyObject *number)
 		look(&wait);
 		settle(self);
 	}
-	if (wait.done || !wait.failed)
-		return PyBool_FromLong(wait.done);
-	fail(method, &wait.error);
-	return NULL;
+	return wait.done || !wait.failed ? PyBool_FromLong(wait.done) : fail(method, &wait.error);
 }
 
 static PyObject *queue_open(struct queue *self, PyObject *region)
@@ -444,10 +415,8 @@ static PyObject *queue_open(struct queue *self, PyObject *region)
 	core = core_queue_open(held->memory, &error);
 	Py_END_ALLOW_THREADS;
 	let_go(held);
-	if (!core) {
-		fail(method, &error);
-		return NULL;
-	}
+	if (!core)
+		return fail(method, &error);
 	self->core = core;
 	self->generation = core_fork_generation;
 	Py_RETURN_NONE;
@@ -494,10 +463,10 @@ static PyObject *queue_settle(struct queue *self, PyObject *Py_UNUSED(unused))
 	Py_RETURN_NONE;
 }
 
-CORE_ALONE_FASTCALL(queue_wait, queue)
-CORE_ALONE_FASTCALL(queue_set, queue)
-CORE_ALONE_FASTCALL(queue_write, queue)
-CORE_ALONE_FASTCALL(queue_readinto, queue)
+CORE_METHOD_ALONE(queue_wait, queue, add_word, "CopyQueue.wait", CORE_STEP_WAIT)
+CORE_METHOD_ALONE(queue_set, queue, add_word, "CopyQueue.set", CORE_STEP_SET)
+CORE_METHOD_ALONE(queue_write, queue, add_copy, "CopyQueue.write", CORE_STEP_WRITE)
+CORE_METHOD_ALONE(queue_readinto, queue, add_copy, "CopyQueue.readinto", CORE_STEP_READ)
 CORE_ALONE(queue_submit, queue)
 CORE_ALONE(queue_wait_for, queue)
 CORE_ALONE(queue_is_done, queue)
@@ -521,15 +490,10 @@ static int queue_clear(struct queue *self)
 	return 0;
 }
 
-static void queue_dealloc(struct queue *self)
-{
-	PyObject_GC_UnTrack(self);
-	close_it(self);
-	core_free_object(self);
-}
+CORE_DEALLOC(queue)
 
 static PyMethodDef queue_methods[] = {
-	{"wait", CORE_FASTCALL(queue_wait_alone),
+	{"wait", CORE_FASTCALL(queue_wait),
 	 "wait(region, offset, value)\n--\n\n"
 	 "Add a wait of the GPU until a 32-bit word of GPU memory is at least `value`.\n\n"
 	 "Args:\n"
@@ -538,7 +502,7 @@ static PyMethodDef queue_methods[] = {
 	 "    value: What the word is compared with, cyclically: the signed difference is not\n"
 	 "        negative.\n\n"
 	 "Raises ValueError outside the region, BackendUnavailable with the reason."},
-	{"readinto", CORE_FASTCALL(queue_readinto_alone),
+	{"readinto", CORE_FASTCALL(queue_readinto),
 	 "readinto(buffer, region, offset=0)\n--\n\n"
 	 "Add a copy out of the region.\n\n"
 	 "Args:\n"
@@ -547,7 +511,7 @@ static PyMethodDef queue_methods[] = {
 	 "    region: A Region or Pin on the queue's GPU.\n"
 	 "    offset: The first byte.\n\n"
 	 "Raises ValueError outside the region, and for a buffer that is not registered."},
-	{"write", CORE_FASTCALL(queue_write_alone),
+	{"write", CORE_FASTCALL(queue_write),
 	 "write(data, region, offset=0)\n--\n\n"
 	 "Add a copy into the region.\n\n"
 	 "Args:\n"
@@ -558,7 +522,7 @@ static PyMethodDef queue_methods[] = {
 	 "    offset: The byte of the region that the first one goes to.\n\n"
 	 "Raises ValueError outside the region, and for a buffer that is not registered; "
 	 "ReadOnly."},
-	{"set", CORE_FASTCALL(queue_set_alone),
+	{"set", CORE_FASTCALL(queue_set),
 	 "set(region, offset, value)\n--\n\n"
 	 "Add a store of a 32-bit word to GPU memory, after all steps before it.\n\n"
 	 "Args:\n"
@@ -566,21 +530,19 @@ static PyMethodDef queue_methods[] = {
 	 "    offset: The byte at which the word begins, aligned to 4.\n"
 	 "    value: The word.\n\n"
 	 "Raises ValueError outside the region, ReadOnly."},
-	{"_submit", (PyCFunction)(void (*)(void))queue_submit_alone, METH_O, NULL},
-	{"_wait", (PyCFunction)(void (*)(void))queue_wait_for_alone, METH_VARARGS, NULL},
-	{"_is_done", (PyCFunction)(void (*)(void))queue_is_done_alone, METH_O, NULL},
-	{"_open", (PyCFunction)(void (*)(void))queue_open_alone, METH_O, NULL},
-	{"_close", (PyCFunction)(void (*)(void))queue_close_alone, METH_NOARGS, NULL},
-	{"_settle", (PyCFunction)(void (*)(void))queue_settle_alone, METH_NOARGS,
+	{"_submit", (PyCFunction)queue_submit_alone, METH_O, NULL},
+	{"_wait", (PyCFunction)queue_wait_for_alone, METH_VARARGS, NULL},
+	{"_is_done", (PyCFunction)queue_is_done_alone, METH_O, NULL},
+	{"_open", (PyCFunction)queue_open_alone, METH_O, NULL},
+	{"_close", (PyCFunction)queue_close_alone, METH_NOARGS, NULL},
+	{"_settle", (PyCFunction)queue_settle_alone, METH_NOARGS,
 	 "_settle()\n--\n\nLet go the memory that finished jobs used."},
 	{NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot queue_slots[] = {
 	{Py_tp_doc, "Steps that the copy engine does in order. See gdrpy.memory.queue.CopyQueue."},
-	{Py_tp_dealloc, queue_dealloc},
-	{Py_tp_traverse, queue_traverse},
-	{Py_tp_clear, queue_clear},
+	CORE_COLLECTED(queue),
 	{Py_tp_methods, queue_methods},
 	{0, NULL},
 };

@@ -70,12 +70,8 @@ static bool check_records(struct mapping *self, const struct core_records *recor
 	offset = records->offsets[outside];
 	snprintf(label, sizeof(label), "%s: offsets[%zu]", method, outside);
 	if (offset < 0)
-		PyErr_Format(PyExc_ValueError, "%s must be 0 or more, not %zd", label, offset);
-	else
-		PyErr_Format(PyExc_ValueError,
-			     "%s: offset %zd + %zu bytes lies outside the %zd-byte mapping", label,
-			     offset, records->nbytes, self->nbytes);
-	return false;
+		return core_raise(PyExc_ValueError, "%s must be 0 or more, not %zd", label, offset);
+	return core_mapping_range(self, label, offset, (Py_ssize_t)records->nbytes);
 }
 
 /* Everything from the first to the last record written counts as written. */
@@ -127,15 +123,14 @@ static bool scatter_records(struct mapping *self, const Py_buffer *offsets, cons
 			  method, put);
 }
 
-PyObject *core_mapping_scatter(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-			       PyObject *kwnames)
+PyObject *core_mapping_scatter(struct mapping *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"offsets", "records", NULL};
 	Py_buffer offsets, records;
 	PyObject *arg[2];
 	bool good = false;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
 	    !core_mapping_writable(self, method) || !export_offsets(arg[0], &offsets))
 		return NULL;
 	if (!core_get_view(method, "records", arg[1], 0, &records)) {

@@ -92,7 +92,7 @@ void core_mapping_copy_strided(struct mapping *self, const struct core_strided *
 
 /* (buffer, pitch, offset=0). */
 static PyObject *copy_array(struct mapping *self, const char *method, bool to_write,
-			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+			    CORE_PARAMETERS)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", NULL};
 	struct core_strided call = {.method = method};
@@ -100,7 +100,7 @@ static PyObject *copy_array(struct mapping *self, const char *method, bool to_wr
 	PyObject *arg[3];
 	bool good = false;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
 	    !core_parse_strided(&call, arg[1], arg[2]) ||
 	    (to_write && !core_mapping_writable(self, method)) ||
 	    !core_get_view(method, names[0], arg[0],
@@ -114,19 +114,8 @@ static PyObject *copy_array(struct mapping *self, const char *method, bool to_wr
 		core_mapping_leave(self);
 	}
 	PyBuffer_Release(&call.view);
-	if (!good)
-		return NULL;
-	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
+	return core_copied(good, to_write, nbytes);
 }
 
-PyObject *core_mapping_write_strided(struct mapping *self, PyObject *const *args, Py_ssize_t nargs,
-				     PyObject *kwnames)
-{
-	return copy_array(self, "Mapping.write_strided", true, args, nargs, kwnames);
-}
-
-PyObject *core_mapping_readinto_strided(struct mapping *self, PyObject *const *args,
-					Py_ssize_t nargs, PyObject *kwnames)
-{
-	return copy_array(self, "Mapping.readinto_strided", false, args, nargs, kwnames);
-}
+CORE_METHOD(core_mapping_write_strided, mapping, copy_array, "Mapping.write_strided", true)
+CORE_METHOD(core_mapping_readinto_strided, mapping, copy_array, "Mapping.readinto_strided", false)

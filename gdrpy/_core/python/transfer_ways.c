@@ -132,8 +132,7 @@ static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pi
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? core_dma_write(dma, lanes, device, copy->host, nbytes, error)
-			: core_dma_read(dma, lanes, copy->host, device, nbytes, error);
+	done = core_dma_transfer(dma, lanes, device, copy->host, nbytes, to_write, error);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end(self);
 	return done;
@@ -142,22 +141,15 @@ static bool by_dma(struct transfers *self, const struct core_copy *copy, bool pi
 static bool by_engine(struct transfers *self, const struct core_copy *copy, bool to_write,
 		      struct core_error *error)
 {
-	struct core_engine_memory *engine = self->engine;
-	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
-	uint64_t offset = (uint64_t)copy->offset;
-	size_t nbytes = (size_t)copy->nbytes;
+	struct core_use use = core_transfers_use_engine(self);
 	int ret = 0;
 
-	/* The engine must not overtake stores that are still in this CPU's buffers. */
-	core_store_fence();
-	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	if (nbytes)
-		ret = to_write ? core_engine_write(engine, offset, copy->host, nbytes, error)
-			       : core_engine_read(engine, copy->host, offset, nbytes, error);
+	if (copy->nbytes)
+		ret = core_engine_transfer(use.memory, (uint64_t)copy->offset, copy->host,
+					   (size_t)copy->nbytes, to_write, error);
 	Py_END_ALLOW_THREADS;
-	core_transfers_end(self);
-	Py_DECREF(capsule);
+	core_transfers_end_use(self, &use);
 	return !ret;
 }
 

@@ -79,21 +79,19 @@ bool core_transfers_ready(struct transfers *self, const char *method, bool to_wr
 	if (self->mapping && !(to_write ? core_mapping_writable(self->mapping, method)
 					: core_mapping_usable(self->mapping, method)))
 		return false;
-	if (way == CORE_BY_MAPPING && !self->mapping) {
-		PyErr_Format(core_error_missing_view,
-			     "%s: via='mapping' needs a CPU view, but the region was opened with "
-			     "cpu=False",
-			     method);
-		return false;
-	}
-	if (way == CORE_BY_DMA && !self->dma) {
-		PyErr_Format(core_error_missing_view,
-			     "%s: via='dma' needs a GPU view, which is missing: this is host "
-			     "memory, was "
-			     "opened with gpu=False, or is a pin, which does not keep the address",
-			     method);
-		return false;
-	}
+	if (way == CORE_BY_MAPPING && !self->mapping)
+		return core_raise(
+			core_error_missing_view,
+			"%s: via='mapping' needs a CPU view, but the region was opened with "
+			"cpu=False",
+			method);
+	if (way == CORE_BY_DMA && !self->dma)
+		return core_raise(
+			core_error_missing_view,
+			"%s: via='dma' needs a GPU view, which is missing: this is host "
+			"memory, was "
+			"opened with gpu=False, or is a pin, which does not keep the address",
+			method);
 	return true;
 }
 
@@ -101,10 +99,9 @@ bool core_transfers_range(struct transfers *self, const struct core_copy *copy)
 {
 	if (copy->offset <= self->nbytes && copy->nbytes <= self->nbytes - copy->offset)
 		return true;
-	PyErr_Format(PyExc_ValueError,
-		     "%s: offset %zd + %zd bytes lies outside the %zd bytes there are",
-		     copy->method, copy->offset, copy->nbytes, self->nbytes);
-	return false;
+	return core_raise(PyExc_ValueError,
+			  "%s: offset %zd + %zd bytes lies outside the %zd bytes there are",
+			  copy->method, copy->offset, copy->nbytes, self->nbytes);
 }
 
 /*
@@ -166,10 +163,9 @@ static bool is_of_gpu(PyObject *object, enum core_way way)
 	       PyObject_TypeCheck(object, core_buffer_type_object);
 }
 
-/* write() and readinto(): (buffer, offset=0, via=None). The bytes copied; -1 with an exception set.
- */
-static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool to_write,
-			      PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* write() and readinto(): (buffer, offset=0, via=None). */
+static PyObject *copy_buffer(struct transfers *self, const char *method, bool to_write,
+			     CORE_PARAMETERS)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "offset", "via", NULL};
 	struct core_copy copy = {.method = method};
@@ -178,18 +174,18 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 	PyObject *arg[3];
 	bool done;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 1, arg))
-		return -1;
+	if (!core_parse(method, CORE_ARGUMENTS, names, 1, arg))
+		return NULL;
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
-		return -1;
+		return NULL;
 	if (!PyBytes_CheckExact(arg[0]) &&
 	    (!PyObject_CheckBuffer(arg[0]) || is_of_gpu(arg[0], copy.way)))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)
-		return copied;
+		return core_copied(copied >= 0, to_write, copied);
 	if (!core_get_bytes(method, names[0], arg[0], !to_write, &bytes))
-		return -1;
+		return NULL;
 	copy.host = bytes.data;
 	copy.nbytes = bytes.nbytes;
 	done = core_transfers_ready(self, method, to_write, copy.way) &&
@@ -198,24 +194,7 @@ static Py_ssize_t copy_buffer(struct transfers *self, const char *method, bool t
 						     copy.nbytes, copy.host, copy.nbytes)) &&
 	       core_transfers_copy(self, &copy, to_write);
 	core_release_bytes(&bytes);
-	return done ? copy.nbytes : -1;
-}
-
-static PyObject *transfers_write(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
-				 PyObject *kwnames)
-{
-	if (copy_buffer(self, CORE_TRANSFERS_METHOD(self, "write"), true, args, nargs, kwnames) < 0)
-		return NULL;
-	Py_RETURN_NONE;
-}
-
-static PyObject *transfers_readinto(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
-				    PyObject *kwnames)
-{
-	Py_ssize_t nbytes = copy_buffer(self, CORE_TRANSFERS_METHOD(self, "readinto"), false, args,
-					nargs, kwnames);
-
-	return nbytes < 0 ? NULL : PyLong_FromSsize_t(nbytes);
+	return core_copied(done, to_write, copy.nbytes);
 }
 
 /* A new bytes object, whose content is not filled in yet. */
@@ -232,14 +211,13 @@ static PyObject *fresh_bytes(Py_ssize_t nbytes)
 	return bytes;
 }
 
-static PyObject *transfers_read(struct transfers *self, PyObject *const *args, Py_ssize_t nargs,
-				PyObject *kwnames)
+static PyObject *transfers_read(struct transfers *self, CORE_PARAMETERS)
 {
 	static const char *const names[] = {"nbytes", "offset", "via", NULL};
 	struct core_copy copy = {.method = CORE_TRANSFERS_METHOD(self, "read")};
 	PyObject *arg[3], *bytes;
 
-	if (!core_parse(copy.method, args, nargs, kwnames, names, 0, arg))
+	if (!core_parse(copy.method, CORE_ARGUMENTS, names, 0, arg))
 		return NULL;
 	copy.offset = core_as_size(copy.method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(copy.method, arg[2], &copy.way))
@@ -303,10 +281,8 @@ static PyObject *transfers_arm(struct transfers *self, void *args)
 			      &to.registered, &from.threads, &from.dma, &from.dma_pinned,
 			      &from.engine, &from.registered, &to.several, &from.several, &lanes))
 		return NULL;
-	if (mapping != Py_None && !PyObject_TypeCheck(mapping, core_mapping_type_object)) {
-		PyErr_Format(PyExc_TypeError, "_arm: %R is not a Mapping", mapping);
-		return NULL;
-	}
+	if (mapping != Py_None && !PyObject_TypeCheck(mapping, core_mapping_type_object))
+		return PyErr_Format(PyExc_TypeError, "_arm: %R is not a Mapping", mapping);
 	if (capsule != Py_None) {
 		dma = PyCapsule_GetPointer(capsule, DMA_CAPSULE);
 		if (!dma)
@@ -370,11 +346,13 @@ static PyObject *transfers_keep(struct transfers *self, void *object)
 	Py_RETURN_NONE;
 }
 
-CORE_ALONE_FASTCALL(transfers_write, transfers)
-CORE_ALONE_FASTCALL(transfers_read, transfers)
-CORE_ALONE_FASTCALL(transfers_readinto, transfers)
-CORE_ALONE_FASTCALL(core_transfers_write_strided, transfers)
-CORE_ALONE_FASTCALL(core_transfers_readinto_strided, transfers)
+CORE_METHOD_ALONE(transfers_write, transfers, copy_buffer, CORE_TRANSFERS_METHOD(self, "write"),
+		  true)
+CORE_METHOD_ALONE(transfers_readinto, transfers, copy_buffer,
+		  CORE_TRANSFERS_METHOD(self, "readinto"), false)
+CORE_METHOD_ALONE(transfers_read_alone, transfers, transfers_read)
+CORE_METHOD_ALONE(transfers_write_strided, transfers, core_transfers_write_strided)
+CORE_METHOD_ALONE(transfers_readinto_strided, transfers, core_transfers_readinto_strided)
 CORE_ALONE(transfers_arm, transfers)
 CORE_ALONE(transfers_arm_engine, transfers)
 CORE_ALONE(transfers_copy_by_engine, transfers)
@@ -382,29 +360,18 @@ CORE_ALONE(core_transfers_fill, transfers)
 CORE_ALONE(transfers_disarm, transfers)
 CORE_ALONE(transfers_keep, transfers)
 
-static int transfers_traverse(struct transfers *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->mapping);
-	return 0;
-}
-
 static int transfers_clear(struct transfers *self)
 {
 	forget_views(self);
+	Py_CLEAR(self->keep);
 	return 0;
 }
 
-static void transfers_dealloc(struct transfers *self)
-{
-	PyObject_GC_UnTrack(self);
-	forget_views(self);
-	Py_CLEAR(self->keep);
-	core_free_object(self);
-}
+CORE_TRAVERSE(transfers, Py_VISIT(self->mapping))
+CORE_DEALLOC(transfers)
 
 static PyMethodDef transfers_methods[] = {
-	{"write", CORE_FASTCALL(transfers_write_alone),
+	{"write", CORE_FASTCALL(transfers_write),
 	 "write(data, offset=0, via=None)\n--\n\n"
 	 "Copy bytes into the region, by CPU stores, by several threads from a few hundred KiB\n"
 	 "on, or by DMA.\n\n"
@@ -426,7 +393,7 @@ static PyMethodDef transfers_methods[] = {
 	 "    nbytes: How many bytes; None is all up to the end.\n"
 	 "    offset: The first byte.\n"
 	 "    via: As for write()."},
-	{"readinto", CORE_FASTCALL(transfers_readinto_alone),
+	{"readinto", CORE_FASTCALL(transfers_readinto),
 	 "readinto(buffer, offset=0, via=None)\n--\n\n"
 	 "Fill a buffer from the region; returns its length in bytes.\n\n"
 	 "Args:\n"
@@ -434,7 +401,7 @@ static PyMethodDef transfers_methods[] = {
 	 "    offset: The first byte.\n"
 	 "    via: As for write().\n\n"
 	 "DMA is fastest into page-locked memory (Region.mirror, or CUDA's)."},
-	{"write_strided", CORE_FASTCALL(core_transfers_write_strided_alone),
+	{"write_strided", CORE_FASTCALL(transfers_write_strided),
 	 "write_strided(data, pitch, offset=0, via=None)\n--\n\n"
 	 "Copy row i of an array to byte offset + i * pitch, for every i, like\n"
 	 "Mapping.write_strided(): by DMA from large rows in page-locked memory, or if there\n"
@@ -444,7 +411,7 @@ static PyMethodDef transfers_methods[] = {
 	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
 	 "    offset: The byte of the region at which the first row begins.\n"
 	 "    via: As for write()."},
-	{"readinto_strided", CORE_FASTCALL(core_transfers_readinto_strided_alone),
+	{"readinto_strided", CORE_FASTCALL(transfers_readinto_strided),
 	 "readinto_strided(buffer, pitch, offset=0, via=None)\n--\n\n"
 	 "Fill row i of a writable array from byte offset + i * pitch, for every i; returns the\n"
 	 "array's size in bytes. By CPU loads up to a few KiB, else by DMA.\n\n"
@@ -453,16 +420,15 @@ static PyMethodDef transfers_methods[] = {
 	 "    pitch: The bytes from one row's beginning to the next one's, at least a row's.\n"
 	 "    offset: The byte of the region at which the first row begins.\n"
 	 "    via: As for write()."},
-	{"_arm", (PyCFunction)(void (*)(void))transfers_arm_alone, METH_VARARGS, NULL},
-	{"_arm_engine", (PyCFunction)(void (*)(void))transfers_arm_engine_alone, METH_O, NULL},
-	{"_copy_by_engine", (PyCFunction)(void (*)(void))transfers_copy_by_engine_alone,
-	 METH_VARARGS,
+	{"_arm", (PyCFunction)transfers_arm_alone, METH_VARARGS, NULL},
+	{"_arm_engine", (PyCFunction)transfers_arm_engine_alone, METH_O, NULL},
+	{"_copy_by_engine", (PyCFunction)transfers_copy_by_engine_alone, METH_VARARGS,
 	 "_copy_by_engine(method, other, offset, start, nbytes, to_write, /)\n--\n\n"
 	 "Copy bytes between `offset` and byte `start` of another region or pin."},
-	{"_fill_by_engine", (PyCFunction)(void (*)(void))core_transfers_fill_alone, METH_VARARGS,
+	{"_fill_by_engine", (PyCFunction)core_transfers_fill_alone, METH_VARARGS,
 	 "_fill_by_engine(method, value, offset, nbytes, /)\n--\n\nSet bytes inside the region."},
-	{"_disarm", (PyCFunction)(void (*)(void))transfers_disarm_alone, METH_NOARGS, NULL},
-	{"_keep", (PyCFunction)(void (*)(void))transfers_keep_alone, METH_O,
+	{"_disarm", (PyCFunction)transfers_disarm_alone, METH_NOARGS, NULL},
+	{"_keep", (PyCFunction)transfers_keep_alone, METH_O,
 	 "_keep(object, /)\n--\n\nKeep an object until the copies by the GPU in progress are "
 	 "done."},
 	{NULL, NULL, 0, NULL},
@@ -477,20 +443,13 @@ static PyMemberDef transfers_members[] = {
 
 static PyType_Slot transfers_slots[] = {
 	{Py_tp_doc, "The copies of a region. See gdrpy.Region."},
-	{Py_tp_dealloc, transfers_dealloc},
-	{Py_tp_traverse, transfers_traverse},
-	{Py_tp_clear, transfers_clear},
+	CORE_COLLECTED(transfers),
 	{Py_tp_methods, transfers_methods},
 	{Py_tp_members, transfers_members},
 	{0, NULL},
 };
 
-PyType_Spec core_transfers_spec = {
-	.name = "gdrpy._core._mapping.Transfers",
-	.basicsize = sizeof(struct transfers),
-	.flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-	.slots = transfers_slots,
-};
+CORE_TYPE(transfers, "Transfers", Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC);
 
 PyObject *core_open_dma(PyObject *Py_UNUSED(module), PyObject *context)
 {

@@ -79,10 +79,21 @@ bool core_transfers_copy(struct transfers *self, const struct core_copy *copy, b
 void core_transfers_end(struct transfers *self);
 /* Raise a failure of DMA as an exception; returns false. */
 bool core_raise_cuda(const struct core_error *error);
-/* Raise any failure of the core as an exception; returns false. */
-bool core_raise_failure(const struct core_error *error);
+/* Raise any failure of the core as an exception; returns NULL. */
+void *core_raise_failure(const struct core_error *error);
 
 /* In engine.c. */
+/*
+ * Between these the engine works on the memory, behind the stores in this CPU's buffers, and other
+ * Python threads may run: one may disarm the object.
+ */
+struct core_use {
+	PyObject *capsule;
+	struct core_engine_memory *memory;
+};
+
+struct core_use core_transfers_use_engine(struct transfers *self);
+void core_transfers_end_use(struct transfers *self, const struct core_use *use);
 /* Copy to or from byte `start` of another region or pin, on the GPU; false with an exception set.
  */
 bool core_transfers_between(struct transfers *self, struct transfers *other, Py_ssize_t start,
@@ -95,9 +106,7 @@ PyObject *core_engine_register_buffer(PyObject *module, PyObject *buffer);
 PyObject *core_engine_status(PyObject *module, PyObject *gpu);
 
 /* In transfers_rows.c. */
-PyObject *core_transfers_write_strided(struct transfers *self, PyObject *const *args,
-				       Py_ssize_t nargs, PyObject *kwnames);
-PyObject *core_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
-					  Py_ssize_t nargs, PyObject *kwnames);
+PyObject *core_transfers_write_strided(struct transfers *self, CORE_PARAMETERS);
+PyObject *core_transfers_readinto_strided(struct transfers *self, CORE_PARAMETERS);
 
 #endif

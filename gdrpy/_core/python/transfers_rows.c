@@ -38,8 +38,7 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 	core_store_fence();
 	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	done = to_write ? core_dma_write_rows(dma, device, &call->rows, direct, &error)
-			: core_dma_read_rows(dma, &call->rows, device, direct, &error);
+	done = core_dma_transfer_rows(dma, device, &call->rows, direct, to_write, &error);
 	Py_END_ALLOW_THREADS;
 	core_transfers_end(self);
 	return done || core_raise_cuda(&error);
@@ -48,20 +47,14 @@ static bool by_dma(struct transfers *self, const struct core_strided *call, bool
 static bool by_engine(struct transfers *self, const struct core_strided *call, bool to_write,
 		      struct core_error *error)
 {
-	struct core_engine_memory *engine = self->engine;
-	PyObject *capsule = Py_NewRef(self->engine_capsule); /* another thread may disarm */
-	uint64_t offset = (uint64_t)call->offset;
+	struct core_use use = core_transfers_use_engine(self);
 	int ret;
 
-	/* The engine must not overtake stores that are still in this CPU's buffers. */
-	core_store_fence();
-	self->running++;
 	Py_BEGIN_ALLOW_THREADS;
-	ret = to_write ? core_engine_write_rows(engine, offset, &call->rows, error)
-		       : core_engine_read_rows(engine, offset, &call->rows, error);
+	ret = core_engine_transfer_rows(use.memory, (uint64_t)call->offset, &call->rows, to_write,
+					error);
 	Py_END_ALLOW_THREADS;
-	core_transfers_end(self);
-	Py_DECREF(capsule);
+	core_transfers_end_use(self, &use);
 	return !ret;
 }
 
@@ -134,7 +127,7 @@ static bool copy_rows(struct transfers *self, const struct core_strided *call, e
 
 /* (buffer, pitch, offset=0, via=None). */
 static PyObject *copy_array(struct transfers *self, const char *method, bool to_write,
-			    PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+			    CORE_PARAMETERS)
 {
 	const char *const names[] = {to_write ? "data" : "buffer", "pitch", "offset", "via", NULL};
 	struct core_strided call = {.method = method};
@@ -143,7 +136,7 @@ static PyObject *copy_array(struct transfers *self, const char *method, bool to_
 	PyObject *arg[4];
 	bool done;
 
-	if (!core_parse(method, args, nargs, kwnames, names, 2, arg) ||
+	if (!core_parse(method, CORE_ARGUMENTS, names, 2, arg) ||
 	    !core_parse_strided(&call, arg[1], arg[2]) || !core_parse_way(method, arg[3], &way) ||
 	    !core_get_view(method, names[0], arg[0],
 			   to_write ? PyBUF_STRIDES : PyBUF_STRIDES | PyBUF_WRITABLE, &call.view))
@@ -153,21 +146,10 @@ static PyObject *copy_array(struct transfers *self, const char *method, bool to_
 	       core_check_strided(&call, self->mapping, self->nbytes) &&
 	       copy_rows(self, &call, way, to_write);
 	PyBuffer_Release(&call.view);
-	if (!done)
-		return NULL;
-	return to_write ? Py_NewRef(Py_None) : PyLong_FromSsize_t(nbytes);
+	return core_copied(done, to_write, nbytes);
 }
 
-PyObject *core_transfers_write_strided(struct transfers *self, PyObject *const *args,
-				       Py_ssize_t nargs, PyObject *kwnames)
-{
-	return copy_array(self, CORE_TRANSFERS_METHOD(self, "write_strided"), true, args, nargs,
-			  kwnames);
-}
-
-PyObject *core_transfers_readinto_strided(struct transfers *self, PyObject *const *args,
-					  Py_ssize_t nargs, PyObject *kwnames)
-{
-	return copy_array(self, CORE_TRANSFERS_METHOD(self, "readinto_strided"), false, args, nargs,
-			  kwnames);
-}
+CORE_METHOD(core_transfers_write_strided, transfers, copy_array,
+	    CORE_TRANSFERS_METHOD(self, "write_strided"), true)
+CORE_METHOD(core_transfers_readinto_strided, transfers, copy_array,
+	    CORE_TRANSFERS_METHOD(self, "readinto_strided"), false)

@@ -176,13 +176,7 @@ static void undo_finalize(PyObject *object)
 	undo_clear(self);
 }
 
-static int undo_traverse(struct undo *self, visitproc visit, void *arg)
-{
-	Py_VISIT(Py_TYPE((PyObject *)self));
-	Py_VISIT(self->steps);
-	Py_VISIT(self->dropped);
-	return 0;
-}
+CORE_TRAVERSE(undo, Py_VISIT(self->steps); Py_VISIT(self->dropped))
 
 /* Add a step from the argument at `first` and those after it. */
 static PyObject *add_call(struct undo *self, PyObject *args, Py_ssize_t first, PyObject *check)

@@ -31,8 +31,7 @@ CUresult access_check(const struct device *device, struct span span, unsigned in
 
 	if (!span.size)
 		return CUDA_SUCCESS;
-	if (!span.start || span.start + span.size < span.start)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(span.start && span.start + span.size >= span.start);
 
 	range = range_at(span.start);
 	if (!range)

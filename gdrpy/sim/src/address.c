@@ -82,10 +82,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignment
 	struct reservation *reservation;
 	uint64_t start;
 
-	if (!pointer || !size || size % SIM_GRANULARITY || flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (alignment & (alignment - 1) || wish % SIM_GRANULARITY)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && size && size % SIM_GRANULARITY == 0 && !flags);
+	REQUIRE(!(alignment & (alignment - 1)) && wish % SIM_GRANULARITY == 0);
 	if (alignment < SIM_GRANULARITY)
 		alignment = SIM_GRANULARITY;
 
@@ -107,8 +105,7 @@ CUresult cuMemAddressFree(CUdeviceptr pointer, size_t size)
 	API(cuMemAddressFree, NEEDS_INIT);
 	struct reservation *reservation = table_find(&reservations, pointer);
 
-	if (!reservation || reservation->size != size || range_overlaps(pointer, size))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(reservation && reservation->size == size && !range_overlaps(pointer, size));
 	table_remove(&reservations, pointer);
 	address_release(pointer, size);
 	free(reservation);

@@ -121,8 +121,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t size)
 {
 	API(cuMemAlloc_v2, NEEDS_CONTEXT);
 
-	if (!pointer || !size)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && size);
 	return allocate(api_context, size, pointer);
 }
 
@@ -132,9 +131,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
 	API(cuMemAllocPitch_v2, NEEDS_CONTEXT);
 	uint64_t row, size;
 
-	if (!pointer || !pitch || !width || !height ||
-	    (element != 4 && element != 8 && element != 16))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && pitch && width && height &&
+		(element == 4 || element == 8 || element == 16));
 	if (width > api_context->device->total)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	row = round_up(width, PITCH_ALIGNMENT);

@@ -46,16 +46,15 @@ static CUresult check_properties(const CUmemAllocationProp *properties)
 {
 	static const unsigned char zero[sizeof(properties->allocFlags.reserved)];
 
-	if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-	    properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-	    properties->win32HandleMetaData || properties->allocFlags.compressionType > 1 ||
-	    memcmp(properties->allocFlags.reserved, zero, sizeof(zero)))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+		properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+		!properties->win32HandleMetaData && properties->allocFlags.compressionType <= 1 &&
+		!memcmp(properties->allocFlags.reserved, zero, sizeof(zero)));
 	if (!device_get(properties->location.id))
 		return CUDA_ERROR_INVALID_DEVICE;
-	if (properties->requestedHandleTypes &
-	    ~(unsigned int)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!(properties->requestedHandleTypes &
+		  ~(unsigned int)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR |
+				  CU_MEM_HANDLE_TYPE_FABRIC)));
 	return properties->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC ? fabric_check()
 									    : CUDA_SUCCESS;
 }
@@ -65,8 +64,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 {
 	API(cuMemGetAllocationGranularity, NEEDS_INIT);
 
-	if (!granularity || !properties || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(granularity && properties && option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 	*granularity = SIM_GRANULARITY;
 	return CUDA_SUCCESS;
 }
@@ -78,8 +76,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
 	CUmemAllocationProp granted;
 	struct block *block;
 
-	if (!handle || !properties || flags || !size || size % SIM_GRANULARITY)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(handle && properties && !flags && size && size % SIM_GRANULARITY == 0);
 	TRY(check_properties(properties));
 	granted = *properties;
 	granted.allocFlags.compressionType = 0;
@@ -93,8 +90,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	API(cuMemRelease, NEEDS_INIT);
 	struct allocation *allocation = allocation_get(handle);
 
-	if (!allocation)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(allocation);
 	allocation->retains--;
 	allocation_put(allocation);
 	return CUDA_SUCCESS;
@@ -105,8 +101,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	API(cuMemRetainAllocationHandle, NEEDS_INIT);
 	struct range *range = range_at((uintptr_t)pointer);
 
-	if (!handle || !range || range->kind != RANGE_MAPPED)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(handle && range && range->kind == RANGE_MAPPED);
 	range->allocation->retains++;
 	*handle = range->allocation->handle;
 	return CUDA_SUCCESS;
@@ -118,8 +113,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 	API(cuMemGetAllocationPropertiesFromHandle, NEEDS_INIT);
 	struct allocation *allocation = allocation_get(handle);
 
-	if (!properties || !allocation)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(properties && allocation);
 	*properties = allocation->properties;
 	return CUDA_SUCCESS;
 }

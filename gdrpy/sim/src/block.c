@@ -59,8 +59,7 @@ CUresult block_take(uint32_t pid, uint32_t fd, struct block **block)
 	int taken = backing_kind()->take(pid, fd);
 	CUresult result;
 
-	if (taken < 0)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(taken >= 0);
 	result = block_import(taken, block);
 	close(taken);
 	return result == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -98,8 +98,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 	API(cuDevicePrimaryCtxRetain, NEEDS_INIT);
 	struct device *device;
 
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context);
 	TRY(device_use(ordinal, &device));
 	TRY(make_primary(device));
 	TRY(context_start(device->primary));
@@ -138,8 +137,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned int flags)
 	struct device *device;
 
 	TRY(device_use(ordinal, &device));
-	if (flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!(flags & ~(unsigned int)CU_CTX_FLAGS_MASK));
 	TRY(make_primary(device));
 	device->primary->flags = flags;
 	return CUDA_SUCCESS;
@@ -150,8 +148,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned int *flags, int *
 	API(cuDevicePrimaryCtxGetState, NEEDS_INIT);
 	struct device *device;
 
-	if (!flags || !active)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags && active);
 	TRY(device_use(ordinal, &device));
 	*flags = device->primary ? device->primary->flags & PRIMARY_FLAGS_MASK : 0;
 	*active = device->primary && device->primary->alive;
@@ -163,8 +160,7 @@ static CUresult context_create(CUcontext *context, unsigned int flags, CUdevice 
 	struct device *device;
 	struct context *created;
 
-	if (!context || flags & ~(unsigned int)CU_CTX_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context && !(flags & ~(unsigned int)CU_CTX_FLAGS_MASK));
 	TRY(device_use(ordinal, &device));
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -212,8 +208,7 @@ CUresult cuCtxDestroy_v2(CUcontext context)
 {
 	API(cuCtxDestroy_v2, NEEDS_INIT);
 
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context);
 	if (!known(context) || is_primary(context))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!context->alive)
@@ -237,8 +232,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
 	API(cuCtxPushCurrent_v2, NEEDS_INIT);
 
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context);
 	TRY(check_usable(context));
 	if (stack.depth == MAX_STACK)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -278,8 +272,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 {
 	API(cuCtxGetCurrent, NEEDS_INIT);
 
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context);
 	*context = stack.depth ? stack.contexts[stack.depth - 1] : NULL;
 	return CUDA_SUCCESS;
 }

@@ -14,8 +14,7 @@ static CUresult get_device(CUcontext handle, CUdevice *device)
 	struct context *context = NULL;
 	CUresult result = context_of(handle, &context);
 
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(device);
 	/* A destroyed context still knows its device. */
 	if (!context)
 		return result;
@@ -39,8 +38,7 @@ CUresult cuCtxGetFlags(unsigned int *flags)
 {
 	API(cuCtxGetFlags, NEEDS_CONTEXT);
 
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags);
 	*flags = api_context->flags;
 	if (api_context == api_context->device->primary)
 		*flags |= CU_CTX_MAP_HOST;
@@ -52,8 +50,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id)
 	API(cuCtxGetId, NEEDS_INIT);
 	struct context *context;
 
-	if (!id)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(id);
 	TRY(context_of(handle, &context));
 	*id = context->id;
 	return CUDA_SUCCESS;
@@ -65,8 +62,7 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int *version)
 	struct context *context;
 	CUresult result;
 
-	if (!version)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(version);
 	result = context_of(handle, &context);
 	if (result == CUDA_SUCCESS)
 		*version = 3020; /* of the context interface: the same in all later drivers */
@@ -109,8 +105,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext handle, unsigned int flags)
 	API(cuCtxEnablePeerAccess, NEEDS_CONTEXT);
 	struct context *peer;
 
-	if (flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!flags);
 	TRY(context_use(handle, &peer));
 	if (peer->device == api_context->device)
 		return CUDA_ERROR_INVALID_CONTEXT;

@@ -42,12 +42,16 @@ static int pci_bus(int ordinal)
 	return ordinal + 1;
 }
 
+static CUresult check(CUdevice device)
+{
+	return device_get(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
 CUresult cuDeviceGetCount(int *count)
 {
 	API(cuDeviceGetCount, NEEDS_INIT);
 
-	if (!count)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(count);
 	*count = sim.device_count;
 	return CUDA_SUCCESS;
 }
@@ -56,10 +60,8 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
 	API(cuDeviceGet, NEEDS_INIT);
 
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(ordinal))
-		return CUDA_ERROR_INVALID_DEVICE;
+	REQUIRE(device);
+	TRY(check(ordinal));
 	*device = ordinal;
 	return CUDA_SUCCESS;
 }
@@ -68,20 +70,16 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
 	API(cuDeviceGetName, NEEDS_INIT);
 
-	if (!name || length < 1)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	REQUIRE(name && length >= 1);
+	TRY(check(device));
 	snprintf(name, (size_t)length, "gdrpy simulated GPU");
 	return CUDA_SUCCESS;
 }
 
 static CUresult get_uuid(CUuuid *uuid, CUdevice device)
 {
-	if (!uuid)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	REQUIRE(uuid);
+	TRY(check(device));
 	memcpy(uuid->bytes, "gdrpy simulated", sizeof(uuid->bytes));
 	uuid->bytes[15] = (char)device;
 	return CUDA_SUCCESS;
@@ -103,10 +101,8 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
 	API(cuDeviceTotalMem_v2, NEEDS_INIT);
 
-	if (!bytes)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	REQUIRE(bytes);
+	TRY(check(device));
 	*bytes = device_get(device)->total;
 	return CUDA_SUCCESS;
 }
@@ -115,13 +111,10 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
 	API(cuDeviceGetAttribute, NEEDS_INIT);
 
-	if (!value)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	if (attribute < 1 || (attribute > CU_DEVICE_ATTRIBUTE_LAST_OF_13_0 &&
-			      attribute != CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(value);
+	TRY(check(device));
+	REQUIRE(attribute >= 1 && (attribute <= CU_DEVICE_ATTRIBUTE_LAST_OF_13_0 ||
+				   attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_MMAP_SUPPORTED));
 	if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
 		*value = pci_bus(device);
 	else if (attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
@@ -136,10 +129,8 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device)
 	API(cuDeviceGetPCIBusId, NEEDS_INIT);
 	char text[sizeof("0000:00:00.0")];
 
-	if (!id || length < (int)sizeof(text))
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_get(device))
-		return CUDA_ERROR_INVALID_DEVICE;
+	REQUIRE(id && length >= (int)sizeof(text));
+	TRY(check(device));
 	snprintf(text, sizeof(text), "0000:%02x:00.0", (unsigned char)pci_bus(device));
 	memcpy(id, text, sizeof(text));
 	return CUDA_SUCCESS;
@@ -161,8 +152,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
 	API(cuDeviceGetByPCIBusId, NEEDS_INIT);
 	unsigned int domain, bus, slot, function;
 
-	if (!device || !id || !parse_bus_id(id, &domain, &bus, &slot, &function))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(device && id && parse_bus_id(id, &domain, &bus, &slot, &function));
 	for (int i = 0; i < sim.device_count; i++) {
 		if (domain || slot || function || bus != (unsigned int)pci_bus(i))
 			continue;
@@ -176,8 +166,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
 	API(cuDeviceCanAccessPeer, NEEDS_INIT);
 
-	if (!can)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(can);
 	if (!device_get(device) || !device_get(peer))
 		return CUDA_ERROR_INVALID_DEVICE;
 	*can = sim.peers && device != peer;

@@ -49,8 +49,7 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 {
 	const struct error *known = error_find(error);
 
-	if (!name)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(name);
 	*name = known ? known->name : NULL;
 	return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -59,8 +58,7 @@ CUresult cuGetErrorString(CUresult error, const char **string)
 {
 	const struct error *known = error_find(error);
 
-	if (!string)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(string);
 	*string = known ? known->string : NULL;
 	return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -87,8 +87,7 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
 	API(cuEventCreate, NEEDS_CONTEXT);
 	struct event *created;
 
-	if (!event || flags & ~(unsigned int)CREATE_FLAGS)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(event && !(flags & ~(unsigned int)CREATE_FLAGS));
 	if (flags & CU_EVENT_INTERPROCESS)
 		return flags & CU_EVENT_DISABLE_TIMING ? CUDA_ERROR_NOT_SUPPORTED
 						       : CUDA_ERROR_INVALID_VALUE;
@@ -181,8 +180,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int fla
 {
 	API(cuEventRecordWithFlags, NEEDS_INIT);
 
-	if (flags & ~(unsigned int)CU_EVENT_RECORD_EXTERNAL)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!(flags & ~(unsigned int)CU_EVENT_RECORD_EXTERNAL));
 	/* External is for streams that are being captured into a graph. */
 	return flags ? CUDA_ERROR_ILLEGAL_STATE : event_record(event, stream);
 }
@@ -222,8 +220,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 	struct operation *operation;
 	struct stream *stream;
 
-	if (flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!(flags & ~(unsigned int)CU_EVENT_WAIT_EXTERNAL));
 	TRY(event_use(event));
 	TRY(stream_use(handle, &stream));
 	if (flags)
@@ -241,8 +238,7 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
 {
 	TRY(event_use(start));
 	TRY(event_use(end));
-	if (!milliseconds)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(milliseconds);
 	if (!start->record || !end->record || (start->flags | end->flags) & CU_EVENT_DISABLE_TIMING)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!event_done(start) || !event_done(end))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "fault.h"
+#include "sim.h"
 
 #include <errno.h>
 #include <stdlib.h>

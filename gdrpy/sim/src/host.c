@@ -29,8 +29,7 @@ static CUresult host_alloc(struct context *context, void **pointer, size_t size,
 	struct range *range;
 	void *memory;
 
-	if (!pointer || flags & ~(unsigned int)ALLOC_FLAGS)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && !(flags & ~(unsigned int)ALLOC_FLAGS));
 	if (!size) {
 		*pointer = NULL;
 		return CUDA_SUCCESS;
@@ -90,17 +89,15 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned int flags)
 	struct range *range;
 
 	/* A simulated machine has no I/O memory. */
-	if (!pointer || !size || start + size < start ||
-	    flags & (~(unsigned int)REGISTER_FLAGS | CU_MEMHOSTREGISTER_IOMEMORY))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && size && start + size >= start &&
+		!(flags & (~(unsigned int)REGISTER_FLAGS | CU_MEMHOSTREGISTER_IOMEMORY)));
 	if (range_overlaps(start, size)) {
 		range = range_at(start);
 		return range && range->kind != RANGE_REGISTERED
 			       ? CUDA_ERROR_INVALID_VALUE
 			       : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	}
-	if (reservation_at(start) || !is_mapped(start, size))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!reservation_at(start) && is_mapped(start, size));
 	range = range_new(RANGE_REGISTERED, start, size);
 	if (!range)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -114,8 +111,7 @@ CUresult cuMemHostUnregister(void *pointer)
 {
 	API(cuMemHostUnregister, NEEDS_CONTEXT);
 
-	if (!pointer)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer);
 	if (!range_at((uintptr_t)pointer))
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	return range_free((uintptr_t)pointer, RANGE_REGISTERED);
@@ -126,8 +122,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsign
 	API(cuMemHostGetDevicePointer_v2, NEEDS_CONTEXT);
 	struct range *range = range_at((uintptr_t)pointer);
 
-	if (!device || flags || !range || !range_is_host(range))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(device && !flags && range && range_is_host(range));
 	*device = (uintptr_t)pointer;
 	return CUDA_SUCCESS;
 }
@@ -137,8 +132,7 @@ CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
 	API(cuMemHostGetFlags, NEEDS_CONTEXT);
 	struct range *range = range_at((uintptr_t)pointer);
 
-	if (!flags || !range || !range_is_host(range))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags && range && range_is_host(range));
 	*flags = range->host_flags;
 	return CUDA_SUCCESS;
 }

@@ -45,8 +45,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 	struct ipc_handle words = {.magic = MAGIC, .pid = (uint32_t)getpid()};
 	struct range *range = range_at(pointer);
 
-	if (!handle || !range || range->kind != RANGE_ALLOCATED)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(handle && range && range->kind == RANGE_ALLOCATED);
 	words.size = range->size;
 	words.block_pages = block_pages(range);
 	words.block_offset = (uint32_t)range->block_offset;
@@ -62,9 +61,8 @@ static CUresult import_block(const struct ipc_handle *words, struct block **bloc
 {
 	uint64_t block_size = (uint64_t)words->block_pages * PAGE;
 
-	if (words->magic != MAGIC || words->client != (CLIENT | words->pid) || !words->size ||
-	    words->size > block_size || words->block_offset > block_size - words->size)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(words->magic == MAGIC && words->client == (CLIENT | words->pid) && words->size &&
+		words->size <= block_size && words->block_offset <= block_size - words->size);
 	TRY(block_take(words->pid, words->memory, block));
 	if ((*block)->backing.inode != words->inode || !(*block)->device ||
 	    (*block)->backing.size / SIM_GRANULARITY != (block_size - 1) / SIM_GRANULARITY + 1) {
@@ -125,8 +123,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsi
 	struct block *block;
 
 	memcpy(&words, &handle, sizeof(words));
-	if (!pointer || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && flags == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 	if (words.pid == (uint32_t)getpid())
 		return CUDA_ERROR_INVALID_CONTEXT;
 	TRY(import_block(&words, &block));
@@ -144,8 +141,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 	API(cuIpcCloseMemHandle, NEEDS_CONTEXT);
 	struct range *range = range_starting(pointer, RANGE_OPENED);
 
-	if (!range)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(range);
 	return --range->opens ? CUDA_SUCCESS : range_free(pointer, RANGE_OPENED);
 }
 

@@ -18,18 +18,16 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t size, size_t offset,
 	CUresult result;
 	struct allocation *allocation = allocation_get(handle);
 
-	if (!pointer || !size || flags || !allocation)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(pointer && size && !flags && allocation);
 	if (!allocation->block->device)
 		return CUDA_ERROR_INVALID_DEVICE;
 	/* A driver maps an allocation as a whole or not at all. */
 	if (offset || size != allocation->block->backing.size)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	reservation = reservation_at(pointer);
-	if (!reservation || pointer % SIM_GRANULARITY ||
-	    pointer + size > reservation->start + reservation->size ||
-	    range_overlaps(pointer, size))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(reservation && pointer % SIM_GRANULARITY == 0 &&
+		pointer + size <= reservation->start + reservation->size &&
+		!range_overlaps(pointer, size));
 
 	range = range_new(RANGE_MAPPED, pointer, size);
 	if (!range)
@@ -72,13 +70,11 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t size)
 	struct range *range;
 	uint64_t end = pointer + size;
 
-	if (!size || pointer % SIM_GRANULARITY || size % SIM_GRANULARITY)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(size && pointer % SIM_GRANULARITY == 0 && size % SIM_GRANULARITY == 0);
 	access_drain(pointer, size);
 	reservation = reservation_at(pointer);
-	if (!reservation || size > reservation->start + reservation->size - pointer ||
-	    !splits_no_mapping(pointer, end))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(reservation && size <= reservation->start + reservation->size - pointer &&
+		splits_no_mapping(pointer, end));
 	/* Holes are allowed. */
 	while ((range = range_next(pointer)) && range->start < end)
 		unmap(range);
@@ -139,14 +135,11 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t size, const CUmemAccessDesc 
 	API(cuMemSetAccess, NEEDS_INIT);
 	struct range *range;
 
-	if (!size || !accesses || !count)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(size && accesses && count);
 	for (size_t i = 0; i < count; i++)
-		if (!valid_access(&accesses[i]))
-			return CUDA_ERROR_INVALID_VALUE;
+		REQUIRE(valid_access(&accesses[i]));
 	access_drain(pointer, size);
-	if (!covers_whole_mappings(pointer, size))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(covers_whole_mappings(pointer, size));
 
 	for (uint64_t at = pointer; at < pointer + size; at = range_end(range)) {
 		range = range_at(at);
@@ -168,13 +161,11 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
 	API(cuMemGetAccess, NEEDS_INIT);
 	struct range *range;
 
-	if (!flags || !location)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags && location);
 	if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_get(location->id))
 		return CUDA_ERROR_INVALID_DEVICE;
 	range = range_at(pointer);
-	if (!range || range->kind != RANGE_MAPPED)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(range && range->kind == RANGE_MAPPED);
 	*flags = range->access[location->id];
 	return CUDA_SUCCESS;
 }

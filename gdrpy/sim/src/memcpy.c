@@ -25,41 +25,23 @@ static struct copy row(struct side destination, struct side source, size_t size)
 	return (struct copy){destination, source, size, 1};
 }
 
-CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t size)
-{
-	API(cuMemcpy, NEEDS_CONTEXT);
-	return copy_run(NULL, row(any_side(dst), any_side(src), size));
-}
+/* The functions for one pair of pointers: without a stream, which waits, and in one. */
+#define COPY_FUNCTIONS(wait, in_stream, dst_type, src_type, dst_side, src_side)                    \
+	CUresult wait(dst_type dst, src_type src, size_t size)                                     \
+	{                                                                                          \
+		API(wait, NEEDS_CONTEXT);                                                          \
+		return copy_run(NULL, row(dst_side(dst), src_side(src), size));                    \
+	}                                                                                          \
+	CUresult in_stream(dst_type dst, src_type src, size_t size, CUstream stream)               \
+	{                                                                                          \
+		API(in_stream, NEEDS_INIT);                                                        \
+		return copy_queue(stream, row(dst_side(dst), src_side(src), size), queue_submit);  \
+	}
 
-CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUstream stream)
-{
-	API(cuMemcpyAsync, NEEDS_INIT);
-	return copy_queue(stream, row(any_side(dst), any_side(src), size), queue_submit);
-}
-
-CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t size)
-{
-	API(cuMemcpyHtoD_v2, NEEDS_CONTEXT);
-	return copy_run(NULL, row(device_side(dst), host_side(src), size));
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t size, CUstream stream)
-{
-	API(cuMemcpyHtoDAsync_v2, NEEDS_INIT);
-	return copy_queue(stream, row(device_side(dst), host_side(src), size), queue_submit);
-}
-
-CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t size)
-{
-	API(cuMemcpyDtoH_v2, NEEDS_CONTEXT);
-	return copy_run(NULL, row(host_side(dst), device_side(src), size));
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *dst, CUdeviceptr src, size_t size, CUstream stream)
-{
-	API(cuMemcpyDtoHAsync_v2, NEEDS_INIT);
-	return copy_queue(stream, row(host_side(dst), device_side(src), size), queue_submit);
-}
+COPY_FUNCTIONS(cuMemcpy, cuMemcpyAsync, CUdeviceptr, CUdeviceptr, any_side, any_side)
+COPY_FUNCTIONS(cuMemcpyHtoD_v2, cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, device_side,
+	       host_side)
+COPY_FUNCTIONS(cuMemcpyDtoH_v2, cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, host_side, device_side)
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr dst, CUdeviceptr src, size_t size)
 {
@@ -134,8 +116,7 @@ static bool side_2d(unsigned int type, const void *host, CUdeviceptr device, siz
 
 static CUresult parse_2d(const CUDA_MEMCPY2D *from, struct copy *copy)
 {
-	if (!from)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(from);
 	copy->width = from->WidthInBytes;
 	copy->height = from->Height;
 	if (side_2d(from->srcMemoryType, from->srcHost, from->srcDevice, from->srcPitch,
@@ -146,23 +127,18 @@ static CUresult parse_2d(const CUDA_MEMCPY2D *from, struct copy *copy)
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *parameters)
-{
-	API(cuMemcpy2D_v2, NEEDS_CONTEXT);
-	struct copy copy;
+#define COPY_2D_FUNCTION(symbol)                                                                   \
+	CUresult symbol(const CUDA_MEMCPY2D *parameters)                                           \
+	{                                                                                          \
+		API(symbol, NEEDS_CONTEXT);                                                        \
+		struct copy copy;                                                                  \
+                                                                                                   \
+		TRY(parse_2d(parameters, &copy));                                                  \
+		return copy_run(NULL, copy);                                                       \
+	}
 
-	TRY(parse_2d(parameters, &copy));
-	return copy_run(NULL, copy);
-}
-
-CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *parameters)
-{
-	API(cuMemcpy2DUnaligned_v2, NEEDS_CONTEXT);
-	struct copy copy;
-
-	TRY(parse_2d(parameters, &copy));
-	return copy_run(NULL, copy);
-}
+COPY_2D_FUNCTION(cuMemcpy2D_v2)
+COPY_2D_FUNCTION(cuMemcpy2DUnaligned_v2)
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *parameters, CUstream stream)
 {

@@ -63,7 +63,7 @@ static bool satisfied(const struct word_operation *word)
 		return (found & word->value) != 0;
 	case CU_STREAM_WAIT_VALUE_NOR:
 		return unset != 0;
-	default: /* at or beyond the value, in a circle */
+	default: /* at least the value, cyclically */
 		return word->wide ? (int64_t)(found - word->value) >= 0
 				  : (int32_t)((uint32_t)found - (uint32_t)word->value) >= 0;
 	}
@@ -121,13 +121,11 @@ static CUresult run_batch(struct stream *stream, struct operation *operation)
 static CUresult check_word(const struct context *context, const struct word_operation *word,
 			   unsigned int flags)
 {
-	if (word->address % width(word))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(word->address % width(word) == 0);
 	/* Simulated devices neither need nor support a flush of remote writes. */
 	if (word->wait && flags & CU_STREAM_WAIT_VALUE_FLUSH)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (flags > (word->wait ? CU_STREAM_WAIT_VALUE_NOR : 0))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(flags <= (word->wait ? CU_STREAM_WAIT_VALUE_NOR : 0));
 	return check_access(context, word);
 }
 
@@ -214,7 +212,6 @@ CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
 {
 	API(cuStreamBatchMemOp_v2, NEEDS_INIT);
 
-	if (count > MAX_BATCH || (count && !operations) || flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(count <= MAX_BATCH && (!count || operations) && !flags);
 	return submit(stream, operations, count);
 }

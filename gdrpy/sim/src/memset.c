@@ -75,11 +75,9 @@ static CUresult run_fill(struct stream *stream, struct operation *operation)
 
 static CUresult check(const struct context *context, const struct fill *fill)
 {
-	if (fill->start % fill->element)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (fill->height > 1 &&
-	    (fill->pitch % fill->element || fill->pitch / fill->element < fill->width))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(fill->start % fill->element == 0);
+	REQUIRE(fill->height <= 1 ||
+		(fill->pitch % fill->element == 0 && fill->pitch / fill->element >= fill->width));
 	return check_access(context, fill);
 }
 

@@ -81,9 +81,8 @@ static CUresult ask(const struct range *range, uint64_t pointer, int attribute, 
 	const CUmemAllocationProp *vmm = range->allocation ? &range->allocation->properties : NULL;
 	const uint64_t answers[] = {ATTRIBUTES(ANSWER)};
 
-	if ((attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER && !access_flags(range)) ||
-	    (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER && !range_is_host(range)))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE((attribute != CU_POINTER_ATTRIBUTE_DEVICE_POINTER || access_flags(range)) &&
+		(attribute != CU_POINTER_ATTRIBUTE_HOST_POINTER || range_is_host(range)));
 	*answer = answers[attribute];
 	return CUDA_SUCCESS;
 }
@@ -91,8 +90,7 @@ static CUresult ask(const struct range *range, uint64_t pointer, int attribute, 
 /* As seen on driver 580: the same tokens for all memory. Later copies are synchronous. */
 static CUresult ask_tokens(struct range *range, CUDA_POINTER_ATTRIBUTE_P2P_TOKENS *tokens)
 {
-	if (range_is_host(range))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!range_is_host(range));
 	range->sync_memops = true;
 	*tokens = (CUDA_POINTER_ATTRIBUTE_P2P_TOKENS){.vaSpaceToken = 65024};
 	return CUDA_SUCCESS;
@@ -107,8 +105,7 @@ CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
 
 	if (data && range && attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS)
 		return ask_tokens(range, data);
-	if (!data || !width || !range)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(data && width && range);
 	TRY(ask(range, pointer, attribute, &answer));
 	memcpy(data, &answer, width);
 	return CUDA_SUCCESS;
@@ -122,11 +119,9 @@ CUresult cuPointerGetAttributes(unsigned int count, int *attributes, void **data
 	const int no_device = -2;
 	const struct range *range;
 
-	if (!count || !attributes || !data)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(count && attributes && data);
 	for (unsigned int i = 0; i < count; i++)
-		if (!data[i] || !attribute_width(attributes[i]))
-			return CUDA_ERROR_INVALID_VALUE;
+		REQUIRE(data[i] && attribute_width(attributes[i]));
 	range = range_at(pointer);
 	for (unsigned int i = 0; i < count; i++) {
 		uint64_t answer = 0;
@@ -146,8 +141,7 @@ CUresult cuPointerSetAttribute(const void *data, int attribute, CUdeviceptr poin
 	unsigned int value;
 	struct range *range = range_at(pointer);
 
-	if (!data || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !range)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(data && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS && range);
 	memcpy(&value, data, sizeof(value));
 	range->sync_memops = value != 0;
 	return CUDA_SUCCESS;

@@ -12,8 +12,7 @@ CUresult cuDriverGetVersion(int *version)
 {
 	API(cuDriverGetVersion, NEEDS_NOTHING);
 
-	if (!version)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(version);
 	*version = SIM_CUDA_VERSION;
 	return CUDA_SUCCESS;
 }
@@ -28,11 +27,9 @@ static CUresult find_function(const char *symbol, void **function, int version, 
 {
 	unsigned int newest = version < 0 ? SIM_CUDA_VERSION : (unsigned int)version;
 
-	if (!symbol || !function)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(symbol && function);
 	*function = NULL;
-	if (newest > SIM_CUDA_VERSION || flags & ~(uint64_t)CU_GET_PROC_ADDRESS_FLAGS_MASK)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(newest <= SIM_CUDA_VERSION && !(flags & ~(uint64_t)CU_GET_PROC_ADDRESS_FLAGS_MASK));
 
 	*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 	for (size_t i = 0; i < FUNCTION_COUNT; i++) {

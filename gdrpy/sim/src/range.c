@@ -88,8 +88,7 @@ CUresult range_free(uint64_t start, enum range_kind kind)
 {
 	struct range *range = range_starting(start, kind);
 
-	if (!range)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(range);
 	TRY(queue_wait_context(range->context));
 	return destroy(start, kind) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -62,8 +62,7 @@ static CUresult fabric_import(const CUmemFabricHandle *handle, struct block **bl
 	struct fabric_handle words, found;
 
 	memcpy(&words, handle, sizeof(words));
-	if (words.magic != MAGIC)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(words.magic == MAGIC);
 	TRY(block_take(words.pid, words.fd, block));
 	/* Another block may have the descriptor's number by now. */
 	found = words_of(*block, words.pid, words.fd);
@@ -90,12 +89,11 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	API(cuMemExportToShareableHandle, NEEDS_INIT);
 	struct allocation *allocation = allocation_get(handle);
 
-	if (!shareable || !allocation || flags ||
-	    (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(shareable && allocation && !flags &&
+		(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+		 type == CU_MEM_HANDLE_TYPE_FABRIC));
 	/* An imported allocation has no handle types: only its owner can export it. */
-	if (!(allocation->properties.requestedHandleTypes & type))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(allocation->properties.requestedHandleTypes & type);
 	if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
 		fabric_export(allocation->block, shareable);
 		return CUDA_SUCCESS;
@@ -128,8 +126,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	};
 	struct block *block;
 
-	if (!handle)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(handle);
 	TRY(import_block(shareable, type, &block));
 	properties.location.id = block->device ? block->device->ordinal : CU_DEVICE_INVALID;
 	return allocation_new(block, &properties, handle);
@@ -160,12 +157,10 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr pointer, size_t
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct range *range;
 
-	if (!handle || !size || pointer % page || size % page || pointer + size < pointer ||
-	    type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD ||
-	    flags & ~(unsigned long long)CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!is_device_memory(pointer, size, page))
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(handle && size && pointer % page == 0 && size % page == 0 &&
+		pointer + size >= pointer && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD &&
+		!(flags & ~(unsigned long long)CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE));
+	REQUIRE(is_device_memory(pointer, size, page));
 	/*
 	 * A memory file stands in for the dma-buf, and its offset 0 must be the range's start. So
 	 * ranges within a block or across blocks, which a real driver exports, are refused.

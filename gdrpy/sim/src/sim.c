@@ -7,7 +7,6 @@
 
 #include "block.h"
 #include "context.h"
-#include "fault.h"
 
 #define DEFAULT_MEMORY ((uint64_t)16 << 30)
 
@@ -172,8 +171,7 @@ CUresult cuInit(unsigned int flags)
 
 	if (sim.forked)
 		return CUDA_ERROR_NOT_INITIALIZED;
-	if (flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(!flags);
 	if (sim.initialized)
 		return CUDA_SUCCESS;
 	if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child))

@@ -83,6 +83,21 @@ void api_leave(CUresult *entered);
 			return tried;                                                              \
 	} while (0)
 
+/* Refuses a call unless a rule for its arguments holds. */
+#define REQUIRE(rule) TRY((rule) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)
+
+/* --- fault.c: injected faults, and how often each function was called; the lock is held --- */
+
+/*
+ * "cuMemCreate:3,cuMemMap:1:2": the third call of cuMemCreate from now fails with
+ * CUDA_ERROR_OUT_OF_MEMORY, the next one of cuMemMap with CUresult 2. False, with nothing changed,
+ * if the text is invalid.
+ */
+bool fault_set(const char *spec);
+
+/* Counts a call. Returns the injected fault, or CUDA_SUCCESS. */
+CUresult fault_take(enum sim_function function);
+
 /* Set while this thread runs a program's stream callback, which may not call the driver. */
 extern __thread bool sim_in_callback;
 

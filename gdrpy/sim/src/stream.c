@@ -3,8 +3,7 @@
 
 #include "queue.h"
 
-#define HANDLE_NULL ((uintptr_t)0)
-#define HANDLE_LEGACY ((uintptr_t)1)
+/* The handles up to this one are special: the NULL stream, the legacy one, the per-thread one. */
 #define HANDLE_PER_THREAD ((uintptr_t)2)
 
 struct stream *streams;
@@ -145,8 +144,7 @@ static CUresult stream_create(CUstream *stream, unsigned int flags, int priority
 {
 	struct context *context;
 
-	if (!stream || flags & ~(unsigned int)CU_STREAM_NON_BLOCKING)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(stream && !(flags & ~(unsigned int)CU_STREAM_NON_BLOCKING));
 	TRY(context_current(&context));
 	if (priority > STREAM_LEAST_PRIORITY)
 		priority = STREAM_LEAST_PRIORITY;
@@ -225,8 +223,7 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void **green_con
 
 	if (green_context)
 		*green_context = NULL;
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(context);
 	TRY(stream_use(handle, &stream));
 	*context = stream->context;
 	return CUDA_SUCCESS;
@@ -268,8 +265,7 @@ CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *u
 {
 	API(cuStreamAddCallback, NEEDS_INIT);
 
-	if (!callback || flags)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(callback && !flags);
 	return submit_host(stream,
 			   (struct host_operation){.callback = callback, .user_data = user_data});
 }
@@ -278,8 +274,7 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data)
 {
 	API(cuLaunchHostFunc, NEEDS_INIT);
 
-	if (!function)
-		return CUDA_ERROR_INVALID_VALUE;
+	REQUIRE(function);
 	return submit_host(stream,
 			   (struct host_operation){.function = function, .user_data = user_data});
 }

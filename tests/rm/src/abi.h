@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a program and the NVIDIA kernel driver's resource manager (RM) say to each other: the calls
- * that CPU-mapping a piece of GPU memory takes, and nothing else.
+ * The interface of the NVIDIA kernel driver's resource manager (RM): the calls that CPU mappings of
+ * GPU memory and channels of the copy engine need.
  *
- * Written for the simulated RM alone. The code under test has its own declarations: two people who
- * count the same bytes find each other's mistakes.
+ * Only the simulated RM uses these declarations. The code under test has separate ones, so that a
+ * miscounted byte on either side is detected.
  */
 #ifndef FAKERM_ABI_H
 #define FAKERM_ABI_H
@@ -252,7 +252,7 @@ struct rm_gpu_id_info {
 RM_ABI_SIZE(struct rm_gpu_id_info, 32);
 RM_ABI_FIELD(struct rm_gpu_id_info, device_instance, 8);
 
-/* What follows moved when the MIG instance's number came in: releases.tsv says where it is. */
+/* The later fields moved when the MIG instance's number was added: releases.tsv has the offsets. */
 struct rm_export_info {
 	int32_t fd;
 	uint32_t device_instance;

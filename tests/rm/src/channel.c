@@ -15,9 +15,7 @@
 
 #define PARAMS_MAX 512
 #define ENGINES 5
-#define CAPS_GRCE 0x01
 #define DEFAULT_TIMESLICE 1024
-#define GROUP_CHANNELS_MAX 8
 #define CHANNEL_DENY_PHYSICAL (1u << 7)
 
 /* GRCE, SHARED, SYSMEM, P2P and large blocks, as an H100 says. */
@@ -82,22 +80,6 @@ static uint32_t list_classes(uint32_t *classes)
 static bool engine_exists(uint32_t engine)
 {
 	return engine >= RM_ENGINE_COPY0 && engine < RM_ENGINE_COPY0 + ENGINES;
-}
-
-static uint32_t get32(const char *params, enum fact at)
-{
-	uint32_t value;
-
-	memcpy(&value, params + fact(at), sizeof(value));
-	return value;
-}
-
-static uint64_t get64(const char *params, enum fact at)
-{
-	uint64_t value;
-
-	memcpy(&value, params + fact(at), sizeof(value));
-	return value;
 }
 
 /* A size of 0 says that the kernel knows it. */
@@ -232,7 +214,6 @@ static uint32_t alloc_group(struct client *client, struct device *device, struct
 	uint32_t space = get32(params, FACT_AT_GROUP_PARAMS_ADDRESS_SPACE);
 	uint32_t engine = get32(params, FACT_AT_GROUP_PARAMS_ENGINE);
 	struct part *part;
-	uint32_t status;
 
 	if (get32(params, FACT_AT_GROUP_PARAMS_ERROR) ||
 	    get32(params, FACT_AT_GROUP_PARAMS_ECC_ERROR) ||
@@ -240,9 +221,7 @@ static uint32_t alloc_group(struct client *client, struct device *device, struct
 		return RM_INVALID_ARGUMENT;
 	if (!address_space_exists(client, device, space))
 		return RM_OBJECT_NOT_FOUND;
-	status = adopt(client, device, alloc, PART_GROUP, &part);
-	if (status)
-		return status;
+	TRY(adopt(client, device, alloc, PART_GROUP, &part));
 	part->address_space = space;
 	part->engine = engine;
 	part->timeslice = DEFAULT_TIMESLICE;
@@ -319,9 +298,7 @@ static uint32_t alloc_channel(struct client *client, struct device *device, stru
 		return RM_INVALID_STATE;
 	if (machine()->guest || machine()->confidential)
 		return RM_NOT_SUPPORTED;
-	status = adopt(client, device, alloc, PART_CHANNEL, &part);
-	if (status)
-		return status;
+	TRY(adopt(client, device, alloc, PART_CHANNEL, &part));
 	setup.client = client;
 	setup.device = device;
 	setup.handle = part->handle;
@@ -343,16 +320,13 @@ static uint32_t alloc_copy(struct client *client, struct device *device, struct 
 	struct device *of;
 	struct part *channel = part_find(client, alloc->parent, PART_CHANNEL, &of), *part;
 	struct rm_copy_params call;
-	uint32_t status;
 
 	memcpy(&call, params, sizeof(call));
 	if (call.version != 1 || call.engine != channel->engine)
 		return RM_INVALID_ARGUMENT;
 	if (!has_copy_class())
 		return RM_INVALID_CLASS;
-	status = adopt(client, device, alloc, PART_COPY, &part);
-	if (status)
-		return status;
+	TRY(adopt(client, device, alloc, PART_COPY, &part));
 	part->engine = call.engine;
 	engine_set_class(channel->channel, alloc->class);
 	return RM_OK;
@@ -363,7 +337,7 @@ static uint32_t alloc_event(struct client *client, struct device *device, struct
 {
 	struct rm_event_params call;
 	struct part *part;
-	uint32_t status, engine;
+	uint32_t engine;
 
 	memcpy(&call, params, sizeof(call));
 	engine = (call.index & 0xFFFF) - RM_NOTIFIER_COPY0 + RM_ENGINE_COPY0;
@@ -373,9 +347,7 @@ static uint32_t alloc_event(struct client *client, struct device *device, struct
 		return RM_INVALID_ARGUMENT;
 	if (call.data > INT32_MAX || !event_of_client(call.data, client->handle))
 		return RM_INVALID_PARAMETER;
-	status = adopt(client, device, alloc, PART_EVENT, &part);
-	if (status)
-		return status;
+	TRY(adopt(client, device, alloc, PART_EVENT, &part));
 	part->engine = engine;
 	part->fd = call.data;
 	return RM_OK;
@@ -454,9 +426,7 @@ uint32_t channel_alloc(const struct open_node *node, struct rm_alloc *alloc)
 	for (size_t i = 0; i < COUNT(makers); i++) {
 		if (own_class(makers[i].class) != alloc->class)
 			continue;
-		status = fault_take(makers[i].name);
-		if (status)
-			return status;
+		TRY(fault_take(makers[i].name));
 		if (!client)
 			return RM_INVALID_CLIENT;
 		device = device_for(client, alloc->parent, makers[i].parent);
@@ -476,7 +446,7 @@ uint32_t serve_user_memory(const struct open_node *node, void *argument)
 	struct client *client = rm_client_on(node, call->root);
 	struct device *device;
 	struct memory memory;
-	uint32_t coherency = RM_USER_MEMORY_COHERENCY(call->flags), status;
+	uint32_t coherency = RM_USER_MEMORY_COHERENCY(call->flags);
 
 	if (node->node.kind != NODE_DEVICE)
 		return RM_INVALID_ARGUMENT;
@@ -499,10 +469,8 @@ uint32_t serve_user_memory(const struct open_node *node, void *argument)
 		return RM_INVALID_LIMIT;
 	if (ledger_has_view_in(call->address, call->limit + 1))
 		return RM_INVALID_ADDRESS; /* a device's pages, not the kernel's */
-	status = memory_of_user(call->address, call->limit + 1,
-				call->flags & RM_USER_MEMORY_READ_ONLY, &memory);
-	if (status)
-		return status;
+	TRY(memory_of_user(call->address, call->limit + 1, call->flags & RM_USER_MEMORY_READ_ONLY,
+			   &memory));
 	memory.device_instance = device->instance;
 	return adopt_memory(client, device, device->handle, &call->new_handle, &memory);
 }
@@ -628,9 +596,4 @@ void channels_forget_memory(struct device *device, uint32_t memory)
 	for (struct part *part = device->parts; part; part = part->next)
 		if (part->channel)
 			engine_forget_memory(part->channel, memory);
-}
-
-void channel_end(struct channel *channel)
-{
-	engine_stop(channel);
 }

@@ -33,10 +33,7 @@ uint32_t set_timeslice(struct client *client, struct part *part, void *params);
 uint32_t get_timeslice(struct client *client, struct part *part, void *params);
 uint32_t get_token(struct client *client, struct part *part, void *params);
 
-/* The memory is going: whoever has it as its USERD or its notifier loses it. */
+/* Report the channels that still use memory that is freed as their USERD or notifier. */
 void channels_forget_memory(struct device *device, uint32_t memory);
-
-/* Stop; what is in flight stops too. */
-void channel_end(struct channel *channel);
 
 #endif

@@ -27,22 +27,6 @@ struct dma_mapping {
 
 static uint64_t next_address = ADDRESS_BASE;
 
-static uint32_t get32(const char *call, enum fact at)
-{
-	uint32_t value;
-
-	memcpy(&value, call + fact(at), sizeof(value));
-	return value;
-}
-
-static uint64_t get64(const char *call, enum fact at)
-{
-	uint64_t value;
-
-	memcpy(&value, call + fact(at), sizeof(value));
-	return value;
-}
-
 static bool overlaps(const struct device *device, uint64_t address, uint64_t length)
 {
 	for (struct dma_mapping *one = device->dma_mappings; one; one = one->next)
@@ -91,7 +75,6 @@ uint32_t serve_map_dma(const struct open_node *node, void *argument)
 	struct dma_mapping *mapping;
 	struct object *object;
 	struct part *dma;
-	uint32_t status;
 
 	if (!client)
 		return RM_INVALID_CLIENT;
@@ -101,9 +84,7 @@ uint32_t serve_map_dma(const struct open_node *node, void *argument)
 		return RM_OBJECT_NOT_FOUND;
 	if (parent != device || get32(call, FACT_AT_MAP_DMA_DEVICE) != device->handle)
 		return RM_INVALID_OBJECT_PARENT;
-	status = check_flags(&object->memory, call);
-	if (status)
-		return status;
+	TRY(check_flags(&object->memory, call));
 	if (offset % page || offset > object->memory.size || length > object->memory.size - offset)
 		return RM_INVALID_BASE;
 	if (!length)

@@ -133,7 +133,7 @@ static void *memory_at(const struct channel *channel, uint32_t handle, uint64_t 
 
 	if (!object || offset + size > object->memory.size)
 		return NULL;
-	/* The pages may be gone: the hardware would still have them, and nobody would see them. */
+	/* The process may have unmapped the pages. The hardware would still reach them, unseen. */
 	if (size > sizeof(probe) ||
 	    copy_from_user(probe, (uintptr_t)object->memory.hold + offset, size))
 		return NULL;
@@ -204,7 +204,7 @@ static void *translate(struct channel *channel, uint64_t address, bool write, ui
 	return bytes;
 }
 
-/* Pages that the process has unmapped meanwhile are nobody's: what goes there is lost. */
+/* A copy to pages that the process has unmapped meanwhile is lost. */
 static void move_bytes(void *to, const void *from, size_t size)
 {
 	struct iovec local = {.iov_base = (void *)(uintptr_t)from, .iov_len = size};

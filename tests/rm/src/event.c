@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "event.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>

@@ -3,8 +3,8 @@
  * Descriptors that poll can wait on for an engine's interrupt.
  *
  * A node is a memfd, which is always ready; NV_ESC_ALLOC_OS_EVENT puts an eventfd in the
- * descriptor's place. As with the driver, a poll that reports the event also takes it, and nobody
- * is woken who polls a non-blocking descriptor.
+ * descriptor's place. As with the driver, a poll that reports the event also takes it, and a poll
+ * of a non-blocking descriptor is never woken.
  *
  * All calls with the ledger's lock held, except event_poll.
  */
@@ -14,7 +14,6 @@
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <time.h>
 
 #include "nodes.h"
 

@@ -13,6 +13,7 @@
 
 #include "channel.h"
 #include "dma.h"
+#include "engine.h"
 #include "event.h"
 #include "libc.h"
 
@@ -309,7 +310,7 @@ void part_free(struct device *device, struct part *part)
 	while ((child = child_of(device, part)))
 		part_free(device, child);
 	if (part->channel)
-		channel_end(part->channel);
+		engine_stop(part->channel);
 	if (part->kind == PART_VIRTUAL)
 		dma_forget_virtual(device, part->handle);
 	UNLINK(device->parts, part);
@@ -521,68 +522,45 @@ void ledger_reap(void)
 	}
 }
 
-struct totals {
-	int clients;
-	int devices;
-	int objects;
-	int mappings;
-	int views;
-	int parts;
-	int channels;
-	int dma_mappings;
-};
-
-static void add_device(struct totals *totals, const struct device *device)
-{
-	totals->devices++;
-	for (struct object *object = device->objects; object; object = object->next) {
-		totals->objects++;
-		for (struct mapping *mapping = object->mappings; mapping; mapping = mapping->next)
-			totals->mappings++;
-	}
-	for (struct part *part = device->parts; part; part = part->next) {
-		totals->parts++;
-		totals->channels += part->kind == PART_CHANNEL;
-	}
-	totals->dma_mappings += dma_count(device);
-}
-
 int ledger_count(const char *what)
 {
-	struct totals totals = {0};
+	int client_count = 0, devices = 0, objects = 0, mappings = 0, view_count = 0, parts = 0;
+	int channels = 0, dma_mappings = 0;
 
-	for (struct client *client = clients; client; client = client->next) {
-		totals.clients++;
-		for (struct device *device = client->devices; device; device = device->next)
-			add_device(&totals, device);
-	}
+	for (struct client *client = clients; client; client = client->next, client_count++)
+		for (struct device *device = client->devices; device; device = device->next) {
+			devices++;
+			for (struct object *one = device->objects; one; one = one->next, objects++)
+				for (struct mapping *m = one->mappings; m; m = m->next)
+					mappings++;
+			for (struct part *part = device->parts; part; part = part->next, parts++)
+				channels += part->kind == PART_CHANNEL;
+			dma_mappings += dma_count(device);
+		}
 	for (struct view *view = views; view; view = view->next)
-		totals.views++;
+		view_count++;
 
-	if (!strcmp(what, "clients"))
-		return totals.clients;
-	if (!strcmp(what, "devices"))
-		return totals.devices;
-	if (!strcmp(what, "objects"))
-		return totals.objects;
-	if (!strcmp(what, "mappings"))
-		return totals.mappings;
-	if (!strcmp(what, "views"))
-		return totals.views;
-	if (!strcmp(what, "files"))
-		return files_open();
-	if (!strcmp(what, "violations"))
-		return violations.count;
-	if (!strcmp(what, "parts"))
-		return totals.parts;
-	if (!strcmp(what, "channels"))
-		return totals.channels;
-	if (!strcmp(what, "dma_mappings"))
-		return totals.dma_mappings;
-	if (!strcmp(what, "xids"))
-		return xids.count;
-	if (!strcmp(what, "entries"))
-		return __atomic_load_n(&entries, __ATOMIC_RELAXED);
+	const struct {
+		const char *what;
+		int count;
+	} counts[] = {
+		{"clients", client_count},
+		{"devices", devices},
+		{"objects", objects},
+		{"mappings", mappings},
+		{"views", view_count},
+		{"files", strcmp(what, "files") ? 0 : files_open()},
+		{"violations", violations.count},
+		{"parts", parts},
+		{"channels", channels},
+		{"dma_mappings", dma_mappings},
+		{"xids", xids.count},
+		{"entries", __atomic_load_n(&entries, __ATOMIC_RELAXED)},
+	};
+
+	for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
+		if (!strcmp(what, counts[i].what))
+			return counts[i].count;
 	return -1;
 }
 

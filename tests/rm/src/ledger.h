@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What is alive, and what was done wrong.
+ * The existing objects, and the violations of the driver's rules.
  *
  *   client -> device -> memory object -> mapping (RM_MAP_MEMORY) <- view (mmap)
  *
@@ -88,8 +88,8 @@ void ledger_lock(void);
 void ledger_unlock(void);
 
 /*
- * False in a child made without fork handlers (vfork, clone): it may share the parent's memory, and
- * what it does to its own descriptors and address space is none of the ledger's business.
+ * False in a child made without fork handlers (vfork, clone): it may share the parent's memory. The
+ * ledger ignores what it does to its own descriptors and address space.
  */
 bool ledger_is_of_this_process(void);
 
@@ -155,13 +155,13 @@ __attribute__((format(printf, 1, 2))) void ledger_xid_add(const char *format, ..
 /* Count an entry of a channel's ring that is worked off. */
 void ledger_entry_add(void);
 
-/* Give way to whoever waits for the lock. */
+/* Let the threads that wait for the lock run. */
 void ledger_pause(void);
 
 /* A child is forgetting what it inherited; its parent's threads are not there. */
 bool ledger_is_dropping(void);
 
-/* -1 for a word that is none of the ledger's. */
+/* -1 for an unknown word. */
 int ledger_count(const char *what);
 const char *ledger_violation(int index);
 const char *ledger_xid(int index);

@@ -26,8 +26,8 @@ static uint32_t read_devices(void)
 
 	devices = strtoul(text, &end, 10);
 	if (*end || devices < 1 || devices > RM_MAX_DEVICES) {
-		fprintf(stderr, "fakerm: %s is no number of devices from 1 to %d; taking 1\n", text,
-			RM_MAX_DEVICES);
+		fprintf(stderr, "fakerm: %s is not a number of devices from 1 to %d; taking 1\n",
+			text, RM_MAX_DEVICES);
 		return 1;
 	}
 	return devices;
@@ -174,6 +174,22 @@ const struct machine *machine(void)
 uint32_t fact(enum fact which)
 {
 	return machine()->release->facts[which];
+}
+
+uint32_t get32(const char *structure, enum fact at)
+{
+	uint32_t value;
+
+	memcpy(&value, structure + fact(at), sizeof(value));
+	return value;
+}
+
+uint64_t get64(const char *structure, enum fact at)
+{
+	uint64_t value;
+
+	memcpy(&value, structure + fact(at), sizeof(value));
+	return value;
 }
 
 uint32_t machine_mirror(uint32_t instance_or_minor)

@@ -35,8 +35,21 @@ struct machine {
 /* Read from the environment once, when first asked for. */
 const struct machine *machine(void);
 
+/* Returns the RM status of a step that fails. */
+#define TRY(step)                                                                                  \
+	do {                                                                                       \
+		uint32_t tried = (step);                                                           \
+                                                                                                   \
+		if (tried)                                                                         \
+			return tried;                                                              \
+	} while (0)
+
 /* What NVIDIA's sources of the driver's release say; FACT_ABSENT for what it lacks. */
 uint32_t fact(enum fact which);
+
+/* The word of a structure at the offset that the release has for it. */
+uint32_t get32(const char *structure, enum fact at);
+uint64_t get64(const char *structure, enum fact at);
 
 /* The instance of a minor, or the minor of an instance: one is the other's mirror image. */
 uint32_t machine_mirror(uint32_t instance_or_minor);

@@ -41,7 +41,7 @@ uint32_t memory_hold_by_ipc(uint32_t client, uint32_t object, struct memory *mem
 /* Hold a block once more. Returns an RM status. */
 uint32_t memory_hold_again(const struct memory *memory, struct memory *again);
 
-/* New pages, shared with whoever maps them. Returns an RM status. */
+/* New pages, shared by all mappings of them. Returns an RM status. */
 uint32_t memory_new(enum memory_kind kind, uint32_t device_instance, size_t size,
 		    struct memory *memory);
 

@@ -3,7 +3,7 @@
  * The files of the driver: which paths there are, and what an open descriptor stands for.
  *
  * An open node is an empty memfd whose name says which node it is, so that dup, SCM_RIGHTS, exec
- * and close need no help: any process that gets hold of the descriptor can tell what it is.
+ * and close need no help: any process that holds the descriptor can tell which node it is.
  * Directories (/proc/driver/nvidia/gpus) cannot be listed; the files in them can be opened.
  */
 #ifndef FAKERM_NODES_H

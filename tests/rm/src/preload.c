@@ -9,7 +9,6 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -87,48 +86,6 @@ EXPORT int openat(int dirfd, const char *path, int flags, ...)
 	return open_path(dirfd, path, flags, mode);
 }
 
-EXPORT int open64(const char *path, int flags, ...)
-{
-	mode_t mode = 0;
-
-	MODE_ARGUMENT(flags, mode);
-	return open_path(AT_FDCWD, path, flags | O_LARGEFILE, mode);
-}
-
-EXPORT int openat64(int dirfd, const char *path, int flags, ...)
-{
-	mode_t mode = 0;
-
-	MODE_ARGUMENT(flags, mode);
-	return open_path(dirfd, path, flags | O_LARGEFILE, mode);
-}
-
-/* What the calls above become in programs built with _FORTIFY_SOURCE. */
-EXPORT int __open_2(const char *path, int flags);
-EXPORT int __open64_2(const char *path, int flags);
-EXPORT int __openat_2(int dirfd, const char *path, int flags);
-EXPORT int __openat64_2(int dirfd, const char *path, int flags);
-
-int __open_2(const char *path, int flags)
-{
-	return open_path(AT_FDCWD, path, flags, 0);
-}
-
-int __open64_2(const char *path, int flags)
-{
-	return open_path(AT_FDCWD, path, flags | O_LARGEFILE, 0);
-}
-
-int __openat_2(int dirfd, const char *path, int flags)
-{
-	return open_path(dirfd, path, flags, 0);
-}
-
-int __openat64_2(int dirfd, const char *path, int flags)
-{
-	return open_path(dirfd, path, flags | O_LARGEFILE, 0);
-}
-
 static int flags_of_mode(const char *mode)
 {
 	int flags = strchr(mode, 'e') ? O_CLOEXEC : 0;
@@ -155,11 +112,6 @@ EXPORT FILE *fopen(const char *path, const char *mode)
 	return file;
 }
 
-EXPORT FILE *fopen64(const char *path, const char *mode)
-{
-	return fopen(path, mode);
-}
-
 static int stat_path(int dirfd, const char *path, struct stat *st, int flags)
 {
 	struct node node;
@@ -172,28 +124,9 @@ static int stat_path(int dirfd, const char *path, struct stat *st, int flags)
 	return 0;
 }
 
-static int stat_fd(int fd, struct stat *st)
-{
-	struct open_node node;
-
-	if (rm_node_of_fd(fd, &node)) {
-		node_stat(&node.node, st);
-		return 0;
-	}
-	return libc()->fstat(fd, st);
-}
-
-/* On 64-bit Linux the two have one layout and two names. */
-static_assert(sizeof(struct stat) == sizeof(struct stat64), "a 64-bit system");
-
 EXPORT int stat(const char *path, struct stat *st)
 {
 	return stat_path(AT_FDCWD, path, st, 0);
-}
-
-EXPORT int stat64(const char *path, struct stat64 *st)
-{
-	return stat_path(AT_FDCWD, path, (struct stat *)st, 0);
 }
 
 EXPORT int lstat(const char *path, struct stat *st)
@@ -201,29 +134,19 @@ EXPORT int lstat(const char *path, struct stat *st)
 	return stat_path(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
 }
 
-EXPORT int lstat64(const char *path, struct stat64 *st)
-{
-	return stat_path(AT_FDCWD, path, (struct stat *)st, AT_SYMLINK_NOFOLLOW);
-}
-
 EXPORT int fstatat(int dirfd, const char *path, struct stat *st, int flags)
 {
 	return stat_path(dirfd, path, st, flags);
 }
 
-EXPORT int fstatat64(int dirfd, const char *path, struct stat64 *st, int flags)
-{
-	return stat_path(dirfd, path, (struct stat *)st, flags);
-}
-
 EXPORT int fstat(int fd, struct stat *st)
 {
-	return stat_fd(fd, st);
-}
+	struct open_node node;
 
-EXPORT int fstat64(int fd, struct stat64 *st)
-{
-	return stat_fd(fd, (struct stat *)st);
+	if (!rm_node_of_fd(fd, &node))
+		return libc()->fstat(fd, st);
+	node_stat(&node.node, st);
+	return 0;
 }
 
 EXPORT int faccessat(int dirfd, const char *path, int mode, int flags)
@@ -305,11 +228,6 @@ EXPORT void *mmap(void *address, size_t length, int prot, int flags, int fd, off
 	return rm_mmap(&node, fd, address, length, prot, flags, offset);
 }
 
-EXPORT void *mmap64(void *address, size_t length, int prot, int flags, int fd, off_t offset)
-{
-	return mmap(address, length, prot, flags, fd, offset);
-}
-
 EXPORT int munmap(void *address, size_t length)
 {
 	return rm_munmap(address, length);
@@ -319,6 +237,27 @@ EXPORT int close(int fd)
 {
 	return rm_close(fd);
 }
+
+/*
+ * On 64-bit Linux the functions with 64 in their names are these under a second name. Those that
+ * end in _2 are called by programs built with _FORTIFY_SOURCE, to open what exists.
+ */
+static_assert(sizeof(struct stat) == sizeof(struct stat64), "a 64-bit system");
+
+#define SECOND_NAME(second, first) __asm__(".globl " #second "\n.set " #second ", " #first)
+
+SECOND_NAME(open64, open);
+SECOND_NAME(openat64, openat);
+SECOND_NAME(__open_2, open);
+SECOND_NAME(__open64_2, open);
+SECOND_NAME(__openat_2, openat);
+SECOND_NAME(__openat64_2, openat);
+SECOND_NAME(fopen64, fopen);
+SECOND_NAME(stat64, stat);
+SECOND_NAME(lstat64, lstat);
+SECOND_NAME(fstatat64, fstatat);
+SECOND_NAME(fstat64, fstat);
+SECOND_NAME(mmap64, mmap);
 
 /*
  * For tests. What: clients, devices, objects, mappings (in RM), views (of mmap), files (open

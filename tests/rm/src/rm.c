@@ -66,10 +66,8 @@ uint32_t rm_adopt_memory(struct client *client, uint32_t parent, uint32_t *handl
 static uint32_t alloc_root_client(const struct open_node *node, struct rm_alloc *alloc)
 {
 	struct client *client;
-	uint32_t status = fault_take("ROOT_CLIENT");
 
-	if (status)
-		return status;
+	TRY(fault_take("ROOT_CLIENT"));
 	if (alloc->root || alloc->parent || alloc->new_handle || alloc->params ||
 	    alloc->params_size)
 		return RM_INVALID_ARGUMENT;
@@ -84,10 +82,8 @@ static uint32_t alloc_device(const struct open_node *node, struct rm_alloc *allo
 {
 	struct client *client = rm_client_on(node, alloc->root);
 	struct rm_device_params params;
-	uint32_t status = fault_take("DEVICE");
 
-	if (status)
-		return status;
+	TRY(fault_take("DEVICE"));
 	if (!client)
 		return RM_INVALID_CLIENT;
 	if (alloc->parent != client->handle)
@@ -101,9 +97,7 @@ static uint32_t alloc_device(const struct open_node *node, struct rm_alloc *allo
 	    params.target_client || params.target_device || params.flags || params.va_size ||
 	    params.va_start || params.va_limit || params.va_mode)
 		return RM_INVALID_ARGUMENT;
-	status = rm_choose_handle(client, &alloc->new_handle);
-	if (status)
-		return status;
+	TRY(rm_choose_handle(client, &alloc->new_handle));
 	return device_add(client, alloc->new_handle, params.device_id, params.client_share)
 		       ? RM_OK
 		       : RM_NO_MEMORY;
@@ -113,10 +107,9 @@ static uint32_t alloc_subdevice(const struct open_node *node, struct rm_alloc *a
 {
 	struct client *client = rm_client_on(node, alloc->root);
 	struct device *device = client ? device_find(client, alloc->parent) : NULL;
-	uint32_t status = fault_take("SUBDEVICE"), number;
+	uint32_t status, number;
 
-	if (status)
-		return status;
+	TRY(fault_take("SUBDEVICE"));
 	if (!client)
 		return RM_INVALID_CLIENT;
 	if (!device || device->subdevice)
@@ -148,11 +141,10 @@ static uint32_t alloc_subscription(const struct open_node *node, struct rm_alloc
 {
 	struct client *client = rm_client_on(node, alloc->root);
 	struct device *device = client ? client->devices : NULL;
-	uint32_t status = fault_take("SUBSCRIPTION");
+	uint32_t status;
 	struct rm_mig_params params;
 
-	if (status)
-		return status;
+	TRY(fault_take("SUBSCRIPTION"));
 	if (!client)
 		return RM_INVALID_CLIENT;
 	while (device && (!alloc->parent || device->subdevice != alloc->parent))
@@ -180,10 +172,9 @@ static uint32_t alloc_subscription(const struct open_node *node, struct rm_alloc
 static uint32_t alloc_confidential(const struct open_node *node, struct rm_alloc *alloc)
 {
 	struct client *client = rm_client_on(node, alloc->root);
-	uint32_t status = fault_take("CONFIDENTIAL");
+	uint32_t status;
 
-	if (status)
-		return status;
+	TRY(fault_take("CONFIDENTIAL"));
 	if (!client)
 		return RM_INVALID_CLIENT;
 	if (alloc->parent != client->handle)
@@ -240,8 +231,9 @@ static uint32_t serve_free(const struct open_node *node, void *argument)
 {
 	const struct rm_free *call = argument;
 	struct client *client = rm_client_on(node, call->root);
+	uint32_t parent = client ? client->handle : 0;
 	struct device *device;
-	struct object *object;
+	struct object *object = NULL;
 	struct part *part;
 
 	if (!client)
@@ -252,32 +244,23 @@ static uint32_t serve_free(const struct open_node *node, void *argument)
 		client_free(client);
 		return RM_OK;
 	}
-	if (call->old && call->old == client->confidential) {
-		if (call->parent != client->handle)
-			return RM_INVALID_OBJECT_PARENT;
-		client->confidential = 0;
-		return RM_OK;
-	}
-	device = device_find(client, call->old);
-	if (device) {
-		if (call->parent != client->handle)
-			return RM_INVALID_OBJECT_PARENT;
-		device_free(client, device);
-		return RM_OK;
-	}
-	part = part_find_any(client, call->old, &device);
-	if (part) {
-		if (call->parent != part->parent)
-			return RM_INVALID_OBJECT_PARENT;
-		part_free(device, part);
-		return RM_OK;
-	}
-	object = object_find(client, call->old, &device);
-	if (!object)
+	if ((part = part_find_any(client, call->old, &device)))
+		parent = part->parent;
+	else if ((object = object_find(client, call->old, &device)))
+		parent = object->parent;
+	else if (!(device = device_find(client, call->old)) &&
+		 (!call->old || call->old != client->confidential))
 		return RM_OBJECT_NOT_FOUND;
-	if (call->parent != object->parent)
+	if (call->parent != parent)
 		return RM_INVALID_OBJECT_PARENT;
-	object_free(device, object);
+	if (part)
+		part_free(device, part);
+	else if (object)
+		object_free(device, object);
+	else if (device)
+		device_free(client, device);
+	else
+		client->confidential = 0;
 	return RM_OK;
 }
 
@@ -289,7 +272,6 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 	struct object *object;
 	struct device *device;
 	struct memory memory;
-	uint32_t status;
 
 	if (!client)
 		return RM_INVALID_CLIENT;
@@ -299,10 +281,8 @@ static uint32_t serve_dup_object(const struct open_node *node, void *argument)
 	object = source ? object_find(source, call->source_object, &device) : NULL;
 	if (source && !object)
 		return RM_OBJECT_NOT_FOUND;
-	status = object ? memory_hold_again(&object->memory, &memory)
-			: memory_hold_by_ipc(call->source_client, call->source_object, &memory);
-	if (status)
-		return status;
+	TRY(object ? memory_hold_again(&object->memory, &memory)
+		   : memory_hold_by_ipc(call->source_client, call->source_object, &memory));
 	return rm_adopt_memory(client, call->parent, &call->new_handle, &memory);
 }
 
@@ -335,7 +315,6 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 	struct object *object = device ? object_find(client, call->memory, &parent) : NULL;
 	struct mapping *mapping;
 	struct file_id file;
-	uint32_t status;
 
 	if (!client)
 		return RM_INVALID_CLIENT;
@@ -358,9 +337,7 @@ static uint32_t serve_map_memory(const struct open_node *node, void *argument)
 	if (!call->length || !page_aligned(call->length) ||
 	    call->length > object->memory.size - call->offset)
 		return RM_INVALID_LIMIT;
-	status = claim_mapping_fd(call->fd, machine_mirror(device->instance), &file);
-	if (status)
-		return status;
+	TRY(claim_mapping_fd(call->fd, machine_mirror(device->instance), &file));
 	mapping = mapping_add(object, call->offset, call->length, &file);
 	if (!mapping)
 		return RM_NO_MEMORY;

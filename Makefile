@@ -36,14 +36,17 @@ FREE_VENV := .venv-free
 FREE_TESTS := tests/test_threads.py tests/test_lifetime.py tests/arena tests/channel tests/contract \
 	tests/transfer tests/broker/test_client_calls.py tests/broker/test_client_with_broker.py
 
-# The Python tests that build programs, pages and packages. The others may run beside them.
+# The Python tests in parts that may run side by side: those that build programs, pages and packages,
+# those of the broker and the commands, and the others.
 BUILDING := tests/benchmarks tests/docs tests/gdrapi tests/packaging tests/rm
+SERVING := tests/broker tests/cli
 
 # What tests/vm/check does, in parts.
-GUESTS := genuine inside kernels bed
+GUESTS := contract inside kernels genuine bed
 
 .PHONY: help build tools demo test lint format test-c test-arm64 test-py test-py-building \
-	test-py-others test-threads test-vm bench docs dist clean install uninstall $(GUESTS:%=test-vm-%)
+	test-py-serving test-py-others test-threads test-vm bench docs dist clean install uninstall \
+	$(GUESTS:%=test-vm-%)
 
 help:
 	@echo "make build   set up .venv and build the C parts; then: source $(VENV)/bin/activate"
@@ -75,8 +78,8 @@ demo: build
 test: lint
 	@$(MAKE) --no-print-directory -s -C tests/gdrapi plain
 	@echo "== C tests, Python tests, and the kernel module in QEMU guests: minutes of silence"
-	@$(MAKE) --no-print-directory -j3 --output-sync=target test-py-others \
-		test-py-building $(GUESTS:%=test-vm-%) test-c test-arm64
+	@$(MAKE) --no-print-directory -j3 --output-sync=target test-py-others test-py-building \
+		test-py-serving $(GUESTS:%=test-vm-%) test-c test-arm64
 
 lint: tools
 	@echo "== lint"
@@ -111,9 +114,13 @@ test-py-building: tools
 	@echo "== Python tests that build programs, pages and packages"
 	@$(BIN)/pytest -q $(BUILDING)
 
+test-py-serving: tools
+	@echo "== Python tests of the broker and the commands"
+	@$(BIN)/pytest -q $(SERVING)
+
 test-py-others: tools
 	@echo "== the other Python tests"
-	@$(BIN)/pytest -q $(BUILDING:%=--ignore=%)
+	@$(BIN)/pytest -q $(patsubst %,--ignore=%,$(BUILDING) $(SERVING))
 
 # What threads do where there is no GIL. Not of `make test`: few machines have such a Python.
 test-threads:

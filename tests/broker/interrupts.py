@@ -138,7 +138,8 @@ class Client:
         reclaim(0)
         found = collections.Counter(name.partition(":[")[0] for name in open_descriptors().values())
         for line in Path("/proc/self/maps").read_text().splitlines():
-            found[f"mapped {line[73:]}"] += "/memfd:gdrpy" in line
+            if "/memfd:gdrpy" in line:
+                found[f"mapped {line[73:]}"] += 1
         return found
 
     def check(self, when: str) -> None:

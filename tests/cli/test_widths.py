@@ -84,21 +84,23 @@ def same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.fixture
-def regions(
-    broker_process: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A broker with a region that has a long name, one in host memory, and a holder of either."""
-    monkeypatch.setenv("GDRPY_SOCKET", broker_process.socket)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with gdrpy.connect() as client:
+    broker = BrokerProcess(tmp_path_factory.mktemp("broker"), (), {})
+    broker.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GDRPY_SOCKET", broker.socket)
+        patch.setenv("XDG_CACHE_HOME", str(broker.folder))
         name = "models/weights/layer"
         with (
+            gdrpy.connect() as client,
             client.put(name, b"x" * 3_000_000, mode=0o640, gpu=False),
             client.put_tensors("models/tensors", TENSORS, "cpu"),
             client.put("kept/by/the/host/for/its/readers/and/writers", b"x" * 1000, "cpu"),
         ):
             yield
+    broker.finish()
 
 
 def figures(lines: list[str]) -> set[str]:

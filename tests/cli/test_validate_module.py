@@ -6,15 +6,20 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from gdrpy import cuda
 from gdrpy.cli import firstrun, main
 from gdrpy.cli.exits import CommandError
-from gdrpy.cli.firstrun import machine
+from gdrpy.cli.firstrun import machine, node
 from gdrpy.errors import CudaError
+from support import open_descriptors
 
 SYMBOLS = (
     "ffffffffc0a01000 t nvidia_p2p_get_pages\t[nvidia]\n"
@@ -267,3 +272,40 @@ class TestPage:
         assert rows == [
             (str(number), step.name, step.shows) for number, step in enumerate(firstrun.ALL, 1)
         ]
+
+
+def test_an_interrupt_at_any_bytecode_of_a_step_leaves_the_node_closed(monkeypatch):
+    """Or the module could not be unloaded."""
+    monkeypatch.setattr(node, "PATH", os.devnull)
+    step = next(step for step in firstrun.ALL if step.name == "interface")
+    before, number = open_descriptors(), 0
+    while interrupted_at(number, lambda: firstrun._attempt(step, None)):
+        assert open_descriptors() == before, f"after bytecode {number}"
+        number += 1
+    assert number > 20
+
+
+def interrupted_at(number: int, call: Callable[[], object]) -> bool:
+    """Whether a call was interrupted before this bytecode of the first run's modules."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if "/firstrun/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False

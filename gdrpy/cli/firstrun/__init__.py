@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
@@ -119,6 +120,9 @@ def _attempt(step: Step, current: FirstRun) -> tuple[bool, str]:
     """Run the step. Its frames, and their views, are gone before the memory is released."""
     try:
         return True, step.function(current)
+    except KeyboardInterrupt as interrupt:
+        traceback.clear_frames(interrupt.__traceback__)
+        raise
     except CommandError:
         raise
     except Mismatch as doubt:

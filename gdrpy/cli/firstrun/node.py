@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 
 from gdrpy.memory.node import PATH
 
@@ -62,8 +62,6 @@ class RawNode:
 @contextmanager
 def open_node() -> Iterator[RawNode]:
     """The node, which ends its pins when it is closed."""
-    fd = os.open(PATH, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        yield RawNode(fd)
-    finally:
-        os.close(fd)
+    # An interrupt right after the open loses no descriptor: the file closes when it is dropped.
+    with FileIO(PATH, "r+") as file:
+        yield RawNode(file.fileno())

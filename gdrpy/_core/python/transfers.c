@@ -179,7 +179,7 @@ static PyObject *copy_buffer(struct transfers *self, const char *method, bool to
 	copy.offset = core_as_size(method, "offset", arg[1], 0);
 	if (copy.offset < 0 || !core_parse_way(method, arg[2], &copy.way))
 		return NULL;
-	if (!PyBytes_CheckExact(arg[0]) &&
+	if (!PyBytes_CheckExact(arg[0]) && !PyByteArray_CheckExact(arg[0]) &&
 	    (!PyObject_CheckBuffer(arg[0]) || is_of_gpu(arg[0], copy.way)))
 		copied = copy_array(self, &copy, arg[0], arg[2], to_write);
 	if (copied != -2)

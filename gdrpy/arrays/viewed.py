@@ -161,15 +161,17 @@ class Viewed(Resource, _mapping.Transfers, _mapping.Buffer):
         for one in settle:
             one()
         mappings = self._mapped()
-        views = sum(mapping._users for mapping in mappings)
-        counts = {
-            "of the CPU view, such as numpy arrays and memoryviews": views,
-            "of the GPU view, such as tensors by DLPack and arenas, or asynchronous copies": (
-                self._memory.users
-            ),
-            "by DMA": self._running,
-        }
-        if any(counts.values()):
+        views = 0
+        for mapping in mappings:
+            views += mapping._users
+        if views or self._memory.users or self._running:
+            counts = {
+                "of the CPU view, such as numpy arrays and memoryviews": views,
+                "of the GPU view, such as tensors by DLPack and arenas, or asynchronous copies": (
+                    self._memory.users
+                ),
+                "by DMA": self._running,
+            }
             users = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
             raise BufferError(
                 f"{type(self).__name__}.close: views or running copies still use the memory "

@@ -123,8 +123,12 @@ def warm_staging() -> None:
         region.readinto(bytearray(region.nbytes), via="dma")
         region.fill(0)
         if engine.status(0).usable:
-            region.write(bytes(region.nbytes), via="engine")
-            region.readinto(bytearray(region.nbytes), via="engine")
+            fd = region.export()
+            with gdrpy.Region.from_fd(fd, gpu=False) as other:
+                for one in region, other:  # its page tables for both
+                    one.write(bytes(one.nbytes), via="engine")
+                    one.readinto(bytearray(one.nbytes), via="engine")
+            os.close(fd)
 
 
 @pytest.fixture

@@ -1,0 +1,42 @@
+"""The comparison of two checkouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pairs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_checkout_can_be_compared_with_itself(tmp_path, capsys):
+    options = ["--old-commit", "abc", "--rounds", "2", "--output", str(tmp_path)]
+    assert pairs.main([str(ROOT), str(ROOT), *options]) == 0
+    (path,) = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    assert result["header"]["old_commit"] == "abc"
+    calls = [one["call"] for one in result["pairs"]]
+    assert calls[:2] == ["store", "load"]
+    assert calls[-1] == "list of 101"
+    for one in result["pairs"]:
+        for side in "old_us", "new_us":
+            assert [len(samples) for samples in one[side]] == [2] * 4
+    *rows, name = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 + len(calls)
+    assert name == str(path)
+
+
+def test_a_ratio_is_the_new_processes_time_over_the_old_ones():
+    old, new = [Clock(2), Clock(4)], [Clock(3), Clock(9)]
+    assert pairs.pair("call", old, new, 5)["ratio"] == 2
+
+
+class Clock:
+    """A process whose calls take so many ns each."""
+
+    def __init__(self, taken: int) -> None:
+        self._taken = taken
+
+    def time(self, _call: str, count: int) -> int:
+        return self._taken * count

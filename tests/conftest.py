@@ -20,6 +20,9 @@ from support import gpu_mappings, hide_features, manager_violations, open_descri
 
 SIMULATED_BACKENDS = "sim,dmabuf"
 
+#: GPU memory that a real driver may keep for page tables after a test, in bytes.
+_PAGE_TABLES = 256 << 10
+
 # Ctrl-C ends the tests' programs too where a shell runs the tests in the background, which has it
 # ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -123,12 +126,8 @@ def warm_staging() -> None:
         region.readinto(bytearray(region.nbytes), via="dma")
         region.fill(0)
         if engine.status(0).usable:
-            fd = region.export()
-            with gdrpy.Region.from_fd(fd, gpu=False) as other:
-                for one in region, other:  # its page tables for both
-                    one.write(bytes(one.nbytes), via="engine")
-                    one.readinto(bytearray(one.nbytes), via="engine")
-            os.close(fd)
+            region.write(bytes(region.nbytes), via="engine")
+            region.readinto(bytearray(region.nbytes), via="engine")
 
 
 @pytest.fixture
@@ -163,8 +162,10 @@ def nothing_leaks(backend: str) -> Iterator[None]:
     descriptors, mappings, free, current = in_use()
     yield
     after = in_use()
+    assert after == (descriptors, mappings, after[2], current), open_descriptors()
     # A driver that runs short gives back what it had kept: there may be more memory than before.
-    assert after == (descriptors, mappings, max(free, after[2]), current), open_descriptors()
+    # And a real one keeps page tables, of 64 KiB each; a region takes 2 MiB.
+    assert after[2] >= free - (0 if cuda.simulated() else _PAGE_TABLES)
     assert manager_violations() == 0
 
 

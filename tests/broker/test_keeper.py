@@ -145,6 +145,19 @@ class TestKeeper:
             _unix.send(broker, keeper.END, [])
             assert kept.wait() == 0
 
+    def test_ends_when_told_to_by_a_broker_that_removed_its_socket_meanwhile(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "keeper"
+        listener = _unix.listen(str(path), 0o600, backlog=4)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as broker:
+            broker.connect(str(path))
+            _unix.send(broker, keeper.END, [])
+            path.unlink()
+            keeper.main(listener.detach(), 2)
+            assert broker.recv(1) == b""
+        assert not path.exists()
+
     def test_ends_when_no_broker_comes(self, tmp_path: Path) -> None:
         kept = KeeperProcess(tmp_path / "keeper", 0.05)
         with kept.connect() as broker:

@@ -492,6 +492,7 @@ class TestInfo:
             return real(ordinal)._replace(name="NVIDIA H200", simulated=False)
 
         monkeypatch.setattr(cuda, "device_info", named)
+        monkeypatch.setattr(cuda, "device_count", lambda: 1)
         assert main(["info"]) == 0
         assert capsys.readouterr().out.startswith("1 real GPU: NVIDIA H200\n")
 

@@ -94,16 +94,16 @@ def main(listener_fd: int, linger: float) -> None:
     own = _unix.identity_of_file(path)
     end = time.monotonic() + linger
     while time.monotonic() < end:
-        found = _unix.identity_of_file(path)
-        if found and found != own:  # another keeper was started in place of this one
-            break
-        if not found:
-            listener = _again(listener, path)
-            own = _unix.identity_of_file(path)
         listener.settimeout(min(_CARE, linger))
         try:
             broker, _ = listener.accept()
-        except TimeoutError:
+        except TimeoutError:  # a broker that connected before the file was removed is served first
+            found = _unix.identity_of_file(path)
+            if found and found != own:  # another keeper was started in place of this one
+                break
+            if not found:
+                listener = _again(listener, path)
+                own = _unix.identity_of_file(path)
             continue
         with broker:
             _, uid, _ = _unix.peer_credentials(broker)

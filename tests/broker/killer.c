@@ -3,8 +3,9 @@
  * Preloaded into a process that tests kill: counts its calls of the functions below, once before
  * and once after each, and raises SIGKILL at the one that it is told.
  *
- * It is told by a file of two 32-bit numbers, which $GDRPY_KILLER names: the process, and how many
- * steps it has left.
+ * It is told by a file of one 64-bit number, which $GDRPY_KILLER names: the process in the upper
+ * half, and how many steps it has left in the lower one. Both are in one word, so that who disarms
+ * it knows whether the process lives.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -12,6 +13,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -21,10 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static struct order {
-	int32_t pid;
-	int32_t left;
-} *order;
+static uint64_t *order;
 
 __attribute__((constructor)) static void begin(void)
 {
@@ -40,11 +39,22 @@ __attribute__((constructor)) static void begin(void)
 		order = shared;
 }
 
+/* How many steps the process of an order had left, which no longer is to be killed. */
+uint32_t disarm(uint64_t *at)
+{
+	return (uint32_t)__atomic_exchange_n(at, 0, __ATOMIC_ACQ_REL);
+}
+
 static void step(void)
 {
-	if (!order || __atomic_load_n(&order->pid, __ATOMIC_ACQUIRE) != getpid())
-		return;
-	if (__atomic_sub_fetch(&order->left, 1, __ATOMIC_ACQ_REL) == 0)
+	uint64_t now = order ? __atomic_load_n(order, __ATOMIC_ACQUIRE) : 0;
+
+	do {
+		if ((pid_t)(now >> 32) != getpid() || !(uint32_t)now)
+			return;
+	} while (!__atomic_compare_exchange_n(order, &now, now - 1, true, __ATOMIC_ACQ_REL,
+					      __ATOMIC_ACQUIRE));
+	if ((uint32_t)now == 1)
 		kill(getpid(), SIGKILL);
 }
 

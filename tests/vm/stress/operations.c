@@ -78,7 +78,7 @@ static const struct {
 	[MOVE] = {op_move, 5},
 	[SHRINK] = {op_shrink, 2},
 	[GROW] = {op_grow, 2},
-	[ADVISE] = {op_advise, 2},
+	[ADVISE] = {op_advise, 8},
 	[SHARE] = {op_share, 12},
 	[SEND_SHARE] = {op_send_share, 8},
 	[SEND_NODE] = {op_send_node, 1},

@@ -16,9 +16,9 @@
 #define CORE_RING_ENTRIES 128
 #define CORE_PUSH_NBYTES 1024
 
-/* Threads that may stage at once; each has a lane of chunks. */
+/* Threads that may stage at once; each has a lane of two chunks, together a huge page. */
 #define CORE_STAGING_LANES (CORE_THREADS_MAX + 2)
-#define CORE_LANE_CHUNKS 3
+#define CORE_LANE_CHUNKS 2
 #define CORE_CHUNK_NBYTES ((size_t)1 << 20)
 
 /* Pages of GPU memory; and a multiple of every kernel's pages. */
@@ -138,7 +138,10 @@ int core_link_register(struct core_link *link, char *host, uint64_t nbytes, bool
 /* Undo this; the host memory stays. */
 void core_link_unregister(struct core_link *link, const struct core_span *span);
 
-/* Host memory that forked children do not inherit; munmap() frees it. */
+/*
+ * Host memory that forked children do not inherit; munmap() frees it. It is huge pages as far as
+ * there are any and `nbytes` is a multiple of them.
+ */
 char *core_link_host(size_t nbytes, struct core_error *error);
 
 /* --- link.c --- */
@@ -222,7 +225,7 @@ void core_lane_give_back(struct core_engine *engine, struct core_staging_lane *l
 /* The channel for a copy of this size, and the bytes that each thread moves at once. */
 struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
 					struct core_error *error);
-size_t core_stage_chunk(size_t nbytes, unsigned int threads);
+size_t core_stage_chunk(size_t nbytes, unsigned int threads, bool to_gpu);
 
 /* --- copies.c --- */
 

@@ -7,6 +7,9 @@
 #include "common/forks.h"
 #include "engine/private.h"
 
+/* Of most CPUs. They are faster to register, and to copy to and from. */
+#define HUGE_PAGE ((size_t)2 << 20)
+
 int core_link_alloc(struct core_link *link, const char *call, uint32_t parent, uint32_t class_id,
 		    void *params, uint32_t *handle, struct core_error *error)
 {
@@ -115,19 +118,38 @@ void core_link_unregister(struct core_link *link, const struct core_span *span)
 	core_rm_free(link->client, link->device->handle, span->object, &ignored);
 }
 
+/* Map memory at a multiple of its alignment; MAP_FAILED if there is none. */
+static char *map_aligned(size_t nbytes, size_t alignment)
+{
+	char *base = mmap(NULL, nbytes + alignment, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	size_t before;
+
+	if (base == MAP_FAILED)
+		return base;
+	before = -(uintptr_t)base % alignment;
+	if (before)
+		munmap(base, before);
+	munmap(base + before + nbytes, alignment - before);
+	return base + before;
+}
+
 char *core_link_host(size_t nbytes, struct core_error *error)
 {
+	const bool huge = nbytes % HUGE_PAGE == 0;
 	char *host;
 
 	core_forks_hold();
-	host = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	host = map_aligned(nbytes, huge ? HUGE_PAGE : core_page_nbytes());
 	if (host != MAP_FAILED && madvise(host, nbytes, MADV_DONTFORK)) {
 		munmap(host, nbytes);
 		host = MAP_FAILED;
 	}
 	core_forks_let_go();
-	if (host != MAP_FAILED)
-		return host;
-	return core_fail_call_null(error, ENOMEM, 0, "mmap (%zu bytes for the copy engine)",
-				   nbytes);
+	if (host == MAP_FAILED)
+		return core_fail_call_null(error, ENOMEM, 0,
+					   "mmap (%zu bytes for the copy engine)", nbytes);
+	if (huge)
+		(void)madvise(host, nbytes, MADV_HUGEPAGE);
+	return host;
 }

@@ -12,13 +12,19 @@
 #include "copy/parallel.h"
 #include "engine/private.h"
 
-/* From this size on, a copy goes to the channel for large ones. */
-#define BULK_FROM (64 << 10)
+/*
+ * Larger copies go to the polite channel. Smaller ones take 20 us at most, less than its time slice,
+ * and a process that makes no larger ones is spared the 3 ms that this channel takes to make.
+ */
+#define SMALL_CHANNEL_UP_TO (1 << 20)
+/* Larger copies leave a lane to smaller ones. */
+#define SMALL_LANE_BELOW (64 << 10)
 #define SMALLEST_CHUNK ((size_t)64 << 10)
 
-/* The sizes up to which one thread and four are best: waking threads takes time. */
+/* The sizes up to which so many threads are best: waking them takes time. */
 #define ONE_THREAD_UP_TO (1 << 20)
-#define FOUR_THREADS_UP_TO (16 << 20)
+#define FOUR_THREADS_UP_TO (8 << 20)
+#define EIGHT_THREADS_UP_TO (32 << 20)
 
 struct stage {
 	struct core_engine *engine;
@@ -166,7 +172,7 @@ static void run_part(void *context, unsigned int part)
 
 	(void)part;
 	lane = core_lane_take(stage->engine,
-			      stage->nbytes < BULK_FROM ? CORE_LANE_SMALL : CORE_LANE_BULK, &error);
+			      stage->nbytes < SMALL_LANE_BELOW ? CORE_LANE_SMALL : CORE_LANE_BULK, &error);
 	if (lane) {
 		ret = stage->to_gpu ? write_chunks(stage, lane, &error)
 				    : read_chunks(stage, lane, &error);
@@ -178,11 +184,13 @@ static void run_part(void *context, unsigned int part)
 
 static unsigned int threads_for(size_t nbytes)
 {
-	unsigned int threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : CORE_THREADS_MAX, cpus;
+	unsigned int threads = CORE_THREADS_MAX, cpus;
 	cpu_set_t set;
 
 	if (nbytes <= ONE_THREAD_UP_TO)
 		return 1;
+	if (nbytes <= EIGHT_THREADS_UP_TO)
+		threads = nbytes <= FOUR_THREADS_UP_TO ? 4 : 8;
 	CPU_ZERO(&set);
 	cpus = sched_getaffinity(0, sizeof(set), &set) ? threads : (unsigned int)CPU_COUNT(&set);
 	return cpus < threads ? cpus : threads;
@@ -191,13 +199,17 @@ static unsigned int threads_for(size_t nbytes)
 struct core_channel *core_stage_channel(struct core_engine *engine, size_t nbytes,
 					struct core_error *error)
 {
-	return core_link_channel(
-		engine->link, nbytes < BULK_FROM ? CORE_CHANNEL_SMALL : CORE_CHANNEL_BULK, error);
+	return core_link_channel(engine->link,
+				 nbytes <= SMALL_CHANNEL_UP_TO ? CORE_CHANNEL_SMALL
+							       : CORE_CHANNEL_BULK,
+				 error);
 }
 
-size_t core_stage_chunk(size_t nbytes, unsigned int threads)
+/* A read's CPU begins when its first chunk has arrived, so its chunks are smaller. */
+size_t core_stage_chunk(size_t nbytes, unsigned int threads, bool to_gpu)
 {
-	size_t chunk = (nbytes / (2 * threads) + CORE_PAGE - 1) & ~(CORE_PAGE - 1);
+	const unsigned int chunks = threads * (to_gpu ? 2 : 4);
+	size_t chunk = (nbytes / chunks + CORE_PAGE - 1) & ~(CORE_PAGE - 1);
 
 	if (chunk < SMALLEST_CHUNK)
 		return SMALLEST_CHUNK;
@@ -230,7 +242,7 @@ static int run(struct core_engine *engine, void *job, struct core_error *error)
 		core_registered_end();
 		return ret;
 	}
-	stage->chunk = core_stage_chunk(stage->nbytes, threads);
+	stage->chunk = core_stage_chunk(stage->nbytes, threads, stage->to_gpu);
 	stage->next = 0;
 	stage->failed = false;
 	stage->error = error;

@@ -51,6 +51,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         except PermissionError as error:
             pytest.skip(f"needs mount namespaces: {error}")
         stack.callback(machine.close)
+        patch.setenv("GDRPY_SOCKET", machine.socket)  # this machine may run a broker for its users
         machine.serve()
         stack.callback(end, serve(machine.socket, []))
         yield machine
